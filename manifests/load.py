@@ -330,6 +330,8 @@ def _manifest_error(
     is_key = bool(found["loc"]) and found["loc"][-1] == "[key]"
     path = found["loc"][:-1] if is_key else found["loc"]
     node = nodes.find_node(document.root, path)
+    if is_key and node is not None:  # not the key's value, but the key is wrong
+        node = YamlNode(mark=node.mark, content=str(path[-1]), text=str(path[-1]))
     message, hint = validation_errors.explain_error(found, path=path, node=node, model=model)
     at_key = is_key or found["type"] in ("missing", "extra_forbidden")
     return document.problem(path, message, hint, at_key=at_key)

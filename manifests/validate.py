@@ -14,7 +14,8 @@ from manifests import suggestions
 from manifests.errors import ManifestError
 from manifests.load import LoadedObject
 from manifests.trees import Path
-from schemas.deployment import HUB_REPO_PATTERN, ModelDeployment
+from manifests.validation_errors import accepts
+from schemas.deployment import HUB_REPO_PATTERN, HubReference, ModelDeployment
 from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroup
@@ -115,7 +116,9 @@ def _hub_id_as_path(item: LoadedObject, obj: ModelDeployment) -> Iterator[Manife
     """Yield a path that has the form of a repository: ORGANISATION/NAME."""
     path = obj.spec.model.path
     # Repositories have capitals nearly always, folders that people make nearly never.
-    if path is not None and re.fullmatch(HUB_REPO_PATTERN, path) and path.lower() != path:
+    if path is None or path.lower() == path:
+        return
+    if re.fullmatch(HUB_REPO_PATTERN, path) and accepts(HubReference, ("repo",), f"repo: {path}"):
         yield item.document.problem(
             ("spec", "model", "path"),
             f"{path} looks like a repository of a model hub, and a path is a folder on the Macs",

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from manifests.suggestions import describe_node, did_you_mean, nearest
 from manifests.trees import Path
-from manifests.yaml import nodes
+from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode
 from schemas.deployment import HUB_REPO_PATTERN, ModelSource
 from schemas.duration import Unit
@@ -36,6 +36,11 @@ def field_default(model: type[BaseModel], path: Path) -> Any:
     """Return the field's default; None if it has none."""
     field = _field_at(model, path)
     return None if field is None or field.is_required() else field.get_default()
+
+
+def _is_required(model: type[BaseModel], path: Path) -> bool:
+    field = _field_at(model, path)
+    return field is not None and field.is_required()
 
 
 def field_description(model: type[BaseModel], path: Path) -> str:
@@ -81,12 +86,13 @@ def _type_at(model: type[BaseModel], path: Path) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """Return the type without Annotated[] and without `| None`."""
+    """Return the type without Annotated[] and without `| None`; of several forms, the only model."""
     if hasattr(annotation, "__metadata__"):
         return _bare(get_args(annotation)[0])
     options = [arg for arg in get_args(annotation) if arg is not NoneType]
-    if NoneType in get_args(annotation) and len(options) == 1:
-        return _bare(options[0])
+    models = [arg for arg in options if _is_model(_bare(arg))] if len(options) > 1 else options
+    if get_origin(annotation) in (Union, UnionType) and len(models) == 1:
+        return _bare(models[0])
     return annotation
 
 
@@ -95,17 +101,38 @@ def _is_model(found: Any) -> bool:
 
 
 def relevant_errors(error: ValidationError, root: YamlNode) -> list[ErrorDetails]:
-    """Return the errors, except those that only follow from others.
+    """Return the errors with their paths in the document, except those that only follow from others.
 
     pydantic does not count a list's invalid items, so it takes the list for too short; and it cannot compute a default
-    from an invalid neighbour, which has an error of its own.
+    from an invalid neighbour, which has an error of its own. Where a value may have one of several forms, it has errors
+    for each form: those of the form that comes closest are returned.
     """
-    return [
-        one
-        for one in error.errors(include_url=False)
-        if one["type"] != "default_factory_not_called"
-        and (one["type"] != "too_short" or _is_short(one, root))
-    ]
+    relevant: list[ErrorDetails] = []
+    forms: dict[Path, dict[str | int, list[ErrorDetails]]] = {}
+    for one in error.errors(include_url=False):
+        if one["type"] == "default_factory_not_called":
+            continue
+        if one["type"] == "too_short" and not _is_short(one, root):
+            continue
+        path: Path = ()
+        errors = relevant
+        for part in one["loc"]:
+            is_absent = nodes.find_node(root, (*path, part)) is None
+            if not is_absent or part == "[key]" or one["type"] == "missing":
+                path = (*path, part)
+            else:  # no field, but pydantic's name of a form
+                errors = forms.setdefault(path, {}).setdefault(part, [])
+        errors.append({**one, "loc": path})
+    for path, found in forms.items():
+        relevant += min(found.values(), key=lambda errors: _form_distance(errors[0], path))
+    return relevant
+
+
+def _form_distance(found: ErrorDetails, path: Path) -> int:
+    """Return how far a value is from a form: 0 if its type is that of the form."""
+    if found["loc"] != path or not found["type"].endswith(("_type", "literal_error")):
+        return 0
+    return 2 if found.get("ctx", {}).get("expected", "''") == "''" else 1
 
 
 def _is_short(found: ErrorDetails, root: YamlNode) -> bool:
@@ -151,14 +178,21 @@ class FieldError:
         return f"{last}: " if isinstance(last, str) and last else "- "
 
 
-Explanation = tuple[str, str]
-"""Message and hint."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is wrong with a value, and what to do."""
+
+    message: str
+    values: Sequence[str] = ()
+    """Values in YAML that were probably meant. Only those that the field accepts are shown."""
+    hint: str = ""
+    """The remedy where none of the values is valid."""
 
 
 def explain_error(
     found: ErrorDetails, *, path: Path, node: YamlNode | None, model: type[BaseModel]
-) -> Explanation:
-    """Return the message of an error, and a hint."""
+) -> tuple[str, str]:
+    """Return the message of an error, and a hint, which is itself valid."""
     error = FieldError(
         path=path,
         node=node,
@@ -167,7 +201,41 @@ def explain_error(
         fallback=found["msg"],
     )
     explain = _TABLE.get(found["type"])
-    return explain(error) if explain is not None else (_lower_first(error.fallback), "")
+    if explain is None:
+        return _lower_first(error.fallback), ""
+    explanation = explain(error)
+    if found["loc"][-1:] == ("[key]",):  # a line to write would set the key's value
+        return explanation.message, ""
+    if node is not None and node.content is None and found["type"].endswith(("_type", "_error")):
+        if _is_required(model, path):
+            return explanation.message, explanation.hint or "Write a value"
+        return explanation.message, "Write a value, or remove the line"
+    values = [text for text in explanation.values if accepts(model, path, f"{error.key}{text}")]
+    hint = f"Write: {error.key}{' or '.join(values)}" if values else explanation.hint
+    return explanation.message, hint
+
+
+def accepts(model: type[BaseModel], path: Path, line: str) -> bool:
+    """Return whether the field at the path accepts a line such as `replicas: 2` or `- "7"`, whatever its neighbours are."""
+    owner: type[BaseModel] = model
+    rest = path
+    for end in range(1, len(path)):
+        found = _type_at(model, path[:end])
+        if _is_model(found):
+            owner, rest = found, path[end:]
+    parsed = parser.parse(line, "")
+    if parsed.problems:
+        return False
+    value = nodes.plain_value(parsed.documents[0])
+    # An item is the only one of its list.
+    place = tuple(0 if isinstance(part, int) else part for part in rest)
+    for part in reversed(place[:-1]):
+        value = [value] if part == 0 else {str(part): value}
+    try:
+        owner.model_validate_json(json.dumps(value), by_alias=True, by_name=False)
+    except ValidationError as error:
+        return all(one["loc"][: len(place)] != place for one in error.errors(include_url=False))
+    return True
 
 
 def _lower_first(text: str) -> str:
@@ -176,19 +244,22 @@ def _lower_first(text: str) -> str:
 
 def _missing(it: FieldError) -> Explanation:
     says = field_description(it.model, it.path)
-    return "is required but not given", f"Meaning: {says}".rstrip(".") if says else ""
+    hint = f"Meaning: {says}".rstrip(".") if says else ""
+    return Explanation(message="is required but not given", hint=hint)
 
 
 def _unknown(it: FieldError) -> Explanation:
     word = str(it.path[-1])
     if _type_at(it.model, it.path[:-1]) is ModelSource and word in _HUB_WORDS:
-        return "unknown field", (
+        hint = (
             "A model of a hub is written as hub: {repo: ORGANISATION/NAME}, with revision below hub too "
             "(docs/models.md)"
         )
-    if it.path == ("metadata", "namespace"):
-        return "unknown field", "Fleets have no namespaces. Remove it"
-    return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")
+    elif it.path == ("metadata", "namespace"):
+        hint = "Fleets have no namespaces. Remove it"
+    else:
+        hint = did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")
+    return Explanation(message="unknown field", hint=hint)
 
 
 def _integer(it: FieldError) -> Explanation:
@@ -198,8 +269,8 @@ def _integer(it: FieldError) -> Explanation:
         meant = _integer_of(content)
     elif isinstance(content, float) and content.is_integer():
         meant = int(content)
-    hint = "" if meant is None else f"Write: {it.key}{meant}"
-    return f"expected an integer, got {describe_node(it.node)}", hint
+    values = [] if meant is None else [str(meant)]
+    return Explanation(message=f"expected an integer, got {describe_node(it.node)}", values=values)
 
 
 def _integer_of(text: str) -> int | None:
@@ -214,74 +285,98 @@ def _integer_of(text: str) -> int | None:
     return int(number) if number.is_integer() else None
 
 
+def _number(it: FieldError) -> Explanation:
+    content = it.node.content if it.node is not None else None
+    return Explanation(
+        message=f"expected a number, got {describe_node(it.node)}",
+        values=[content] if isinstance(content, str) else [],
+    )
+
+
 def _string(it: FieldError) -> Explanation:
-    message = f"expected a string, got {describe_node(it.node)}"
-    if it.node is None or isinstance(it.node.content, dict | list):
-        return message, ""
-    if it.node.content is None:
-        return message, "Write a value, or remove the line"
+    got = describe_node(it.node)
+    if it.node is None or isinstance(it.node.content, dict | list | None):
+        return Explanation(message=f"expected a string, got {got}")
     if (unit := field_unit(it.model, it.path)) is not None:
         example = unit.example(it.node.content)
-        return f"expected a duration, got {describe_node(it.node)}", f"Write: {it.key}{example}"
-    return message, f"Write it in quotes: {it.key}{json.dumps(it.node.text)}"
+        return Explanation(message=f"expected a duration, got {got}", values=[example])
+    return Explanation(message=f"expected a string, got {got}", values=[json.dumps(it.node.text)])
 
 
 def _boolean(it: FieldError) -> Explanation:
     text = str(it.node.content).lower() if it.node is not None else ""
-    example = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text, text)
-    example = example if example in ("true", "false") else "true"
-    return f"expected true or false, got {describe_node(it.node)}", f"Write: {it.key}{example}"
+    meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text, text)
+    return Explanation(
+        message=f"expected true or false, got {describe_node(it.node)}",
+        values=[meant] if meant in ("true", "false") else [],
+    )
 
 
 def _mapping(it: FieldError) -> Explanation:
     known = known_fields(it.model, it.path)
-    hint = f"Its fields are: {', '.join(known)}" if known else ""
-    return f"expected a mapping, got {describe_node(it.node)}", hint
+    required = [name for name in known if _is_required(it.model, (*it.path, name))]
+    text = it.node.content if it.node is not None else None
+    return Explanation(
+        message=f"expected a mapping, got {describe_node(it.node)}",
+        # `hub: ORGANISATION/NAME` is meant for the only field without a default.
+        values=[f"{{{required[0]}: {text}}}"]
+        if len(required) == 1 and isinstance(text, str)
+        else [],
+        hint=f"Its fields are: {', '.join(known)}" if known else "",
+    )
 
 
 def _list(it: FieldError) -> Explanation:
-    message = f"expected a list, got {describe_node(it.node)}"
-    if it.node is None or isinstance(it.node.content, dict | list) or not it.node.text:
-        return message, "Write one item per line, each after a '-'"
-    return message, f"Write: {it.key}[{it.node.text}]"
+    content = it.node.content if it.node is not None else None
+    is_scalar = it.node is not None and not isinstance(content, dict | list)
+    text = it.node.text if it.node is not None else ""
+    return Explanation(
+        message=f"expected a list, got {describe_node(it.node)}",
+        values=[f"[{text if isinstance(content, str) else json.dumps(text)}]"] if is_scalar else [],
+        hint="Write one item per line, each after a '-'",
+    )
 
 
 def _choice(it: FieldError) -> Explanation:
     # pydantic quotes texts, but not numbers.
     options = re.findall(r"'([^']*)'|(\d+)", str(it.context.get("expected", "")))
     options = [text or number for text, number in options]
-    message = f"expected {' or '.join(options)}, got {describe_node(it.node)}"
     close = nearest(it.node.text, options) if it.node is not None else None
-    return message, f"Write: {it.key}{close}" if close else ""
+    return Explanation(
+        message=f"expected {' or '.join(options)}, got {describe_node(it.node)}",
+        values=[close] if close else [],
+    )
 
 
-def _at_least(it: FieldError) -> Explanation:
-    return f"must be {it.context.get('ge')} or more, got {describe_node(it.node)}", ""
-
-
-def _at_most(it: FieldError) -> Explanation:
-    return f"must be {it.context.get('le')} or less, got {describe_node(it.node)}", ""
+def _out_of_range(it: FieldError) -> Explanation:
+    words = {"ge": "{} or more", "le": "{} or less", "gt": "more than {}", "lt": "less than {}"}
+    [bound] = [text.format(it.context[key]) for key, text in words.items() if key in it.context]
+    return Explanation(message=f"must be {bound}, got {describe_node(it.node)}")
 
 
 def _too_few(it: FieldError) -> Explanation:
     least, has = it.context.get("min_length"), it.context.get("actual_length")
-    return f"needs {least} {'item' if least == 1 else 'items'} or more, has {has}", ""
+    return Explanation(
+        message=f"needs {least} {'item' if least == 1 else 'items'} or more, has {has}"
+    )
 
 
 def _too_long(it: FieldError) -> Explanation:
     length = len(it.node.text) if it.node is not None else 0
-    return f"has {length} characters; at most {it.context.get('max_length')} are allowed", ""
+    most = it.context.get("max_length")
+    return Explanation(message=f"has {length} characters; at most {most} are allowed")
 
 
 def _empty(_: FieldError) -> Explanation:
-    return "must not be empty", ""
+    return Explanation(message="must not be empty")
 
 
 def _value(it: FieldError) -> Explanation:
     unit, text = field_unit(it.model, it.path), it.node.content if it.node is not None else None
     meant = unit.translate(text) if unit is not None and isinstance(text, str) else None
-    hint = f"Write: {it.key}{meant}" if meant is not None else ""
-    return str(it.context.get("error", it.fallback)), hint
+    return Explanation(
+        message=str(it.context.get("error", it.fallback)), values=[] if meant is None else [meant]
+    )
 
 
 def _pattern(it: FieldError) -> Explanation:
@@ -289,43 +384,37 @@ def _pattern(it: FieldError) -> Explanation:
 
     pattern = str(it.context.get("pattern"))
     rule = patterns.rule(pattern)
-    # For a key, the node at the path is the key's value, which is not what is wrong.
-    if pattern == patterns.LABEL_KEY:
-        return rule, ""
-    hints = {
-        patterns.NAME: _name_hint,
-        patterns.QUANTITY: _quantity_hint,
-        HUB_REPO_PATTERN: _repo_hint,
+    values = {
+        patterns.NAME: _near_names,
+        patterns.QUANTITY: _near_quantities,
+        HUB_REPO_PATTERN: _near_repos,
     }
-    hint = hints[pattern](it) if pattern in hints and it.node is not None else ""
-    return f"{rule}; got {describe_node(it.node)}", hint
+    text = it.node.text if it.node is not None else ""
+    return Explanation(
+        message=f"{rule}; got {describe_node(it.node)}",
+        values=values[pattern](text) if pattern in values else (),
+    )
 
 
-def _name_hint(it: FieldError) -> str:
+def _near_names(text: str) -> list[str]:
     """Return the nearest name of an object."""
-    text = it.node.text if it.node is not None else ""
     slug = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
-    return f"Write: {it.key}{slug}" if slug else ""
+    return [slug] if slug else []
 
 
-def _repo_hint(it: FieldError) -> str:
+def _near_repos(text: str) -> list[str]:
     """Return the repository that the address of its page means."""
-    text = it.node.text if it.node is not None else ""
-    found = re.match(r"https?://[^/]+/(?:models/)?([^/]+/[^/?#]+)", text)
-    is_repo = found is not None and re.fullmatch(HUB_REPO_PATTERN, found[1])
-    return f"Write: {it.key}{found[1]}" if found is not None and is_repo else ""
+    return re.findall(r"^https?://[^/]+/(?:models/)?([^/]+/[^/?#]+)", text)
 
 
-def _quantity_hint(it: FieldError) -> str:
-    """Return the quantity that a text such as `24GB` or `24 gib` means."""
-    text = it.node.text if it.node is not None else ""
+def _near_quantities(text: str) -> list[str]:
+    """Return the quantities that a text such as `24GB` or `24 gib` may mean."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([kmgt])(i?)b?", text.lower(), re.ASCII)
     if found is None:
-        return ""
+        return []
     number, unit, is_binary = found.groups()
     binary = f"{number}{unit.upper()}i"
-    decimal = f"{number}{'k' if unit == 'k' else unit.upper()}"
-    return f"Write: {it.key}{binary if is_binary else f'{decimal} or {binary}'}"
+    return [binary] if is_binary else [f"{number}{'k' if unit == 'k' else unit.upper()}", binary]
 
 
 _TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {
@@ -334,6 +423,7 @@ _TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {
     "int_type": _integer,
     "int_from_float": _integer,
     "int_parsing_size": _integer,
+    "float_type": _number,
     "string_type": _string,
     "bool_type": _boolean,
     "model_type": _mapping,
@@ -342,8 +432,10 @@ _TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {
     "list_type": _list,
     "literal_error": _choice,
     "enum": _choice,
-    "greater_than_equal": _at_least,
-    "less_than_equal": _at_most,
+    "greater_than_equal": _out_of_range,
+    "less_than_equal": _out_of_range,
+    "greater_than": _out_of_range,
+    "less_than": _out_of_range,
     "too_short": _too_few,
     "string_too_long": _too_long,
     "string_too_short": _empty,

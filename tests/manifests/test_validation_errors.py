@@ -1,16 +1,21 @@
 """Tests of `manifests.validation_errors`: invalid objects, and the exact messages."""
 
+import json
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel, StringConstraints
 
 from manifests import load
-from manifests.errors import ManifestErrors
+from manifests.errors import ManifestError, ManifestErrors
 from manifests.patterns import RULES
-from schemas.kinds import KINDS
+from manifests.trees import show_path
+from manifests.yaml import nodes, parser
+from schemas.kinds import KINDS, Kind
+from schemas.meta import API_VERSION, FLEET_OWNED, ObjectMeta
 from tests.support.manifests_texts import HEAD, complaints, deployment, read
 
 MD = f"{HEAD}kind: ModelDeployment\nmetadata:\n  name: qwen\n"
@@ -56,7 +61,7 @@ WRONG_TYPES = [
     ),
     pytest.param(
         spec("  replicas:\n"),
-        f":7:3: {QWEN}: spec.replicas: expected an integer, got nothing",
+        f":7:3: {QWEN}: spec.replicas: expected an integer, got nothing. Write a value, or remove the line",
         id="nothing-for-integer",
     ),
     pytest.param(
@@ -90,19 +95,19 @@ WRONG_TYPES = [
     pytest.param(
         spec("  placement:\n    pools: [studio, 7]\n"),
         f":8:21: {QWEN}: spec.placement.pools[1]: expected a string, got 7 (an integer). "
-        'Write it in quotes: - "7"',
+        'Write: - "7"',
         id="integer-in-list",
     ),
     pytest.param(
         spec("  placement:\n    nodeSelector:\n      rack: 12\n"),
         f":9:13: {QWEN}: spec.placement.nodeSelector.rack: expected a string, got 12 (an integer). "
-        'Write it in quotes: rack: "12"',
+        'Write: rack: "12"',
         id="integer-for-label",
     ),
     pytest.param(
         spec("  placement:\n    nodeSelector:\n      fleet/v: 1.10\n"),
         f':9:16: {QWEN}: spec.placement.nodeSelector["fleet/v"]: expected a string, '
-        'got 1.10 (a number). Write it in quotes: fleet/v: "1.10"',
+        'got 1.10 (a number). Write: fleet/v: "1.10"',
         id="label-keeps-its-spelling",
     ),
     pytest.param(
@@ -281,7 +286,7 @@ NAMES = [
     pytest.param(
         f"{HEAD}kind: NodePool\nmetadata: {{name: a, labels: {{a b: c}}}}\nspec: {{nodes: [a]}}\n",
         ':3:30: NodePool/a: metadata.labels["a b"]: a label\'s key has letters, digits, "-", "_" '
-        'and ".", beginning with a letter or digit, and before it optionally a prefix in lower case and "/"',
+        'and ".", beginning with a letter or digit, and before it optionally a prefix in lower case and "/"; got "a b" (a string)',
         id="label-key",
     ),
     pytest.param(
@@ -487,3 +492,112 @@ def test_a_long_list_of_problems_is_truncated() -> None:
     lines = str(caught.value).splitlines()
     assert (len(lines), lines[-1]) == (21, "... and 5 more problems")
     assert len(caught.value.problems) == 25
+
+
+WRONG_VALUES: list[Any] = [
+    None, "", "two", "yes", "off", 7, -1, 1.5, 2.0, True, [], [1], ["a", "a"], {}, {"a": "b"}, {"a b": None},
+    "32k", "24GB", "24 gib", "10min", "0s", "2 days", 90, 0.05, "My_Name", "-x", "a" * 200, "20000000000", "8", 10**30,
+    "https://huggingface.co/a/b--c/tree/main", "a, b", "a]b", "# a", "*", "\x00", "exclusive", "always", "m4-max",
+]  # fmt: skip
+
+
+def fields(found: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of all fields in a type; lists and mappings have one item."""
+    if isinstance(found, type) and issubclass(found, BaseModel):
+        for field in found.model_fields.values():
+            name = field.alias or ""
+            if (path or name in ("metadata", "spec")) and name not in FLEET_NAMES:
+                yield (*path, name)
+                yield from fields(field.annotation, (*path, name))
+        return
+    if get_origin(found) in (tuple, dict):
+        item = 0 if get_origin(found) is tuple else "k"
+        yield (*path, item)
+        path, arguments = (*path, item), get_args(found)[-1 if item == "k" else 0 :][:1]
+    else:
+        arguments = get_args(found) if get_origin(found) is not Literal else ()
+    for argument in arguments:
+        yield from fields(argument, path)
+
+
+def manifest(kind: Kind, path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    """Return a manifest of a kind with one value."""
+    for part in reversed(path):
+        value = [value] if part == 0 else {part: value}
+    return {"apiVersion": API_VERSION, "kind": kind.name, "metadata": {"name": "a"}, **value}
+
+
+def problems_of(tree: dict[str, Any]) -> list[ManifestError]:
+    try:
+        load.load_objects(["-"], stdin=BytesIO(json.dumps(tree).encode()))
+    except ManifestErrors as errors:
+        return list(errors.problems)
+    return []
+
+
+def remedies(problem: ManifestError, path: tuple[str | int, ...]) -> Iterator[Any]:
+    """Yield the values that the hint of a problem offers; REMOVED for one that removes the line."""
+    hint = problem.hint
+    if "emove" in hint:
+        yield REMOVED
+    if ": " in hint and hint.startswith("Write: "):
+        name, _, values = hint.removeprefix("Write: ").partition(
+            " " if hint.startswith("Write: - ") else ": "
+        )
+        assert name == (path[-1] if isinstance(path[-1], str) else "-")
+        for value in values.split(" or "):
+            [root] = parser.parse(f"- {value}", "").documents
+            yield nodes.plain_value(root)[0]
+    elif hint.startswith("Write"):
+        assert hint in (
+            "Write a value",
+            "Write a value, or remove the line",
+            "Write one item per line, each after a '-'",
+        )
+
+
+REMOVED = object()
+FLEET_NAMES = {ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.written_by_users], ids=lambda kind: kind.name
+)
+def test_every_remedy_is_valid(kind: Kind) -> None:
+    """Each value that a hint offers passes the next validation at its place, and so does a line that it removes."""
+    tried = set()
+    for path in dict.fromkeys(fields(kind.type, ())):
+        place = show_path(path)
+        for wrong in WRONG_VALUES:
+            problems = [
+                one for one in problems_of(manifest(kind, path, wrong)) if one.path == place
+            ]
+            # One, also of a value that may have several forms; a mapping's key may be wrong beside its value.
+            assert len(problems) <= 1 + (path[-1] == "k")
+            for problem in problems:
+                assert not problem.message.startswith("input should")  # pydantic's words
+                for value in remedies(problem, path):
+                    fixed = manifest(kind, path, value)
+                    if value is REMOVED:
+                        fixed = manifest(kind, path[:-1], [] if path[-1] == 0 else {})
+                    left = [str(one) for one in problems_of(fixed) if one.path.startswith(place)]
+                    assert not left, (problem.hint, left)
+                    tried.add((place, problem.hint))
+    assert len(tried) > 10
+
+
+FORMS = [
+    ("  sharding: Two\n", "spec.sharding: expected lower-case letters", "Write: sharding: two"),
+    ("  sharding: 7\n", "spec.sharding: expected Never or Auto, got 7 (an integer)", ""),
+    ("  placement: {tier: {}}\n", "spec.placement.tier: sets no threshold; set minGpuCores", "write tier: Off"),
+    ("  placement: {tier: {minMemory: 64 GB}}\n", "spec.placement.tier.minMemory: expected a quantity", "64G or 64Gi"),
+    ("  placement: {tier: off}\n", "spec.placement.tier: expected Auto or Off", "Write: tier: Off"),
+    ("  model: {hub: a/B}\n", "spec.model.hub: expected a mapping", "Write: hub: {repo: a/B}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), FORMS)
+def test_a_value_of_several_forms_has_one_problem(text: str, message: str, hint: str) -> None:
+    [told] = complaints(spec(text).replace("  model: {path: m}\n", "", int("model" in text)))
+    assert message in told
+    assert told.endswith(hint)
