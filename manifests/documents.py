@@ -48,6 +48,11 @@ class Document:
     def line(self) -> int:
         return self.root.mark.line
 
+    @property
+    def is_printed(self) -> bool:
+        """Return whether the document is output of `fleetctl get -o yaml`: only that has a uid."""
+        return bool(self.text_at("metadata", "uid"))
+
     def problem(
         self, path: Path, message: str, hint: str = "", *, at_key: bool = False
     ) -> ManifestError:

@@ -306,7 +306,7 @@ def _without_fleet_owned(
         owned.extend(("metadata", alias) for alias in _OWNED if alias in metadata)
         tree["metadata"] = {k: v for k, v in metadata.items() if k not in _OWNED}
     tree.pop("status", None)
-    if document.text_at("metadata", "uid"):
+    if document.is_printed:
         return _without_derived_labels(tree, declared), []
     message = "is set by the fleet"
     return tree, [document.problem(p, message, "Remove it", at_key=True) for p in owned]

@@ -130,16 +130,16 @@ def merge_manifest(
         return MergedObject(obj=made)
     entries = existing.metadata.managed_fields
     own = _apply_entry_of(entries, manager)
-    owned, in_git = _split_by_git(ours, entries, manager)
-    new_entries = (apply_entry(manager, owned, now),) if _has_fields(owned) or not in_git else ()
+    owned, shared = _split_owned(ours, existing, loaded, manager)
+    new_entries = (apply_entry(manager, owned, now),) if _has_fields(owned) or not shared else ()
     is_reapplied = _applied_texts(own) == _applied_texts(*new_entries)
-    if is_reapplied and diff.is_same(existing, loaded.obj):
+    if (is_reapplied or loaded.document.is_printed) and diff.is_same(existing, loaded.obj):
         return MergedObject(obj=existing)  # the usual case of a repeated apply
     theirs = declaration.declarable_fields(existing)
     others = other_managers(entries, manager, force=force)
     # An object without any manifest so far is adopted: its fields count as applied by this manager.
     is_adopted = own is None and not others.applied
-    base = trees.subtract(theirs, ours) if is_adopted else trees.overlay(last_applied(own), in_git)
+    base = trees.subtract(theirs, ours) if is_adopted else trees.overlay(last_applied(own), shared)
     result = three_way.merge(base, ours, theirs, others)
     kept = tuple(_conflict(key_of(existing), one) for one in result.kept_by_others)
     conflicts = tuple(_conflict(key_of(existing), one) for one in result.conflicts)
@@ -213,21 +213,29 @@ def _applied_texts(*entries: ManagedFieldsEntry | None) -> list[str]:
     return [entry.applied for entry in entries if entry is not None]
 
 
-def _split_by_git(
-    ours: Fields, entries: Iterable[ManagedFieldsEntry], manager: str
+def _split_owned(
+    ours: Fields, existing: ApiObject, loaded: LoadedObject, manager: str
 ) -> tuple[Fields, Fields]:
-    """Return the fields that the manager owns when it applies them, and those that it leaves to GitSources.
+    """Return the fields that the manager owns when it applies them, and those that it leaves to others.
 
     An apply of the files of a repository changes nothing, and must not make its manager an owner: the next commit
-    would conflict with it. GitSources always own what they apply.
+    would conflict with it. The same is true of output of `fleetctl get`, which has every field with its default: the
+    manager owns what it owned before and what was edited. GitSources always own what they apply.
     """
     if source_of_manager(manager) is not None:
         return ours, {}
-    trees_in_git = [last_applied(entry) for entry in git_entries(entries)]
-    if not trees_in_git:
+    entries = existing.metadata.managed_fields
+    left = [last_applied(entry) for entry in git_entries(entries)]
+    kept: Fields = {}
+    if loaded.document.is_printed:
+        stored = declaration.declarable_fields(existing)
+        own = last_applied(_apply_entry_of(entries, manager))
+        kept = trees.subtract(own, trees.subtract(stored, ours))
+        left.append(stored)
+    elif not left:
         return ours, {}
-    own, shared = _split(ours, trees_in_git)
-    return trees.overlay(_NO_FIELDS, own), shared
+    edited, shared = _split(ours, left)
+    return trees.overlay(trees.overlay(_NO_FIELDS, kept), edited), shared
 
 
 def _split(ours: Mapping[str, Tree], kept: Sequence[Mapping[str, Tree]]) -> tuple[Fields, Fields]:

@@ -17,7 +17,7 @@ from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
-from manifests.trees import spec_of
+from manifests.trees import object_tree, spec_of
 from manifests.yaml.nodes import Mark, YamlNode
 from schemas import kinds
 from schemas.deployment import ModelDeployment
@@ -196,6 +196,22 @@ def test_defaults_in_list_items_are_no_difference() -> None:
     assert merged(obj, route()).obj is obj
     spelled = route(backends="[{deployment: qwen, weight: 1}]")
     assert merged(obj, spelled).obj is obj
+
+
+def test_printed_objects_own_what_was_edited() -> None:
+    first = with_spec(made(deployment(rest="  contextLength: 4096\n")), SCALE, replicas=2)
+    printed = json.dumps(object_tree(first))
+    edited = printed.replace('"minAvailable": 0', '"minAvailable": 1')
+    assert edited != printed
+    after = again(first, edited)
+    assert [owner(after, f"spec.{name}") for name in ("minAvailable", "contextLength", "replicas", "concurrency")] == [
+        "fleetctl", "fleetctl", SCALE, None,
+    ]  # fmt: skip
+    # A line that was removed, and that this manager applied, returns to its default; one of another stays.
+    without = again(
+        first, printed.replace('"contextLength": 4096, ', "").replace('"replicas": 2, ', "")
+    )
+    assert (owner(without, "spec.contextLength"), without.spec.replicas) == (None, 2)
 
 
 def test_an_object_without_manifests_is_adopted() -> None:
@@ -417,6 +433,17 @@ def applied(
     return ownership.merge_manifest(existing, item, manager="me", force=force, now=NOW, uid="u")
 
 
+def printed(there: ApiObject, manager: str) -> MergedObject:
+    """Return the object after the apply of what `fleetctl get -o yaml` prints of it."""
+    tree = object_tree(there)
+    document = Document(source="-", root=DOCUMENT.root, tree=tree)
+    obj = type(there).model_validate_json(
+        json.dumps({k: v for k, v in tree.items() if k != "status"})
+    )
+    item = LoadedObject(obj=obj, document=document)
+    return ownership.merge_manifest(there, item, manager=manager, force=False, now=NOW, uid="u")
+
+
 def in_turn(*manifest: ApiObject) -> ApiObject:
     """Return the object after all manifests were applied, without other writers."""
     there: ApiObject | None = None
@@ -481,6 +508,9 @@ def edited(there: ApiObject, other: ApiObject) -> ApiObject:
 
 
 def beside_another(first: ApiObject, second: ApiObject, there: ApiObject) -> None:
+    # Output of `get -o yaml` changes neither values nor owners, whoever applies it.
+    for manager in ("me", "edit", "new"):
+        assert printed(there, manager).obj is there
     # Applying the same manifest again undoes nobody's change.
     same = applied(there, first)
     assert same.conflicts == ()

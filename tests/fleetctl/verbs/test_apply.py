@@ -56,6 +56,27 @@ async def test_changes_of_others_stay_with_a_warning(shared_fleet: MemoryFleet) 
     assert await replicas(shared_fleet, "kept") == 2
 
 
+async def test_output_of_get_is_applied_without_a_change(shared_fleet: MemoryFleet) -> None:
+    await shared_fleet.applied(deployment_manifest("printed"))
+    await scaled(shared_fleet, "printed", 5)
+    get = ("get", "md/printed", "-o", "yaml")
+    printed, owners = (
+        (await shared_fleet.ctl(*get)).out,
+        await shared_fleet.ctl(*get, "--show-managed-fields"),
+    )
+    again = await run_verb(shared_fleet, "apply", printed)
+    assert (again.code, again.out, again.err) == (0, "modeldeployment/printed unchanged\n", "")
+    assert (await shared_fleet.ctl(*get, "--show-managed-fields")).out == owners.out
+    edited = await run_verb(
+        shared_fleet, "apply", printed.replace("minAvailable: 0", "minAvailable: 1")
+    )
+    assert edited.out == "modeldeployment/printed configured\n"
+    assert (
+        "unchanged"
+        in (await run_verb(shared_fleet, "apply", (await shared_fleet.ctl(*get)).out)).out
+    )
+
+
 async def test_a_conflict_names_its_owner_and_writes_nothing(
     shared_fleet: MemoryFleet,
 ) -> None:
