@@ -10,7 +10,7 @@ from reconciler.groups.epochs import Epoch, next_attempt_text
 from reconciler.groups.fabric_checks import FabricCheckView, fabric_condition, with_check
 from reconciler.nodes.node_state import NodeContext, NodeState, flap_message
 from reconciler.nodes.wired_limits import wired_limit_condition
-from reconciler.placement.memory_proof import proof_corrections
+from reconciler.placement.memory_proof import override_shortfall, proof_corrections
 from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
 from reconciler.rollout.progress import RolloutProgress
 from reconciler.views import DeploymentView, ReplicaView
@@ -282,6 +282,10 @@ def route_status(
     )
 
 
+# Ends of an engine whose cause may be too little memory.
+_MEMORY_REASONS = frozenset({"ModelUnusable", "EngineEnded", "MemoryExceeded"})
+
+
 def replica_status(
     view: ReplicaView,
     reports: Sequence[RankStatus | None],
@@ -292,7 +296,7 @@ def replica_status(
     """Return the status of a replica; `reports` are the reports on its ranks in this epoch."""
     found = [_replica_ready(view, reports)]
     found += _model_present(view, reports)
-    corrected = proof_corrections(view.replica, reports)
+    corrected = proof_corrections(view.replica, reports) if view.is_ready else ""
     if corrected:
         found.append(condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
     formation = view.replica.spec.formation
@@ -352,7 +356,9 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
     for number, found in ready:
         if found.status is not ConditionStatus.TRUE:
             head = prefix[number] if len(ranks) > 1 and found.message else ""
-            return condition("Ready", found.reason, f"{head}{found.message}", holds=False)
+            shortfall = override_shortfall(ranks[number].memory, len(ranks))
+            advice = f". {shortfall}" if shortfall and found.reason in _MEMORY_REASONS else ""
+            return condition("Ready", found.reason, f"{head}{found.message}{advice}", holds=False)
     if reports[0] is not None and ready:
         return _agent_away([view.node])
     silent = [rank.node for rank, one in zip(ranks, reports, strict=True) if one is None]

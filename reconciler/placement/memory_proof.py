@@ -209,7 +209,8 @@ def _largest_within(
 def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
     """Describe the parts of a proof in one line, or say that spec.resources.memory sets it."""
     if proof.overridden:
-        return "set by spec.resources.memory"
+        shortfall = override_shortfall(proof)
+        return "set by spec.resources.memory" + (f". {shortfall}" if shortfall else "")
     requests = proof.concurrency or spec.concurrency
     limit = _LIMITS.get(proof.concurrency_limit, "the Mac's hardware")
     source = f", requests by {limit}" if spec.concurrency == "Auto" else ""
@@ -249,24 +250,44 @@ def percent_over(memory: MemoryProof, peak_bytes: int) -> int:
     return round(100 * (peak_bytes - memory.total_bytes) / max(1, memory.total_bytes))
 
 
+def override_shortfall(memory: MemoryProof, ranks: int = 1) -> str:
+    """Describe a spec.resources.memory below the proof's sum, and what to set; empty if it is enough."""
+    if not memory.overridden or memory.override_bytes >= memory.sum_bytes:
+        return ""
+    show, weights = quantity.show, memory.weights_bytes
+    least = f", less than the weights ({show(weights)})" if memory.override_bytes < weights else ""
+    return (
+        f"spec.resources.memory is {show(memory.override_bytes * ranks)}{least}, and the memory proof says "
+        f"{show(memory.sum_bytes * ranks)}: remove it, or set {_gibibytes(memory.sum_bytes * ranks)}"
+    )
+
+
 def proof_corrections(replica: Replica, reports: Sequence[RankStatus | None]) -> str:
-    """Describe the ranks whose peak far exceeds their proof; empty if there are none."""
+    """Describe the ranks of a ready replica whose peak far exceeds their proof; empty if there are none.
+
+    The peak of an engine that ended while it loaded says nothing about the memory that it would need.
+    """
     pairs = zip(replica.spec.ranks, reports, strict=True)
     messages = (_correction(replica, assigned, report) for assigned, report in pairs)
     return "; ".join(one for one in messages if one)
 
 
 def _correction(replica: Replica, assigned: RankAssignment, rank: RankStatus | None) -> str:
-    memory, node = assigned.memory, assigned.node
+    memory, node, ranks = assigned.memory, assigned.node, len(replica.spec.ranks)
     if rank is None or percent_over(memory, rank.peak_bytes) <= _PERCENT:
         return ""
     show, peak = quantity.show, rank.peak_bytes
     source = "spec.resources.memory" if memory.overridden else "its memory proof"
+    need = max(peak, memory.sum_bytes) * ranks
     return (
         f"{replica.name} used {show(peak)} on {node}, {percent_over(memory, peak)} % more than the "
         f"{show(memory.total_bytes)} of {source}. {node} counts {show(peak)} for it from now on; set "
-        f"spec.resources.memory to {-(-peak // _GIB)}Gi, so that new replicas are placed with that too"
+        f"spec.resources.memory to {_gibibytes(need)}, so that new replicas are placed with that too"
     )
+
+
+def _gibibytes(size_bytes: int) -> str:
+    return f"{-(-size_bytes // _GIB)}Gi"
 
 
 def compare_with_peak(memory: MemoryProof, peak_bytes: int) -> str:

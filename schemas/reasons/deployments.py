@@ -145,7 +145,7 @@ EVENTS: Final = ReasonSection(
         problem(
             "ProofCorrected",
             "A replica takes more memory than was proven; the proof was raised.",
-            "Nothing now. Lower `contextLength` or `concurrency` if the Mac becomes short of memory.",
+            "Set `spec.resources.memory` as the message says, or lower `contextLength` or `concurrency`.",
         ),
         problem(
             "Drifted",

@@ -106,7 +106,7 @@ SECTION: Final = ReasonSection(
         problem(
             "MeasuredMore",
             "The engine takes more memory than was proven; the proof was raised.",
-            "Nothing now. Lower `contextLength` or `concurrency` if the Mac becomes short of memory.",
+            "Set `spec.resources.memory` as the message says, or lower `contextLength` or `concurrency`.",
         ),
         normal("Serving", "The replica answers requests."),
         normal("Following", "A rank above 0 computes; rank 0 answers."),

@@ -11,8 +11,9 @@ from reconciler.placement import memory_proof
 from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.status import replica_status
 from schemas.event import Event
-from schemas.meta import ConditionStatus, Status, find_condition
+from schemas.meta import Condition, ConditionStatus, Status, find_condition
 from schemas.node import LayerGroup, ModelGeometry
+from schemas.quantity import parse, show
 from schemas.replica import MemoryProof, RankStatus
 from schemas.vision import Vision
 from store import objects
@@ -212,6 +213,29 @@ def test_the_message_of_a_correction() -> None:
     found = find_condition(said.conditions, "ProofCorrected")
     assert found is not None
     assert "50 % more than the 2.0 GiB of spec.resources.memory. " in found.message
+
+
+def test_advice_about_memory_comes_from_the_proof() -> None:
+    """Not from the peak of an engine that ended while it loaded: a replica with that size would end, too."""
+    small = prove(GEOMETRY, context_length=4096, concurrency=4, override_bytes=100 * 2**20)
+    total = prove(GEOMETRY, context_length=4096, concurrency=4).total_bytes
+    ended = Condition(
+        type="Ready", status=ConditionStatus.FALSE, reason="ModelUnusable", message="it ended"
+    )
+    report = rank(768 * 2**20).model_copy(update={"conditions": (ended,)})
+    view = replica(0, memory=small, is_ready=False)
+    status = replica_status(view, [report], old=None, now=NOW)
+    assert [one.type for one in status.conditions] == ["Ready"]
+    advised = f"{-(-total // GIB)}Gi"
+    assert status.conditions[0].message == (
+        f"it ended. spec.resources.memory is 100 MiB, less than the weights ({show(GEOMETRY.weights_bytes)}), and the "
+        f"memory proof says {show(total)}: remove it, or set {advised}"
+    )
+    enough = prove(GEOMETRY, context_length=4096, concurrency=4, override_bytes=parse(advised))
+    assert memory_proof.override_shortfall(enough) == ""
+    # A ready replica: what it was measured to use counts, and never less than the proof.
+    served = memory_proof.proof_corrections(replica(0, memory=small).replica, [rank(768 * 2**20)])
+    assert f"set spec.resources.memory to {advised}" in served
 
 
 async def test_a_correction_is_recorded_once_per_step() -> None:
