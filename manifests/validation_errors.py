@@ -15,6 +15,7 @@ from manifests.suggestions import describe_node, did_you_mean, nearest
 from manifests.trees import Path
 from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode
+from schemas import sizes
 from schemas.deployment import HUB_REPO_PATTERN, ModelSource
 from schemas.duration import Unit
 from schemas.meta import FLEET_OWNED, ObjectMeta
@@ -124,7 +125,8 @@ def relevant_errors(error: ValidationError, root: YamlNode) -> list[ErrorDetails
                 errors = forms.setdefault(path, {}).setdefault(part, [])
         errors.append({**one, "loc": path})
     for path, found in forms.items():
-        relevant += min(found.values(), key=lambda errors: _form_distance(errors[0], path))
+        distances = [_form_distance(errors[0], path) for errors in found.values()]
+        relevant += list(found.values())[distances.index(min(distances))]
     return relevant
 
 
@@ -180,7 +182,7 @@ class FieldError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is wrong with a value, and what to do."""
+    """The message about a wrong value, and the remedy."""
 
     message: str
     values: Sequence[str] = ()
@@ -386,7 +388,7 @@ def _pattern(it: FieldError) -> Explanation:
     rule = patterns.rule(pattern)
     values = {
         patterns.NAME: _near_names,
-        patterns.QUANTITY: _near_quantities,
+        patterns.QUANTITY: sizes.meanings,
         HUB_REPO_PATTERN: _near_repos,
     }
     text = it.node.text if it.node is not None else ""
@@ -405,16 +407,6 @@ def _near_names(text: str) -> list[str]:
 def _near_repos(text: str) -> list[str]:
     """Return the repository that the address of its page means."""
     return re.findall(r"^https?://[^/]+/(?:models/)?([^/]+/[^/?#]+)", text)
-
-
-def _near_quantities(text: str) -> list[str]:
-    """Return the quantities that a text such as `24GB` or `24 gib` may mean."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([kmgt])(i?)b?", text.lower(), re.ASCII)
-    if found is None:
-        return []
-    number, unit, is_binary = found.groups()
-    binary = f"{number}{unit.upper()}i"
-    return [binary] if is_binary else [f"{number}{'k' if unit == 'k' else unit.upper()}", binary]
 
 
 _TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {

@@ -110,8 +110,8 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
 # published models have 100,000 tensors, indexes of 9 MB and tokenizers of 40 MB.
 MAX_HEADER_BYTES, MAX_TENSORS, MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
 _MAX_INDEX_BYTES = 32 << 20
-# Files beside a folder that is absent, among which one of a similar name is searched.
-_MAX_SIBLINGS = 1000
+# Folders with models that are searched for, are reported, and are named in a message.
+_MAX_SIBLINGS, _MAX_MODELS, _NAMED_MODELS = 1000, 100, 10
 MAX_CONFIG_BYTES, _MAX_OTHER_BYTES = 1 << 20, 256 << 20
 # Folders of models have a hundred files; listing a million takes seconds.
 _MANY_FILES = 10_000
@@ -219,18 +219,40 @@ def parsed_bytes(folder: Path) -> int:
     return found
 
 
+def model_folders(root: Path) -> dict[str, int]:
+    """Return the paths of models up to two levels below a folder, each with the size of its weight files.
+
+    Models that were fetched from a hub, whose folders have the commit in their name, are left out. Raises OSError.
+    """
+    configs = (
+        path for pattern in ("*/config.json", "*/*/config.json") for path in root.glob(pattern)
+    )
+    folders = [path.parent for path in itertools.islice(configs, _MAX_SIBLINGS)]
+    names = {
+        folder.relative_to(root).as_posix(): folder for folder in folders if "@" not in folder.name
+    }
+    return {
+        name: sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        for name, folder in sorted(names.items())[:_MAX_MODELS]
+        if not name.startswith(".")
+    }
+
+
 def _absence(folder: Path) -> str:
-    """Return what is wrong with a path that is no folder, with a model beside it that has a similar name."""
+    """Return what is wrong with a path that is no folder, with the models that are beside it."""
     if folder.exists():
         return f"{folder} is not a directory"
-    try:
-        beside = [one.name for one in itertools.islice(folder.parent.iterdir(), _MAX_SIBLINGS)]
-    except FileNotFoundError:
+    if not folder.parent.exists():
         return f"{folder} does not exist, nor does {folder.parent}"
-    near = difflib.get_close_matches(folder.name, beside, n=3)
-    models = [name for name in near if (folder.parent / name / "config.json").is_file()]
-    hint = f"; did you mean {models[0]}?" if models else ""
-    return f"{folder} does not exist{hint}"
+    beside = [name for name in model_folders(folder.parent) if "/" not in name]
+    near = difflib.get_close_matches(folder.name, beside, n=1)
+    guess = f"; did you mean {near[0]}?" if near else ";"
+    others = [name for name in beside if name not in near]
+    rest = f" and {len(others) - _NAMED_MODELS} more" if len(others) > _NAMED_MODELS else ""
+    listed = ", ".join(others[:_NAMED_MODELS]) + rest
+    if not beside:
+        return f"{folder} does not exist; {folder.parent} has no models"
+    return f"{folder} does not exist{guess}" + (f" Models there: {listed}" if listed else "")
 
 
 def _inspect_folder(folder: Path) -> ModelFacts:

@@ -16,7 +16,7 @@ from nodeagent.node import machine_conditions
 from nodeagent.node.machine_conditions import MachineHistory, RebootReason
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState
-from schemas.node import NodeFabric, NodeStatus
+from schemas.node import LocalModel, NodeFabric, NodeStatus
 from store.codec import NewerDocumentError
 from store.errors import PermissionDeniedError, StoreError
 
@@ -49,6 +49,7 @@ class MachineStatus:
         self._limit_s = limit_s
         self._past = MachineHistory()
         self._fabric: NodeFabric | None = None
+        self._local_models: tuple[LocalModel, ...] | None = None
         self.is_resumed = False
         self._taken_at = float("-inf")
         self._unreadable: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class MachineStatus:
         if described is None:
             return
         self._fabric = described.fabric
+        self._local_models = described.local_models
         self._past = replace(
             self._past,
             conditions=tuple(
@@ -83,6 +85,8 @@ class MachineStatus:
         reading = await self._take()
         self._taken_at = self._clock.monotonic()
         self._fabric = reading.fabric or self._fabric
+        if reading.local_models is not None:
+            self._local_models = reading.local_models
         self._past = machine_conditions.next_history(
             reading,
             self._past,
@@ -134,6 +138,7 @@ class MachineStatus:
                 "disk_free_bytes": past.disk_free_bytes or 0,
                 "power": past.power,
                 "is_owner_active": past.is_owner_active,
+                "local_models": self._local_models,
             }
         )
 

@@ -169,6 +169,15 @@ class ModelReport(ApiModel):
     """The reason and sentence of a preload that fails; empty while it goes on."""
 
 
+class LocalModel(ApiModel):
+    """A folder with a model below an agent's models folder, whether or not a deployment names it."""
+
+    path: str
+    """Its path below the models folder, as a deployment would write it."""
+    weights_bytes: int
+    """Size of its weight files."""
+
+
 class AdapterReport(ApiModel):
     """The state of one deployed LoRA adapter on a node: usable, or the reason why not."""
 
@@ -273,6 +282,8 @@ class NodeStatus(Status):
     """Every deployed model and draft model, as this node sees it."""
     adapters: tuple[AdapterReport, ...] = ()
     """Every deployed adapter, as this node sees it."""
+    local_models: tuple[LocalModel, ...] | None = None
+    """Folders with models, up to 100, without those fetched from a hub; None if they are not known."""
 
 
 class Node(ApiObject):

@@ -25,9 +25,26 @@ def parse(text: str) -> int:
     """
     found = _QUANTITY.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a quantity; write bytes as in 512Mi, 96Gi or 1.5G")
+        meant = meanings(text)
+        example = " or ".join(meant) or "bytes as in 512Mi, 96Gi or 1.5G"
+        sold = (
+            f" (a Mac sold with {text} has {meant[-1]})"
+            if len(meant) > 1 and "g" in text.lower()
+            else ""
+        )
+        raise ValueError(f"{text!r} is not a quantity; write {example}{sold}")
     whole, part, unit = found.groups(default="")
     return int(whole + part) * _UNITS[unit] // int(f"1{'0' * len(part)}")
+
+
+def meanings(text: str) -> list[str]:
+    """Return the quantities that a text such as `24GB` or `24 gib` may mean."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([kmgt])(i?)b?", text.lower(), re.ASCII)
+    if found is None:
+        return []
+    number, unit, is_binary = found.groups()
+    binary = f"{number}{unit.upper()}i"
+    return [binary] if is_binary else [f"{number}{'k' if unit == 'k' else unit.upper()}", binary]
 
 
 def show(size_bytes: int) -> str:

@@ -15,6 +15,7 @@ from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.objects import git_preview, git_warnings, selectors, targets, writer
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.output.results import ResultPrinter, tree_text
+from insight.deployment_warnings import deployment_warnings
 from machinery.clock import SystemClock
 from machinery.gc_pause import pause_collection
 from manifests import apply as applying
@@ -26,9 +27,12 @@ from manifests.load import LoadedObject, load_objects
 from manifests.ownership import FieldConflict
 from manifests.plan import change_text, change_tree, pruned_tree
 from manifests.trees import Tree
+from reconciler import snapshot
+from schemas.deployment import ModelDeployment
 from schemas.gitsource import source_of_manager
 from schemas.meta import NAME_PATTERN, ApiObject
 from store.codec import UndecodableError
+from store.port import Transport
 
 _IS_NAME = re.compile(NAME_PATTERN)
 
@@ -233,7 +237,20 @@ async def _apply(
         except (ApplyError, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
         await git_warnings.warn_of_objects(transport, (one.obj for one in done.outcomes))
+        changed = [one.obj for one in done.outcomes if one.result != "unchanged"]
+        await _warn_of_deployments(transport, changed)
         return done
+
+
+async def _warn_of_deployments(transport: Transport, changed: Sequence[ApiObject]) -> None:
+    """Print a warning for each deployment that the Macs cannot serve as it is declared."""
+    deployments = [one for one in changed if isinstance(one, ModelDeployment)]
+    if not any(one.spec.resources or one.spec.model.path for one in deployments):
+        return
+    seen = await snapshot.take(transport, SystemClock())
+    for one in deployments:
+        for text in deployment_warnings(one, seen):
+            click.echo(f"warning: {text}", err=True)
 
 
 async def _release(words: tuple[str, ...], options: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
 from models import inspection_process, model_files
-from models.hub.errors import ModelFetchError
+from models.catalogue import catalogue
+from models.hub.errors import HubUnreachableError, ModelFetchError
 from models.hub.remote_inspection import inspect_remote, snapshot_facts
 from models.model_files import ModelFacts, ModelUnusableError
 from nodeagent.hardware.macos import gpu_memory_limit
@@ -49,7 +50,7 @@ placement and memory proof answer, with the memory that is free now. With --memo
 Macs with nothing else on them.
 
 CONTEXT is the longest context at the asked concurrency, REQUESTS the highest concurrency at the asked context. Exit
-code 1: nothing fits.
+code 1: nothing fits. If the hub cannot be reached, the list of `fleetctl models search` answers.
 """
 
 _PATH: Final = "model"
@@ -136,9 +137,9 @@ async def _report(model: str, options: dict[str, Any]) -> FitReport:
         request = _with_load(_request(), options)
         assert facts is not None
         nodes = [with_facts(_empty_mac(size), _PATH, facts) for size in options["memories"]]
-        return FitReport(
-            model=model, spec=request.spec, facts=facts, nodes=fit_nodes(request, nodes)
-        )
+        asked = [node.name for node in nodes]
+        in_order = sorted(fit_nodes(request, nodes), key=lambda one: asked.index(one.node))
+        return FitReport(model=model, spec=request.spec, facts=facts, nodes=tuple(in_order))
     async with open_store(options) as transport:
         seen = await snapshot.take(transport, SystemClock())
     request = _request()
@@ -171,8 +172,15 @@ async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
     if not is_hub_id(model):
         return inspection_process.inspect_model(Path(model).expanduser())
     source = hub_reference(model, options)
-    async with pinned_hub(source, options, read_token(options)) as (hub, pinned):
-        remote = await inspect_remote(hub, model, pinned.revision)
+    try:
+        async with pinned_hub(source, options, read_token(options)) as (hub, pinned):
+            remote = await inspect_remote(hub, model, pinned.revision)
+    except HubUnreachableError as error:
+        listed = catalogue.find(model)
+        if listed is None or options["revision"]:
+            raise
+        click.echo(f"{error}. The list of `fleetctl models search` answers", err=True)
+        return listed.facts
     return model_files.model_facts(remote.config, remote.weights)
 
 

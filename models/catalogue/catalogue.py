@@ -71,6 +71,11 @@ def search(words: Sequence[str]) -> tuple[CatalogueEntry, ...]:
     return tuple(sorted(found, key=lambda entry: (entry.facts.weight_bytes, entry.repo)))
 
 
+def find(repo: str) -> CatalogueEntry | None:
+    """Return a repository of the list; None if the list does not have it."""
+    return next((one for one in search([repo]) if one.repo == repo), None)
+
+
 def _entry(one: _Repository, base: _Model) -> CatalogueEntry:
     config = ModelConfig.model_validate(base.config.model_dump())
     tensors = quantized_tensors(base.config, one.bits)

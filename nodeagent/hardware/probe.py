@@ -10,9 +10,10 @@ from typing import Final, Generic, TypeVar
 
 import psutil
 
+from models.model_files import model_folders
 from nodeagent.hardware import linux, macos, macos_fabric
 from nodeagent.hardware.readings import DiskReading, HardwareError, HardwareFacts, MachineReading
-from schemas.node import NodeFabric
+from schemas.node import LocalModel, NodeFabric
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class SystemMachineReader:
     def __init__(self, models_dir: Path, platform: str = sys.platform) -> None:
         self._platform = platform
         self._disk = SingleQuery(lambda: read_disk(models_dir))
+        self._models = SingleQuery(lambda: read_local_models(models_dir))
         self._linux = SingleQuery(linux.read_reading)
         self._linux_fabric = SingleQuery(linux.read_fabric)
         self._fabric_due_in = 0
@@ -52,9 +54,15 @@ class SystemMachineReader:
         """Return a reading; a part that cannot be read, or takes too long, is None."""
         async with asyncio.TaskGroup() as group:
             disk = group.create_task(self._disk.ask())
+            models = group.create_task(self._models.ask())
             rest = group.create_task(self._system())
             fabric = group.create_task(self._cables())
-        return replace(rest.result(), disk=disk.result(), fabric=fabric.result())
+        return replace(
+            rest.result(),
+            disk=disk.result(),
+            fabric=fabric.result(),
+            local_models=models.result(),
+        )
 
     async def _cables(self) -> NodeFabric | None:
         """Return the cables if they are due; after a failure they are due at the next reading."""
@@ -87,6 +95,12 @@ def read_disk(folder: Path) -> DiskReading:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     usage = shutil.disk_usage(existing)
     return DiskReading(total_bytes=usage.total, free_bytes=usage.free)
+
+
+def read_local_models(folder: Path) -> tuple[LocalModel, ...]:
+    """Return the models below the models folder. Raises OSError."""
+    found = model_folders(folder).items()
+    return tuple(LocalModel(path=path, weights_bytes=size) for path, size in found)
 
 
 class SingleQuery(Generic[T]):

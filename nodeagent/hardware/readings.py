@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Literal, Protocol, TypeAlias
 
-from schemas.node import NodeFabric, WiredLimit
+from schemas.node import LocalModel, NodeFabric, WiredLimit
 
 
 class MemoryPressure(IntEnum):
@@ -132,6 +132,8 @@ class MachineReading:
     """The limit of memory that the GPU may wire; None on Linux, and if it could not be read."""
     fabric: NodeFabric | None = None
     """The cables; None if they were not read this time."""
+    local_models: tuple[LocalModel, ...] | None = None
+    """The models below the models folder; None if they could not be read."""
 
 
 class MachineReader(Protocol):

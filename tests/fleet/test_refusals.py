@@ -1,5 +1,7 @@
 """Models that cannot run: the deployment says why, per node, and recovers when it is mended."""
 
+import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,58 @@ async def test_models_that_cannot_run(tmp_path: Path, models_dir: Path) -> None:
 
         await until_async(is_small, limit_s=40, what="the node's new memory")
         await judged(fleet, "large", "tiny", "InsufficientMemory", "needs ", "100 MiB")
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(180)
+async def test_advice_about_memory_and_folders_works(tmp_path: Path, models_dir: Path) -> None:
+    async with running_fleet(tmp_path / "fleet", models_dir) as fleet:
+        await alive(fleet)
+        small = MANIFEST.format(name="small", path="tiny", context=512).rstrip("}\n")
+        small += ", resources: {memory: SIZE}}\n"
+
+        async def apply(text: str, *flags: str) -> str:
+            done = await fleet.ctl("apply", "-f", "-", *flags, stdin=text.encode())
+            assert done.code == 0, done.err
+            return done.err
+
+        await until_async(
+            lambda: has_warning(apply, MANIFEST.format(name="typo", path="tinny", context=512)),
+            limit_s=40,
+            what="a warning about the folder",
+        )
+        await judged(fleet, "typo", "tinny", "ModelNotFound", "did you mean tiny?")
+        # Another deployment made the agent inspect the model, so its proof is known.
+        await fleet.applied(MANIFEST.format(name="first", path="tiny", context=512))
+        await fleet.available("first")
+        warned = await apply(small.replace("SIZE", "100Mi"), "--dry-run=server")
+        assert (
+            "modeldeployment/small: spec.resources.memory is 100 MiB, and the memory proof says"
+            in warned
+        )
+        assert await apply(small.replace("SIZE", "100Mi")) == warned
+        explained = (await fleet.ctl("explain", "placement", "small")).out
+        assert "spec.resources.memory is 100 MiB, and the memory proof says" in explained
+
+        async def advised() -> str:
+            shown = (await fleet.ctl("get", "replica/small-0", "-o", "yaml")).out
+            found = re.search(r"memory\s+proof\s+says.*?or\s+set\s+(\w+)", shown, re.DOTALL)
+            return found[1] if found and "ended with" in shown else ""
+
+        size = await until_async(
+            advised, limit_s=60, what="advice of the replica that cannot start"
+        )
+        assert f"or set {size}" in warned
+        assert "ProofCorrected" not in (await fleet.ctl("events")).out
+        assert await apply(small.replace("SIZE", size)) == ""
+        await fleet.available("small")
+
+
+async def has_warning(apply: Callable[[str], Awaitable[str]], text: str) -> bool:
+    return (
+        "no Mac has a model tinny in its models folder; did you mean tiny? Models there: "
+        in await apply(text)
+    )
 
 
 async def judged(fleet: Fleet, name: str, path: str, *said: str, context: int = 512) -> None:

@@ -287,6 +287,10 @@ def test_a_folder_that_is_absent_is_told_with_a_similar_one(folder: Path) -> Non
     (folder.parent / f"{folder.name}-notes").mkdir()  # no model
     wrong = f"{folder.name}x"
     assert message(wrong) == f"{folder.parent / wrong} does not exist; did you mean {folder.name}?"
+    (folder.parent / "other").mkdir()
+    (folder.parent / "other" / "config.json").touch()
+    assert message(wrong).endswith(f"; did you mean {folder.name}? Models there: other")
+    assert message("unlike").endswith(f"unlike does not exist; Models there: {folder.name}, other")
     assert message("nothing/alike") == (
         f"{folder.parent}/nothing/alike does not exist, nor does {folder.parent}/nothing"
     )

@@ -149,3 +149,15 @@ async def test_a_question_that_cannot_be_answered_says_why(
     done = await run_fleetctl("models", "fit", *words)
     assert done.code == 1
     assert message in done.err
+
+
+async def test_a_model_of_the_list_is_judged_offline_in_the_order_asked() -> None:
+    words = ("models", "fit", "mlx-community/Qwen3-8B-4bit", "--hub-endpoint", "http://127.0.0.1:1")
+    done = await run_fleetctl(*words, "--memory", "16Gi", "--memory", "512Gi", "-o", "json")
+    assert done.code == 0, done.err
+    assert "The list of `fleetctl models search` answers" in done.err
+    assert [one["node"] for one in json.loads(done.out)["nodes"]] == ["16Gi", "512Gi"]
+    unlisted = await run_fleetctl("models", "fit", "a/B", *words[3:], "--memory", "16Gi")
+    assert (unlisted.code, "SourceUnreachable" in unlisted.err) == (1, True)
+    sold = await run_fleetctl(*words, "--memory", "16GB")
+    assert "'16GB' is not a quantity; write 16G or 16Gi (a Mac sold with 16GB has 16Gi)" in sold.err

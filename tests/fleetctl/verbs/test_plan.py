@@ -206,12 +206,11 @@ async def test_a_plan_without_changes_for_programs(fleet: MemoryFleet) -> None:
     done = await fleet.ctl("plan", "-f", "-", "-o", "json", stdin=printed)
     assert done.code == 0
     (change,) = json.loads(done.out)["changes"]
-    # An apply would only become the manager of the fields.
-    assert (change["change"], change["fields"], change["diff"]) == ("configured", [], "")
+    assert (change["change"], change["fields"], change["diff"]) == ("unchanged", [], "")
     diff = await fleet.ctl("diff", "-f", "-", "-o", "yaml", stdin=printed)
     assert diff.code == 0
     assert diff.out.startswith(
-        "changes:\n- kind: ModelDeployment\n  name: qwen\n  change: configured\n"
+        "changes:\n- kind: ModelDeployment\n  name: qwen\n  change: unchanged\n"
     )
 
 

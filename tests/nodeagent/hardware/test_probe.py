@@ -72,7 +72,9 @@ async def test_a_mac_without_its_commands_is_unknown() -> None:
     seen = await SystemMachineReader(Path("/"), platform="darwin").take()
     assert seen.disk is not None
     assert seen.disk.total_bytes == probe.read_disk(Path("/")).total_bytes
-    assert seen == MachineReading(disk=seen.disk)  # other processes change what is free
+    assert seen == MachineReading(
+        disk=seen.disk, local_models=()
+    )  # other processes change what is free
 
 
 async def test_a_disk_that_hangs_is_queried_once_and_awaited_once() -> None:
@@ -96,3 +98,13 @@ async def test_a_failing_disk_is_unknown() -> None:
         raise OSError("stale file handle")
 
     assert await SingleQuery(fail).ask() is None
+
+
+async def test_models_below_the_models_folder_are_read(tmp_path: Path) -> None:
+    for name in ("tiny", "org/big", "org--hub@0123456789ab", "org/deep/er"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+        (tmp_path / name / "model.safetensors").write_bytes(b"12345")
+    reading = await SystemMachineReader(tmp_path, platform="linux").take()
+    found = {one.path: one.weights_bytes for one in reading.local_models or ()}
+    assert found == {"tiny": 5, "org/big": 5}
