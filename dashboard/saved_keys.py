@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.state.key_cache import KeyCache
-from gateway.state.persistence import GatewaySnapshot, KnownKeys, KnownObjects, SnapshotFile
+from gateway.state.persistence import GatewaySnapshot, KnownObjects, SnapshotFile
 from machinery.clock import Clock
 from schemas.records import ApiKey
 
@@ -34,7 +34,7 @@ class SavedKeys:
     max_age_s: float
     """An older file is not used: the history beside it has nothing to show either."""
     patience_s: float = _PATIENCE_S
-    _restored: KnownKeys | None = None
+    _restored: Mapping[str, ApiKey] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -43,8 +43,8 @@ class SavedKeys:
 
     def known(self) -> Mapping[str, ApiKey] | None:
         """Return the keys by name: those of the store, else those of the file; None if neither is known yet."""
-        found = self.cache.known() or self._restored
-        return None if found is None else found.keys
+        known = self.cache.known()
+        return self._restored if known is None else known
 
     async def run(self) -> None:
         """Use the file if the store does not answer in time, then write it after each change, forever."""

@@ -37,7 +37,6 @@ from gateway.batches import routes as batches
 from gateway.batches.database import BatchStore
 from gateway.http.request_context import RequestContext
 from gateway.metrics.vllm_metrics import vllm_lines
-from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.state.table_cache import TableCache
@@ -244,10 +243,7 @@ class AppRoutes:
         table = self.table_cache.table
         found = table.models.get(name)
         if found is None:
-            near = nearest(table, name)
-            raise RefusedError(
-                errors.unknown_model(name, sorted(table.models), near, idle_models(table))
-            )
+            raise self.fleet_state.access.unknown_model(principal_of(request), table, name)
         return _json(
             anthropic.model_body(found)
             if registry.VERSION in request.headers

@@ -169,9 +169,11 @@ def no_room_for_files(why: str) -> Refusal:
     return Refusal(status=507, message=message, type="server_error", code="no_room")
 
 
-def too_many_uploads(limit: int) -> Refusal:
-    """Return the refusal of one upload too many at once."""
-    message = f"{limit} files are being uploaded already; repeat the request."
+def too_many_uploads() -> Refusal:
+    """Return the refusal of a second upload at once."""
+    message = (
+        "A file of this client is being uploaded already; repeat the request when it has ended."
+    )
     return Refusal(
         status=429,
         message=message,

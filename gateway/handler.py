@@ -162,11 +162,6 @@ class InferenceHandler(RequestHandler):
         try:
             if self._recorder.tracer is not None or _TRACE_PARENT in http_request.fields:
                 self._recorder.begin(context)
-            key = http_request.fields.get(idempotency.HEADER)
-            if key is not None and self.idempotency.replay(context, key):
-                context.outcome = outcome_of(context.response.status)
-                self.finish(context)
-                return
             if limiter is not None:
                 if limiter.is_limited:
                     self._admit(context, (limiter,))
@@ -175,6 +170,11 @@ class InferenceHandler(RequestHandler):
                     limiter.requests_used += 1
                     context.limiters = (limiter,)
             context.is_admitted = True
+            key = http_request.fields.get(idempotency.HEADER)
+            if key is not None and self.idempotency.replay(context, key):
+                context.outcome = outcome_of(context.response.status)
+                self.finish(context)
+                return
             if self._awaits_store and self._is_unsynced():
                 self.run(context, self._start_synced(context))
                 return
@@ -342,20 +342,22 @@ class InferenceHandler(RequestHandler):
         table_cache, principal = self._forwarder.table_cache, context.principal
         if not table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-
-        def may_use(name: str) -> bool:
-            return principal is None or principal.may_ask_for(name)
-
+        may_use = self._access.may_use(principal)
         name = choose_default(table_cache.table, self._default_model, may_use)
         http_request = context.http_request
         http_request.body = with_model(http_request.body, name)
 
     def _admit_model(self, context: RequestContext, request: InferenceRequest) -> None:
         """Check that the key may use the model, count the request under the model's limits, and salt its cache."""
-        principal, name = context.principal, request.model
+        principal, name, table_cache = context.principal, request.model, self._forwarder.table_cache
+        served = table_cache.table.models.get(name)
         if principal is not None and principal.models:
+            if not principal.may_ask_for(name):
+                self._access.refund(context.limiters)
+                self._show_rates(context, context.limiters)
             self._access.allow(principal, name)
-        served = self._forwarder.table_cache.table.models.get(name)
+            if served is None and table_cache.is_synced:
+                raise self._access.unknown_model(principal, table_cache.table, name)
         if served is not None:
             context.model = name
             if served.mirror is not None:

@@ -464,6 +464,7 @@ class Gateway:
             activator=self.activator,
             access=fleet.access,
             keyring=fleet.keyring,
+            knows_keys=fleet.key_cache.is_current,
             clock=self._clock,
         )
         return BatchRunner(store, gateway)

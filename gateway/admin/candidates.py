@@ -6,12 +6,9 @@ from typing import Annotated, Final
 import orjson
 from fastapi import Query, Request, Response
 
-from gateway import errors
 from gateway.admin.admin_context import AdminContext
 from gateway.auth.access_control import principal_of
 from gateway.routing.candidates import BackendCandidates, Candidate, list_candidates
-from gateway.routing.selection import idle_models, nearest
-from schemas.wire.errors import RefusedError
 
 CANDIDATES_PATH: Final = "/api/requests/candidates"
 _MOST: Final = 200
@@ -40,10 +37,8 @@ class CandidateRoute:
         table = context.fleet_state.table_cache.table
         found = table.models.get(model)
         if found is None:
-            near = nearest(table, model)
-            raise RefusedError(
-                errors.unknown_model(model, sorted(table.models), near, idle_models(table))
-            )
+            access, principal = context.fleet_state.access, principal_of(request)
+            raise access.unknown_model(principal, table, model)
         health = context.load_tracker.health(context.clock.monotonic())
         backends = [_render(one) for one in list_candidates(found, health)]
         body = {"gateway": context.id, "model": model, "backends": backends}

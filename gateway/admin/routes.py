@@ -17,7 +17,6 @@ from gateway.admin import dashboard
 from gateway.admin.admin_context import AdminContext, endpoints_of
 from gateway.admin.query_words import parse_kept_duration, parse_outcomes, series_metric
 from gateway.auth.access_control import can_see, principal_of
-from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.telemetry import request_journal
 from gateway.telemetry.time_series import STEP_S
@@ -57,10 +56,8 @@ class ModelInfoRoute:
         self.context.fleet_state.access.allow(principal_of(request), model)
         found = table.models.get(model)
         if found is None:
-            near = nearest(table, model)
-            raise RefusedError(
-                errors.unknown_model(model, sorted(table.models), near, idle_models(table))
-            )
+            access, principal = self.context.fleet_state.access, principal_of(request)
+            raise access.unknown_model(principal, table, model)
         return _model_response(_model_body(found, deployments))
 
 

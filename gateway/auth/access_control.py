@@ -22,11 +22,13 @@ from gateway.auth.keyring import (
 from gateway.auth.rate_limits import AnonymousClients, ModelRates, RateLimiter, Rates, rates_of
 from gateway.auth.roles import PUBLIC_PATHS
 from gateway.request import RawHeaders
-from gateway.routing.table import ServedModel
+from gateway.routing.selection import idle_models, nearest
+from gateway.routing.table import RoutingTable, ServedModel
 from machinery.clock import Clock
-from schemas.records import role_includes
+from schemas.records import API_KEY_MARKER, role_includes
 from schemas.wire.errors import Refusal, RefusedError
 
+_MARKER = API_KEY_MARKER.encode()
 _NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
@@ -39,7 +41,11 @@ def requires_keys(auth: str, host: str) -> bool:
 
 
 class AccessControl:
-    """Checks API keys and limits. If keys are not required, limits apply by the client's address, or not at all."""
+    """Checks API keys and limits.
+
+    Where keys are not required, a client without one has the limits of its address, or none. One that shows a key of the
+    fleet has that key's rights and limits. Other keys are ignored: clients of local servers send "ollama" or "none".
+    """
 
     def __init__(
         self,
@@ -64,14 +70,12 @@ class AccessControl:
     def identify(
         self, headers: RawHeaders, fields: Mapping[bytes, bytes] = _NO_FIELDS
     ) -> Principal | None:
-        """Return the principal of the request's key; None if keys are not required. `fields`: the headers, if known.
+        """Return the principal of the request's key; None for a client that needs none. `fields`: the headers, if known.
 
         Raises:
             RefusedError: the key is missing or invalid.
 
         """
-        if not self.is_on:
-            return None
         # As most clients send it: without a walk through the headers.
         value = fields.get(b"authorization", b"")
         if (
@@ -82,6 +86,8 @@ class AccessControl:
             key = value[7:].strip()
         else:
             key = presented_key(headers)
+        if not self.is_on and (not key.startswith(_MARKER) or not self._keyring.is_known):
+            return None
         secret = self._keyring.by_digest.get(sha256(key).digest())
         if secret is None:
             raise self._nobody(headers, is_shown=bool(key))
@@ -100,10 +106,10 @@ class AccessControl:
         return self._count_refusal("expired", errors.expired(name, secret.expires))
 
     def sees_all(self, headers: RawHeaders) -> bool:
-        """Return whether the client may see every model: as a viewer, or if keys are not required."""
-        if not self.is_on:
-            return True
+        """Return whether the client may see every model: as a viewer, or without a key where none is required."""
         key = presented_key(headers)
+        if not self.is_on and not key.startswith(_MARKER):
+            return True
         secret = self._keyring.secret(key) if key else None
         if secret is None or not role_includes(secret.principal.role, "viewer"):
             return False
@@ -140,6 +146,25 @@ class AccessControl:
             raise self._count_refusal(
                 "model", errors.wrong_model(principal.name, principal.models, model)
             )
+
+    def refund(self, limiters: tuple[RateLimiter, ...]) -> None:
+        """Charge nothing for an admitted request for which nothing is done; `leave` must follow."""
+        for limiter in limiters:
+            if limiter.requests is not None:
+                limiter.requests.take(-1)
+
+    def may_use(self, principal: Principal | None) -> Callable[[str], bool]:
+        """Return whether a client may use a model, by the model's name."""
+        return (lambda _: True) if principal is None else principal.may_ask_for
+
+    def unknown_model(
+        self, principal: Principal | None, table: RoutingTable, name: str
+    ) -> RefusedError:
+        """Return the refusal of a name that is not declared. It names only models that the key may use."""
+        known = sorted(filter(self.may_use(principal), table.models))
+        return RefusedError(
+            errors.unknown_model(name, known, nearest(known, name), idle_models(table))
+        )
 
     def rates(self, limiters: tuple[RateLimiter, ...]) -> Rates:
         """Return the rates of a request, for the headers of its response."""

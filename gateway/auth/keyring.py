@@ -31,6 +31,7 @@ class Principal:
         "by_model",
         "cache_salt",
         "created",
+        "identity",
         "limiter",
         "models",
         "name",
@@ -41,6 +42,8 @@ class Principal:
     def __init__(self, key: ApiKey, part: float, now_s: float) -> None:
         self.name = key.name
         self.created = key.created
+        self.identity = f"{key.name} {key.created.isoformat()}"
+        """The owner of what clients keep here: a deleted and recreated key is another one."""
         self.limiter = RateLimiter(f"The API key '{key.name}'", Limits(), now_s)
         self.by_model: dict[str, RateLimiter] = {}
         """Limits by model name; nearly always empty."""
@@ -141,12 +144,16 @@ class Keyring:
         """Return what is known of a presented key; None if it is unknown. It may be expired."""
         return self.by_digest.get(hashlib.sha256(key).digest())
 
-    def named(self, name: str) -> Principal | None:
-        """Return the principal of a key that exists and has not expired, by the key's name."""
+    def identities(self) -> frozenset[str]:
+        """Return the identities of all keys, expired ones included."""
+        return frozenset(one.principal.identity for one in self.by_digest.values())
+
+    def owner(self, identity: str) -> Principal | None:
+        """Return the principal of a key that exists and has not expired, by its identity."""
         now = self._clock.now()
         for secret in self.by_digest.values():
             is_valid = secret.expires is None or now < secret.expires
-            if secret.principal.name == name and not secret.is_previous and is_valid:
+            if secret.principal.identity == identity and not secret.is_previous and is_valid:
                 return secret.principal
         return None
 

@@ -123,6 +123,26 @@ class BatchStore:
         with self._errors():
             self.content(record.id).unlink(missing_ok=True)
 
+    def owners(self) -> set[str]:
+        """Return all that own a file or a batch."""
+        with self._errors():
+            rows = self._db.execute("SELECT owner FROM files UNION SELECT owner FROM batches")
+            return {owner for (owner,) in rows}
+
+    def delete_owner(self, owner: str) -> None:
+        """Delete the files and batches of an owner."""
+        with self._errors(), self._transaction():
+            rows = self._db.execute("SELECT id FROM files WHERE owner = ?", (owner,)).fetchall()
+            self._db.execute(
+                "DELETE FROM lines WHERE batch IN (SELECT id FROM batches WHERE owner = ?)",
+                (owner,),
+            )
+            self._db.execute("DELETE FROM batches WHERE owner = ?", (owner,))
+            self._db.execute("DELETE FROM files WHERE owner = ?", (owner,))
+        with self._errors():
+            for (file_id,) in rows:
+                self.content(file_id).unlink(missing_ok=True)
+
     def delete_leftovers(self, now: datetime) -> None:
         """Delete content of no file: a process was killed while it wrote or deleted one. New content may be in work."""
         oldest_s = now.timestamp() - _LEFTOVER_S

@@ -23,7 +23,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str
-    """The name of the API key; empty where keys are not required."""
+    """The identity of the API key; empty for clients without one."""
     filename: str
     purpose: str
     size: int

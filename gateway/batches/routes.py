@@ -2,15 +2,17 @@
 
 import asyncio
 import shutil
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import IO, Annotated, Final, TypeVar
 
 import msgspec
 import orjson
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
@@ -30,8 +32,14 @@ MAX_BYTES: Final = 20 << 30
 _MAX_OPEN_BATCHES: Final = 100
 # The disk of a Mac has more important uses.
 _RESERVE_BYTES: Final = 2 << 30
-_UPLOADS_AT_ONCE: Final = 4
+_DISK_CHECK_BYTES: Final = 16 << 20
 _BODY_LIMIT: Final = 64 << 10
+# Of a field of the form that is no file.
+_FIELD_LIMIT: Final = 4 << 10
+# RFC 2046, 5.1.1.
+_BOUNDARY_LIMIT: Final = 70
+_SPOOLED_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 64 << 10
 
 
 class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,7 +60,8 @@ class BatchRoutes:
     """None: this gateway keeps no batches."""
     clock: Clock
     new_id: Callable[[], str]
-    uploads: asyncio.Semaphore
+    uploads: dict[str, int]
+    """Bytes received of the uploads in progress, by owner: one at a time of each."""
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to the application."""
@@ -69,12 +78,16 @@ class BatchRoutes:
     async def upload(self, request: Request) -> Response:
         """Take a file of requests, as multipart/form-data."""
         store, owner = self._store(), _owner(request)
-        if self.uploads.locked():
-            raise RefusedError(errors.too_many_uploads(_UPLOADS_AT_ONCE))
-        async with self.uploads:
-            await self._check_room(store, owner)
-            file, purpose = await _read_form(request)
-            try:
+        slot = owner or (request.client.host if request.client else "")
+        if slot in self.uploads:
+            raise RefusedError(errors.too_many_uploads())
+        self.uploads[slot] = 0
+        try:
+            with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as spool:
+                async for part in self._parts(request, store, owner, slot):
+                    await self._off_loop(spool.write, part)
+                file, purpose = await self._off_loop(_read_form, request.headers, spool)
+            with file.file:
                 if purpose != "batch":
                     raise invalid(
                         '"purpose" must be "batch": files serve batches alone.', "purpose"
@@ -87,18 +100,31 @@ class BatchRoutes:
                     size=file.size or 0,
                     created_s=self._now_s(),
                 )
-                await self._off_loop(lambda: _keep(store, record, file))
-            finally:
-                await file.close()
+                await self._off_loop(_keep, store, record, file)
+        finally:
+            del self.uploads[slot]
         return _json(record.body())
 
-    async def _check_room(self, store: BatchStore, owner: str) -> None:
+    async def _parts(
+        self, request: Request, store: BatchStore, owner: str, slot: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of an upload for as long as there is room for them."""
         used, own = await self._off_loop(lambda: (store.used_bytes(), store.used_bytes(owner)))
-        free = await self._off_loop(lambda: shutil.disk_usage(store.folder).free)
-        if used + MAX_FILE_BYTES > MAX_BYTES or own + MAX_FILE_BYTES > MAX_OWNER_BYTES:
-            raise RefusedError(errors.no_room_for_files("The files of batches have their limit"))
-        if free < _RESERVE_BYTES + MAX_FILE_BYTES:
-            raise RefusedError(errors.no_room_for_files("The gateway's disk is nearly full"))
+        checked = 0
+        async for part in _limited(request, MAX_FILE_BYTES):
+            self.uploads[slot] = size = self.uploads[slot] + len(part)
+            if used + sum(self.uploads.values()) > MAX_BYTES or own + size > MAX_OWNER_BYTES:
+                raise RefusedError(
+                    errors.no_room_for_files("The files of batches have their limit")
+                )
+            if size >= checked:
+                checked = size + _DISK_CHECK_BYTES
+                free = await self._off_loop(lambda: shutil.disk_usage(store.folder).free)
+                if free < _RESERVE_BYTES + checked:
+                    raise RefusedError(
+                        errors.no_room_for_files("The gateway's disk is nearly full")
+                    )
+            yield part
 
     async def list_files(
         self, request: Request, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
@@ -212,13 +238,12 @@ class BatchRoutes:
 
 def make_routes(store: BatchStore | None, clock: Clock, new_id: Callable[[], str]) -> BatchRoutes:
     """Return the routes; `new_id` makes names that no other gateway makes."""
-    uploads = asyncio.Semaphore(_UPLOADS_AT_ONCE)
-    return BatchRoutes(store=store, clock=clock, new_id=new_id, uploads=uploads)
+    return BatchRoutes(store=store, clock=clock, new_id=new_id, uploads={})
 
 
 def _owner(request: Request) -> str:
     principal = principal_of(request)
-    return "" if principal is None else principal.name
+    return "" if principal is None else principal.identity
 
 
 def _found(found: _T | None, name: str, *, param: str = "id") -> _T:
@@ -228,18 +253,34 @@ def _found(found: _T | None, name: str, *, param: str = "id") -> _T:
     return found
 
 
-async def _read_form(request: Request) -> tuple[UploadFile, str]:
-    """Return the file, which is on the disk if it is large, and its purpose."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+def _read_form(headers: Headers, spool: IO[bytes]) -> tuple[UploadFile, str]:
+    """Return the file, which is on the disk if it is large, and its purpose. Takes seconds for a large form.
+
+    The parser gets a content type of ours: it decodes texts with the codec that the client names.
+    """
+    kind, options = parse_options_header(headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
         raise invalid("Send the file as multipart/form-data, with the fields 'purpose' and 'file'.")
-    parts = _limited(request, MAX_FILE_BYTES)
-    parser = MultiPartParser(request.headers, parts, max_files=1, max_fields=8)
+    charset = options.get(b"charset", b"utf-8").lower()
+    if charset not in (b"utf-8", b"utf8"):
+        raise invalid(
+            f"The charset '{charset[:40].decode('latin-1')}' is not supported; send utf-8."
+        )
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if not 0 < len(boundary) <= _BOUNDARY_LIMIT or not boundary.isprintable() or '"' in boundary:
+        raise invalid(f"The form needs a boundary of 1 to {_BOUNDARY_LIMIT} characters.")
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        spool.seek(0)
+        while part := spool.read(_READ_BYTES):
+            yield part
+
+    ours = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
+    parser = MultiPartParser(ours, parts(), max_files=1, max_fields=8, max_part_size=_FIELD_LIMIT)
     try:
-        form = await parser.parse()
+        form = asyncio.run(parser.parse())
     except MultiPartException as error:
         raise invalid(f"The form cannot be read: {error.message}") from error
-    except OSError as error:  # a large file is on the disk for temporary files first
-        raise RefusedError(errors.batches_failed(str(error))) from error
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise invalid("The form has no field 'file' with a file.", "file")

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,6 +48,9 @@ _LINES_AT_ONCE: Final = 64
 _READ_BYTES: Final = records.MAX_LINE_BYTES + 1
 _MOST_ATTEMPTS: Final = 6
 _BACKOFF: Final = Backoff(first_s=1.0, limit_s=60.0)
+# A store that was emptied and is being restored has no keys for a while.
+_GONE_S: Final = 3600.0
+_GONE_CHECK_S: Final = 60.0
 # Clients waited a moment ago: they come in waves.
 _YIELD_S: Final = 5.0
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
@@ -65,6 +68,8 @@ class BatchGateway:
     activator: Activator
     access: AccessControl
     keyring: Keyring
+    knows_keys: Callable[[], bool]
+    """Returns whether the keyring is as in the store now."""
     clock: Clock
 
 
@@ -96,6 +101,9 @@ class BatchRunner:
         self._retries: dict[tuple[str, int], _Retry] = {}
         self._delayed: dict[str, _Retry] = {}
         self._yielded_until_s: dict[str, float] = {}
+        self._gone_since_s: dict[str, float] = {}
+        """Owners whose key is gone."""
+        self._gone_check_s = 0.0
 
     async def run(self) -> None:
         """Take the lock of the folder, and run its batches forever; a broken disk stops no gateway."""
@@ -137,6 +145,7 @@ class BatchRunner:
         """Take each open batch a step further; return whether there is one."""
         if not self._gateway.table_cache.is_synced:
             return False
+        await self._delete_gone()
         batches = await asyncio.to_thread(self.store.open_batches)
         open_ids = {batch.id for batch in batches}
         self._retries = {at: one for at, one in self._retries.items() if at[0] in open_ids}
@@ -145,6 +154,19 @@ class BatchRunner:
         for batch in batches:
             await self._try_step(batch)
         return bool(batches)
+
+    async def _delete_gone(self) -> None:
+        """Delete what belonged to keys that have been gone for an hour."""
+        gateway, now_s = self._gateway, self._clock.monotonic()
+        if now_s < self._gone_check_s or not gateway.knows_keys():
+            return
+        self._gone_check_s = now_s + _GONE_CHECK_S
+        gone = await asyncio.to_thread(self.store.owners) - gateway.keyring.identities() - {""}
+        self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in gone}
+        for owner, since_s in self._gone_since_s.items():
+            if now_s - since_s >= _GONE_S:
+                await asyncio.to_thread(self.store.delete_owner, owner)
+                log.info("deleted the files and batches of a deleted key", extra={"key": owner})
 
     async def _try_step(self, batch: StoredBatch) -> None:
         """Take a batch a step further. One that the disk has no room for waits, and holds up no other."""
@@ -272,10 +294,11 @@ class BatchRunner:
             return 503, _error(f"The input file of the batch cannot be read: {error}"), ""
         except msgspec.MsgspecError as error:
             return 400, _error(f"The input file of the batch is damaged: {error}"), ""
-        if self._gateway.access.is_on:
-            principal = self._gateway.keyring.named(batch.owner)
+        if batch.owner or self._gateway.access.is_on:
+            principal = self._gateway.keyring.owner(batch.owner)
             if principal is None:
-                message = f"The API key '{batch.owner}' of this batch exists no longer."
+                name = batch.owner.partition(" ")[0]
+                message = f"The API key '{name}' of this batch exists no longer, or has expired."
                 return 401, _error(message), ""
         handler, request_id = self._gateway.handler, f"{batch.id}-{line.number}"
         request = internal_request.start(handler, principal, batch.endpoint, body, request_id)

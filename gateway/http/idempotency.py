@@ -25,7 +25,7 @@ MAX_BYTES: Final = 64 << 20
 MAX_ANSWER: Final = 1 << 20
 
 Scope: TypeAlias = tuple[str, str, bytes]
-"""API key, path and idempotency key."""
+"""Identity of the API key, path and idempotency key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +90,8 @@ class IdempotencyTable:
 
         """
         http_request, principal = context.http_request, context.principal
-        name = "" if principal is None else principal.name
-        found = self.begin(name, http_request.path, key, http_request.body)
+        owner = "" if principal is None else principal.identity
+        found = self.begin(owner, http_request.path, key, http_request.body)
         if not found.status:
             context.kept_answer = found
             return False

@@ -69,10 +69,9 @@ def choose(table: RoutingTable, query: RoutingQuery, health: EndpointHealth) -> 
     """
     model = table.models.get(query.name)
     if model is None:
+        known = tuple(sorted(table.models))
         return UnknownModel(
-            known=tuple(sorted(table.models)),
-            nearest=nearest(table, query.name),
-            idle=idle_models(table),
+            known=known, nearest=nearest(known, query.name), idle=idle_models(table)
         )
     matched = _matching_rule(model, query) if model.rules else model
     scope = Scope(query, health, health.ejected)
@@ -92,10 +91,10 @@ def idle_models(table: RoutingTable) -> frozenset[str]:
     return frozenset(name for name, model in table.models.items() if not model.ready())
 
 
-def nearest(table: RoutingTable, name: str) -> str | None:
-    """Return the most similar known name; None if none is similar."""
+def nearest(known: Sequence[str], name: str) -> str | None:
+    """Return the most similar of these names; None if none is similar."""
     # The cost is quadratic in the length of the name, which the client chooses.
-    close = difflib.get_close_matches(name[:200], sorted(table.models), n=1)
+    close = difflib.get_close_matches(name[:200], known, n=1)
     return close[0] if close else None
 
 

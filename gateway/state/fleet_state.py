@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from gateway.auth.rate_limits import AnonymousClients, Limits
 from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.gpu_loads import GpuLoads
 from gateway.state.key_cache import GatewayCounter, KeyCache
-from gateway.state.persistence import GatewaySnapshot, KnownKeys, SnapshotFile
+from gateway.state.persistence import GatewaySnapshot, SnapshotFile
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
+from schemas.records import ApiKey
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -31,13 +33,12 @@ class StatePersister:
         self,
         file: SnapshotFile,
         table_cache: TableCache,
-        key_cache: KeyCache | None,
+        key_cache: KeyCache,
         gateways: GatewayCounter,
         clock: Clock,
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`key_cache`: None if keys are not required."""
         self._file = file
         self._table_cache = table_cache
         self._key_cache = key_cache
@@ -46,11 +47,10 @@ class StatePersister:
         self._patience_s = patience_s
         self._changed_event = asyncio.Event()
         self._settled = asyncio.Event()
-        self._keys: KnownKeys | None = None
+        self._keys: Mapping[str, ApiKey] | None = None
         self._saved_at: datetime | None = None
         table_cache.on_change(self._changed_event.set)
-        if key_cache is not None:
-            key_cache.on_change(self._changed_event.set)
+        key_cache.on_change(self._changed_event.set)
 
     def age_s(self) -> float | None:
         """Return the age of the restored file in seconds; None if the store is in use."""
@@ -81,8 +81,7 @@ class StatePersister:
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._table_cache.wait_synced()
-                if self._key_cache is not None:
-                    await self._key_cache.wait_synced()
+                await self._key_cache.wait_synced()
         except TimeoutError:
             self._saved_at = snapshot.saved_at
             log.warning(
@@ -90,7 +89,7 @@ class StatePersister:
                 extra={"saved_at": snapshot.saved_at.isoformat()},
             )
             self._gateways.restore(snapshot.gateways)
-            if self._key_cache is not None and snapshot.keys is not None:
+            if snapshot.keys is not None:
                 self._key_cache.restore(snapshot.keys)
             # Perhaps only the keys are missing: the gateway role of an earlier release may not read
             # them.
@@ -99,9 +98,9 @@ class StatePersister:
                 await self._table_cache.changed(within_s=1.0)
 
     def _snapshot(self) -> GatewaySnapshot:
-        if self._key_cache is not None:
-            # Keys that cannot be read now are kept unchanged.
-            self._keys = self._key_cache.known() or self._keys
+        # Keys that cannot be read now are kept unchanged.
+        known = self._key_cache.known()
+        self._keys = self._keys if known is None else known
         return GatewaySnapshot(
             saved_at=self._clock.now(),
             known=self._table_cache.known(),
@@ -142,10 +141,8 @@ class FleetState:
         clients = AnonymousClients(anonymous, clock) if anonymous not in (None, Limits()) else None
         self.access = AccessControl(self.keyring, clock, is_on=asks_for_keys, anonymous=clients)
         self.gateways = GatewayCounter(transport, clock)
-        self.key_cache: KeyCache | None = None
-        """None if keys are not required."""
-        if asks_for_keys:
-            self.key_cache = KeyCache(transport, clock, self.keyring, self.gateways)
+        # Also where keys are not required: the limits of a key that is shown hold.
+        self.key_cache = KeyCache(transport, clock, self.keyring, self.gateways)
         rates = self.access.model_rates
         self.table_cache.on_change(lambda: rates.update(self.table_cache.table.models))
         self.gateways.on_change(lambda: rates.share(self.gateways.all()))
@@ -171,7 +168,6 @@ class FleetState:
             group.create_task(self.table_cache.run())
             group.create_task(self.gateways.run())
             group.create_task(self.gpu_loads.run())
-            if self.key_cache is not None:
-                group.create_task(self.key_cache.run())
+            group.create_task(self.key_cache.run())
             if self._persister is not None:
                 group.create_task(self._persister.run())

@@ -1,10 +1,9 @@
 """Caches of the API keys in the store, and of the number of gateways that share rates."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.auth.keyring import Keyring
-from gateway.state.persistence import KnownKeys
 from machinery.clock import Clock
 from schemas.records import ApiKey, GatewayLease
 from store import codec, keys
@@ -41,12 +40,8 @@ class GatewayCounter:
         self._tell()
 
     def all(self) -> int:
-        """Return the number of gateways, which share the rates of models."""
+        """Return the number of gateways, which share the rates of keys and models."""
         return len(self._leases.items) if self._leases.synced else self._restored
-
-    def sharing_keys(self) -> int:
-        """Return the number of gateways that share the rates of keys: those that require keys."""
-        return sum(one.asks_for_keys for one in self._leases.items.values())
 
     async def run(self) -> None:
         """Keep the count current, forever."""
@@ -76,19 +71,20 @@ class KeyCache:
         """Call the handler after each change in the store."""
         self._handlers.append(handler)
 
-    def known(self) -> KnownKeys | None:
-        """Return the keys in the store; None before they were read."""
+    def known(self) -> Mapping[str, ApiKey] | None:
+        """Return the keys in the store by name; None before they were read."""
         if not self._keys.synced:
             return None
-        found = {
-            key.removeprefix(keys.API_KEY_PREFIX): one for key, one in self._keys.items.items()
-        }
-        return KnownKeys(keys=found, gateways=self._gateways.sharing_keys())
+        return {key.removeprefix(keys.API_KEY_PREFIX): one for key, one in self._keys.items.items()}
 
-    def restore(self, known: KnownKeys) -> None:
+    def restore(self, known: Mapping[str, ApiKey]) -> None:
         """Use the saved keys until the store was read."""
         if not self._keys.synced:
-            self._keyring.replace(known.keys, known.gateways)
+            self._keyring.replace(known, self._gateways.all())
+
+    def is_current(self) -> bool:
+        """Return whether the keys are those in the store now."""
+        return self._keys.synced and not self._keys.broken_s()
 
     def silent_s(self) -> float:
         """Return the seconds since the store stopped to answer; 0.0 while it answers."""
@@ -109,6 +105,6 @@ class KeyCache:
         known = self.known()
         if known is None:
             return
-        self._keyring.replace(known.keys, known.gateways)
+        self._keyring.replace(known, self._gateways.all())
         for handler in self._handlers:
             handler()

@@ -43,23 +43,15 @@ class KnownObjects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKeys:
-    """API keys by name, and the number of gateways that share their rates."""
-
-    keys: Mapping[str, ApiKey] = field(default_factory=lambda: _NONE)
-    gateways: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySnapshot:
     """The state that a start without the store needs."""
 
     saved_at: datetime
     known: KnownObjects
-    keys: KnownKeys | None = None
-    """None if the gateway that wrote the file did not require keys."""
+    keys: Mapping[str, ApiKey] | None = None
+    """API keys by name; None if they could not be read."""
     gateways: int = 1
-    """The number of gateways, which share the rates of models."""
+    """The number of gateways, which share rates."""
 
 
 class SnapshotError(ValueError):
@@ -115,9 +107,8 @@ def encode(snapshot: GatewaySnapshot) -> bytes:
             for key, (endpoint, version) in known.endpoints.items()
         },
         "sites": dict(known.sites),
-        "keys": None if keys is None else _encoded(keys.keys),
-        "gateways": 1 if keys is None else keys.gateways,
-        "allGateways": snapshot.gateways,
+        "keys": None if keys is None else _encoded(keys),
+        "gateways": snapshot.gateways,
     }
     return orjson.dumps(tree)
 
@@ -146,10 +137,8 @@ def decode(raw: bytes) -> GatewaySnapshot:
                 },
                 sites={str(node): str(site) for node, site in tree.get("sites", {}).items()},
             ),
-            keys=None
-            if tree["keys"] is None
-            else KnownKeys(keys=_decoded(ApiKey, tree["keys"]), gateways=int(tree["gateways"])),
-            gateways=int(tree.get("allGateways", 1)),
+            keys=None if tree["keys"] is None else _decoded(ApiKey, tree["keys"]),
+            gateways=int(tree["gateways"]),
         )
     except codec.UndecodableError as error:
         raise SnapshotError(str(error)) from error

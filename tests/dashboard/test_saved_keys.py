@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state.persistence import GatewaySnapshot, KnownKeys, KnownObjects, SnapshotFile
+from gateway.state.persistence import GatewaySnapshot, KnownObjects, SnapshotFile
 from schemas.records import ApiKey, Role
 from store import codec, keys
 from store.errors import UnavailableError
@@ -97,7 +97,7 @@ async def test_without_usable_keys_a_login_says_what_it_waits_for(
         saved = GatewaySnapshot(
             saved_at=CLOCK.now() - timedelta(seconds=age_s),
             known=KnownObjects(),
-            keys=KnownKeys(keys={"ann": ann}),
+            keys={"ann": ann},
         )
         SnapshotFile(tmp_path).save(saved)
     store = connect(EtcdAddress(socket=tmp_path / "nobody"))

@@ -12,7 +12,6 @@ from typing_extensions import override
 from gateway import registration
 from gateway.__main__ import main
 from gateway.registration import Registration
-from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from machinery.http_server import ListenAddress
 from machinery.version import version
@@ -49,28 +48,6 @@ async def test_a_gateway_is_registered_for_as_long_as_it_runs(world: World) -> N
         # The next renewal finds it gone and registers anew.
         await until_async(lambda: registered(world.transport), what="the registration, again")
     assert await registered(world.transport) == []
-
-
-async def test_only_gateways_that_require_keys_share_their_rates(world: World) -> None:
-    keys_on = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
-    async with (
-        running_gateway(world.transport, keys_on) as one,
-        running_gateway(world.transport, keys_on),
-        running_gateway(world.transport, GatewayLimits(drain_timeout_s=0.0)),
-    ):
-
-        async def all_three() -> bool:
-            return len(await registered(world.transport)) == 3
-
-        await until_async(all_three, what="all registrations")
-        key_cache = one.gateway.fleet_state.key_cache
-        assert key_cache is not None
-
-        def count() -> int:
-            known = key_cache.known()
-            return 0 if known is None else known.gateways
-
-        await until(lambda: count() == 2, what="those that share rates")
 
 
 class Forbidding(MemoryTransport):

@@ -129,7 +129,8 @@ KEYS_REQUIRED = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
 
 async def put_api_key(world: World, secret: str, name: str = "ci", **more: object) -> None:
     hash_ = hashlib.sha256(secret.encode()).hexdigest()
-    key = ApiKey(name=name, hash=hash_, created=datetime(2026, 1, 1, tzinfo=UTC), **more)  # type: ignore[arg-type]  # any field
+    fields = {"created": datetime(2026, 1, 1, tzinfo=UTC), **more}
+    key = ApiKey(name=name, hash=hash_, **fields)  # type: ignore[arg-type]  # any field
     put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
     await world.transport.commit([], [put])
 

@@ -20,7 +20,6 @@ from gateway.apis.ollama.adapter import resolve_name
 from gateway.apis.ollama.model_facts import FactReader, ModelFacts
 from gateway.auth.access_control import AccessControl, can_see, principal_of
 from gateway.forwarding.admission import Activator
-from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
@@ -221,7 +220,8 @@ class OllamaRoutes:
             RefusedError: the client may not use the model, or it does not exist.
 
         """
-        models = self._models(request)
+        if not self.table_cache.is_synced:
+            raise RefusedError(errors.not_synced())
         name = resolve_name(self.table_cache, wanted)
         if not name:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
@@ -229,10 +229,7 @@ class OllamaRoutes:
         table = self.table_cache.table
         found = table.models.get(name)
         if found is None:
-            # A suggestion must not reveal models that the client may not use.
-            near = nearest(table, name) if len(models) == len(table.models) else None
-            names = [model.name for model in models]
-            raise RefusedError(errors.unknown_model(name, names, near, idle_models(table)))
+            raise self.access.unknown_model(principal_of(request), table, name)
         return found
 
     async def _facts(self, model: ServedModel) -> ModelFacts:

@@ -103,6 +103,59 @@ async def test_tokens_and_concurrency_without_a_key_are_limited(
         assert int(headers["retry-after"]) > 5
 
 
+async def test_a_key_that_is_shown_holds_where_none_is_required(
+    world: World, engine: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    await world.serve("m", engine)
+    await world.put(route("r", "routed", m=1))
+    await put_api_key(world, SECRET, models=("m",), requests_per_minute=1)
+    async with running_gateway(world.transport, GatewayLimits(drain_timeout_s=0.0)) as gateway:
+        await gateway.knows("routed", ready=1)
+        await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+        for secret, model, status in (
+            (SECRET, "routed", 403),
+            (SECRET, "m", 200),
+            (SECRET, "m", 429),
+            ("", "m", 200),
+            # Programs for local servers send such keys.
+            ("ollama", "routed", 200),
+            ("sk-no-key-required", "m", 200),
+            ("sk-fleet-wrong", "m", 401),
+        ):
+            assert (await chat_with_key(http, gateway, secret, model))[0] == status, secret
+        for secret, names in ((SECRET, ["m"]), ("ollama", ["m", "routed"])):
+            headers = {"authorization": f"Bearer {secret}"}
+            async with http.get(f"{gateway.url}/v1/models", headers=headers) as answer:
+                assert [one["id"] for one in (await answer.json())["data"]] == names
+            async with http.get(f"{gateway.url}/", headers=headers) as answer:
+                assert ("models" in await answer.json()) == (secret != SECRET)
+
+
+async def test_all_gateways_share_the_rate_of_a_key(
+    world: World, engine: FakeEngine, http: aiohttp.ClientSession
+) -> None:
+    await world.serve("m", engine)
+    await put_api_key(world, SECRET, requests_per_minute=4)
+    async with (
+        running_gateway(world.transport, KEYS_REQUIRED) as one,
+        running_gateway(world.transport, GatewayLimits(drain_timeout_s=0.0)) as other,
+    ):
+        for gateway in (one, other):
+            state = gateway.gateway.fleet_state
+            await gateway.knows("m", ready=1)
+            await until(lambda: state.gateways.all() == 2 and state.keyring, what="both")  # noqa: B023
+        for gateway in (one, other):
+            found = [await chat_with_key(http, gateway, SECRET) for _ in range(3)]
+            assert [status for status, _, _ in found] == [200, 200, 429]
+        async with http.post(
+            f"{one.url}/v1/chat/completions",
+            json={"model": "m", "messages": []},
+            headers={"authorization": f"Bearer {SECRET}"},
+        ) as answer:
+            message = (await answer.json())["error"]["message"]
+            assert "at this gateway 2 per minute" in message
+
+
 async def test_all_callers_of_a_deployment_share_its_rate(
     world: World, engine: FakeEngine, http: aiohttp.ClientSession
 ) -> None:

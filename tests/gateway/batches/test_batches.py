@@ -5,9 +5,11 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import aiohttp
 import openai
 import orjson
 import pytest
@@ -201,7 +203,10 @@ async def _has_status(client: openai.AsyncOpenAI, batch: Batch, status: str) -> 
     return (await client.batches.retrieve(batch.id)).status == status
 
 
-async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
+async def test_a_key_has_its_own_files_and_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.runner._GONE_CHECK_S", 0.0)
     world = World(MemoryTransport(SystemClock()))
     await put_api_key(world, "sk-one", name="one", models=("m",))
     await put_api_key(world, "sk-two", name="two")
@@ -226,6 +231,67 @@ async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
         for call in (two.batches.retrieve(batch.id), two.files.content(done.output_file_id or "")):
             with pytest.raises(openai.NotFoundError):
                 await call
+        # Another key that gets the name later has nothing of the first, which goes.
+        await put_api_key(world, "sk-new", name="one", created=datetime(2026, 2, 2, tzinfo=UTC))
+        await until(lambda: gateway.gateway.fleet_state.keyring.find(b"sk-new"), what="the new key")
+        new = one.with_options(api_key="sk-new", max_retries=0)
+        assert [found.id async for found in new.batches.list()] == []
+        assert [found.id async for found in new.files.list()] == []
+        with pytest.raises(openai.NotFoundError):
+            await new.files.content(batch.input_file_id)
+        kept = await new.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        content = tmp_path / "state" / "batches" / "content"
+        assert len(list(content.iterdir())) == 4
+        monkeypatch.setattr("gateway.batches.runner._GONE_S", 0.0)
+        await until(lambda: [one.name for one in content.iterdir()] == [kept.id], what="the end")
+
+
+async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path) -> None:
+    world = World(MemoryTransport(SystemClock()))
+    await put_api_key(world, "sk-one", name="one")
+    await put_api_key(world, "sk-two", name="two")
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=tmp_path / "state")
+    async with (
+        running_gateway(world.transport, limits) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one", max_retries=0) as one,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await gateway.knows_keys()
+        port, answers = int(gateway.url.rpartition(":")[2]), list[bytes]()
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            writer.write(
+                b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-one\r\n"
+                b"content-type: multipart/form-data; boundary=b\r\ncontent-length: 5000\r\n\r\n--b\r\n"
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    answers.append(await reader.readline())
+        assert [answer.split()[1] for answer in answers] == [b"429"] * 4
+        await two.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        with pytest.raises(openai.RateLimitError, match="uploaded already"):
+            await one.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("multipart/form-data; boundary=b; charset=punycode", "charset"),
+        ("multipart/form-data", "boundary"),
+        ("application/json", "multipart/form-data"),
+        ("multipart/form-data; boundary=b; charset=UTF-8", "no field"),
+    ],
+)
+async def test_the_client_names_no_codec(
+    gateway: Running, http: aiohttp.ClientSession, kind: str, says: str
+) -> None:
+    async with http.post(
+        f"{gateway.url}/v1/files", data=b"--b--\r\n", headers={"content-type": kind}
+    ) as answer:
+        assert answer.status == 400
+        assert says in (await answer.json())["error"]["message"]
 
 
 async def test_without_a_state_folder(world: World) -> None:

@@ -1,6 +1,7 @@
 """Idempotency keys: one answer for a request that is sent again, one run for two at a time."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import aiohttp
 import openai
@@ -10,6 +11,7 @@ from gateway.http import idempotency
 from gateway.http.idempotency import IdempotencyTable
 from machinery.clock import SystemClock
 from schemas.wire.errors import RefusedError
+from tests.support.gateway_calls import put_api_key
 from tests.support.gateway_engine_scripts import chat, completion
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World
@@ -47,6 +49,37 @@ async def test_a_repeated_request_gets_the_first_answer(world: World, gateway: R
             await ask("a", "ho")
         with pytest.raises(openai.BadRequestError, match="1 to 255"):
             await ask("x" * 256)
+
+
+async def test_a_repetition_is_a_request_of_its_key(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    await put_api_key(world, "sk-fleet-one", requests_per_minute=2, tokens_per_minute=100)
+    keyring = gateway.gateway.fleet_state.keyring
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await until(lambda: keyring.find(b"sk-fleet-one"), what="the key")
+
+        async def ask(secret: str) -> tuple[int, str | None, str]:
+            headers = {"idempotency-key": "k", "authorization": f"Bearer {secret}"}
+            async with http.post(gateway.url + CHAT, json=BODY, headers=headers) as answer:
+                await answer.read()
+                remaining = answer.headers.get("x-ratelimit-remaining-tokens", "")
+                return answer.status, answer.headers.get("idempotency-replayed"), remaining
+
+        assert (await ask("sk-fleet-one"))[:2] == (200, None)
+        assert (await ask("sk-fleet-one"))[:2] == (200, "true")
+        assert (await ask("sk-fleet-one"))[:2] == (429, None)
+        principal = keyring.find(b"sk-fleet-one")
+        assert principal is not None
+        assert (principal.limiter.in_flight, principal.limiter.requests_used) == (0, 2)
+        # Another key that gets the name later is not given the answers of the first.
+        created = datetime(2026, 2, 2, tzinfo=UTC)
+        await put_api_key(world, "sk-fleet-two", created=created)
+        await until(lambda: keyring.find(b"sk-fleet-two"), what="the new key")
+        assert (await ask("sk-fleet-two"))[:2] == (200, None)
+        assert len(engine.calls) == 2
 
 
 async def test_two_at_a_time_become_one(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gateway.state import persistence
 from gateway.state.persistence import (
     GatewaySnapshot,
-    KnownKeys,
     KnownObjects,
     SnapshotError,
     SnapshotFile,
@@ -39,9 +38,7 @@ FULL = GatewaySnapshot(
         sites={"mac-1": "berlin"},
     ),
     gateways=5,
-    keys=KnownKeys(
-        keys={"ci": ApiKey(name="ci", hash="0" * 64, created=NOW, models=("m",))}, gateways=3
-    ),
+    keys={"ci": ApiKey(name="ci", hash="0" * 64, created=NOW, models=("m",))},
 )
 EMPTY = GatewaySnapshot(saved_at=NOW, known=KnownObjects())
 
