@@ -67,6 +67,8 @@ class FrameReader:
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the whole messages and control frames that the data completes, as opcode and payload.
 
+        A part of a message that is not its last yields CONTINUATION, so that a caller can count the frames.
+
         Raises:
             FrameError: the client broke the protocol, or a message is too long.
 
@@ -86,6 +88,8 @@ class FrameReader:
                 self._opcode = 0
                 self._message.clear()
                 yield kind, whole
+            else:
+                yield CONTINUATION, b""
 
     def _read_frame(self) -> tuple[int, bool, bytes] | None:
         """Take one frame from the buffer; None if it is incomplete."""

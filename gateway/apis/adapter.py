@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 import orjson
 
 from gateway.auth.rate_limits import Rates, openai_headers
+from gateway.json_limits import MAX_MESSAGES, check_values
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.call import Headers
 from schemas.wire import headers as wire_headers
@@ -90,9 +91,10 @@ def decode(
 
     Raises:
         ModelMissingError: it names no model and must; with a default model it may be valid.
-        RefusedError: the body is not valid JSON or has a wrong field, which the error names.
+        RefusedError: the body is not valid JSON, has too many values, or has a wrong field, which the error names.
 
     """
+    check_values(body)
     try:
         return _with_model(decoder.decode(body), kind)
     except msgspec.ValidationError as error:
@@ -134,6 +136,15 @@ def unknown_name(
     near = [own] if own else difflib.get_close_matches(name[:100], sorted(known), n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return f"Unknown {what}: '{name[:100]}'.{hint}"
+
+
+def check_messages(messages: Sequence[object]) -> None:
+    """Raise RefusedError if there are more messages than engines accept."""
+    if len(messages) > MAX_MESSAGES:
+        raise invalid(
+            f"'messages' has {len(messages)} elements; it may have {MAX_MESSAGES}.",
+            param="messages",
+        )
 
 
 def to_inference_request(

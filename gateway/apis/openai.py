@@ -1,13 +1,13 @@
 """OpenAI's API, which engines speak themselves: bodies pass through, and only fields for routing are read."""
 
 import re
-from typing import Any
 
 import msgspec
 import orjson
 from typing_extensions import override
 
 from gateway.apis.adapter import NO_MODEL, ApiAdapter, ModelMissingError, ResponseTranslator
+from gateway.json_limits import decode_members
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.call import Headers
 from machinery.clock import NEVER
@@ -63,16 +63,16 @@ class ResponsesTranslator(ResponseTranslator):
 
 
 class _RoutingFields(msgspec.Struct):
-    """Fields for routing; the engine validates all fields."""
+    """Fields for routing, as they are written: their values may be of any type and size. The engine validates them."""
 
-    model: Any = None
+    model: msgspec.Raw = msgspec.Raw()
     stream: msgspec.Raw = msgspec.Raw()
     n: msgspec.Raw = msgspec.Raw()
     fleet: msgspec.Raw = msgspec.Raw()
-    session_id: Any = None
-    conversation: Any = None
-    prompt_cache_key: Any = None
-    cache_salt: Any = None
+    session_id: msgspec.Raw = msgspec.Raw()
+    conversation: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -82,8 +82,13 @@ class _ModelName(msgspec.Struct):
     model: str = ""
 
 
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+class _Conversation(msgspec.Struct):
+    id: str = ""
+
+
 _decode = msgspec.json.Decoder(_RoutingFields).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_CONVERSATION = msgspec.json.Decoder(str | _Conversation)
 _MODEL_NAME = msgspec.json.Decoder(_ModelName)
 
 
@@ -101,10 +106,7 @@ class OpenAiAdapter(ApiAdapter):
             head = _decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _invalid_body(error) from error
-        if not isinstance(head.model, str) or not head.model:
-            if head.model in (None, ""):
-                raise ModelMissingError(NO_MODEL)
-            raise invalid('"model" must be the name of a model, as a string.', param="model")
+        model = _model(head.model)
         if head.fleet:
             # The field is reserved for gateways, which use it to resume a stream.
             raise invalid("Unknown parameter: 'fleet'.", param="fleet")
@@ -113,7 +115,7 @@ class OpenAiAdapter(ApiAdapter):
         has_session = head.session_id or head.conversation or _SESSION_ID in fields
         request = InferenceRequest(
             path=path,
-            model=head.model,
+            model=model,
             body=body,
             request_id=http_request.request_id,
             headers=http_request.headers,
@@ -123,10 +125,39 @@ class OpenAiAdapter(ApiAdapter):
             timeout_s=http_request.timeout_s() if _TIMEOUT in fields else NEVER,
             session=_session(head, http_request) if has_session else "",
             prompt=(head.messages or head.prompt or head.input) if is_generation else b"",
-            cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
-            cache_salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
+            cache_key=_text(head.prompt_cache_key) if head.prompt_cache_key else "",
+            cache_salt=_text(head.cache_salt) if head.cache_salt else "",
         )
         return request, ResponsesTranslator() if is_streamed and path == _RESPONSES else None
+
+
+def _model(raw: msgspec.Raw) -> str:
+    """Return the name of the model.
+
+    Raises:
+        ModelMissingError: there is none.
+        RefusedError: it is no text.
+
+    """
+    try:
+        name = _decode_text(raw) if raw else ""
+    except msgspec.ValidationError:
+        if bytes(raw) != b"null":
+            raise invalid(NO_MODEL.message, param="model") from None
+        name = ""
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid_body(error) from error
+    if not name:
+        raise ModelMissingError(NO_MODEL)
+    return name
+
+
+def _text(raw: msgspec.Raw) -> str:
+    """Return a text; empty for any other value, which the engine refuses."""
+    try:
+        return _decode_text(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _number(raw: bytes) -> int:
@@ -146,16 +177,10 @@ def with_model(body: bytes, name: str) -> bytes:
     """Return the body, a JSON object, with this model; all other values stay as they were written.
 
     Raises:
-        RefusedError: the body is not valid JSON.
+        RefusedError: the body is not valid JSON, or has too many members.
 
     """
-    try:
-        fields = _FIELDS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"The body is not valid JSON: {error}") from error
-    except RecursionError:
-        raise invalid("The body's JSON is nested too deeply.") from None
-    return msgspec.json.encode({**fields, "model": name})
+    return msgspec.json.encode({**decode_members(body), "model": name})
 
 
 def find_model_name(body: bytes) -> str:
@@ -172,11 +197,14 @@ def _session(head: _RoutingFields, http_request: HttpRequest) -> str:
     `user` does not count, because many clients send one value for everything, and
     `previous_response_id` does not, because it changes with every turn.
     """
-    if isinstance(head.session_id, str) and head.session_id:
-        return head.session_id
+    if head.session_id and (own := _text(head.session_id)):
+        return own
     if header := http_request.fields.get(_SESSION_ID):
         return header.decode("latin-1")
-    named = head.conversation
-    if isinstance(named, dict):
-        named = named.get("id")
-    return named if isinstance(named, str) else ""
+    if not head.conversation:
+        return ""
+    try:
+        named = _CONVERSATION.decode(head.conversation)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return named if isinstance(named, str) else named.id

@@ -36,6 +36,8 @@ CHAT: Final = b"/v1/chat/completions"
 MAX_RUNNING: Final = 32
 _IDLE_S: Final = 600.0
 """Seconds after which a connection without requests and messages is closed."""
+_AT_ONCE: Final = 128
+"""Frames that are read before other connections are served: one read may hold 30,000."""
 _WRAPPING: Final = 1024
 """Bytes of a message around its request."""
 _DONE: Final = b"[DONE]"
@@ -142,6 +144,8 @@ class ChatSocket(asyncio.Protocol):
         self._running: dict[str, RequestContext] = {}
         self._held_bytes = 0
         self._is_over = self._is_stopping = False
+        self._is_behind = False
+        """True while messages wait that have arrived."""
         self._idle_timer = client.loop.call_later(_IDLE_S, self._close_idle)
 
     @property
@@ -154,21 +158,39 @@ class ChatSocket(asyncio.Protocol):
         if self._is_over:
             return
         self._restart_timer()
+        self._take_messages(data)
+
+    def _take_messages(self, data: bytes = b"") -> bool:
+        """Take a few messages; return whether none is left. The others wait until other connections were served."""
+        self._is_behind = False
         try:
-            for opcode, payload in self._reader.feed(data):
+            for number, (opcode, payload) in enumerate(self._reader.feed(data), 1):
                 if not self._take(opcode, payload):
-                    return
+                    return False
+                if number == _AT_ONCE:
+                    self._is_behind = True
+                    self._client.flow.pause_reading()
+                    self._client.loop.call_soon(self._catch_up)
+                    break
         except frames.FrameError as error:
             self.close(error.code, str(error))
-            return
+            return False
         memory, held = self._handler.body_memory, self._reader.held_bytes
         if held > self._held_bytes:
             if not memory.take(held - self._held_bytes):
                 self.close(frames.TRY_LATER, "too many unfinished messages")
-                return
+                return False
         else:
             memory.free(self._held_bytes - held)
         self._held_bytes = held
+        return not self._is_behind
+
+    def _catch_up(self) -> None:
+        """Take the next messages, unless the client reads no answers."""
+        if self._is_over or not self._is_behind or self._client.flow.write_paused:
+            return
+        if self._take_messages():
+            self._client.flow.resume_reading()
 
     @override
     def pause_writing(self) -> None:
@@ -180,7 +202,10 @@ class ChatSocket(asyncio.Protocol):
     @override
     def resume_writing(self) -> None:
         self._client.flow.resume_writing()
-        self._client.flow.resume_reading()
+        if self._is_behind:
+            self._client.loop.call_soon(self._catch_up)
+        else:
+            self._client.flow.resume_reading()
         for context in tuple(self._running.values()):
             context.resume()
 

@@ -6,17 +6,19 @@ A client's `traceparent` reaches engines whether or not this gateway traces;
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import msgspec
 import orjson
 from typing_extensions import override
 
+from gateway.json_limits import decode_members
 from gateway.request import InferenceRequest, RawHeaders
 from gateway.routing.table import EngineEndpoint, ExternalServer
 from machinery.http_server import TRACE_PARENT, TRACE_STATE
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import Refusal, RefusedError
 
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _TRACE_STATE = wire_headers.TRACE_STATE.encode()
@@ -27,7 +29,6 @@ REQUEST = (
 )
 """The HTTP request: its path, host, length of the body, request id, further header lines, and body."""
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 # Fields of this fleet's engines; a server that does not know one refuses the request.
@@ -96,7 +97,7 @@ def encode_external(
     if passed >= _MOST_FLEETS:
         message = f"The request has passed {passed} fleets already: a ModelRoute's external endpoint leads back to its own fleet."
         raise RefusedError(Refusal(status=508, message=message, type="server_error", code="loop"))
-    fields = _decode_fields(request.body)
+    fields = decode_members(request.body)
     for name in _FLEET_FIELDS:
         fields.pop(name, None)
     fields["model"] = msgspec.Raw(orjson.dumps(server.model))
@@ -122,18 +123,11 @@ def rename_model(body: bytes, old: str, new: str) -> bytes:
         RefusedError: the body is not valid JSON.
 
     """
-    found = list(_MODEL_MEMBER.finditer(body))
+    found = list(islice(_MODEL_MEMBER.finditer(body), 2))
     if len(found) == 1 and orjson.loads(found[0][1]) == old:
         return body[: found[0].start(1)] + orjson.dumps(new) + body[found[0].end(1) :]
     # The key occurs more than once or has escapes, so the body must be parsed. Values stay
     # unchanged, invalid ones and numbers beyond floats included.
-    fields = _decode_fields(body)
+    fields = decode_members(body)
     fields["model"] = msgspec.Raw(orjson.dumps(new))
     return msgspec.json.encode(fields)
-
-
-def _decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    try:
-        return _FIELDS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"The body is not valid JSON: {error}") from error

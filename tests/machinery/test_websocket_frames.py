@@ -46,7 +46,11 @@ def test_a_message_in_parts_with_a_ping_between() -> None:
         + client_frame(frames.PING, b"?")
         + client_frame(frames.CONTINUATION, b"llo")
     )
-    assert list(reader.feed(data)) == [(frames.PING, b"?"), (frames.TEXT, b"hello")]
+    assert list(reader.feed(data)) == [
+        (frames.CONTINUATION, b""),
+        (frames.PING, b"?"),
+        (frames.TEXT, b"hello"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Translates Anthropic's requests to OpenAI's: body fields, messages, tools and results. Pure."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import orjson
 
-from gateway.apis.adapter import decode, without_nones
+from gateway.apis.adapter import check_messages, decode, without_nones
 from schemas.wire.errors import RefusedError, invalid
 
 Block: TypeAlias = dict[str, Any]
@@ -75,68 +75,107 @@ def system_messages(given: str | list[Block] | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []
 
 
+class _Turn:
+    """One turn, as neighbours with the same role make it: its pieces are joined once, at its end."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.texts: list[str] = []
+        """Texts before the first image."""
+        self.parts: list[Block] = []
+        """All parts from the first image on; texts before it are one part."""
+        self.thoughts: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+
+    def add_text(self, text: str) -> None:
+        if not self.parts:
+            self.texts.append(text)
+        elif text:
+            self.parts.append({"type": "text", "text": text})
+
+    def add_image(self, part: Block) -> None:
+        if not self.parts and (text := _joined(self.texts)):
+            self.parts.append({"type": "text", "text": text})
+        self.parts.append(part)
+
+    def message(self) -> dict[str, Any]:
+        """Return OpenAI's message."""
+        message: dict[str, Any] = {"role": self.role, "content": self.parts or _joined(self.texts)}
+        if self.thoughts:
+            message["reasoning_content"] = _joined(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return _BETWEEN.join(text for text in texts if text)
+
+
 def translate_messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, Any]]:
     """Return the messages; neighbours with the same role become one turn, as in Anthropic's API.
 
     Raises:
-        RefusedError: a block is unknown or not supported.
+        RefusedError: there are too many, or a block is unknown or not supported.
 
     """
-    found: list[dict[str, Any]] = []
+    check_messages(messages)
+    turns: list[_Turn | dict[str, Any]] = []
     called: set[str] = set()  # ids of the calls so far
+
+    def turn_of(role: str) -> _Turn:
+        last = turns[-1] if turns else None
+        if not isinstance(last, _Turn) or last.role != role:
+            last = _Turn(role)
+            turns.append(last)
+        return last
+
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if message.role not in _KINDS:
+        role, where = message.role, f"messages[{index}]"
+        if role not in _KINDS:
             raise invalid(
                 f"Invalid '{where}.role': it must be user, assistant or system.",
                 param=f"{where}.role",
             )
-        blocks = message.content
-        if isinstance(blocks, str):
-            _add(found, message.role, blocks)
-        elif message.role == "assistant":
-            turn = _assistant_turn(blocks, f"{where}.content")
-            called.update(call["id"] for call in turn.get("tool_calls", ()))
-            _join(found, turn)
+        if isinstance(message.content, str):
+            turn_of(role).add_text(message.content)
+        elif role == "assistant":
+            _add_assistant(turn_of(role), message.content, called, f"{where}.content")
         else:
-            _add_blocks(found, message.role, blocks, called, f"{where}.content")
-    if found and found[-1]["role"] == "assistant":
+            for at, block in enumerate(message.content):
+                here = f"{where}.content[{at}]"
+                kind = _kind(block, role, here)
+                if kind == "tool_result":
+                    if block["tool_use_id"] not in called:
+                        raise _no_such_call(block["tool_use_id"], here)
+                    result = {"role": "tool", "tool_call_id": block["tool_use_id"]}
+                    turns.append({**result, "content": _result(block, here)})
+                elif kind == "image":
+                    turn_of(role).add_image(_image(block, here))
+                else:
+                    turn_of(role).add_text(block["text"])
+    if turns and isinstance(turns[-1], _Turn) and turns[-1].role == "assistant":
         raise invalid(
             "The last message is the assistant's, and this fleet's models do not continue a begun answer "
             "(prefill). End with a message of the user.",
             param="messages",
         )
-    return found
+    return [turn.message() if isinstance(turn, _Turn) else turn for turn in turns]
 
 
-def _add(found: list[dict[str, Any]], role: str, content: str | list[Block]) -> None:
-    _join(found, {"role": role, "content": content})
-
-
-def _join(found: list[dict[str, Any]], turn: dict[str, Any]) -> None:
-    """Append a turn, or merge it into the previous one."""
-    if not found or found[-1]["role"] != turn["role"] or turn["role"] == "tool":
-        found.append(turn)
-        return
-    before = found[-1]
-    if isinstance(before.get("content"), list) or isinstance(turn.get("content"), list):
-        before["content"] = [*_parts(before.get("content")), *_parts(turn.pop("content", None))]
-    for name in ("content", "reasoning_content"):
-        if isinstance(before.get(name), list):
-            continue
-        texts = [text for text in (before.get(name), turn.get(name)) if text]
-        if texts or name == "content":
-            before[name] = _BETWEEN.join(texts)
-    calls = [*before.get("tool_calls", ()), *turn.get("tool_calls", ())]
-    if calls:
-        before["tool_calls"] = calls
-
-
-def _parts(content: str | list[Block] | None) -> list[Block]:
-    """Return OpenAI's parts of a message."""
-    if isinstance(content, list):
-        return content
-    return [{"type": "text", "text": content}] if content else []
+def _add_assistant(turn: _Turn, blocks: Sequence[Block], called: set[str], where: str) -> None:
+    """Add the blocks of an assistant's message to its turn, and the ids of its calls to `called`."""
+    for at, block in enumerate(blocks):
+        kind = _kind(block, "assistant", f"{where}[{at}]")
+        if kind == "text":
+            turn.add_text(block["text"])
+        elif kind == "thinking":
+            turn.thoughts.append(block["thinking"])
+        elif kind == "tool_use":
+            arguments = orjson.dumps(block["input"]).decode()
+            function = {"name": block["name"], "arguments": arguments}
+            turn.calls.append({"id": block["id"], "type": "function", "function": function})
+            called.add(block["id"])
 
 
 def _image(block: Block, where: str) -> Block:
@@ -155,28 +194,6 @@ def _image(block: Block, where: str) -> Block:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _add_blocks(
-    found: list[dict[str, Any]],
-    role: str,
-    blocks: Sequence[Block],
-    called: Container[str],
-    where: str,
-) -> None:
-    """Add the blocks of a user or system turn; each tool result becomes a message of its own."""
-    for at, block in enumerate(blocks):
-        here = f"{where}[{at}]"
-        kind = _kind(block, role, here)
-        if kind == "tool_result":
-            if block["tool_use_id"] not in called:
-                raise _no_such_call(block["tool_use_id"], here)
-            result = {"role": "tool", "tool_call_id": block["tool_use_id"]}
-            found.append({**result, "content": _result(block, here)})
-        elif kind == "image":
-            _add(found, role, [_image(block, here)])
-        else:
-            _add(found, role, block["text"])
-
-
 def _result(block: Block, where: str) -> str | list[Block]:
     given = block.get("content")
     if isinstance(given, list) and any(_is_image(part) for part in given):
@@ -192,28 +209,6 @@ def _result(block: Block, where: str) -> str | list[Block]:
 
 def _is_image(block: object) -> bool:
     return isinstance(block, dict) and block.get("type") == "image"
-
-
-def _assistant_turn(blocks: Sequence[Block], where: str) -> dict[str, Any]:
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for at, block in enumerate(blocks):
-        kind = _kind(block, "assistant", f"{where}[{at}]")
-        if kind == "text":
-            texts.append(block["text"])
-        elif kind == "thinking":
-            thoughts.append(block["thinking"])
-        elif kind == "tool_use":
-            arguments = orjson.dumps(block["input"]).decode()
-            function = {"name": block["name"], "arguments": arguments}
-            calls.append({"id": block["id"], "type": "function", "function": function})
-    turn: dict[str, Any] = {"role": "assistant", "content": _BETWEEN.join(texts)}
-    if thoughts:
-        turn["reasoning_content"] = _BETWEEN.join(thoughts)
-    if calls:
-        turn["tool_calls"] = calls
-    return turn
 
 
 def _texts(blocks: Sequence[Block], role: str, where: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from gateway.apis.adapter import decode, unknown_name, without_nones
+from gateway.apis.adapter import check_messages, decode, unknown_name, without_nones
 from schemas.wire.errors import RefusedError, invalid
 
 MAPPED: Mapping[str, str] = MappingProxyType(
@@ -207,10 +208,11 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
     """Return the messages in OpenAI's format; calls get the ids that Ollama's lack.
 
     Raises:
-        RefusedError: an image is no text, or a result answers no call.
+        RefusedError: there are too many messages, an image is no text, or a result answers no call.
 
     """
-    waiting: list[tuple[str, str]] = []  # ids and names of calls without a result
+    check_messages(messages)
+    waiting = _WaitingCalls(())
     found: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         shown: dict[str, Any] = {"role": message.role, "content": message.content or ""}
@@ -224,13 +226,12 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
                 _call(call, f"call_{index}_{at}") for at, call in enumerate(message.tool_calls)
             ]
             shown["tool_calls"] = calls
-            waiting = [(call["id"], call["function"]["name"]) for call in calls]
+            waiting = _WaitingCalls(calls)
         if message.role == "tool":
-            call = _answered(message, waiting)
-            if call is None:
+            id_ = waiting.answer(message)
+            if id_ is None:
                 raise _answers_nothing(index)
-            waiting.remove(call)
-            shown["tool_call_id"] = call[0]
+            shown["tool_call_id"] = id_
         found.append(shown)
     return found
 
@@ -253,15 +254,32 @@ def _call(call: OllamaToolCall, id_: str) -> dict[str, Any]:
     return {"id": call.id or id_, "type": "function", "function": function}
 
 
-def _answered(message: OllamaMessage, waiting: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the call that a result belongs to: by its id, else its name, else its position."""
-    for call in waiting:
+class _WaitingCalls:
+    """The calls of one turn that have no result yet. Finding one takes the same time among two and among thousands."""
+
+    def __init__(self, calls: Sequence[dict[str, Any]]) -> None:
+        self._ids = [call["id"] for call in calls]
+        self._waiting = set(range(len(calls)))
+        self._places: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+        """Places of calls by id, by name, and of all, in order; answered ones are skipped."""
+        for at, call in enumerate(calls):
+            for key in (("id", call["id"]), ("name", call["function"]["name"]), ("", "")):
+                self._places[key].append(at)
+
+    def answer(self, message: OllamaMessage) -> str | None:
+        """Return the id of the call that a result belongs to: by its id, else its name, else its position."""
+        key = ("", "")
         if message.tool_call_id:
-            if call[0] == message.tool_call_id:
-                return call
-        elif not message.tool_name or call[1] == message.tool_name:
-            return call
-    return None
+            key = ("id", message.tool_call_id)
+        elif message.tool_name:
+            key = ("name", message.tool_name)
+        places = self._places.get(key)
+        while places:
+            at = places.popleft()
+            if at in self._waiting:
+                self._waiting.remove(at)
+                return str(self._ids[at])
+        return None
 
 
 def _answers_nothing(index: int) -> RefusedError:
