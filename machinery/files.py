@@ -40,8 +40,10 @@ def open_replacement(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
             os.fsync(descriptor)
         Path(temporary).replace(path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk has no name of its own
         raise
 
 

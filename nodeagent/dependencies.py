@@ -226,7 +226,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         last_assignment=replicas,
         uses=uses,
         is_inspecting=splits.is_inspecting,
-        readings=SystemMachineReader(config.models_dir),
+        readings=SystemMachineReader(config.models_dir, state_dir=config.state_dir),
         fabric=_fabric_tests(transport, clock, config),
     )
 
@@ -251,7 +251,8 @@ def _engine_processes(
         addresses=config.addresses,
         identity_dir=None if tls is None else tls.folder,
         prefixes=config.prefixes_dir,
-        refusal=lambda: stop_order.refusal() or (preflight.refusal if preflight else ""),
+        stopped=stop_order.refusal,
+        refusal=lambda: preflight.refusal if preflight else "",
         variables=config.engine_variables,
     )
 

@@ -26,7 +26,7 @@ from nodeagent.actions import (
     WithdrawEndpoint,
 )
 from nodeagent.engines import engine_processes, group_launch
-from nodeagent.engines.engine_processes import EngineOrder, EnginesPort
+from nodeagent.engines.engine_processes import EngineOrder, EnginesPort, StoppedError
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, StartError
@@ -217,6 +217,7 @@ class ActionExecutor:
             epoch=group_launch.wanted_epoch(replica),
             message=str(error),
             failures=failures,
+            is_stopped=isinstance(error, StoppedError),
             retry_at=self._clock.monotonic() + delay_s,
             retry_time=self._clock.now() + timedelta(seconds=delay_s),
         )

@@ -37,6 +37,8 @@ class StartError:
     message: str
     failures: int
     """Consecutive failures to start it."""
+    is_stopped: bool
+    """True if an order stopped the engines of this Mac: the replica stays."""
     retry_at: float
     """The next attempt, on the monotonic clock."""
     retry_time: datetime
@@ -208,6 +210,7 @@ class ReplicaObserver:
             is_stale=self._node.is_stale(name),
             is_outdated=self._node.is_outdated(name),
             start_error=error.message if error is not None else "",
+            start_failures=error.failures if error is not None and not error.is_stopped else 0,
             next_start=error.next_start(self._clock.monotonic()) if error is not None else None,
             start_place=0 if is_fetching(fetch) else self._start_place(name, replica, engine),
             fetch=fetch,

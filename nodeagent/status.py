@@ -17,11 +17,13 @@ from nodeagent.replicas.observation import (
 )
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, find_condition, is_true
-from schemas.replica import MODEL_PRESENT, WAITING_FOR_FILES, FetchStatus
+from schemas.replica import MODEL_PRESENT, UNSTARTABLE, WAITING_FOR_FILES, FetchStatus
 from schemas.wire.exit_codes import ExitCode
 
 # Places beyond this one are reported in tens.
 _EXACT_PLACES = 10
+# Half a minute of attempts (RESTART_BACKOFF).
+_FAILURES_TO_MOVE = 6
 _EXIT_REASONS: Mapping[int, str] = {
     ExitCode.UNUSABLE: "ModelUnusable",
     ExitCode.ADDRESS_IN_USE: "PortInUse",
@@ -39,7 +41,7 @@ def replica_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
         if fetching and not is_true(fetching, MODEL_PRESENT):
             return fetching
         if seen.replica.spec.formation is None:
-            return (_engine_ready(seen), *fetching)
+            return (_engine_ready(seen), *_unstartable(seen), *fetching)
         return (*_rank_conditions(seen), *fetching)
     stopped = seen.engine is None or not seen.engine.is_running
     reason = "EngineEnded" if stopped else "EngineEnding"
@@ -128,6 +130,12 @@ def _engine_missing(seen: ObservedReplica) -> Condition:
     if seen.start_place > 0:
         return _waiting_to_load(seen.start_place)
     return _condition("Ready", "Starting", "its engine is about to start", holds=False)
+
+
+def _unstartable(seen: ObservedReplica) -> tuple[Condition, ...]:
+    if seen.start_failures < _FAILURES_TO_MOVE:
+        return ()
+    return (_condition(UNSTARTABLE, "CannotStart", seen.start_error, holds=True),)
 
 
 def _waiting_to_load(place: int, *, after: str = "") -> Condition:

@@ -19,6 +19,7 @@ from schemas.node import matches
 from schemas.replica import (
     FETCHING_REASONS,
     MODEL_PRESENT,
+    UNSTARTABLE,
     LeavingRank,
     RankStatus,
     Replica,
@@ -205,6 +206,9 @@ def _replica(
         is_ready=lister.is_serving(replica) and not is_over,
         reported_ready=ready is not None and ready.status is ConditionStatus.TRUE and not is_over,
         is_stopped=_is_stopped(lister, replica, reports, now.lost),
+        cannot_start=any(
+            report is not None and is_true(report.conditions, UNSTARTABLE) for report in reports
+        ),
         is_node_lost=not now.lost.isdisjoint(nodes),
         is_fetching=any(
             report is not None and _is_fetching(report.conditions) for report in reports

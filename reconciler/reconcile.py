@@ -149,7 +149,7 @@ class DeploymentReconciler:
             observed = self._observe(key.name, scaling)
             # What remains to be done: the changes that were made just now queue nothing.
             decided = plan(observed, self._table)
-        if decided.unschedulable or decided.stuck:
+        if decided.unschedulable or decided.stuck or any(r.cannot_start for r in observed.replicas):
             self._state.waiting_for_room.add(key.name)
         else:
             self._state.waiting_for_room.discard(key.name)

@@ -91,6 +91,24 @@ class ReplicaScheduler:
             fallback = "" if is_surge else observed.stable_template
             self._schedule(template, next(names), fallback=fallback, is_surge=is_surge)
             count += 1
+        for replica in kept:
+            is_whole = replica.epoch is None and not replica.is_node_lost
+            if is_whole and replica.cannot_start and replica.is_idle:
+                self._move_elsewhere(replica)
+
+    def _move_elsewhere(self, replica: ReplicaView) -> None:
+        """Move a replica whose engine cannot be started on its node, if another one has room; otherwise it stays.
+
+        Nodes without a replica of the deployment come first: the own node is none of them.
+        """
+        template = version_after_move(self._goal, self._observed, replica)
+        request = self._request(template)
+        apart = replace(request, apart_from=request.apart_from | {request.name})
+        for option in (apart, request):
+            found = self._started_placer().place(option)
+            if isinstance(found, Assignment) and found.ranks[0].node not in replica.nodes:
+                self.actions.append(self._assign(template, replica, found))
+                return
 
     def _schedule(
         self, template: str, to: ReplicaView | str, *, fallback: str, is_surge: bool = False

@@ -25,6 +25,8 @@ class ReplicaView:
     """True if the last report of its agent says Ready. It stays so while the agent is away: the engine may serve."""
     is_stopped: bool = False
     """True if every agent reports that its rank has stopped, or is lost."""
+    cannot_start: bool = False
+    """True if an agent failed several times in a row to start its engine."""
     is_node_lost: bool = False
     """True if one of its nodes has been away for longer than the grace period."""
     problem: str = ""

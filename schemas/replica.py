@@ -151,6 +151,8 @@ class Replica(ApiObject):
 
 
 MODEL_PRESENT = "ModelPresent"
+UNSTARTABLE = "Unstartable"
+"""The condition of a rank whose engine could not be started on its Mac several times in a row: another Mac may."""
 """The condition of a rank whose model comes from a hub: whether the files that it needs are on the Mac's disk."""
 WAITING_FOR_FILES = "WaitingForFiles"
 """The reason of Ready of a rank that has its files, while another rank of the group has not."""

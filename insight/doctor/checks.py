@@ -27,7 +27,7 @@ from nodeagent.hardware.metal import METAL_AVAILABLE
 from reconciler.groups.fabric import FabricFault
 from schemas import quantity
 from schemas.gitsource import GitSource
-from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition
+from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition, is_true
 from schemas.node import Node
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
@@ -362,7 +362,8 @@ def _disks(nodes: Sequence[Node], own: DiskSpace | None) -> Iterator[Finding]:
             message=f"{label}: {quantity.show(free)} free of {quantity.show(size)}",
             advice="free disk space: models and etcd's database need it",
         )
-    if places and not short:
+    pressed = any(n.status and is_true(n.status.conditions, "DiskPressure") for n in nodes)
+    if places and not short and not pressed:
         yield ok("disk", f"{counted(len(places), 'disk has', 'disks have')} enough free space")
 
 

@@ -78,7 +78,11 @@ def _common_readers(
 
     return {
         "models": lambda: in_thread(lambda: process_facts.read_models_folder(folder)),
-        "disk": lambda: in_thread(lambda: probe.read_disk(folder)),
+        "disk": lambda: in_thread(
+            lambda: min(
+                probe.read_disks((folder, *scope.engine_folders)), key=lambda disk: disk.free_bytes
+            )
+        ),
         "engines": read_engines,
         "services": read_services,
     }

@@ -244,22 +244,21 @@ def _folder_advice(facts: HostFacts, path: str, user: str) -> str:
 
 
 def check_disk(facts: HostFacts) -> Iterator[Finding]:
-    """Yield whether the disk of the models has space."""
+    """Yield whether the disks of the models and of the agent's state have space; `facts` has the fuller one."""
     if facts.disk is None:
-        yield unknown("disk", "the free space of the disk that holds the models cannot be read")
+        yield unknown("disk", "the free space of the disks of models and state cannot be read")
         return
     free = facts.disk.free_bytes
     size = f"{quantity.show(free)} of {quantity.show(facts.disk.total_bytes)}"
     if free >= DISK_WARN_BYTES:
-        yield ok("disk", f"{size} are free on the disk that holds the models")
+        yield ok("disk", f"{size} are free on the disk of {facts.disk.path}")
         return
     level: Level = "FAIL" if free < DISK_FAIL_BYTES else "WARN"
-    where = facts.models.path if facts.models is not None else "the folder of models"
     yield Finding(
         check="disk",
         level=level,
-        message=f"only {size} are free on the disk that holds the models: loading and downloading may fail",
-        advice=f"du -sh {where}/* shows what takes the space",
+        message=f"only {size} are free on the disk of {facts.disk.path}: loading and downloading may fail",
+        advice=f"du -sh {facts.disk.path}/* shows what takes the space",
     )
 
 

@@ -205,6 +205,10 @@ def engine_command(
     return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
 
 
+class StoppedError(OSError):
+    """The engines of this Mac were stopped by an order, which is still there."""
+
+
 @dataclass(slots=True)
 class EngineProcesses:
     """The engines below one agent's state folder (`EnginesPort`)."""
@@ -217,8 +221,10 @@ class EngineProcesses:
     """Folder of the node's identity, with which engines on ports serve TLS."""
     prefixes: Path | None = None
     """Folder of cached prompts."""
+    stopped: Callable[[], str] = lambda: ""
+    """Returns that an order stopped the engines of this Mac, or ""."""
     refusal: Callable[[], str] = lambda: ""
-    """Returns why no engine may start now, or ""."""
+    """Returns why no engine can start now, or ""."""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Further variables of their environment."""
     _epochs: EpochRecords = field(init=False)
@@ -235,9 +241,13 @@ class EngineProcesses:
         """Start an engine at a free address; this uses up a rank's epoch, even if the start fails.
 
         Raises:
+            StoppedError: an order stopped the engines of this Mac.
             OSError: there is no free address, no process, no disk space, too low a limit of open files, or no Metal.
 
         """
+        stopped = self.stopped()
+        if stopped:
+            raise StoppedError(stopped)
         refusal = self.refusal()
         if refusal:
             raise OSError(refusal)

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -42,9 +42,11 @@ async def read_machine_facts(platform: str = sys.platform) -> HardwareFacts:
 class SystemMachineReader:
     """Reads the machine that the agent runs on (`MachineReader`)."""
 
-    def __init__(self, models_dir: Path, platform: str = sys.platform) -> None:
+    def __init__(
+        self, models_dir: Path, platform: str = sys.platform, *, state_dir: Path | None = None
+    ) -> None:
         self._platform = platform
-        self._disk = SingleQuery(lambda: read_disk(models_dir))
+        self._disks = SingleQuery(lambda: read_disks([models_dir, state_dir or models_dir]))
         self._models = SingleQuery(lambda: read_local_models(models_dir))
         self._linux = SingleQuery(linux.read_reading)
         self._linux_fabric = SingleQuery(linux.read_fabric)
@@ -53,13 +55,15 @@ class SystemMachineReader:
     async def take(self) -> MachineReading:
         """Return a reading; a part that cannot be read, or takes too long, is None."""
         async with asyncio.TaskGroup() as group:
-            disk = group.create_task(self._disk.ask())
+            disks = group.create_task(self._disks.ask())
             models = group.create_task(self._models.ask())
             rest = group.create_task(self._system())
             fabric = group.create_task(self._cables())
+        disk, state_disk = (*(disks.result() or ()), None, None)[:2]
         return replace(
             rest.result(),
-            disk=disk.result(),
+            disk=disk,
+            state_disk=state_disk,
             fabric=fabric.result(),
             local_models=models.result(),
         )
@@ -92,9 +96,20 @@ def read_disk(folder: Path) -> DiskReading:
         OSError: the disk cannot be read.
 
     """
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    usage = shutil.disk_usage(existing)
-    return DiskReading(total_bytes=usage.total, free_bytes=usage.free)
+    usage = shutil.disk_usage(_existing(folder))
+    return DiskReading(path=str(folder), total_bytes=usage.total, free_bytes=usage.free)
+
+
+def read_disks(folders: Sequence[Path]) -> tuple[DiskReading, ...]:
+    """Return the disks of the folders, each disk once, in the order of the folders. Raises OSError."""
+    by_device: dict[int, Path] = {}
+    for folder in folders:
+        by_device.setdefault(_existing(folder).stat().st_dev, folder)
+    return tuple(map(read_disk, by_device.values()))
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def read_local_models(folder: Path) -> tuple[LocalModel, ...]:

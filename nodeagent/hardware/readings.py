@@ -82,8 +82,10 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskReading:
-    """The disk that holds models."""
+    """A disk that the agent or its engines write to."""
 
+    path: str = ""
+    """The folder on it."""
     total_bytes: int
     free_bytes: int
     """Bytes that a user may still write, without the reserve for root."""
@@ -123,6 +125,9 @@ class MachineReading:
 
     memory: MemoryReading | None = None
     disk: DiskReading | None = None
+    """The disk that holds models."""
+    state_disk: DiskReading | None = None
+    """The disk of the agent's state folder, if it is another one."""
     heat: HeatReading | None = None
     reboot: RebootReading | None = None
     power: PowerSource = "Unknown"

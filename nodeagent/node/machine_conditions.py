@@ -234,7 +234,9 @@ def _verdicts(
     if reading.memory is not None:
         found[MEMORY_PRESSURE] = _memory_verdict(reading.memory, was=was[MEMORY_PRESSURE])
     if reading.disk is not None:
-        found[DISK_PRESSURE] = _disk_verdict(reading.disk, past, was=was[DISK_PRESSURE])
+        found[DISK_PRESSURE] = _disk_verdict(
+            reading.disk, reading.state_disk, past, was=was[DISK_PRESSURE]
+        )
     if reading.heat is not None:
         found[THERMAL_PRESSURE] = _heat_verdict(reading.heat, past, now, was=was[THERMAL_PRESSURE])
     if reading.reboot is not None:
@@ -418,7 +420,16 @@ def _is_memory_short(seen: MemoryReading, *, was: bool) -> bool:
     )
 
 
-def _disk_verdict(seen: DiskReading, past: MachineHistory, *, was: bool) -> ConditionVerdict:
+def _disk_verdict(
+    seen: DiskReading, state: DiskReading | None, past: MachineHistory, *, was: bool
+) -> ConditionVerdict:
+    if state is not None and state.free_bytes < _least_state_bytes(state) * (2 if was else 1):
+        return ConditionVerdict(
+            holds=True,
+            reason="DiskAlmostFull",
+            message=f"the disk of {state.path}, where the agent and its engines write logs and state, is almost full: "
+            f"free more than {show(2 * _least_state_bytes(state))} of its {show(state.total_bytes)}",
+        )
     percent, least = (7, 8 * _GIB) if was else (5, 5 * _GIB)
     if 100 * seen.free_bytes >= percent * seen.total_bytes and seen.free_bytes >= least:
         return ConditionVerdict(
@@ -429,9 +440,14 @@ def _disk_verdict(seen: DiskReading, past: MachineHistory, *, was: bool) -> Cond
     return ConditionVerdict(
         holds=True,
         reason="DiskAlmostFull",
-        message=f"{free} of {show(seen.total_bytes)} are free on the disk that holds the models. Remove unused "
+        message=f"{free} of {show(seen.total_bytes)} are free on the disk of the models, {seen.path}. Remove unused "
         "models or files until more than 7 % and 8 GiB are free",
     )
+
+
+def _least_state_bytes(disk: DiskReading) -> int:
+    """Return the free bytes below which a disk without models is almost full: logs and state are small."""
+    return min(_GIB, disk.total_bytes // 10)
 
 
 def _is_above_limit(seen: HeatReading) -> bool:

@@ -163,6 +163,8 @@ class ObservedReplica:
     """True if that endpoint must be published anew, because the fleet's TLS mode has changed."""
     start_error: str = ""
     """The reason this machine could not start the engine."""
+    start_failures: int = 0
+    """The number of consecutive failures to start it."""
     next_start: NextStart | None = None
     """The next attempt after a start error; None if it is due."""
     start_place: int = 0

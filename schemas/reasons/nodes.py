@@ -25,7 +25,8 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "DiskAlmostFull",
-            "DiskPressure: less than 5 % or 5 GiB is free on the disk of the models.",
+            "DiskPressure: less than 5 % or 5 GiB is free on the disk of the models, or less than 1 GiB on another disk of the "
+            "agent's state. The message names the path.",
             "Remove models or files until more than 7 % and 8 GiB are free.",
         ),
         problem(

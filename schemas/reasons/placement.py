@@ -146,8 +146,8 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "DiskPressure",
-            "The disk with the models is almost full.",
-            "Remove models or files.",
+            "The disk with the models, or with the agent's state, is almost full.",
+            "Remove models or files; the Mac's condition names the path.",
         ),
         problem(
             "ThermalPressure",

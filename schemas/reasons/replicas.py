@@ -61,7 +61,8 @@ SECTION: Final = ReasonSection(
             "CannotStart",
             "The Mac could not start the engine's process: no port, no disk, no address on the cables, a hard limit of "
             "open files below 4,096, no working GPU, or `fleetctl stop` was used there.",
-            "The message has the error of the system. Correct it on that Mac; it is tried again with growing delays.",
+            "The message has the error of the system. Correct it on that Mac; it is tried again with growing delays. After "
+            "half a minute the replica moves to another Mac with room, except after `fleetctl stop`.",
         ),
         problem(
             "AgentAway",

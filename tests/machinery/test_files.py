@@ -1,5 +1,7 @@
 """Files are replaced in one step or not at all."""
 
+import errno
+import os
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from machinery.files import make_owner_folder, write_atomically
+from machinery.files import make_owner_folder, open_replacement, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -83,3 +85,11 @@ def test_a_full_disk_leaves_the_old_file_and_no_litter(tiny: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, "x" * 100_000)
     assert (path.read_text(), names(tiny)) == ("old", ["file"])
+
+
+def test_an_error_of_the_disk_names_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match=f"{full.strerror}: '{path}'"), open_replacement(path):
+        raise full
+    assert names(tmp_path) == []

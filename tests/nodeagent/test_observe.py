@@ -32,6 +32,7 @@ def start_error(*, uid: str = "u1", epoch: int = 0, retry_at: float = 0) -> Star
         epoch=epoch,
         message="no port",
         failures=1,
+        is_stopped=False,
         retry_at=retry_at,
         retry_time=NOW,
     )

@@ -75,3 +75,12 @@ def test_stopped_during_a_deletion(found: ObservedEngine | None, expected: str) 
 
 def test_a_replica_without_a_group_has_no_golden_answer() -> None:
     assert golden_of(ObservedReplica(replica=wanted(), engine=engine())) is None
+
+
+def test_an_engine_that_fails_to_start_again_and_again_may_move() -> None:
+    def types(failures: int) -> list[str]:
+        seen = ObservedReplica(replica=wanted(), start_error="no port", start_failures=failures)
+        return [one.type for one in replica_conditions(seen)]
+
+    assert types(5) == ["Ready"]
+    assert types(6) == ["Ready", "Unstartable"]

@@ -72,6 +72,30 @@ SITUATIONS = [
         id="within-the-grace-period-nothing-moves",
     ),
     pytest.param(
+        observed(deployment(), (replica(0, is_ready=False, cannot_start=True),), (A, B)),
+        [">qwen-0@b"],
+        id="what-cannot-start-moves",
+    ),
+    pytest.param(
+        observed(
+            deployment(replicas=2),
+            (replica(0, is_ready=False, cannot_start=True), replica(1, on="b")),
+            (replace(A, is_cordoned=True), B),
+        ),
+        [">qwen-0@b"],
+        id="what-cannot-start-moves-beside-another-one",
+    ),
+    pytest.param(
+        observed(deployment(), (replica(0, is_ready=False, cannot_start=True),), (A,)),
+        [],
+        id="what-cannot-start-stays-without-another-node",
+    ),
+    pytest.param(
+        observed(deployment(), (replica(0, cannot_start=True),), (A, B)),
+        [],
+        id="what-serves-stays",
+    ),
+    pytest.param(
         observed(deployment(is_deleting=True), (replica(0),), (A,)),
         ["-qwen-0 OwnerDeleted"],
         id="deletion-drains-first",

@@ -103,6 +103,7 @@ def replica(
     is_deleting: bool = False,
     is_stopped: bool = False,
     is_node_lost: bool = False,
+    cannot_start: bool = False,
     is_outdated: bool = False,
     memory: MemoryProof = PROOF,
 ) -> ReplicaView:
@@ -136,6 +137,7 @@ def replica(
         # A lost node stops nothing and reports nothing.
         is_stopped=is_stopped or is_node_lost,
         is_node_lost=is_node_lost,
+        cannot_start=cannot_start,
     )
 
 

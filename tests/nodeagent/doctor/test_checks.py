@@ -47,7 +47,7 @@ HEALTHY = HostFacts(
     is_agent=True,
     python=PythonFacts(path="/opt/mlx-fleet/bin/python3.11", machine="arm64", is_translated=False),
     models=FolderFacts(path="/models", user="_mlxfleet"),
-    disk=DiskReading(total_bytes=1000 * GIB, free_bytes=500 * GIB),
+    disk=DiskReading(path="/models", total_bytes=1000 * GIB, free_bytes=500 * GIB),
     open_files=OpenFileFacts(soft=65536, hard=65536),
     clock=ClockFacts(offset_s=0.02),
     services=(AGENT,),
@@ -201,8 +201,8 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("stopped engines", engine(is_expected=None), "UNKNOWN"),
     ("stopped engines", engine(), "OK"),
     # 33
-    ("disk", {"disk": DiskReading(total_bytes=1000 * GIB, free_bytes=9 * GIB)}, "WARN"),
-    ("disk", {"disk": DiskReading(total_bytes=1000 * GIB, free_bytes=GIB - 1)}, "FAIL"),
+    ("disk", {"disk": DiskReading(path="/models", total_bytes=1000 * GIB, free_bytes=9 * GIB)}, "WARN"),
+    ("disk", {"disk": DiskReading(path="/models", total_bytes=1000 * GIB, free_bytes=GIB - 1)}, "FAIL"),
     # 34
     ("ports", {"listeners": (OLLAMA,)}, "WARN"),
     ("ports", {"listeners": (OLLAMA,), "engine_ports": range(4100, 4101)}, "FAIL"),

@@ -77,6 +77,16 @@ async def test_a_mac_without_its_commands_is_unknown() -> None:
     )  # other processes change what is free
 
 
+@on_linux
+async def test_another_disk_of_the_state_folder_is_read() -> None:
+    here, there = Path("/"), Path("/dev/shm")
+    seen = await SystemMachineReader(here, state_dir=there / "not-yet").take()
+    assert seen.disk is not None
+    assert seen.state_disk is not None
+    assert (seen.disk.path, seen.state_disk.path) == ("/", "/dev/shm/not-yet")
+    assert (await SystemMachineReader(here, state_dir=here / "x").take()).state_disk is None
+
+
 async def test_a_disk_that_hangs_is_queried_once_and_awaited_once() -> None:
     go, asked = threading.Event(), 0
 

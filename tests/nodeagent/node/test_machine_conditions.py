@@ -194,7 +194,9 @@ def memory(
 
 def disk(free_gib: float, total_gib: float = 400) -> MachineReading:
     return MachineReading(
-        disk=DiskReading(total_bytes=int(total_gib * GIB), free_bytes=int(free_gib * GIB))
+        disk=DiskReading(
+            path="/models", total_bytes=int(total_gib * GIB), free_bytes=int(free_gib * GIB)
+        )
     )
 
 
@@ -404,14 +406,14 @@ def test_stranded_memory_is_not_forgotten_while_an_engine_runs() -> None:
             DISK_PRESSURE,
             disk(3.7),
             "DiskAlmostFull",
-            "3.0 GiB of 400.0 GiB are free on the disk that holds the models. "
+            "3.0 GiB of 400.0 GiB are free on the disk of the models, /models. "
             "Remove unused models or files until more than 7 % and 8 GiB are free",
         ),
         (
             DISK_PRESSURE,
             disk(0.2),
             "DiskAlmostFull",
-            "less than 1 GiB of 400.0 GiB are free on the disk that holds the models. "
+            "less than 1 GiB of 400.0 GiB are free on the disk of the models, /models. "
             "Remove unused models or files until more than 7 % and 8 GiB are free",
         ),
         (
