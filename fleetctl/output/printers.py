@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # callers with typed objects have imported it; `fleetctl get`
 
 age = columns.age
 align_columns, widths = text_table.align_columns, text_table.widths
-align_plain_columns = text_table.align_plain_columns
 
 COLUMNS: dict[str, Columns] = {**columns.DECLARED_COLUMNS, **columns.OBSERVED_COLUMNS}
 

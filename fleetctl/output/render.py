@@ -60,7 +60,7 @@ class ObjectRenderer:
     def _aligned(self, rows: Sequence[tuple[str, ...]], kind: str) -> str:
         assert isinstance(self._form, LineFormat)
         titles = self._form.titles(kind) if self._headers else ()
-        return printers.align_plain_columns(rows, titles)
+        return printers.align_columns(rows, titles)
 
     def text(self, result: QueryResult) -> str:
         """Return all objects as text."""
@@ -120,7 +120,7 @@ class ObjectRenderer:
         above = titles if self._headers and not self._widths else ()
         # Never narrower than earlier lines; titles count even if they are not printed.
         self._widths = printers.widths(rows, titles, self._widths)
-        return printers.align_plain_columns(rows, above, least=self._widths) + "\n"
+        return printers.align_columns(rows, above, least=self._widths) + "\n"
 
     def _essence(self, tree: Tree, context: TableContext) -> str:
         """Return the part of an object that counts as a change; for tables the cells without times."""

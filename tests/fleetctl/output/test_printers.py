@@ -1,7 +1,5 @@
 """Tables of `fleetctl get`, from objects without a store."""
 
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -124,37 +122,13 @@ def test_a_failed_or_running_canary_is_the_why_of_a_deployment(
         ([["東京", "b"], ["abcd", "c"]], [], "東京   b\nabcd   c"),
         ([["e\u0301", "b"], ["ab", "c"]], [], "e\u0301     b\nab    c"),
         ([["one\ntwo words", "b"]], [], "one         b\ntwo words"),
+        ([["a\u2028\r\x85b", ""], ["", "c"], ["d"]], [], "a   b\n        c\nd"),
         ([], ["NAME", "X"], "NAME   X"),
         ([], [], ""),
     ],
 )
 def test_columns_are_aligned(rows: list[list[str]], titles: list[str], expected: str) -> None:
     assert printers.align_columns(rows, titles) == expected
-    assert printers.align_plain_columns(rows, titles) == expected
-
-
-@pytest.mark.parametrize(
-    ("function", "imported"), [("align_columns", True), ("align_plain_columns", False)]
-)
-def test_tabulate_lays_out_every_table_but_those_of_get(function: str, imported: bool) -> None:
-    program = (
-        "import sys; from machinery import text_table; "
-        f"text_table.{function}([['a', 'b']], ['NAME', 'X']); print('tabulate' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{imported}\n"
-
-
-def test_only_get_prints_tables_without_tabulate() -> None:
-    root = Path(__file__).parents[3]
-    users = {
-        str(path.relative_to(root))
-        for path in (*root.glob("fleetctl/**/*.py"), *root.glob("insight/**/*.py"))
-        if "align_plain_columns(" in path.read_text()
-    }
-    assert users == {"fleetctl/output/render.py"}
 
 
 def test_columns_never_get_narrower() -> None:
