@@ -46,10 +46,10 @@ from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.model_uses import ModelUses
-from nodeagent.peers.link_limits import LinkLimits
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.peer_prompts import HttpPeerPrompts
 from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
+from nodeagent.pool_limits import PoolLimits
 from nodeagent.replicas.cache_warmup import CacheWarmup
 from nodeagent.replicas.deployment_replicas import Siblings, StoredSiblings
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
@@ -157,8 +157,8 @@ class Dependencies:
     """The fetches of models that have no replica here; None where there is no store of models."""
     pulls: ModelPulls | None = None
     """The fetches that people ask for; None where there is no store of models."""
-    limits: LinkLimits | None = None
-    """The limits of transfers that pools set; None where nothing is transferred."""
+    limits: PoolLimits | None = None
+    """The limits of model files that pools set; None where nothing is transferred."""
     quantizations: Quantizations | None = None
     """The quantizations that people ask for; None where there is no store of models."""
     prefixes: PrefixFolders | None = None
@@ -218,7 +218,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         preloads=preloads,
         pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
         quantizations=_quantizations(collector, clock, fetches.exchange),
-        limits=_link_limits(transport, clock, config, fetches),
+        limits=_pool_limits(transport, clock, config, fetches, collector),
         prefixes=_prefix_folders(config, uses, clock),
         collector=collector,
         snapshots=snapshots,
@@ -364,16 +364,21 @@ def _cache_warmup(
     )
 
 
-def _link_limits(
-    transport: Transport, clock: Clock, config: AgentConfig, fetches: ModelFetches
-) -> LinkLimits:
-    return LinkLimits(
+def _pool_limits(
+    transport: Transport,
+    clock: Clock,
+    config: AgentConfig,
+    fetches: ModelFetches,
+    collector: ModelCollector,
+) -> PoolLimits:
+    return PoolLimits(
         transport=transport,
         clock=clock,
         node=config.name,
         status=config.status,
         download=fetches.bandwidth,
         uploads=None if fetches.exchange is None else fetches.exchange.uploads,
+        collector=collector,
     )
 
 

@@ -86,12 +86,14 @@ class SizeMinimum(ApiModel):
     """The least unified memory, such as "64Gi"."""
     preferred_chips: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
     """Chip names such as "Apple M4 Max", any of them; empty means every chip."""
+    preferred_nodes: tuple[ObjectName, ...] = ()
+    """Nodes by name, any of them; empty means every node."""
 
     @model_validator(mode="after")
     def _sets_something(self) -> Self:
-        if not (self.min_gpu_cores or self.min_memory or self.preferred_chips):
+        if self == type(self).model_construct():
             raise ValueError(
-                "sets no threshold; set minGpuCores, minMemory or preferredChips, or write tier: Off"
+                "sets no threshold; set minGpuCores, minMemory, preferredChips or preferredNodes, or write tier: Off"
             )
         return self
 
@@ -100,7 +102,13 @@ SizeTierChoice = Literal["Auto", "Off"] | SizeMinimum
 
 
 def is_large_enough(
-    tier: SizeTierChoice, parameters: int, *, chip: str, gpu_cores: int, memory_bytes: int
+    tier: SizeTierChoice,
+    parameters: int,
+    *,
+    node: str,
+    chip: str,
+    gpu_cores: int,
+    memory_bytes: int,
 ) -> bool:
     """Return whether a Mac meets the size tier of a model; placement and routing both ask here.
 
@@ -111,6 +119,7 @@ def is_large_enough(
             gpu_cores >= tier.min_gpu_cores
             and (tier.min_memory is None or memory_bytes >= parse(tier.min_memory))
             and (not tier.preferred_chips or chip in tier.preferred_chips)
+            and (not tier.preferred_nodes or node in tier.preferred_nodes)
         )
     size = chips.size_tier(parameters) if tier == "Auto" else None
     return chips.meets_tier(size, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
@@ -138,8 +147,8 @@ class Placement(ApiModel):
     tier: SizeTierChoice = "Auto"
     """Auto: nodes that are large enough for a model of this size (such as 30 GPU cores and 64 GiB from 30 billion
     parameters on) are preferred; others are used only if none of them fits. Off: size does not matter. An object with
-    minGpuCores, minMemory or preferredChips sets
-    thresholds of its own. The strategy HardwareAware uses the same."""
+    minGpuCores, minMemory, preferredChips or preferredNodes prefers the nodes that meet all of these. The strategy
+    HardwareAware uses the same."""
     anti_affinity: AntiAffinity | None = None
     """Deployments that must not run on the same Mac."""
     max_replicas_per_node: Annotated[int, Field(ge=1, le=1000)] | None = None

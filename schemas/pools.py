@@ -100,6 +100,10 @@ class NodePoolSpec(ApiModel):
     upload_limit: PositiveQuantity | None = None
     """Bytes a second of model files that each Mac of the pool sends to other Macs, such as "100M"; a tenth of it while
     an engine of the Mac generates. At most the agent's --upload-limit. Default: that flag."""
+    model_disk_limit: PositiveQuantity | None = None
+    """Bytes of models that each Mac of the pool keeps, such as "50G": above it, unused models are removed, the least
+    recently used first. Models that are used, pinned, or were loaded within the last hour stay. The lowest limit of a
+    Mac's pools counts. Default: no limit; models are removed when the disk is full."""
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     """Of nodes that fit equally well, those of the pool with the higher priority are taken."""
 

@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from pydantic import ValidationError
 
 from fleetctl.convert.hostfile_reader import Host, HostFile
-from fleetctl.convert.manifest_drafts import comment_lines, node_name
+from fleetctl.convert.manifest_drafts import comment_lines
+from fleetctl.convert.node_names import ADVICE, NodeNames
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.formation import Seat
@@ -29,8 +30,8 @@ class GroupOptions:
 
     name: str
     """Name of the ShardGroup."""
-    nodes: tuple[str, ...] = ()
-    """Nodes in rank order; () takes them from the file."""
+    nodes: NodeNames = field(default_factory=NodeNames)
+    """Finds the nodes of the ranks."""
     backend: Backend | None = None
     """Overrides the file's backend."""
 
@@ -94,11 +95,12 @@ def one_mac_pool(file: HostFile, options: GroupOptions) -> str:
 
     """
     (host,) = file.hosts
-    if len(options.nodes) > 1:
-        raise file.refusal((), f"has 1 rank, but --nodes names {len(options.nodes)} Macs", "")
-    node = options.nodes[0] if options.nodes else node_name(host.ssh)
+    if len(options.nodes.given) > 1:
+        given = len(options.nodes.given)
+        raise file.refusal((), f"has 1 rank, but --nodes names {given} Macs", "")
+    node = options.nodes.find(0, host.ssh, *host.addresses)
     if not node:
-        raise file.refusal(host.path, "does not name the node of rank 0", "Give --nodes NODE")
+        raise file.refusal(host.path, "does not name the node of rank 0", ADVICE)
     _, notes = _environment(file)
     about = "one Mac needs no ShardGroup; deployments name this pool in spec.placement.pools"
     tree: dict[str, Tree] = {
@@ -110,9 +112,9 @@ def one_mac_pool(file: HostFile, options: GroupOptions) -> str:
     return comment_lines((about, *file.notes, *notes)) + parser.dump(tree)
 
 
-def _nodes(file: HostFile, given: Sequence[str]) -> tuple[str, ...]:
-    """Return each rank's node: as given, else derived from the ssh names in the file."""
-    size = len(file.hosts)
+def _nodes(file: HostFile, names: NodeNames) -> tuple[str, ...]:
+    """Return each rank's node."""
+    size, given = len(file.hosts), names.given
     if size < 2:
         raise file.refusal(
             (),
@@ -124,13 +126,13 @@ def _nodes(file: HostFile, given: Sequence[str]) -> tuple[str, ...]:
     if given and len(given) != size:
         hint = "Name one node per rank, in rank order"
         raise file.refusal((), f"has {size} ranks, but --nodes names {len(given)} Macs", hint)
-    found = tuple(given) or tuple(node_name(host.ssh) for host in file.hosts)
+    found = tuple(
+        names.find(rank, host.ssh, *host.addresses) for rank, host in enumerate(file.hosts)
+    )
     for rank, name in enumerate(found):
         if not name:
             raise file.refusal(
-                file.hosts[rank].path,
-                f"does not name the node of rank {rank}",
-                "Give --nodes NODE,NODE,... in rank order (`fleetctl get nodes` lists them)",
+                file.hosts[rank].path, f"does not name the node of rank {rank}", ADVICE
             )
         if name in found[:rank]:
             raise file.refusal(
@@ -228,7 +230,11 @@ def _more_notes(file: HostFile, nodes: Sequence[str], backend: Backend) -> list[
         notes.append("no RDMA devices: taken from the agents' reports")
     if file.form == "ring":
         notes.append(
-            "LocalAI runs its ring as parallelism: Pipeline; Auto prefers Tensor where it works"
+            "LocalAI runs its ring as parallelism: Pipeline, which few models have; Auto takes what the model has"
+        )
+        notes.append(
+            "ranks neither encrypt nor authenticate: on a network that other machines share, the group needs "
+            "allowUnencryptedRing: true"
         )
     return notes
 

@@ -5,7 +5,7 @@ the head of a Makefile.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fleetctl.convert.env_file import EnvTool, read_env
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason
@@ -17,6 +17,7 @@ from fleetctl.convert.manifest_drafts import (
     object_name,
     served_names,
 )
+from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Tree
 from schemas import duration
 
@@ -55,7 +56,7 @@ class JacclContext:
     """Returns text and name of the host file at the path in the variables; raises ManifestErrors."""
     name: str
     """Name of the ShardGroup."""
-    nodes: tuple[str, ...] = ()
+    nodes: NodeNames = field(default_factory=NodeNames)
     model: str = ""
     """The model folder, for files that do not set MODEL_DIR."""
 

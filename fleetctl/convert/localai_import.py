@@ -5,22 +5,18 @@ docs/content/features/mlx-distributed.md and docs/content/advanced/model-configu
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason, read_documents
-from fleetctl.convert.hostfile_groups import (
-    GroupImport,
-    GroupOptions,
-    build_group,
-    one_mac_pool,
-)
-from fleetctl.convert.hostfile_reader import HostFile, read_hostfile
+from fleetctl.convert.hostfile_groups import GroupOptions, build_group, one_mac_pool
+from fleetctl.convert.hostfile_reader import read_hostfile
 from fleetctl.convert.manifest_drafts import (
     ManifestDraft,
     join_manifests,
     object_name,
     served_names,
 )
+from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Tree
 from schemas.shardgroup import Backend
 
@@ -68,7 +64,7 @@ class LocalAiContext:
 
     host_file: Callable[[str], tuple[str, str]]
     """Returns text and name of the host file at the path in the YAML; raises ManifestErrors."""
-    nodes: tuple[str, ...] = ()
+    nodes: NodeNames = field(default_factory=NodeNames)
     """Nodes in rank order, for host files that contain only addresses."""
     default_host_file: str = ""
     """Host file of distributed models whose options name none (MLX_DISTRIBUTED_HOSTFILE); empty: one Mac."""
@@ -129,22 +125,31 @@ def _model(model: ForeignConfig, context: LocalAiContext) -> tuple[ManifestDraft
     draft.put("spec.servedNames", names or None, "name")
     draft.put("spec.contextLength", model.integer("context_size", least=1), "context_size")
     kind = _kind(model)
-    options = _options(model, draft)
+    given = _options(model, draft)
     if kind == "together" and model.text("backend"):
-        options = _with_defaults(options, context)
-    host_file = options.get("hostfile")
+        given = _with_defaults(given, context)
+    host_file = given.get("hostfile")
     draft.put_model(path, "parameters", "model")
-    if host_file is None or kind == "alone":
+    if kind == "alone":
         return draft, ""
-    backend: Backend = "jaccl" if options.get("distributed_backend") == "jaccl" else "ring"
+    if host_file is None:
+        # LocalAI's peers split the model over all of them. An adapter or a draft model needs one Mac.
+        if not (model.find_path("lora_adapter") or model.find_path("draft_model")):
+            draft.put("spec.sharding", "Auto", "backend")
+            draft.notes.append(
+                "sharding: Auto: one Mac where the model has room, else a ShardGroup (`fleetctl import hostfile`, or one with a "
+                "selector)"
+            )
+        return draft, ""
+    backend: Backend = "jaccl" if given.get("distributed_backend") == "jaccl" else "ring"
     file = read_hostfile(*context.host_file(host_file))
     if len(file.hosts) == 1:
         pool = one_mac_pool(file, GroupOptions(name=f"{draft.name}-mac", nodes=context.nodes))
         draft.put("spec.placement.pools", [f"{draft.name}-mac"])
         return draft, pool
-    found = _group(draft.name, backend, context, file)
-    draft.put("spec.sharding", found.group.name)
-    return draft, _group_text(found, backend)
+    options = GroupOptions(name=f"{draft.name}-group", nodes=context.nodes, backend=backend)
+    draft.put("spec.sharding", options.name)
+    return draft, build_group(file, options).manifest()
 
 
 def _kind(model: ForeignConfig) -> str:
@@ -200,17 +205,3 @@ def _options(model: ForeignConfig, draft: ManifestDraft) -> dict[str, str]:
     if group_options.get("distributed_backend", "ring") not in known:
         model.refuse(("options",), "distributed_backend must be ring or jaccl")
     return group_options
-
-
-def _group(name: str, backend: Backend, context: LocalAiContext, file: HostFile) -> GroupImport:
-    options = GroupOptions(name=f"{name}-group", nodes=context.nodes, backend=backend)
-    return build_group(file, options)
-
-
-def _group_text(found: GroupImport, backend: Backend) -> str:
-    """Return the group with LocalAI's parallelism: Pipeline over a ring, Tensor over RDMA."""
-    parallelism = "Tensor" if backend == "jaccl" else "Pipeline"
-    spec = found.group.spec.model_copy(update={"parallelism": parallelism})
-    notes = tuple(note for note in found.notes if not note.startswith("LocalAI runs its ring"))
-    group = found.group.model_copy(update={"spec": spec})
-    return GroupImport(group=group, notes=notes).manifest()

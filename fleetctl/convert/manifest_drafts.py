@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from types import MappingProxyType
+from typing import TypeAlias
 
 import click
 from pydantic import ValidationError
@@ -14,50 +15,39 @@ from pydantic import ValidationError
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.convert import foreign_config
 from fleetctl.convert.foreign_config import ForeignConfig
+from fleetctl.convert.node_names import ADVICE, NodeNames
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Path, Tree, show_path
 from manifests.yaml import comments, parser
 from manifests.yaml.comments import DocumentComments, FieldComments
-from nodeagent.node.identity import dns_label
 from schemas import duration, kinds
 from schemas.deployment import HUB_REPO_PATTERN
 from schemas.meta import API_VERSION
 
-_ADDRESS = re.compile(r"[0-9.]*|.*:.*")
+ForeignHosts: TypeAlias = Sequence[tuple[tuple[str | int, ...], tuple[str, ...]]]
+"""The path of each Mac in the file, and its names and addresses there, the best name first."""
 
 
-def node_name(host: str) -> str:
-    """Return the node name that an agent on the host would use; empty for an address, which names no Mac."""
-    bare = host.rpartition("@")[2]
-    return "" if _ADDRESS.fullmatch(bare) else dns_label(bare, fallback="")
-
-
-def resolve_nodes(
-    source: ForeignConfig, hosts: Sequence[tuple[tuple[str | int, ...], str]], given: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the node of each host (its path in the file, and its text); record refusals in `source`."""
-    if given and len(given) != len(hosts):
+def resolve_nodes(source: ForeignConfig, hosts: ForeignHosts, names: NodeNames) -> tuple[str, ...]:
+    """Return the node of each Mac; record refusals in `source`."""
+    if names.given and len(names.given) != len(hosts):
         source.refuse(
             hosts[0][0] if hosts else (),
-            f"names {len(hosts)} Macs, but --nodes names {len(given)}",
+            f"names {len(hosts)} Macs, but --nodes names {len(names.given)}",
             "Name one node per Mac, in the file's order",
         )
         return ()
-    names: list[str] = []
+    nodes: list[str] = []
     for index, (path, host) in enumerate(hosts):
-        name = given[index] if given else node_name(host)
+        name = names.find(index, *host)
         if not name:
-            source.refuse(
-                path,
-                f"does not name the node of {host}",
-                "Give --nodes NODE,NODE,... in the file's order (`fleetctl get nodes` lists them)",
-            )
-        elif name in names:
+            source.refuse(path, f"does not name the node of {next(filter(None, host), '')}", ADVICE)
+        elif name in nodes:
             source.refuse(
                 path, f"is the second Mac named {name}", "Give --nodes with distinct names"
             )
-        names.append(name)
-    return tuple(names)
+        nodes.append(name)
+    return tuple(nodes)
 
 
 def object_name(text: str, fallback: str) -> str:

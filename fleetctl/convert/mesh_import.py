@@ -16,6 +16,7 @@ from fleetctl.convert.manifest_drafts import (
     resolve_nodes,
     served_names,
 )
+from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Path, Tree
 
 _STRATEGIES = {"scored": "Scored", "round_robin": "RoundRobin", "random": "Random"}
@@ -69,9 +70,7 @@ _REASONS = {
 }
 
 
-def convert(
-    text: str, source: str, *, name: str, nodes: Sequence[str], models: Sequence[str]
-) -> str:
+def convert(text: str, source: str, *, name: str, nodes: NodeNames, models: Sequence[str]) -> str:
     """Convert the file to manifests.
 
     Raises:
@@ -129,11 +128,11 @@ def _is_mesh(part: ForeignConfig) -> bool:
     return any(part.find_path(word) is not None for word in ("discovery", "routing", "role"))
 
 
-def _pools(mesh: ForeignConfig, name: str, given: Sequence[str]) -> list[ManifestDraft]:
+def _pools(mesh: ForeignConfig, name: str, names: NodeNames) -> list[ManifestDraft]:
     """Return a pool of the listed Macs, of all Macs where discovery is automatic, or one of each."""
     kinds = {"mdns": "any", "tailscale": "any", "static": "static"}
     found: set[str] = set()
-    hosts: list[tuple[tuple[str | int, ...], str]] = []
+    hosts: list[tuple[tuple[str | int, ...], tuple[str, ...]]] = []
     is_list = _is_list(mesh)
     for path in _discoveries(mesh, is_list=is_list):
         # A list may name a kind alone.
@@ -144,7 +143,7 @@ def _pools(mesh: ForeignConfig, name: str, given: Sequence[str]) -> list[Manifes
         if at != path:
             for word in _LISTS:
                 hosts.extend(_hosts(mesh, (*path, word)))
-    if "static" in found and not hosts and not given:
+    if "static" in found and not hosts and not names.given:
         mesh.refuse(
             ("discovery",),
             "is static and lists no Macs",
@@ -156,9 +155,9 @@ def _pools(mesh: ForeignConfig, name: str, given: Sequence[str]) -> list[Manifes
             ManifestDraft(kind="NodePool", name=name, source=mesh),
             f"{name}-static",
         )
-    if hosts or given:
-        hosts = hosts or [(("discovery",), node) for node in given]
-        nodes: list[Tree] = [*resolve_nodes(mesh, hosts, given)]
+    if hosts or names.given:
+        hosts = hosts or [(("discovery",), (node,)) for node in names.given]
+        nodes: list[Tree] = [*resolve_nodes(mesh, hosts, names)]
         listed.put("spec.nodes", nodes, *hosts[0][0])
         if every is None:
             return [listed]
@@ -185,17 +184,16 @@ def _discoveries(mesh: ForeignConfig, *, is_list: bool) -> list[tuple[str | int,
 
 def _hosts(
     mesh: ForeignConfig, path: tuple[str | int, ...]
-) -> list[tuple[tuple[str | int, ...], str]]:
-    found: list[tuple[tuple[str | int, ...], str]] = []
+) -> list[tuple[tuple[str | int, ...], tuple[str, ...]]]:
+    found: list[tuple[tuple[str | int, ...], tuple[str, ...]]] = []
     for index in range(mesh.count(*path)):
         inner = mesh.section(*path, index)
         if inner is None:
             host = (mesh.text(*path, index) or "").partition(":")[0]
-            found.append(((*path, index), _own_name(host)))
+            found.append(((*path, index), (_own_name(host),)))
             continue
-        named = inner.text("name")
-        at = inner.text("host") or inner.text("hostname") or inner.text("ip")
-        found.append(((*path, index), named or _own_name(at or "")))
+        words = [inner.text(word) or "" for word in ("name", "host", "hostname", "ip")]
+        found.append(((*path, index), tuple(map(_own_name, words))))
     return found
 
 

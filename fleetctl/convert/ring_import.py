@@ -4,7 +4,6 @@ Names and defaults come from its `.env.example` and configuration manager (2026-
 """
 
 import re
-from collections.abc import Sequence
 
 from fleetctl.convert.env_file import EnvTool, read_env
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason
@@ -14,6 +13,7 @@ from fleetctl.convert.manifest_drafts import (
     object_name,
     resolve_nodes,
 )
+from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Tree
 from schemas import duration
 
@@ -60,7 +60,7 @@ _KNOWN = frozenset(
 )
 
 
-def convert(text: str, source: str, *, name: str, nodes: Sequence[str]) -> str:
+def convert(text: str, source: str, *, name: str, nodes: NodeNames) -> str:
     """Convert the file to manifests.
 
     Raises:
@@ -84,17 +84,16 @@ def convert(text: str, source: str, *, name: str, nodes: Sequence[str]) -> str:
     return join_manifests(header, [group, deployment])
 
 
-def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft:
+def _group(env: ForeignConfig, name: str, names: NodeNames) -> ManifestDraft:
     draft = ManifestDraft(kind="ShardGroup", name=name, source=env)
     main = env.text("API_HOST") or _API_HOST
     workers = env.text_list("WORKER_HOSTS") or [_WORKERS]
-    logins = [] if given else env.text_list("WORKER_SSH")
-    # A login by host name identifies the Mac; an address does not.
-    named = (
-        [login.rpartition("@")[2] for login in logins] if len(logins) == len(workers) else workers
-    )
-    hosts = [(("API_HOST",), main), *((("WORKER_HOSTS",), host) for host in named)]
-    nodes = resolve_nodes(env, hosts, given)
+    logins = [] if names.given else env.text_list("WORKER_SSH")
+    if len(logins) != len(workers):
+        logins = [""] * len(workers)
+    pairs = zip(logins, workers, strict=True)
+    hosts = [(("API_HOST",), (main,)), *((("WORKER_HOSTS",), pair) for pair in pairs)]
+    nodes = resolve_nodes(env, hosts, names)
     members: list[Tree] = []
     for node, address in zip(nodes, (main, *workers), strict=False):
         is_numeric = bool(re.fullmatch(r"[0-9.]+", address))
@@ -138,6 +137,8 @@ def _deployment(env: ForeignConfig, group: ManifestDraft) -> ManifestDraft:
         "concurrency: the tool served one request at a time; the fleet's default is Auto"
     )
     draft.put("spec.sharding", group.name)
+    # Its README prints data["performance"].
+    draft.put("spec.performance", "Always")
     limit = env.integer("REQUEST_TIMEOUT_SECONDS", least=1)
     if limit is not None:
         draft.put("spec.routing.timeouts.request", duration.show(limit), "REQUEST_TIMEOUT_SECONDS")

@@ -1,13 +1,17 @@
-"""Conversion of mlx-serving's cluster.yaml to NodePools, Nodes, and a ModelDeployment per --model. Pure.
+"""Conversion of mlx-serving's cluster.yaml to NodePools, Nodes, and a ModelDeployment per --model, in its size tier. Pure.
 
 Reads both forms: `cluster:` in snake_case (PRD of 2025-11-09), and config/cluster.yaml of release 1.2.0 in camelCase.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fleetctl.convert import manifest_drafts
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason, read_documents
 from fleetctl.convert.manifest_drafts import ManifestDraft, join_manifests, resolve_nodes
+from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Tree
 from nodeagent.node.identity import dns_label
 from schemas.chips import CHIPS
@@ -18,15 +22,9 @@ _STRATEGIES = {
     "hardware_aware": "HardwareAware",
     "smart": "HardwareAware",
 }
-# Of schemas.pools.
-_MOST_PRIORITY = 100
-_TIERS = {
-    "30b+": "tier-30b-and-more",
-    "13-27b": "tier-13-27b",
-    "7-13b": "tier-7-13b",
-    "3-7b": "tier-3-7b",
-    "<3b": "tier-below-3b",
-}
+_TIER = re.compile(r"(<?)(\d+(?:\.\d+)?)(?:b?-\d+(?:\.\d+)?)?b?\+?", re.IGNORECASE)
+# As in Qwen3-30B-A3B, of which 3 billion are active, and Mixtral-8x7B.
+_SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
 
 _REASONS = {
     "mode": OmissionReason(
@@ -36,7 +34,8 @@ _REASONS = {
         text="the gateway is the API: fleet-gateway --host, --port, --cors-origin; below /api/dashboard/ is the dashboard's data"
     ),
     "controller.api.rate_limit": OmissionReason(
-        text="API keys have limits: fleetctl create apikey NAME --requests-per-minute"
+        text="fleet-gateway --anonymous-requests-per-minute limits requests without a key by address, and "
+        "fleetctl create apikey NAME --requests-per-minute those with one"
     ),
     "nats": OmissionReason(text="nats: etcd replaces it, with leases and watches", is_shown=False),
     "worker": OmissionReason(text="agents choose the ports of engines, and detect the hardware"),
@@ -50,23 +49,36 @@ _REASONS = {
     "load_balancing.avoid_overloaded": OmissionReason(
         text="full engines refuse requests, and gateways try others; spec.routing.queueing limits the queue"
     ),
-    "models.tier_preferences.*.min_gpu_cores": OmissionReason(
-        text="preferred_chips chooses the Macs; placement.profile: HardwareAware prefers more cores"
+    "models.tier_preferences": OmissionReason(
+        text="no model of this size; --model PATH deploys one with the preferences of its tier"
     ),
     "models.cache_coordination": OmissionReason(
-        text="Macs get model files from each other, once from a hub; fleetctl models rm frees disk, and reserved.disk "
-        "of a NodePool bounds it"
+        text="Macs get model files from each other, once from a hub"
     ),
     "monitoring": OmissionReason(
         text="gateways, reconcilers, agents and engines answer GET /metrics for Prometheus, on their own ports"
     ),
     "monitoring.logging": OmissionReason(text="every process logs JSON lines: fleetctl logs"),
     "logging": OmissionReason(text="every process logs JSON lines: fleetctl logs"),
-    "dashboard": OmissionReason(text="use the gateway's metrics and fleetctl top"),
+    "dashboard": OmissionReason(
+        text="fleetctl dashboard opens the page; fleet-dashboard --port, --state-dir, --history-time"
+    ),
 }
 
 
-def convert(text: str, source: str, *, nodes: Sequence[str], models: Sequence[str]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tier:
+    """The preferences for models of one size."""
+
+    path: tuple[str, ...]
+    """Its place in the file; the last part is its name."""
+    least: float
+    """The smallest models, in billions of parameters."""
+    below: float
+    """The models must be smaller than this."""
+
+
+def convert(text: str, source: str, *, nodes: NodeNames, models: Sequence[str]) -> str:
     """Convert the file to manifests.
 
     Raises:
@@ -78,47 +90,47 @@ def convert(text: str, source: str, *, nodes: Sequence[str], models: Sequence[st
     macs_of_workers = _resolve_workers(cluster, nodes)
     pools, macs = _workers(cluster, macs_of_workers)
     by_name = _nodes_by_worker(cluster, macs_of_workers)
-    routing = _routing(cluster)
-    tiers = _tiers(cluster, by_name)
+    routing, tiers = _routing(cluster), _tiers(cluster)
+    # Discovery adds Macs that no pool lists.
+    is_closed = not cluster.boolean("discovery", "enabled")
     deployments = manifest_drafts.draft_deployments(
         cluster,
         models,
         routing,
-        [pool.name for pool in pools],
+        [pool.name for pool in pools] if is_closed else [],
         {
             "strategy": cluster.find_path("load_balancing", "strategy"),
             "sessions": cluster.find_path("load_balancing", "sticky_sessions")
             or cluster.find_path("load_balancing", "session_ttl_ms"),
         },
     )
-    if tiers and not pools:
-        names = ", ".join(tier.name for tier in tiers)
-        for draft in deployments:
-            draft.notes.append(f"may be placed on any Mac; spec.placement.pools chooses of {names}")
+    for draft, model in zip(deployments, models, strict=True):
+        _put_tier(draft, model, tiers, by_name, nodes)
+    pools += _disk_limit(cluster)
     header = [f"From {source} of mlx-serving. Settings without a counterpart:"]
     header.extend(cluster.omission_lines(_REASONS, "the fleet has no such setting"))
     cluster.raise_problems()
     if not deployments:
         header.extend(manifest_drafts.routing_comment(routing))
-    if not (pools or tiers or macs or deployments):
+    if not (pools or macs or deployments):
         cluster.refuse(
             (),
-            "names no workers and no tiers, so there is nothing to declare: Macs that discovery would find join with "
+            "names no workers and no models, so there is nothing to declare: Macs that discovery would find join with "
             "fleetctl join",
             "Name models with --model; they are placed on the Macs that have joined",
         )
         cluster.raise_problems()
-    return join_manifests(header, [*pools, *tiers, *macs, *deployments])
+    return join_manifests(header, [*pools, *macs, *deployments])
 
 
-def _resolve_workers(cluster: ForeignConfig, given: Sequence[str]) -> tuple[str, ...]:
+def _resolve_workers(cluster: ForeignConfig, names: NodeNames) -> tuple[str, ...]:
     """Return the node of each worker."""
     path = _workers_path(cluster)
-    hosts: list[tuple[tuple[str | int, ...], str]] = []
+    hosts: list[tuple[tuple[str | int, ...], tuple[str, ...]]] = []
     for index in range(cluster.count(*path)):
-        named, ip = cluster.text(*path, index, "name"), cluster.text(*path, index, "ip")
-        hosts.append(((*path, index), named or ip or ""))
-    return resolve_nodes(cluster, hosts, given) if hosts else ()
+        name, ip = cluster.text(*path, index, "name"), cluster.text(*path, index, "ip")
+        hosts.append(((*path, index), (name or "", ip or "")))
+    return resolve_nodes(cluster, hosts, names) if hosts else ()
 
 
 def _workers(
@@ -179,91 +191,104 @@ def _routing(cluster: ForeignConfig) -> dict[str, Tree]:
     return {**found, **({"sessions": sessions} if sessions else {})}
 
 
-def _tiers(cluster: ForeignConfig, by_name: Mapping[str, str]) -> list[ManifestDraft]:
-    """Return a pool for each tier: the Macs that can run models of its size, and one of its preferred workers."""
-    drafts = []
-    for theirs in cluster.keys("models", "tier_preferences"):
-        tier = cluster.section("models", "tier_preferences", theirs)
-        if tier is None:
+def _disk_limit(cluster: ForeignConfig) -> list[ManifestDraft]:
+    """Return the pool of every Mac with the limit of its models; none if the file has no limit."""
+    limit = cluster.number("models", "cache_coordination", "max_cache_gb_per_worker", least=1)
+    if limit is None:
+        return []
+    draft = ManifestDraft(kind="NodePool", name="model-cache", source=cluster)
+    draft.put("spec.selector", {})
+    draft.notes.append(
+        "every Mac keeps no more of models; unused ones go, the longest unused first"
+    )
+    place = ("models", "cache_coordination", "max_cache_gb_per_worker")
+    draft.put("spec.modelDiskLimit", f"{limit:g}G", *place)
+    return [draft]
+
+
+def _tiers(cluster: ForeignConfig) -> list[_Tier]:
+    """Return the tiers, those of the largest models first."""
+    found = []
+    for name in cluster.keys("models", "tier_preferences"):
+        path, size = ("models", "tier_preferences", name), _TIER.fullmatch(name)
+        if cluster.section(*path) is None:
             cluster.refuse(
-                ("models", "tier_preferences", theirs),
-                "expected a mapping with min_memory_gb, preferred_chips or preferred_workers",
+                path, "expected a mapping with min_memory_gb, preferred_chips or preferred_workers"
             )
-            continue
-        name = _TIERS.get(theirs.lower()) or _tier_name(theirs)
-        found = [*_capable(tier, name), *_preferred(tier, name, by_name)]
-        if not found:
-            # Without a condition, it would be a pool of every Mac.
-            tier.refuse(
-                (),
-                "names no Macs",
-                "Add min_memory_gb, min_gpu_cores, preferred_chips or preferred_workers",
-            )
-        drafts += found
-    return drafts
+        elif size is None:
+            cluster.refuse(path, "names no size of models", "Write such as 30B+, 7-13B or <3B")
+        else:
+            bound, is_below = float(size[2]), bool(size[1])
+            least, below = (0.0, bound) if is_below else (bound, math.inf)
+            found.append(_Tier(path=path, least=least, below=below))
+    return sorted(found, key=lambda tier: -tier.least)
 
 
-def _tier_name(theirs: str) -> str:
-    """Return the pool's name for a tier of any size: `<7B` becomes `tier-below-7b`."""
-    words = theirs.replace("<", "below-").replace(">", "above-").replace("+", "-and-more")
-    return f"tier-{dns_label(words, fallback='other')}"
+def _put_tier(
+    draft: ManifestDraft,
+    model: str,
+    tiers: Sequence[_Tier],
+    by_name: Mapping[str, str],
+    names: NodeNames,
+) -> None:
+    """Set the preferences of the tier that the size in the model's name belongs to."""
+    size = _SIZE.search(model.rstrip("/").rpartition("/")[2])
+    if not tiers:
+        return
+    if size is None:
+        draft.notes.append("its name has no size such as 8B, so the size tiers of the fleet apply")
+        return
+    billions = float(size[2]) * int(size[1] or 1)
+    tier = next((one for one in tiers if one.least <= billions < one.below), None)
+    if tier is None:
+        draft.notes.append(f"no tier of the file is for {billions:g}B; those of the fleet apply")
+        return
+    draft.notes.append(f"placement.tier: that of {tier.path[-1]}; Macs that meet it come first")
+    cluster, path = draft.source, tier.path
+    memory = cluster.number(*path, "min_memory_gb", least=1)
+    ours: dict[str, tuple[str, Tree]] = {
+        "min_gpu_cores": ("minGpuCores", cluster.integer(*path, "min_gpu_cores", least=1)),
+        "min_memory_gb": ("minMemory", None if memory is None else f"{memory:g}Gi"),
+        "preferred_chips": ("preferredChips", _chips(draft, path) or None),
+        "preferred_workers": ("preferredNodes", _preferred(cluster, path, by_name, names) or None),
+    }
+    if all(value is None for _, value in ours.values()):
+        words = "min_memory_gb, min_gpu_cores, preferred_chips or preferred_workers"
+        cluster.refuse(path, "prefers no Macs", f"Add {words}")
+    for theirs, (field, value) in ours.items():
+        draft.put(f"spec.placement.tier.{field}", value, *path, theirs)
 
 
-def _capable(tier: ForeignConfig, name: str) -> list[ManifestDraft]:
-    """Return the pool of the Macs with the tier's chips, GPU cores and memory; none if it demands nothing."""
-    draft = ManifestDraft(kind="NodePool", name=name, source=tier)
-    memory = tier.number("min_memory_gb", least=1)
-    if memory is not None:
-        draft.put("spec.selector.minMemory", f"{memory:g}Gi", "min_memory_gb")
-    chips = tier.text_list("preferred_chips")
-    names = {chip.name for chip in CHIPS}
-    sold: list[Tree] = [f"Apple {chip}" for chip in chips if f"Apple {chip}" in names]
-    draft.put("spec.selector.chips", sold or None, "preferred_chips")
-    if chips and not sold:
-        tier.refuse(("preferred_chips",), "names no chip that Apple sold")
-    if sold:
-        draft.notes.append("these chips were a preference; the pool contains no others")
-    else:
-        cores = tier.integer("min_gpu_cores", least=1)
-        enough: list[Tree] = [*_chips_with_cores(cores or 0)]
-        if cores is not None:
-            draft.put("spec.selector.chips", enough, "min_gpu_cores")
-            draft.notes.append(f"the chips that have {cores} GPU cores or more")
+def _chips(draft: ManifestDraft, path: tuple[str, ...]) -> list[Tree]:
+    """Return the chips of the tier that Macs have."""
+    chips = draft.source.text_list(*path, "preferred_chips")
+    sold = {chip.name for chip in CHIPS}
+    found: list[Tree] = [f"Apple {chip}" for chip in chips if f"Apple {chip}" in sold]
+    if chips and not found:
+        draft.source.refuse((*path, "preferred_chips"), "names no chip that Apple sold")
     draft.notes.extend(
         f"{chip} is left out: no Mac has this chip"
         for chip in chips
-        if f"Apple {chip}" not in names
+        if f"Apple {chip}" not in found
     )
-    return [draft] if draft.has("spec") else []
+    return found
 
 
-def _chips_with_cores(cores: int) -> list[str]:
-    """Return the names of the chips that are sold with so many GPU cores."""
-    return list(dict.fromkeys(chip.name for chip in CHIPS if max(chip.gpu_cores) >= cores))
-
-
-def _preferred(tier: ForeignConfig, name: str, by_name: Mapping[str, str]) -> list[ManifestDraft]:
-    """Return the pool of the tier's preferred workers, which come first; none if it has none."""
-    workers = tier.text_list("preferred_workers")
-    if not workers:
-        return []
-    draft = ManifestDraft(kind="NodePool", name=f"{name}-preferred", source=tier)
-    nodes: list[Tree] = []
-    for worker in workers:
-        node = by_name.get(worker) or manifest_drafts.node_name(worker)
+def _preferred(
+    cluster: ForeignConfig, path: tuple[str, ...], by_name: Mapping[str, str], names: NodeNames
+) -> list[Tree]:
+    """Return the nodes of the tier's preferred workers."""
+    found: list[Tree] = []
+    for worker in cluster.text_list(*path, "preferred_workers"):
+        node = by_name.get(worker) or replace(names, given=()).find(0, worker)
         if not node:
-            tier.refuse(
-                ("preferred_workers",),
+            cluster.refuse(
+                (*path, "preferred_workers"),
                 f"{worker} names no node",
                 "Write the worker's name, as in workers[].name",
             )
-        nodes.append(node)
-    draft.put("spec.nodes", nodes, "preferred_workers")
-    draft.put("spec.priority", _MOST_PRIORITY)
-    draft.notes.append(
-        f"models of the tier name {name}-preferred in spec.placement.pools, and further pools to go elsewhere as well"
-    )
-    return [draft]
+        found.append(node)
+    return found
 
 
 def _nodes_by_worker(cluster: ForeignConfig, nodes: Sequence[str]) -> dict[str, str]:

@@ -351,7 +351,7 @@ def _parse_sizes(
     "--sizes",
     callback=_parse_sizes,
     metavar="SIZE,...",
-    help="Array sizes, such as 4K,256K,4M,64M.",
+    help="Array sizes, such as 4K,256K,4M,64M, or in bytes.",
 )
 @click.option("--verbose", is_flag=True, help="Show every rank, with the time of each round.")
 @click.option(

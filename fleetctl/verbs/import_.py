@@ -2,23 +2,28 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
+from fleetctl.cli.connect import read_once, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.convert import jaccl_import, localai_import, mesh_import, ring_import, serving_import
 from fleetctl.convert.hostfile_groups import GroupOptions, build_group, one_mac_pool
 from fleetctl.convert.hostfile_reader import read_hostfile
 from fleetctl.convert.manifest_drafts import save_text
+from fleetctl.convert.node_names import NodeNames, reported_addresses
 from manifests import sources
 from manifests.errors import ManifestError, ManifestErrors
 from nodeagent.node.identity import dns_label
 from schemas.meta import NAME_PATTERN
+from schemas.node import Node
 from schemas.shardgroup import Backend
+from store import object_trees
 
 _HELP = """Convert a host file to a ShardGroup for `fleetctl apply`.
 
@@ -37,7 +42,8 @@ _NODES = click.option(
     "--nodes",
     default="",
     metavar="NODE,NODE,...",
-    help="Node of each Mac, in the file's order (the rank order). Default: the names in the file.",
+    help="Node of each Mac, in the file's order (the rank order). Default: the nodes whose agents report the file's "
+    "addresses, else the names in the file.",
 )
 _MODELS = click.option(
     "--model",
@@ -58,7 +64,8 @@ _OUTPUT = click.option(
 def importing() -> None:
     """Convert configuration files of other tools to manifests.
 
-    Settings without a counterpart become comments that name the alternative. Nothing is written to the fleet.
+    Settings without a counterpart become comments that name the alternative. Nothing is written to the fleet; it is
+    read to find the nodes of addresses.
     """
 
 
@@ -72,13 +79,14 @@ def importing() -> None:
     help="Communication backend (default: the one that the file names or implies).",
 )
 @_OUTPUT
+@store_options
 def hostfile(
-    file: str, name: str | None, nodes: str, backend: str | None, output: Path | None
+    file: str, name: str | None, nodes: str, backend: str | None, output: Path | None, **fleet: Any
 ) -> None:
     """Convert a host file to a ShardGroup."""
     group_options = GroupOptions(
         name=_object_name(file, name),
-        nodes=_parse_nodes(nodes),
+        nodes=_node_names(nodes, fleet),
         backend=cast(Backend | None, backend),
     )
     try:
@@ -98,9 +106,10 @@ def hostfile(
 @_NODES
 @_MODELS
 @_OUTPUT
+@store_options
 def mesh(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-stack's mesh YAML to a NodePool, and a ModelDeployment per tier."""
-    pool, macs = _object_name(file, name), _parse_nodes(nodes)
+    pool, macs = _object_name(file, name), _node_names(nodes, options)
     _convert(
         file,
         output,
@@ -115,13 +124,16 @@ def mesh(file: str, name: str | None, nodes: str, output: Path | None, **options
 @_NODES
 @_MODELS
 @_OUTPUT
-def serving(file: str, nodes: str, models: tuple[str, ...], output: Path | None) -> None:
-    """Convert mlx-serving's cluster.yaml to NodePools and Node labels."""
+@store_options
+def serving(
+    file: str, nodes: str, models: tuple[str, ...], output: Path | None, **fleet: Any
+) -> None:
+    """Convert mlx-serving's cluster.yaml to NodePools, Node labels, and a ModelDeployment per --model in its tier."""
     _convert(
         file,
         output,
         lambda text, source: serving_import.convert(
-            text, source, nodes=_parse_nodes(nodes), models=models
+            text, source, nodes=_node_names(nodes, fleet), models=models
         ),
     )
 
@@ -131,14 +143,15 @@ def serving(file: str, nodes: str, models: tuple[str, ...], output: Path | None)
 @click.option("--name", help="Name of the ShardGroup (default: the file's name).")
 @_NODES
 @_OUTPUT
-def ring(file: str, name: str | None, nodes: str, output: Path | None) -> None:
+@store_options
+def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: Any) -> None:
     """Convert mlx_distributed_ring_inference's .env to a ShardGroup and its ModelDeployment."""
     group = _object_name(file, name, fallback="ring")
     _convert(
         file,
         output,
         lambda text, source: ring_import.convert(
-            text, source, name=group, nodes=_parse_nodes(nodes)
+            text, source, name=group, nodes=_node_names(nodes, fleet)
         ),
     )
 
@@ -154,12 +167,13 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None) -> None:
 @click.option("--model", default="", metavar="PATH", help="The model, if MODEL_DIR is not set.")
 @_NODES
 @_OUTPUT
+@store_options
 def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-jaccl-cluster's variables (.env or Makefile) and host file to a ShardGroup and a ModelDeployment."""
     context = jaccl_import.JacclContext(
         host_file=_beside(file, options["host_file"]),
         name=_object_name(file, name, fallback="jaccl"),
-        nodes=_parse_nodes(nodes),
+        nodes=_node_names(nodes, options),
         model=options["model"],
     )
     _convert(file, output, lambda text, source: jaccl_import.convert(text, source, context))
@@ -186,17 +200,18 @@ def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **option
 )
 @_NODES
 @_OUTPUT
+@store_options
 def localai(
-    file: str, host_file: str | None, nodes: str, output: Path | None, **defaults: Any
+    file: str, host_file: str | None, nodes: str, output: Path | None, **options: Any
 ) -> None:
     """Convert LocalAI's model YAML to ModelDeployments, and its host files to ShardGroups."""
     context = localai_import.LocalAiContext(
         host_file=_beside(file, host_file),
-        nodes=_parse_nodes(nodes),
-        default_host_file=str(Path(defaults["default_hostfile"]).absolute())
-        if defaults["default_hostfile"]
+        nodes=_node_names(nodes, options),
+        default_host_file=str(Path(options["default_hostfile"]).absolute())
+        if options["default_hostfile"]
         else "",
-        default_backend=defaults["default_backend"] or "",
+        default_backend=options["default_backend"] or "",
     )
     _convert(file, output, lambda text, source: localai_import.convert(text, source, context))
 
@@ -216,8 +231,19 @@ def _convert(file: str, output: Path | None, convert: Callable[[str, str], str])
     save_text(manifests, output)
 
 
-def _parse_nodes(nodes: str) -> tuple[str, ...]:
-    return tuple(node.strip() for node in nodes.split(",")) if nodes else ()
+def _node_names(nodes: str, options: dict[str, Any]) -> NodeNames:
+    """Return what finds nodes: as --nodes gives them, else by what the agents of the fleet report, if there is one."""
+
+    @cache
+    def by_address() -> Mapping[str, str]:
+        try:
+            trees = read_once(options, lambda store: object_trees.list_all(store, Node.__name__))
+        except (FleetctlError, click.UsageError):
+            return {}
+        return reported_addresses(trees)
+
+    given = tuple(node.strip() for node in nodes.split(",")) if nodes else ()
+    return NodeNames(given=given, by_address=by_address)
 
 
 def _read_text(file: str) -> tuple[str, str]:

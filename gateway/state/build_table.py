@@ -102,16 +102,17 @@ def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
         concurrency=published.spec.concurrency or DEFAULT_CONCURRENCY,
         start_s=published.spec.start_seconds,
         points=_points(hardware),
-        is_fit=_is_fit("Auto", parameters, hardware),
+        is_fit=_is_fit("Auto", parameters, hardware, published.spec.node),
         hardware=hardware,
         parameters=parameters,
     )
 
 
-def _is_fit(tier: SizeTierChoice, parameters: int, hardware: EndpointHardware) -> bool:
+def _is_fit(tier: SizeTierChoice, parameters: int, hardware: EndpointHardware, node: str) -> bool:
     return is_large_enough(
         tier,
         parameters,
+        node=node,
         chip=hardware.chip,
         gpu_cores=hardware.gpu_cores,
         memory_bytes=hardware.memory_bytes,
@@ -432,7 +433,7 @@ def _declared(endpoint: EngineEndpoint, inputs: TableInputs) -> EngineEndpoint:
     hardware = endpoint.hardware
     deployment = inputs.deployments.get(endpoint.deployment)
     tier = "Auto" if deployment is None else deployment.spec.placement.tier
-    is_fit = _is_fit(tier, endpoint.parameters, hardware)
+    is_fit = _is_fit(tier, endpoint.parameters, hardware, endpoint.node)
     status = inputs.statuses.get(endpoint.deployment)
     priority = 0 if status is None else status.node_priorities.get(endpoint.node, 0)
     points = _points(hardware) + priority * _POINTS_OF_PRIORITY

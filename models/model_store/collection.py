@@ -29,6 +29,8 @@ class CollectionPolicy:
     """Fullness that it brings about, if it can."""
     protected_s: float = 3600.0
     """Time after a load or a fetch in which a model stays."""
+    limit_bytes: int | None = None
+    """Most bytes of the store; None for as many as the disk has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,21 +80,31 @@ class CollectionPlan:
         return not (self.models or self.contents or self.leftovers)
 
 
-def is_due(disk_bytes: int, free_bytes: int, policy: CollectionPolicy) -> bool:
-    """Return whether the disk is as full as the start of a collection."""
-    return (disk_bytes - free_bytes) * 100 >= policy.start_percent * disk_bytes
+def excess_bytes(
+    *, disk_bytes: int, free_bytes: int, store_bytes: int, policy: CollectionPolicy
+) -> int:
+    """Return the bytes to remove: those above the store's limit, and on a full disk those above the end; 0 for none."""
+    used = disk_bytes - free_bytes
+    above_limit = 0 if policy.limit_bytes is None else store_bytes - policy.limit_bytes
+    is_full = used * 100 >= policy.start_percent * disk_bytes
+    above_end = used - int(policy.end_percent * disk_bytes / 100) if is_full else 0
+    return max(0, above_limit, above_end)
 
 
 def plan_collection(usage: StoreUsage, policy: CollectionPolicy) -> CollectionPlan:
-    """Return what to remove: nothing below the start, else the least recently used models until the end is reached.
+    """Return what to remove: the least recently used models, until `excess_bytes` are freed.
 
     Leftovers and contents of no model go first. A model is chosen only if its removal frees bytes.
     """
-    if not is_due(usage.disk_bytes, usage.free_bytes, policy):
+    excess = excess_bytes(
+        disk_bytes=usage.disk_bytes,
+        free_bytes=usage.free_bytes,
+        store_bytes=sum(usage.sizes.values()),
+        policy=policy,
+    )
+    if not excess:
         return CollectionPlan()
-    used = usage.disk_bytes - usage.free_bytes
-    aim = used - int(policy.end_percent * usage.disk_bytes / 100)
-    return plan_removal(usage, aim, protected_s=policy.protected_s)
+    return plan_removal(usage, excess, protected_s=policy.protected_s)
 
 
 def plan_removal(usage: StoreUsage, wanted_bytes: int, *, protected_s: float) -> CollectionPlan:
@@ -229,13 +241,18 @@ def observe_usage(store: ModelStore, in_use: AbstractSet[str]) -> StoreUsage:
     disk = shutil.disk_usage(store.root)
     return StoreUsage(
         models=tuple(models),
-        sizes={path.name: path.stat().st_size for path in (store.blobs / "sha256").iterdir()},
+        sizes=content_sizes(store),
         held=_held_contents(store, wanted) | _young_contents(store, now),
         leftovers=_leftovers(store, wanted, now),
         disk_bytes=disk.used + disk.free,
         free_bytes=disk.free,
         now=now,
     )
+
+
+def content_sizes(store: ModelStore) -> dict[str, int]:
+    """Return the sizes of all contents by SHA-256."""
+    return {path.name: path.stat().st_size for path in (store.blobs / "sha256").iterdir()}
 
 
 def _is_wanted(intent: FetchIntent, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""The agent's collection of models: when the disk fills up, and when a fetch lacks room.
+"""The agent's collection of models: when the disk fills up, above a pool's limit, and when a fetch lacks room.
 
 `models/model_store/collection.py` decides what goes; this module says what is in use, and records what went.
 """
@@ -15,7 +15,8 @@ from models.model_store.collection import (
     CollectionPolicy,
     collect,
     collectable_bytes,
-    is_due,
+    content_sizes,
+    excess_bytes,
 )
 from models.model_store.store import ModelStore
 from nodeagent.model_store.usage import ModelUsers
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 # A Mac's disk fills within minutes at the speed of a fast link; a look costs one statvfs.
 _PERIOD_S: Final = 60.0
+_DISK_FULL: Final = "the disk is full"
 
 ReadUsers: TypeAlias = Callable[[], Awaitable[ModelUsers]]
 
@@ -56,7 +58,7 @@ class ModelCollector:
         self._node = ObjectReference(kind="Node", name=node)
 
     async def run(self) -> None:
-        """Look at the disk about once a minute, forever, and collect when it is full."""
+        """Look at the disk about once a minute, forever, and collect when it is full or the store is above its limit."""
         while True:
             # Agents of several nodes of one machine do not look at the same moment.
             await self.store.clock.sleep(_PERIOD_S * (0.5 + random.random()))
@@ -70,16 +72,15 @@ class ModelCollector:
         return await self._read_users()
 
     async def collect_if_due(self) -> CollectionPlan:
-        """Collect if the disk is as full as the policy says; return what was removed.
+        """Collect if the disk is as full as the policy says, or the store above its limit; return what was removed.
 
         Raises:
             StoreError, UndecodableError: the users are unknown; nothing was removed.
             OSError: the disk failed; what was removed so far is gone.
 
         """
-        if not await asyncio.to_thread(self._is_due):
-            return CollectionPlan()
-        return await self._collect(None)
+        reason = await asyncio.to_thread(self._due_reason)
+        return await self._collect(None, reason) if reason else CollectionPlan()
 
     async def make_room(self, wanted_bytes: int) -> int:
         """Free so many bytes if unused models have them; otherwise remove nothing.
@@ -98,21 +99,33 @@ class ModelCollector:
         free = await asyncio.to_thread(collectable_bytes, self.store, in_use, policy=self.policy)
         if free < wanted_bytes:
             return free
-        plan = await self._collect(wanted_bytes)
+        plan = await self._collect(wanted_bytes, _DISK_FULL)
         return free - plan.freed_bytes
 
-    def _is_due(self) -> bool:
+    def _due_reason(self) -> str:
+        """Return why models must be removed; "" if none must."""
         if not self.store.blobs.is_dir():
-            return False
+            return ""
         disk = shutil.disk_usage(self.store.root)
-        return is_due(disk.used + disk.free, disk.free, self.policy)
+        stored, limit = sum(content_sizes(self.store).values()), self.policy.limit_bytes
+        excess = excess_bytes(
+            disk_bytes=disk.used + disk.free,
+            free_bytes=disk.free,
+            store_bytes=stored,
+            policy=self.policy,
+        )
+        if limit is not None and stored > limit:
+            return (
+                f"the models take more than {quantity.show(limit)} (modelDiskLimit of a NodePool)"
+            )
+        return _DISK_FULL if excess else ""
 
     async def _in_use(self) -> frozenset[str]:
         users = await self._read_users()
         names = await asyncio.to_thread(self.store.manifest_names)
         return users.used(names)
 
-    async def _collect(self, wanted_bytes: int | None) -> CollectionPlan:
+    async def _collect(self, wanted_bytes: int | None, reason: str) -> CollectionPlan:
         in_use = await self._in_use()
         sizes = {one.name: one.size_bytes for one in await asyncio.to_thread(self.store.models)}
         plan = await asyncio.to_thread(
@@ -124,7 +137,7 @@ class ModelCollector:
             await self._recorder.record(
                 self._node,
                 "ModelCollected",
-                f"{name} ({size}) was removed: the disk is full, and nothing uses the model",
+                f"{name} ({size}) was removed: {reason}, and nothing uses the model",
             )
         if plan.shortfall_bytes:
             log.warning(

@@ -53,6 +53,7 @@ class ColumnPair(NamedTuple):
 AnyColumn: TypeAlias = Column | ColumnPair
 
 
+NAME = FieldColumn("name")
 READY = FieldColumn("is_ready")
 CORDONED = FieldColumn("is_cordoned")
 HOLDS = FieldColumn("holds")

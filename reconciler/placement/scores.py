@@ -204,6 +204,7 @@ def is_preferred(request: PlacementRequest, node: NodeView) -> bool:
     return is_large_enough(
         tier,
         0 if geometry is None else geometry.parameters,
+        node=node.name,
         chip=node.chip,
         gpu_cores=node.gpu_cores,
         memory_bytes=node.memory_bytes,

@@ -18,6 +18,7 @@ from reconciler.placement.columns import AnyColumn, ColumnPair
 from reconciler.placement.filters import NodeFilter
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from schemas.deployment import ModelSource
+from schemas.placement import SizeMinimum
 from schemas.replica import MemoryProof
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -326,8 +327,11 @@ class NodeTable:
         return found
 
     def _is_preferred(self, request: PlacementRequest) -> Bools:
+        tier = request.spec.placement.tier
         column = ColumnPair(columns.ModelColumn(request.path), columns.HARDWARE)
-        key = column, request.spec.placement.tier
+        if isinstance(tier, SizeMinimum) and tier.preferred_nodes:
+            column = ColumnPair(column, columns.NAME)
+        key = column, tier
         found = self.answers.preferred.get(key)
         if found is None:
             found = self._answers(column, lambda node: int(scores.is_preferred(request, node))) > 0

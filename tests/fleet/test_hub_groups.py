@@ -1,14 +1,16 @@
 """Models of a hub on a group of real agents and ranks: each Mac fetches what its rank needs, and the ranks wait for each other."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from models.model_files import PARTIAL_MARK
 from schemas.meta import find_condition
+from tests.seeds import literals
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet
 from tests.support.hub import COMMIT, StandInHub
@@ -72,21 +74,26 @@ def models_of(root: Path, node: str) -> Path:
 
 @asynccontextmanager
 async def two_agents(
-    root: Path, model: Path, *, ballast: int = 0, second: tuple[str, ...] = ()
+    root: Path,
+    model: Path,
+    *,
+    repo: str = REPO,
+    ballast: int = 0,
+    flags: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[Fleet, StandInHub]]:
-    """Run two agents, each with a disk of its own, and a hub that has the model; `second` are flags of node-2."""
+    """Run two agents, each with a disk of its own, and a hub that has the model; `flags` are those of a node."""
     files = {path.name: path.read_bytes() for path in model.iterdir()}
     if ballast:
         files["ballast.txt"] = bytes(ballast)
-    hub = StandInHub(repos={REPO: files})
+    hub = StandInHub(repos={repo: files})
     fleet = Fleet(root / "f", root)
     async with hub.serve():
         try:
             await fleet.etcd.start()
             fleet.start_reconciler("--hub-endpoint", hub.endpoint)
             for node in NODES:
-                flags = second if node == NODES[1] else ()
-                fleet.start_agent(node, "--models-dir", str(models_of(root, node)), *flags)
+                own = flags.get(node, ())
+                fleet.start_agent(node, "--models-dir", str(models_of(root, node)), *own)
             fleet.start_gateway()
             await fleet.joined(2)
             yield fleet, hub
@@ -197,8 +204,8 @@ async def test_ranks_wait_for_each_others_files_over_kills_of_their_agents(
 async def test_the_failure_of_one_rank_is_that_of_the_deployment_with_its_remedy(
     tmp_path: Path, model: Path
 ) -> None:
-    second = ("--disk-reserve", "4000Ti")
-    async with two_agents(tmp_path, model, second=second) as (fleet, _):
+    flags = {"node-2": ("--disk-reserve", "4000Ti")}
+    async with two_agents(tmp_path, model, flags=flags) as (fleet, _):
         await fleet.applied(GROUP.format(parallelism="Tensor") + SHARDED)
         async with group_of(fleet, "big") as group:
 
@@ -220,3 +227,30 @@ async def test_the_failure_of_one_rank_is_that_of_the_deployment_with_its_remedy
         assert ranks_of(fleet) == []
         groups = await fleet.ctl("describe", "shardgroup/pair")
         assert "NoSpace" in groups.out, groups.out
+
+
+async def test_the_ring_of_localais_page_answers_after_its_import(tmp_path: Path) -> None:
+    """The literal files, with addresses of this machine for those of the page; a llama, which has no pipeline."""
+    model = tmp_path / "llama"
+    await run_module("tests.support.tiny_model", str(model), "--arch", "llama", "--endless")
+    addresses = {"node-1": "127.0.0.1", "node-2": "127.0.0.2"}
+    repo = "mlx-community/Llama-3.2-1B-Instruct-4bit"
+    hosts = literals.LOCALAI_RING_HOSTS.text
+    for page, ours in zip(("192.168.1.10", "192.168.1.11"), addresses.values(), strict=True):
+        hosts = hosts.replace(page, ours)
+    (tmp_path / "hosts.json").write_text(hosts)
+    (tmp_path / "ring.yaml").write_text(literals.LOCALAI_RING.text)
+    (tmp_path / "quick.yaml").write_text(literals.LOCALAI_QUICK_START.text)
+    flags = {node: ("--address", address) for node, address in addresses.items()}
+    async with two_agents(tmp_path, model, repo=repo, flags=flags) as (fleet, _):
+        for name, words in (("quick", ()), ("ring", ("--hostfile", str(tmp_path / "hosts.json")))):
+            done = await fleet.ctl("import", "localai", str(tmp_path / f"{name}.yaml"), *words)
+            assert done.code == 0, done.err
+            await fleet.applied(done.out)
+            if name == "ring":
+                async with group_of(fleet, "llama-distributed") as group:
+                    replica = await group.serving()
+                assert [rank.node for rank in replica.spec.ranks] == list(addresses)
+            await fleet.available("llama-distributed", limit_s=120)
+            await fleet.routed("llama-distributed", 1)
+            assert len((await ask(fleet, [chat("llama-distributed")]))[0]) > 0

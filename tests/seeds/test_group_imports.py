@@ -233,6 +233,7 @@ def test_all_variables_of_the_ring_server(folder: Path) -> None:
     assert spec.routing.timeouts.request == "2m"
     assert spec.sampling is not None
     assert spec.sampling.max_tokens == 50
+    assert spec.performance == "Always"
     used = {"MODEL_REPO", "MAX_SEQUENCE_LENGTH", "REQUEST_TIMEOUT_SECONDS", "DEFAULT_MAX_TOKENS"}
     used |= {"DISTRIBUTED_BACKEND", "NUM_DEVICES", "KV_CACHE_MAX_SIZE", "API_HOST", "WORKER_HOSTS"}
     for name in set(given) - used:
@@ -279,9 +280,9 @@ def test_all_variables_of_mlx_jaccl_cluster(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "hosts", "nodes", "backend", "parallelism"),
     [
-        (literals.LOCALAI_RING, literals.LOCALAI_RING_HOSTS, "a,b", "ring", "Pipeline"),
-        (literals.LOCALAI_RING, literals.LOCALAI_THREE_HOSTS, "a,b,c", "ring", "Pipeline"),
-        (literals.LOCALAI_JACCL, literals.LOCALAI_DEVICES, "a,b", "jaccl", "Tensor"),
+        (literals.LOCALAI_RING, literals.LOCALAI_RING_HOSTS, "a,b", "ring", "Auto"),
+        (literals.LOCALAI_RING, literals.LOCALAI_THREE_HOSTS, "a,b,c", "ring", "Auto"),
+        (literals.LOCALAI_JACCL, literals.LOCALAI_DEVICES, "a,b", "jaccl", "Auto"),
     ],
 )
 def test_models_and_host_files_of_localai(
@@ -311,4 +312,5 @@ def test_the_quick_start_of_localai(folder: Path) -> None:
     deployment = found.pop("ModelDeployment")
     assert isinstance(deployment, ModelDeployment)
     assert (deployment.metadata.name, found) == ("llama-distributed", {})
+    assert deployment.spec.sharding == "Auto"
     assert deployment.spec.model.label == "mlx-community/Llama-3.2-1B-Instruct-4bit@main"

@@ -9,7 +9,8 @@ from fleetctl.verbs.import_ import importing
 from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
-from schemas.pools import NodePool
+from schemas.placement import Placement, SizeMinimum
+from schemas.pools import NodePool, NodePoolSpec
 from tests.seeds import literals
 
 PLAIN = literals.SERVING_STATIC.text
@@ -22,7 +23,7 @@ def run(text: str, *words: str) -> Result:
     return CliRunner().invoke(importing, ["serving", "-", *words], input=text)
 
 
-def made(done: Result, folder: Path) -> tuple[dict[str, NodePool], list[ModelDeployment]]:
+def made(done: Result, folder: Path) -> tuple[dict[str, NodePoolSpec], list[ModelDeployment]]:
     """Load and validate the manifests; return the pools by name, and the deployments."""
     assert done.exit_code == 0, done.output
     path = folder / "made.yaml"
@@ -30,28 +31,20 @@ def made(done: Result, folder: Path) -> tuple[dict[str, NodePool], list[ModelDep
     loaded = load_objects([str(path)])
     assert validate(loaded, StoreNames()) == []
     objects = [one.obj for one in loaded]
-    pools = {one.metadata.name: one for one in objects if isinstance(one, NodePool)}
-    for pool in pools.values():
-        selector = pool.spec.selector
-        # No pool is one of every Mac.
-        assert pool.spec.nodes or (selector and (selector.chips or selector.min_memory))
+    pools = {one.metadata.name: one.spec for one in objects if isinstance(one, NodePool)}
     return pools, [one for one in objects if isinstance(one, ModelDeployment)]
 
 
 def test_workers_as_a_plain_list(tmp_path: Path) -> None:
     done = run(PLAIN, "--model", "mlx-community/Qwen3-8B-4bit")
     pools, (deployment,) = made(done, tmp_path)
-    workers = {name: one for name, one in pools.items() if name.startswith("workers")}
-    assert {name: (one.spec.priority, one.spec.nodes) for name, one in workers.items()} == {
+    assert {name: (one.priority, one.nodes) for name, one in pools.items()} == {
         "workers-100": (100, ("mac-studio-1",)),
         "workers-80": (80, ("macbook-pro-1",)),
         "workers-50": (50, ("mac-mini-1",)),
     }
-    large = pools["tier-30b-and-more"].spec.selector
-    assert large is not None
-    assert large.min_memory == "64Gi"
-    assert large.chips == ("Apple M3 Max", "Apple M3 Ultra", "Apple M4 Max")
-    assert deployment.spec.placement.pools == ("workers-100", "workers-80", "workers-50")
+    # Its discovery adds Macs that the file does not list, and no tier is for 8B.
+    assert deployment.spec.placement == Placement()
     assert deployment.spec.routing.strategy == "HardwareAware"
     for text in (
         "workers[0].ip: 192.168.1.101",
@@ -59,10 +52,17 @@ def test_workers_as_a_plain_list(tmp_path: Path) -> None:
         "controller.dashboard_port: 8081",
         "discovery.offline_timeout_ms: 15000",
         'models.tier_preferences["30B+"].min_gpu_cores: 30',
-        "M4 Ultra is left out: no Mac has this chip",
+        "no tier of the file is for 8B",
     ):
         assert text in done.output, text
-    assert "/admin" not in done.output
+    closed = PLAIN.replace("enabled: true  # Auto", "enabled: false  # Auto")
+    _, (deployment,) = made(run(closed, "--model", "a/Qwen3-27B"), tmp_path)
+    assert deployment.spec.placement.pools == ("workers-100", "workers-80", "workers-50")
+    assert deployment.spec.placement.tier == SizeMinimum(
+        min_gpu_cores=20,
+        min_memory="32Gi",
+        preferred_chips=("Apple M3 Pro", "Apple M3 Max", "Apple M4 Pro", "Apple M4 Max"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_scenarios_of_discovery_alone(
 ) -> None:
     refused = run(text)
     assert refused.exit_code == 1
-    assert "names no workers and no tiers" in refused.output
+    assert "names no workers and no models" in refused.output
     assert "fleetctl join" in refused.output
     done = run(text, "--model", "mlx-community/Qwen3-8B-4bit")
     pools, (deployment,) = made(done, tmp_path)
@@ -95,14 +95,15 @@ def test_scenarios_of_discovery_alone(
 
 
 def test_the_scenario_of_preferred_workers(tmp_path: Path) -> None:
-    done = run(SCENARIO_3, "--model", "mlx-community/Qwen3-8B-4bit")
-    pools, (deployment,) = made(done, tmp_path)
-    assert {name: (one.spec.nodes, one.spec.priority) for name, one in pools.items()} == {
-        "tier-30b-and-more-preferred": (("mac-studio-2", "mac-studio-3"), 100),
-        "tier-below-7b-preferred": (("mac-studio-1",), 100),
-    }
-    assert deployment.spec.placement.pools == ()
-    assert "spec.placement.pools chooses of tier-30b-and-more-preferred" in done.output
+    sizes = ("Qwen3-30B-A3B-4bit", "Mixtral-8x7B", "Llama-3.2-1B", "Qwen3-8B", "phi-mini-4bit")
+    done = run(SCENARIO_3, *(word for size in sizes for word in ("--model", f"a/{size}")))
+    pools, deployments = made(done, tmp_path)
+    assert pools == {}
+    heavy = SizeMinimum(preferred_nodes=("mac-studio-2", "mac-studio-3"))
+    light = SizeMinimum(preferred_nodes=("mac-studio-1",))
+    tiers = [one.spec.placement.tier for one in deployments]
+    assert tiers == [heavy, heavy, light, "Auto", "Auto"]
+    assert all(one.spec.placement.pools == () for one in deployments)
 
 
 def test_preferred_workers_follow_the_nodes_of_workers(tmp_path: Path) -> None:
@@ -110,20 +111,21 @@ def test_preferred_workers_follow_the_nodes_of_workers(tmp_path: Path) -> None:
 workers: [{ip: 10.0.0.1, name: one}, {ip: 10.0.0.2}]
 models: {tier_preferences: {'3-7B': {min_gpu_cores: 60, preferred_workers: [one, 10.0.0.2]}}}
 """
-    pools, _ = made(run(text, "--nodes", "studio-1,studio-2"), tmp_path)
-    assert pools["tier-3-7b-preferred"].spec.nodes == ("studio-1", "studio-2")
-    chosen = pools["tier-3-7b"].spec.selector
-    assert chosen is not None
-    assert chosen.chips == ("Apple M1 Ultra", "Apple M2 Ultra", "Apple M3 Ultra")
+    done = run(text, "--nodes", "studio-1,studio-2", "--model", "/models/Qwen3-4B")
+    _, (deployment,) = made(done, tmp_path)
+    assert deployment.spec.placement.tier == SizeMinimum(
+        min_gpu_cores=60, preferred_nodes=("studio-1", "studio-2")
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("models: {tier_preferences: {'<3B': 8}}", "expected a mapping"),
-        ("models: {tier_preferences: {'<3B': {colour: red}}}", "names no Macs"),
+        ("models: {tier_preferences: {'<3B': {colour: red}}}", "prefers no Macs"),
         ("models: {tier_preferences: {'<3B': {preferred_chips: [M9]}}}", "no chip that Apple sold"),
         ("models: {tier_preferences: {'<3B': {preferred_workers: [10.0.0.9]}}}", "names no node"),
+        ("models: {tier_preferences: {large: {min_gpu_cores: 8}}}", "names no size of models"),
         (
             "workers: [{name: a, priority: 101}]",
             "workers[0].priority: results in an invalid NodePool",
@@ -131,7 +133,7 @@ models: {tier_preferences: {'3-7B': {min_gpu_cores: 60, preferred_workers: [one,
     ],
 )
 def test_what_cannot_be_converted_is_refused_by_name(text: str, error: str) -> None:
-    done = run(text)
+    done = run(text, "--model", "a/m-1B")
     assert done.exit_code == 1, done.output
     assert error in done.output
 
@@ -140,13 +142,14 @@ def test_the_whole_configuration(tmp_path: Path) -> None:
     text = literals.SERVING_CONFIGURATION.text
     done = run(text, "--model", "mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit")
     pools, (deployment,) = made(done, tmp_path)
-    assert {name for name in pools if name.startswith("tier-")} == {
-        "tier-30b-and-more",
-        "tier-13-27b",
-        "tier-7-13b",
-        "tier-3-7b",
-        "tier-below-3b",
-    }
+    tier = deployment.spec.placement.tier
+    assert isinstance(tier, SizeMinimum)
+    assert (tier.min_gpu_cores, tier.min_memory) == (30, "64Gi")
+    assert tier.preferred_chips == (
+        *("Apple M3 Max", "Apple M3 Ultra", "Apple M4 Max", "Apple M5 Max"),
+    )
+    assert "M4 Ultra is left out: no Mac has this chip" in done.output
+    assert (pools["model-cache"].model_disk_limit, pools["model-cache"].nodes) == ("50G", ())
     sessions = deployment.spec.routing.sessions
     assert (sessions.enabled, sessions.ttl) == (True, "5m")
     # Each value became a field, or is listed with its line.
@@ -160,5 +163,6 @@ def test_the_whole_configuration(tmp_path: Path) -> None:
                 *("name", "priority", "tags", "strategy", "sticky_sessions", "session_ttl_ms"),
                 *("min_memory_gb", "preferred_chips", "min_gpu_cores", "user", "password"),
                 *("server_url", "embedded", "cluster_name", "enabled", "store_dir"),
+                "max_cache_gb_per_worker",
             )
             assert name in kept, (number, line)

@@ -20,6 +20,7 @@ from fleetctl.convert.hostfile_groups import (
     render_hostfile,
 )
 from fleetctl.convert.hostfile_reader import read_hostfile
+from fleetctl.convert.node_names import NodeNames
 from fleetctl.fabric import admission
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
@@ -39,7 +40,8 @@ LAUNCH = """{
 
 def imported(text: str, *nodes: str, backend: Backend | None = None) -> GroupImport:
     return build_group(
-        read_hostfile(text, "hosts.json"), GroupOptions(name="g", nodes=nodes, backend=backend)
+        read_hostfile(text, "hosts.json"),
+        GroupOptions(name="g", nodes=NodeNames(given=nodes), backend=backend),
     )
 
 

@@ -1,7 +1,6 @@
 """Tables of `fleetctl get`, from objects without a store."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 

@@ -1,5 +1,6 @@
 """The verb `fleetctl import`: conversion of other tools' configuration to manifests and comments."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,18 @@ from hypothesis import strategies as st
 
 from fleetctl.convert import manifest_drafts, mesh_import, ring_import, serving_import
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason, read_documents
+from fleetctl.convert.node_names import NodeNames
 from fleetctl.verbs.import_ import importing
 from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
+from schemas.node import FabricInterface, NodeFabric
+from schemas.placement import SizeMinimum
 from schemas.pools import NodePool
 from schemas.shardgroup import ShardGroup
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.reconciler_agents import node_status, put_node
 from tests.support.sampling import samples
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "import"
@@ -63,7 +69,7 @@ def test_mesh_of_mlx_stack(tmp_path: Path) -> None:
 
 def test_a_mesh_with_discovery_selects_every_mac() -> None:
     text = "mesh: {discovery: {type: mdns}, routing: {strategy: round_robin}}"
-    made = mesh_import.convert(text, "m.yaml", name="home", nodes=(), models=())
+    made = mesh_import.convert(text, "m.yaml", name="home", nodes=NodeNames(), models=())
     assert (
         made
         == """\
@@ -97,12 +103,9 @@ def test_cluster_of_mlx_serving(tmp_path: Path) -> None:
         "NodePool/workers-80": 80,
         "NodePool/workers-50": 50,
     }
-    large = found["NodePool/tier-30b-and-more"].obj
-    assert isinstance(large, NodePool)
-    assert large.spec.selector is not None
-    assert large.spec.selector.min_memory == "64Gi"
-    assert "Apple M4 Max" in large.spec.selector.chips
-    assert "Apple M4 Ultra" not in large.spec.selector.chips
+    tier = deployment(found, "qwen3-8b-4bit").spec.placement.tier
+    assert isinstance(tier, SizeMinimum)
+    assert (tier.min_gpu_cores, tier.min_memory) == (15, "16Gi")
     assert found["Node/mac-studio-1"].obj.metadata.labels == {
         "mlx-serving/production": "true",
         "mlx-serving/high-memory": "true",
@@ -114,7 +117,6 @@ def test_cluster_of_mlx_serving(tmp_path: Path) -> None:
     for text in (
         "# nats: etcd replaces it",
         "requests_per_minute: 100",
-        "M4 Ultra is left out",
     ):
         assert text in done.output
 
@@ -125,7 +127,7 @@ mode: both
 workers: {static: [{ip: 192.168.1.100, port: 8080, name: mac-studio-1, priority: 100}]}
 load_balancing: {strategy: smart, stickySession: false}
 """
-    made = serving_import.convert(text, "cluster.yaml", nodes=(), models=("a/b",))
+    made = serving_import.convert(text, "cluster.yaml", nodes=NodeNames(), models=("a/b",))
     assert "strategy: HardwareAware" in made
     assert "enabled: false" in made
     assert "- mac-studio-1" in made
@@ -158,6 +160,46 @@ def test_addresses_need_node_names() -> None:
     )
 
 
+async def test_addresses_are_those_that_agents_report(fleet: MemoryFleet, tmp_path: Path) -> None:
+    """No --nodes: the fleet knows the Macs of the ring's cable, of LocalAI's ports, and of static workers."""
+    cable = (FabricInterface(name="bridge0", address="192.168.5.2"),)
+    reported = {
+        "studio": node_status("studio").model_copy(update={"address": "192.168.5.1"}),
+        "mini": node_status("mini").model_copy(
+            update={"address": "192.168.1.11", "fabric": NodeFabric(interfaces=cable)}
+        ),
+        # Two parts of one machine: their address names neither.
+        "part-1": node_status("part-1"),
+        "part-2": node_status("part-2"),
+    }
+    await fleet.store.commit([], [put_node(name, status) for name, status in reported.items()])
+
+    async def nodes_of(kind: str, *words: str, text: str) -> list[str]:
+        done = await fleet.ctl("import", kind, "-", *words, stdin=text.encode())
+        assert done.code == 0, done.err
+        return re.findall(r"- (?:node: )?(studio|mini|other)$", done.out, re.MULTILINE)
+
+    ring = (EXAMPLES / "ring.env").read_text()
+    assert await nodes_of("ring", text=ring) == ["studio", "mini"]
+    named = ring.replace("mini2@192.168.5.2", "mini2@other.local")
+    assert await nodes_of("ring", text=named) == ["studio", "mini"]
+    hosts = '["192.168.5.1:5555", "192.168.1.11:5555"]'
+    assert await nodes_of("hostfile", text=hosts) == ["studio", "mini"]
+    (tmp_path / "hosts.json").write_text(hosts)
+    model = (EXAMPLES / "localai.yaml").read_text()
+    words = ("--hostfile", str(tmp_path / "hosts.json"))
+    assert await nodes_of("localai", *words, text=model) == ["studio", "mini"]
+    static = "workers: {static: [{ip: 192.168.1.11, name: other, priority: 1}, {ip: 192.168.5.1}]}"
+    assert await nodes_of("serving", text=static) == ["mini", "studio"]
+    mesh = "mesh: {discovery: {type: static, nodes: [{host: 192.168.5.1}, {host: other.local}]}}"
+    assert await nodes_of("mesh", text=mesh) == ["studio", "other"]
+    refused = await fleet.ctl("import", "hostfile", "-", stdin=b'["127.0.0.1:1", "10.0.0.9:1"]')
+    assert "does not name the node of rank 0" in refused.err
+    fleet.vanish()
+    away = await fleet.ctl("import", "ring", "-", stdin=ring.encode())
+    assert "a fleet whose agents report the address" in away.err
+
+
 def test_a_model_of_localai_with_its_host_file(tmp_path: Path) -> None:
     done = run("localai", str(EXAMPLES / "localai.yaml"), "--nodes", "mac-a,mac-b")
     assert done.exit_code == 0, done.output
@@ -165,7 +207,7 @@ def test_a_model_of_localai_with_its_host_file(tmp_path: Path) -> None:
     group = found["ShardGroup/llama-distributed-group"].obj
     assert isinstance(group, ShardGroup)
     assert [m.node for m in group.spec.members] == ["mac-a", "mac-b"]
-    assert (group.spec.backend, group.spec.parallelism) == ("ring", "Pipeline")
+    assert (group.spec.backend, group.spec.parallelism) == ("ring", "Auto")
     model = deployment(found, "llama-distributed").spec
     assert (model.context_length, model.sharding) == (8192, "llama-distributed-group")
     assert "options[2]: trust_remote_code:true: the fleet never runs code of a model" in done.output
@@ -298,7 +340,7 @@ NUM_DEVICES=3
 DISTRIBUTED_BACKEND=jaccl
 KV_CACHE_MAX_SIZE=1024
 """
-    made = ring_import.convert(text, ".env", name="minis", nodes=())
+    made = ring_import.convert(text, ".env", name="minis", nodes=NodeNames())
     for text in ("- node: mini-3", "repo: org/Model-4bit", "backend: jaccl", "window: 1024"):
         assert text in made
 
@@ -367,5 +409,8 @@ def test_an_invalid_file_writes_nothing(tmp_path: Path) -> None:
     assert not target.exists()
     with pytest.raises(ManifestErrors, match="names 2 Macs, but --nodes names 1"):
         ring_import.convert(
-            "API_HOST=a.local\nWORKER_HOSTS=b.local", ".env", name="r", nodes=("x",)
+            "API_HOST=a.local\nWORKER_HOSTS=b.local",
+            ".env",
+            name="r",
+            nodes=NodeNames(given=("x",)),
         )

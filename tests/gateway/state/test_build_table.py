@@ -481,7 +481,9 @@ def test_a_size_tier_of_ones_own_and_the_priority_of_a_mac_count() -> None:
     raw = replace(
         target("a-0", "a"), hardware=hardware, parameters=70 * 10**9, is_fit=False, points=57.0
     )
-    own = Placement(tier=SizeMinimum(min_gpu_cores=20, min_memory="48Gi"))
+    own = Placement(
+        tier=SizeMinimum(min_gpu_cores=20, min_memory="48Gi", preferred_nodes=(raw.node,))
+    )
     declared = deployment("a")
     spec = declared.spec.model_copy(update={"placement": own})
     declared = declared.model_copy(update={"spec": spec})

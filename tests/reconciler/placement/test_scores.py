@@ -176,6 +176,9 @@ def test_thresholds_of_ones_own_replace_those_for_the_size() -> None:
     assert (first.is_preferred, second.is_preferred) == (False, False)
     chosen = make_request(tier=SizeMinimum(preferred_chips=("Apple M4 Max",)))
     assert where(both[0], replace(big, chip="Apple M4 Max"), of=chosen) == "b"
+    named = make_request(tier=SizeMinimum(preferred_nodes=("b",)))
+    assert where(*both, of=named) == "b"
+    assert where(both[0], replace(big, used_bytes=7 * GIB), of=named) == "a"
 
 
 def test_among_nodes_that_are_too_small_the_best_is_still_the_best() -> None:

@@ -1,13 +1,14 @@
-"""The limits that the pools of a node set on the bytes a second of model files: received, and sent to other Macs."""
+"""The limits that the pools of a node set on its model files: bytes a second received and sent, and bytes on its disk."""
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
+from nodeagent.model_store.collector import ModelCollector
 from nodeagent.peers.uploads import Uploads
 from schemas import quantity
 from schemas.meta import ObjectMeta
@@ -25,7 +26,7 @@ _LOOK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkLimits:
+class PoolLimits:
     """Applies the limits of the pools that one node is in.
 
     The last ones hold while the store is away, or the node in it is of a newer mlx-fleet.
@@ -40,6 +41,8 @@ class LinkLimits:
     """The limit of all that the node receives."""
     uploads: Uploads | None
     """Its uploads; None if it sends nothing."""
+    collector: ModelCollector
+    """The collection of its models."""
 
     async def run(self) -> None:
         """Follow the pools, forever."""
@@ -77,9 +80,11 @@ class LinkLimits:
     def _apply(self, pools: Iterable[NodePool], node: Node) -> None:
         own = [pool.spec for pool in pools if in_pool(pool, node)]
         self.download.set_rate(_lowest(spec.download_limit for spec in own))
+        limit = _lowest(spec.model_disk_limit for spec in own)
+        self.collector.policy = replace(self.collector.policy, limit_bytes=limit)
         if self.uploads is not None:
             self.uploads.set_pool_limit(_lowest(spec.upload_limit for spec in own))
 
 
-def _lowest(limits: Iterable[str | None]) -> float | None:
-    return min((float(quantity.parse(one)) for one in limits if one), default=None)
+def _lowest(limits: Iterable[str | None]) -> int | None:
+    return min((quantity.parse(one) for one in limits if one), default=None)

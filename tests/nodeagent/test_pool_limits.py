@@ -1,37 +1,52 @@
-"""Limits of pools on transfers of models: which pools count, and what changes while transfers run."""
+"""Limits of pools on model files: which pools count, what changes while transfers run, and what goes above a limit."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from machinery.clock import SystemClock
 from models.hub.bandwidth import BandwidthLimit
-from nodeagent.peers.link_limits import LinkLimits
+from models.model_store.store import ModelStore
+from nodeagent.model_store.collector import ModelCollector
+from nodeagent.model_store.usage import read_users
 from nodeagent.peers.uploads import Uploads
+from nodeagent.pool_limits import PoolLimits
+from schemas.event import Event
 from schemas.meta import ObjectMeta
 from schemas.node import Node
 from schemas.pools import NodePool, NodePoolSpec, NodeSelector
-from store import codec, keys
+from store import codec, keys, objects
+from store.events import EventRecorder
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.agent_api import STATUS
+from tests.support.hub import COMMIT
+from tests.support.model_store import ShiftedClock, add_model
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
 
 
 @asynccontextmanager
-async def limits(store: MemoryTransport) -> AsyncIterator[LinkLimits]:
-    found = LinkLimits(
+async def limits(
+    store: MemoryTransport, models: ModelStore | None = None
+) -> AsyncIterator[PoolLimits]:
+    models = models or ModelStore(Path("/nowhere"), CLOCK)
+    recorder = EventRecorder(store, CLOCK, source="Node/mac-1")
+    found = PoolLimits(
         transport=store,
         clock=CLOCK,
         node="mac-1",
         status=STATUS,
         download=BandwidthLimit(CLOCK),
         uploads=Uploads(CLOCK, bytes_per_s=5e8),
+        collector=ModelCollector(
+            models, recorder, lambda: read_users(store, models.root, None), node="mac-1"
+        ),
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(found.run())
@@ -45,7 +60,7 @@ async def put(store: MemoryTransport, name: str, spec: NodePoolSpec) -> None:
     await store.commit([], [Put(key=key, value=codec.encode(pool))])
 
 
-async def shown(found: LinkLimits, download: float | None, upload: float) -> None:
+async def shown(found: PoolLimits, download: float | None, upload: float) -> None:
     assert found.uploads is not None
     uploads = found.uploads
     await until(
@@ -96,3 +111,32 @@ async def test_the_limits_stay_while_the_node_cannot_be_read(
         await store.commit([], [Delete(key=key)])
         await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="1M"))
         await shown(found, 1e6, 5e8)
+
+
+async def test_models_above_the_limit_of_a_pool_go_the_longest_unused_first(tmp_path: Path) -> None:
+    store, clock = MemoryTransport(CLOCK), ShiftedClock()
+    models = ModelStore(tmp_path, clock)
+    names = []
+    for number in range(3):
+        files = {"model.safetensors": bytes([number]) * 1000}
+        names.append(add_model(models, f"org/m{number}", COMMIT, files).name)
+    clock.shift_s = 7200
+    assert models.record_load(names[0])
+    clock.shift_s = 14400
+    await put(store, "mac", NodePoolSpec(nodes=("mac-1",), model_disk_limit="2500"))
+    async with limits(store, models) as found:
+        collector = found.collector
+        await until(lambda: collector.policy.limit_bytes == 2500, what="the limit")
+        assert (await collector.collect_if_due()).models == (names[1],)
+        assert {one.name for one in models.models()} == {names[0], names[2]}
+        (event,) = await objects.list_all(store, Event)
+        assert "more than 2.4 KiB (modelDiskLimit of a NodePool)" in event.spec.message
+        assert (await collector.collect_if_due()).is_empty
+        await put(store, "mac", NodePoolSpec(nodes=("mac-1",), model_disk_limit="1"))
+        await put(store, "other", NodePoolSpec(nodes=("mac-1",), model_disk_limit="1500"))
+        await until(lambda: collector.policy.limit_bytes == 1, what="the lowest limit")
+        assert models.pin(names[2])
+        assert (await collector.collect_if_due()).models == (names[0],)
+        await store.commit([], [Delete(key=keys.spec_key("NodePool", "mac"))])
+        await store.commit([], [Delete(key=keys.spec_key("NodePool", "other"))])
+        await until(lambda: collector.policy.limit_bytes is None, what="no limit")
