@@ -5,13 +5,11 @@ address cannot be listened on.
 """
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import ipaddress
 import os
 import random
-import resource
 import secrets
 import sys
 from dataclasses import replace
@@ -43,6 +41,7 @@ from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import Clock, SystemClock
 from machinery.connection_limits import is_loopback
+from machinery.file_limit import raise_file_limit
 from machinery.http_server import ListenAddress
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
@@ -53,10 +52,6 @@ from schemas.routing import MAX_RATE
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
-
-# The default limit of open files on macOS (OPEN_MAX in sys/syslimits.h). It holds whatever the hard
-# limit is.
-_FILES_OF_MACOS = 10_240
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -394,7 +389,7 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         max_body_bytes=flags["max_body"],
         max_body_memory_bytes=flags["max_body_memory"],
         max_connections_per_address=flags["max_connections_per_address"],
-        max_files=_allow_many_connections(),
+        max_files=raise_file_limit(),
         request_timeout_s=flags["request_timeout"],
         send_timeout_s=flags["send_timeout"],
         drain_timeout_s=flags["drain_timeout"],
@@ -481,22 +476,6 @@ def _allowed_origins(flags: dict[str, Any]) -> AllowedOrigins:
         return AllowedOrigins(flags["cors_origin"])
     except ValueError as error:
         raise click.UsageError(f"--cors-origin: {error}") from error
-
-
-def _allow_many_connections() -> int:
-    """Raise the limit of open files to what the system allows, and return it; 0 if there is none.
-
-    Each connection takes one.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (hard, _FILES_OF_MACOS):
-        if soft == resource.RLIM_INFINITY or 0 <= wanted <= soft:
-            break
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            break
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 0 if soft == resource.RLIM_INFINITY else soft
 
 
 def _tracer() -> Tracer | None:

@@ -29,6 +29,7 @@ GRACE: Final = timedelta(days=7)
 """The time for which expired certificates are accepted while the store is away: they cannot be renewed then."""
 _STORE_IS_AWAY: Final = timedelta(minutes=10)
 _POLL_S = 0.5
+_HTTP_1 = ("http/1.1",)
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
@@ -47,8 +48,16 @@ class CredentialsError(Exception):
 class PeerContext:
     """The TLS context for one kind of connection, and what it has refused."""
 
-    def __init__(self, credentials: "Credentials", verifier: PeerVerifier, purpose: int) -> None:
+    def __init__(
+        self,
+        credentials: "Credentials",
+        verifier: PeerVerifier,
+        purpose: int,
+        protocols: tuple[str, ...] = _HTTP_1,
+    ) -> None:
+        """`protocols`: the protocols above TLS (ALPN), the preferred one first."""
         self.verifier: Final = verifier
+        self._protocols = list(protocols)
         self._credentials = credentials
         self._purpose = purpose
         self.context: ssl.SSLContext = self._load()
@@ -60,6 +69,7 @@ class PeerContext:
 
     def _load(self) -> ssl.SSLContext:
         context = self._credentials.load(self._purpose)
+        context.set_alpn_protocols(self._protocols)
         if self.verifier.is_optional:
             is_asked = bool(self.verifier.roles)
             context.verify_mode = ssl.CERT_OPTIONAL if is_asked else ssl.CERT_NONE
@@ -111,31 +121,37 @@ class Credentials:
         )
 
     def server(
-        self, roles: frozenset[Role], *, is_optional: bool = False, only_own_node: bool = False
+        self,
+        roles: frozenset[Role],
+        *,
+        is_optional: bool = False,
+        only_own_node: bool = False,
+        protocols: tuple[str, ...] = _HTTP_1,
     ) -> PeerContext:
         """Return the contexts of a listener for clients with one of the roles. Without roles no client is asked for a certificate.
 
-        `only_own_node`: of the nodes, only the one with this process's name is accepted.
+        `only_own_node`: of the nodes, only the one with this process's name is accepted. `protocols`: above TLS (ALPN).
         """
-        node = self.identity.name if only_own_node else ""
-        return self._add(roles, ssl.PROTOCOL_TLS_SERVER, is_optional=is_optional, node=node)
+        verifier = PeerVerifier(
+            trust=self.trust,
+            clock=self._clock,
+            roles=roles,
+            is_optional=is_optional,
+            node=self.identity.name if only_own_node else "",
+        )
+        return self._add(PeerContext(self, verifier, ssl.PROTOCOL_TLS_SERVER, protocols))
 
     def client(self, roles: frozenset[Role]) -> PeerContext:
         """Return the contexts of connections to servers with one of the roles.
 
         Dial with `server_hostname=identity.dns_name`, whatever the address is.
         """
-        return self._add(roles, ssl.PROTOCOL_TLS_CLIENT, is_optional=False)
+        verifier = PeerVerifier(trust=self.trust, clock=self._clock, roles=roles)
+        return self._add(PeerContext(self, verifier, ssl.PROTOCOL_TLS_CLIENT))
 
-    def _add(
-        self, roles: frozenset[Role], purpose: int, *, is_optional: bool, node: str = ""
-    ) -> PeerContext:
-        verifier = PeerVerifier(
-            trust=self.trust, clock=self._clock, roles=roles, is_optional=is_optional, node=node
-        )
-        found = PeerContext(self, verifier, purpose)
-        self._contexts.append(found)
-        return found
+    def _add(self, made: PeerContext) -> PeerContext:
+        self._contexts.append(made)
+        return made
 
     def load(self, purpose: int) -> ssl.SSLContext:
         """Return a context with the files as they are now. Raises CredentialsError."""
@@ -144,7 +160,6 @@ class Credentials:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.set_ciphers(_TLS_1_2_CIPHERS)
-        context.set_alpn_protocols(["http/1.1"])
         context.verify_mode = ssl.CERT_REQUIRED
         if purpose == ssl.PROTOCOL_TLS_SERVER:
             # Our clients keep connections and never resume sessions: tickets would be made and sent in vain.

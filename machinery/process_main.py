@@ -9,6 +9,8 @@ from typing import Any
 
 import uvloop
 
+from machinery.file_limit import raise_file_limit
+
 log = logging.getLogger(__name__)
 
 
@@ -24,6 +26,7 @@ def run_until_signal(
     A process that has not ended `grace_s` seconds after the signal is ended as if it were killed; None: it may take
     any time.
     """
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_guarded(main, grace_s))
 

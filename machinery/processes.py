@@ -20,6 +20,7 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.environment import environment_without_secrets
+from machinery.file_limit import raise_file_limit
 from machinery.files import write_atomically
 
 _STARTTIME_FIELD = 19  # the 22nd field of /proc/PID/stat (proc(5)), counted from behind the name
@@ -172,12 +173,13 @@ def spawn(
     """Start a process in a session of its own, and append its output to a file.
 
     In its own session neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it inherits
-    ours, except for variables that hold secrets. It reads `stdin` and then the end, even if this process is killed meanwhile.
+    ours, except for variables that hold secrets, and may open as many files as the system allows. It reads `stdin` and then the end, even if this process is killed meanwhile.
 
     Raises:
         OSError: the program or the log cannot be opened, or `stdin` is larger than a pipe.
 
     """
+    raise_file_limit()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output, _filled_pipe(stdin) as pipe:
         popen = subprocess.Popen(

@@ -282,6 +282,9 @@ class TlsListener:
             except OSError as error:
                 if error.errno not in _OUT_OF_FILES:
                     raise
+                if self._handshakes:  # end one for its file; the loop calls again at once
+                    self._shed(next(iter(self._handshakes)))
+                    return
                 log.warning("no connection accepted", extra={"why": error.strerror})
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(_OUT_OF_FILES_PAUSE_S, self._resume)

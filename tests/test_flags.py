@@ -12,6 +12,7 @@ import pytest
 from dashboard.__main__ import main as dashboard
 from fleetctl.__main__ import main as fleetctl
 from gateway.__main__ import main as gateway
+from identity.etcd_proxy import main as etcd_proxy
 from nodeagent.__main__ import main as nodeagent
 from nodeagent.hollow.__main__ import main as hollow
 from reconciler.__main__ import main as reconciler
@@ -30,6 +31,7 @@ PROGRAMS: Mapping[str, click.Command] = {
     "fleet-reconciler": reconciler,
     "fleet-dashboard": dashboard,
     "nodeagent.hollow": hollow,
+    "identity.etcd_proxy": etcd_proxy,
 }
 # Flags of other programs that messages and pages name, and of parts that no person starts.
 FOREIGN: Mapping[str, str] = {

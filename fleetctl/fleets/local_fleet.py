@@ -34,8 +34,6 @@ from store.etcd.member.binary import Binary, NoBinaryError, locate, written_by
 from store.etcd.member.embedded import (
     EmbeddedEtcd,
     EmbeddedEtcdError,
-    MemberConfig,
-    TlsListener,
 )
 from store.etcd.member.maintenance import MemberMaintenance
 
@@ -143,6 +141,12 @@ class LocalFleetSettings:
         return ("--join", self.join.address, *ports)
 
     @property
+    def etcd_url(self) -> str:
+        """Return the URL at which other machines reach etcd; "" if they do not."""
+        join = self.join
+        return "" if join is None else f"https://{url_host(join.address)}:{join.etcd_port}"
+
+    @property
     def listen_address(self) -> tuple[str, ...]:
         """Return the flag with the address of agents and engines."""
         return () if self.join is None else ("--address", self.join.address)
@@ -187,12 +191,25 @@ def _signer_flags(settings: LocalFleetSettings) -> tuple[str, ...]:
     authority, join = ("--authority-dir", str(settings.data_dir.authority)), settings.join
     if join is None:
         return (*authority, "--api-port", "0")
-    etcd = f"https://{url_host(join.address)}:{join.etcd_port}"
     return (
         *authority,
         *("--api-host", join.address, "--api-port", str(join.api_port)),
-        *("--advertise-etcd", etcd),
+        *("--advertise-etcd", settings.etcd_url),
     )
+
+
+def etcd_proxy_programs(settings: LocalFleetSettings, etcd: str) -> list[Program]:
+    """Return the proxy through which other machines reach etcd; none without --join."""
+    if settings.join is None:
+        return []
+    data_dir = settings.data_dir
+    flags = (
+        *("--listen", settings.etcd_url.removeprefix("https://")),
+        # To read revocations, it has the rights of the gateway, which are few.
+        *("--etcd-password-file", str(data_dir.passwords / "gateway.env")),
+        *("--identity-dir", str(data_dir.identity("etcd"))),
+    )
+    return [_program(settings, "etcd-proxy", "identity.etcd_proxy", etcd, *flags)]
 
 
 def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
@@ -375,12 +392,9 @@ class LocalFleet:
         while True:
             await self._clock.sleep(_TRUST_EVERY_S)
             try:
-                is_outdated = await trust.renew(self._etcd.address)
+                await trust.renew(self._etcd.address)
             except FleetctlError as error:
                 log.warning("certificate not renewed", extra={"why": str(error)})
-                continue
-            if is_outdated:
-                await self._etcd.supervisor.end()  # etcd reads trusted authorities at its start
 
     def _write_record(self, *, is_ready: bool, error: str = "") -> None:
         self._settings.data_dir.write(
@@ -411,6 +425,7 @@ class LocalFleet:
         assert self._etcd is not None
         etcd = str(self._etcd.address)
         started = [
+            *etcd_proxy_programs(settings, etcd),
             reconciler_program(settings, etcd),
             *agent_programs(settings, etcd, _memory_share(facts, settings.nodes)),
             gateway_program(settings, etcd),
@@ -433,30 +448,21 @@ class LocalFleet:
         say(f"started {others}, {agents} and the gateway")
 
     async def _start_etcd(self, binary: Binary, say: Say) -> None:
-        """Start etcd. It listens for other machines only when it has users and a certificate."""
-        settings, trust = self._settings, self._trust
-        names = node_names(settings)
-        listener = None
-        if trust is not None and settings.join is not None:
-            listener = trust.listener(settings.join.etcd_port)
-            if not trust.is_prepared():
-                self._etcd = self._make_etcd(binary, None)
-                await self._etcd.start()
-                await trust.prepare(self._etcd.address, names, say)
-                await self._etcd.supervisor.end()
-        self._etcd = self._make_etcd(binary, listener)
-        await self._etcd.start()
-        if trust is not None:
-            await trust.prepare(self._etcd.address, names, say)
-        where = f"unix socket, {settings.data_dir.etcd}"
-        if listener is not None:
-            where = f"{listener.url} with client certificates; {where}"
-        say(f"etcd {binary.text} is up ({where})")
-
-    def _make_etcd(self, binary: Binary, listener: TlsListener | None) -> EmbeddedEtcd:
+        """Start etcd, with users and identities. Other machines reach it through a proxy, which starts later."""
         settings = self._settings
-        config = MemberConfig(quota_bytes=settings.etcd_quota_bytes, listener=listener)
-        return EmbeddedEtcd(binary, settings.data_dir.etcd, self._clock, config=config)
+        self._etcd = EmbeddedEtcd(
+            binary,
+            settings.data_dir.etcd,
+            self._clock,
+            quota_bytes=settings.etcd_quota_bytes,
+        )
+        await self._etcd.start()
+        if self._trust is not None:
+            await self._trust.prepare(self._etcd.address, node_names(settings), say)
+        where = f"unix socket, {settings.data_dir.etcd}"
+        if settings.etcd_url:
+            where = f"{settings.etcd_url} with client certificates; {where}"
+        say(f"etcd {binary.text} is up ({where})")
 
     async def _end_leftovers(self, wanted: set[Path]) -> None:
         """End processes of a previous run with other flags, such as a third node."""
@@ -469,7 +475,7 @@ class LocalFleet:
             path.unlink(missing_ok=True)
 
     def _check_ports(self, say: Say) -> None:
-        """Refuse an occupied port of the gateway, and warn of the dashboard's: both would retry forever.
+        """Refuse an occupied port of the gateway or etcd, and warn of the dashboard's: they would retry forever.
 
         A process of an earlier run is adopted with its port.
         """
@@ -481,12 +487,19 @@ class LocalFleet:
                     f"warning: the dashboard waits for port {settings.dashboard_port}: {why}. Choose another with "
                     "--dashboard-port (0: any that is free)"
                 )
-        if processes.adopt(data_dir.record("gateway")) is None:
-            why = why_unusable(settings.host, settings.gateway_port)
-            if why:
+        wanted = [("gateway", settings.host, settings.gateway_port, "--port")]
+        if settings.join is not None:
+            wanted.append(
+                ("etcd-proxy", settings.join.address, settings.join.etcd_port, "--etcd-port")
+            )
+        for program, host, port, flag in wanted:
+            if processes.adopt(data_dir.record(program)) is None and (
+                why := why_unusable(host, port)
+            ):
+                what = program.partition("-")[0]
                 raise FleetctlError(
-                    f"port {settings.gateway_port} on {settings.host} cannot be used for the gateway: {why}. "
-                    "Choose another with --port"
+                    f"port {port} on {host} cannot be used for {'the ' if what == 'gateway' else ''}{what}: {why}. Choose "
+                    f"another with {flag}"
                 )
 
     async def _wait_ready(self) -> None:

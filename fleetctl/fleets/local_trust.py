@@ -22,10 +22,8 @@ from fleetctl.fleets.fleet_trust import (
     Machine,
     ManagedIdentity,
     administrator,
-    authorities_of,
     ensure_identity,
     ensure_trust,
-    is_current,
     open_authority,
 )
 from fleetctl.fleets.local_api_key import ensure_api_key
@@ -35,7 +33,6 @@ from identity.folder import FolderError, IdentityFolder
 from identity.names import Identity, Role
 from identity.signer import IssueError, Signer
 from machinery.clock import Clock
-from machinery.files import write_atomically
 from machinery.unix_sockets import SocketFolderError
 from schemas.trust import FleetTrust, TlsMode
 from store.errors import StoreError
@@ -44,12 +41,9 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.grpc.admin import AuthClient
 from store.etcd.member import sockets
-from store.etcd.member.embedded import TlsListener
 from store.port import Transport
 
 Say = Callable[[str], None]
-# In etcd's data folder, so that it disappears with the users, as in a restore.
-_GUARDED_FILE = "guarded"
 
 
 class LocalTrust:
@@ -71,25 +65,6 @@ class LocalTrust:
     def password_file(self, component: str) -> Path:
         """Return the file with the password of `reconciler`, `gateway`, `admin` or `node-NAME`."""
         return self.passwords.file(f"{component}.env")
-
-    def listener(self, port: int) -> TlsListener | None:
-        """Return etcd's listener for other machines; None if there is none."""
-        if not self.address:
-            return None
-        folder = self._folder(Role.ETCD)
-        return TlsListener(
-            url=f"https://{url_host(self.address)}:{port}",
-            identity=folder.identity,
-            authorities=folder.authorities,
-        )
-
-    def is_prepared(self) -> bool:
-        """Return whether etcd has users and a certificate, so that it may listen for other machines."""
-        folder = self._folder(Role.ETCD)
-        trusted = authorities_of(folder)
-        is_guarded = (self._data_dir.etcd / _GUARDED_FILE).exists()
-        wanted = self._wanted(Role.ETCD)
-        return is_guarded and is_current(wanted, trusted, self._machine, self._clock)
 
     def as_root(self, address: EtcdAddress) -> EtcdAddress:
         """Return the address with root's password, if root has one yet."""
@@ -119,14 +94,13 @@ class LocalTrust:
         except (StoreError, IssueError, FolderError, AuthorityError) as error:
             raise FleetctlError(str(error)) from error
 
-    async def renew(self, address: EtcdAddress) -> bool:
-        """Renew the identities that no process renews itself; return whether etcd must be restarted to trust new authorities.
+    async def renew(self, address: EtcdAddress) -> None:
+        """Renew the identities that no process renews itself.
 
         Raises:
             FleetctlError: as `prepare`.
 
         """
-        before = authorities_of(self._folder(Role.ETCD))
         try:
             transport = connect(self.as_root(address))
             try:
@@ -138,7 +112,6 @@ class LocalTrust:
                 await transport.close()
         except (StoreError, IssueError, FolderError, AuthorityError) as error:
             raise FleetctlError(str(error)) from error
-        return trust.authorities != before
 
     async def _guard(self, address: EtcdAddress, nodes: Sequence[str], say: Say) -> None:
         """Let etcd ask for passwords, and give each process of this machine its own."""
@@ -164,7 +137,6 @@ class LocalTrust:
                 await self._create_users(client, every, say, is_on=True)
             finally:
                 await client.close()
-        write_atomically(self._data_dir.etcd / _GUARDED_FILE, "")
 
     async def _create_users(
         self, client: AuthClient, nodes: Sequence[str], say: Say, *, is_on: bool

@@ -32,7 +32,6 @@ from store.etcd.member.embedded import (
     QUOTA_BYTES,
     EmbeddedEtcd,
     EmbeddedEtcdError,
-    MemberConfig,
     failure_reason,
 )
 from store.etcd.member.membership import ClusterClient
@@ -297,8 +296,7 @@ async def _fill_etcd(
     binary: Path | None,
     quota_bytes: int,
 ) -> None:
-    config = MemberConfig(quota_bytes=quota_bytes)
-    etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), config=config)
+    etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), quota_bytes=quota_bytes)
     try:
         await etcd.start()
         # Few attempts: no supervisor restarts this etcd if it ends, for example on a full disk.

@@ -191,10 +191,11 @@ def check_open_files(facts: HostFacts) -> Iterator[Finding]:
             message=f"{of} may open {found.hard} files at most; an engine needs {_MIN_HARD_FILES}",
             advice=_limit_advice(facts),
         )
-    elif found.soft is not None and found.soft < _MIN_SOFT_FILES:
+    elif facts.is_agent and found.soft is not None and found.soft < _MIN_SOFT_FILES:
+        # Programs of the fleet raise their own limit, and that of their children, so a shell's does not matter.
         yield Finding(
             check=check,
-            level="WARN",
+            level="FAIL",
             message=f"{of} may open {found.soft} files; clients and engines need one each",
             advice=_limit_advice(facts),
         )

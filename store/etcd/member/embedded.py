@@ -1,13 +1,12 @@
 """One etcd member as a child process, for a fleet whose store is on one machine. Reachable by unix socket.
 
 On a loopback port, any web page in the user's browser could write to it (etcd's gateway accepts cross-origin
-text/plain posts). A socket in a folder of mode 0700 accepts its owner only. Other machines reach the member by TLS only,
-with a client certificate (`TlsListener`).
+text/plain posts). A socket in a folder of mode 0700 accepts its owner only. Other machines reach the member through
+`identity.etcd_proxy`.
 """
 
 import asyncio
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -39,42 +38,8 @@ class EmbeddedEtcdError(Exception):
     """etcd cannot be started; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsListener:
-    """The URL at which other machines reach a member. It demands certificates of the authorities."""
-
-    url: str
-    """https://ADDRESS:PORT."""
-    identity: Path
-    """Key and certificate in one file. etcd reads it again at each handshake."""
-    authorities: Path
-
-    @property
-    def flags(self) -> dict[str, str]:
-        return {
-            "listen-client-urls": f"unix://{CLIENT_SOCKET},{self.url}",
-            "advertise-client-urls": self.url,
-            "cert-file": str(self.identity),
-            "key-file": str(self.identity),
-            "trusted-ca-file": str(self.authorities),
-            "client-cert-auth": "true",
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberConfig:
-    """Settings of an embedded member."""
-
-    quota_bytes: int = QUOTA_BYTES
-    listener: TlsListener | None = None
-    """None: reachable by unix socket only."""
-
-
-_DEFAULTS = MemberConfig()
-
-
 def command(
-    binary: Binary, data_dir: Path, token: str, config: MemberConfig = _DEFAULTS
+    binary: Binary, data_dir: Path, token: str, quota_bytes: int = QUOTA_BYTES
 ) -> tuple[str, ...]:
     """Return the command line for one member of a small fleet.
 
@@ -95,11 +60,8 @@ def command(
         "log-level": "warn",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": RETENTION,
-        "quota-backend-bytes": str(config.quota_bytes),
-        "host-whitelist": "localhost",
+        "quota-backend-bytes": str(quota_bytes),
     }
-    if config.listener is not None:
-        flags |= config.listener.flags
     if binary.version >= (3, 6, 0):
         # 3.7 dropped the old name (etcd #19959), and has 10,000 as default for its snapshot count.
         flags |= {"watch-progress-notify-interval": PROGRESS_INTERVAL}
@@ -155,7 +117,7 @@ class EmbeddedEtcd:
         clock: Clock,
         *,
         ready_s: float = _READY_S,
-        config: MemberConfig = _DEFAULTS,
+        quota_bytes: int = QUOTA_BYTES,
     ) -> None:
         self._ready_s = ready_s
         self._version_file, self._version = data_dir / VERSION_FILE, binary.text
@@ -171,7 +133,7 @@ class EmbeddedEtcd:
         self.supervisor = Supervisor(
             Program(
                 name="etcd",
-                command=command(binary, data_dir / MEMBER_FOLDER, _token(data_dir), config),
+                command=command(binary, data_dir / MEMBER_FOLDER, _token(data_dir), quota_bytes),
                 log=self._log,
                 record=data_dir / "etcd.pid",
                 cwd=folder,

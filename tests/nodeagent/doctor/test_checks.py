@@ -160,7 +160,7 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("crash loop", service(restarts=5, age_s=4.0), "OK"),
     ("crash loop", service(restarts=None), "UNKNOWN"),
     # 8
-    ("open files", {"open_files": OpenFileFacts(soft=256, hard=None)}, "WARN"),
+    ("open files", {"open_files": OpenFileFacts(soft=256, hard=None)}, "FAIL"),
     ("open files", {"open_files": OpenFileFacts(soft=256, hard=256)}, "FAIL"),
     ("open files", {"open_files": OpenFileFacts(soft=None, hard=None)}, "OK"),
     # 9

