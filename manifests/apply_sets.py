@@ -82,23 +82,20 @@ async def read_set(transport: Transport, name: str) -> ApplySetInventory:
 async def git_claims(transport: Transport, absent: Collection[ObjectKey]) -> dict[ObjectKey, str]:
     """Return the sets of GitSources that list these objects, which do not exist: the source creates them again.
 
-    Raises:
-        StoreError: the store did not answer.
-        UndecodableError: this process cannot read a set.
-
+    A set that this process cannot read claims nothing. Raises StoreError.
     """
-    if not absent:
-        return {}
-    items = (await transport.list(keys.APPLY_SET_PREFIX)).items
-    found = [codec.decode(ApplySet, item) for item in items]
-    return {
-        key: one.name
-        for one in found
-        if source_of_manager(one.manager) is not None
-        for member in one.members
+    claims: dict[ObjectKey, str] = {}
+    for item in (await transport.list(keys.APPLY_SET_PREFIX)).items if absent else ():
+        try:
+            found = codec.decode(ApplySet, item)
+        except codec.UndecodableError:
+            continue
+        if source_of_manager(found.manager) is None:
+            continue
         # Without a uid it was never written: another source may have been faster.
-        if member.uid and (key := ObjectKey(member.kind, member.name)) in absent
-    }
+        listed = (ObjectKey(one.kind, one.name) for one in found.members if one.uid)
+        claims |= {key: found.name for key in listed if key in absent}
+    return claims
 
 
 async def change_set(
