@@ -69,23 +69,25 @@ def form_group(attempt: FormationAttempt) -> FormedGroup | FormationRefusal:
     if len(healthy) < attempt.shape.size:
         return _refusal(attempt, refused)
     geometry = memory_proof.geometry_of(attempt.request, healthy[0])
-    first_refusal: FormationRefusal | None = None
+    refusals: list[FormationRefusal] = []
+    impossible: list[FormationRefusal] = []
     for way in _ways(attempt):
         unsupported = model_split.unsupported_reason(geometry, way, attempt.shape.size)
         if unsupported:
             reason = "ModelNotInspected" if geometry.splitting is None else f"{way}Impossible"
-            found: FormedGroup | FormationRefusal = _refusal(
-                attempt, refused, whole=Rejection(reason=reason, message=unsupported)
-            )
-        elif way == "Tensor":
+            why = Rejection(reason=reason, message=unsupported)
+            impossible.append(_refusal(attempt, refused, whole=why))
+            continue
+        found: FormedGroup | FormationRefusal
+        if way == "Tensor":
             found = _form_tensor(attempt, healthy, refused)
         else:
             found = _form_pipeline(attempt, healthy, refused)
         if isinstance(found, FormedGroup):
             return found
-        first_refusal = first_refusal or found
-    assert first_refusal is not None  # every shape has at least one parallelism
-    return first_refusal
+        refusals.append(found)
+    # What the model supports comes first: only that can be cured by other Macs. Every shape has a parallelism.
+    return (*refusals, *impossible)[0]
 
 
 def _ways(attempt: FormationAttempt) -> tuple[Parallelism, ...]:
@@ -314,7 +316,7 @@ def _no_split(
     return Rejection(
         reason="InsufficientMemory",
         message=f"its layers do not fit as a Pipeline: the model needs {quantity.show(need)} on one Mac "
-        f"and more on {len(chosen)}, free are {free}",
+        f"and more on {len(chosen)}, free are {free}; add a member and raise size, or lower the deployment's contextLength",
         need=need,
         have=have,
     )

@@ -59,16 +59,23 @@ def supported_sizes(geometry: ModelGeometry, parallelism: Parallelism) -> tuple[
 
 
 def _nearest(geometry: ModelGeometry, parallelism: Parallelism, size: int) -> str:
-    """Describe the supported sizes that are nearest to an unsupported one."""
+    """Describe the supported sizes that are nearest to an unsupported one, and what to set in the ShardGroup."""
     other = _BOTH[1 - _BOTH.index(parallelism)]
     found, instead = supported_sizes(geometry, parallelism), supported_sizes(geometry, other)
     if found:
-        rest = f"; {other} works with {size}" if size in instead else ""
-        return f"{parallelism} works with {_listed(found)}, not {size}{rest}"
+        nearest = min(found, key=lambda one: (abs(one - size), one))
+        cure = f"set size: {nearest}"
+        if size in instead:
+            cure += f", or parallelism: {other}, which works with {size}"
+        return f"{parallelism} works with {_listed(found)}, not {size}; {cure}"
     if instead:
-        with_size = "" if size in instead else f", not {size}"
+        nearest = min(instead, key=lambda one: (abs(one - size), one))
+        with_size, cure = (
+            (f", not {size}", f" and size: {nearest}") if nearest != size else ("", "")
+        )
         return (
-            f"mlx-lm has no {parallelism} for it; {other} works with {_listed(instead)}{with_size}"
+            f"mlx-lm has no {parallelism} for it; {other} works with {_listed(instead)}{with_size}; "
+            f"set parallelism: {other}{cure}"
         )
     return "mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or use another model"
 

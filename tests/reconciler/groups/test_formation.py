@@ -102,8 +102,16 @@ REFUSED = [
     pytest.param(
         group("abc", parallelism="Tensor"),
         (A, B, C),
-        "llama, 8 heads, 8 KV heads: Tensor works with 2 and 4, not 3; Pipeline works with 3",
+        "llama, 8 heads, 8 KV heads: Tensor works with 2 and 4, not 3; set size: 2, or parallelism: Pipeline, "
+        "which works with 3",
         id="the-nearest-thing-that-works",
+    ),
+    pytest.param(
+        group("abc"),
+        (mac("a", 3), mac("b", 3), mac("c", 3)),
+        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 3, free are a 3.0 GiB, "
+        "b 3.0 GiB, c 3.0 GiB; add a member and raise size, or lower the deployment's contextLength",
+        id="auto-tells-of-the-way-that-the-model-has",
     ),
     pytest.param(
         group("ab", parallelism="Tensor"),
@@ -117,7 +125,7 @@ REFUSED = [
         group("ab", parallelism="Pipeline"),
         (mac("a", 4), mac("b", 9)),
         "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 2, "
-        "free are a 4.0 GiB, b 9.0 GiB",
+        "free are a 4.0 GiB, b 9.0 GiB; add a member and raise size, or lower the deployment's contextLength",
         id="no-split",
     ),
 ]

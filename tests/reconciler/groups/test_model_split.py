@@ -28,31 +28,32 @@ def split_as(splitting: SplitOptions | None) -> ModelGeometry:
 
 ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
     (SMOL, "Tensor", 3, ""),
-    (SMOL, "Tensor", 2, "llama, 9 heads, 3 KV heads: Tensor works with 3, not 2"),
+    (SMOL, "Tensor", 2, "llama, 9 heads, 3 KV heads: Tensor works with 3, not 2; set size: 3"),
     (
         SMOL,
         "Pipeline",
         3,
-        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3",
+        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3; set parallelism: Tensor",
     ),
     (
         SMOL,
         "Pipeline",
         2,
-        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3, not 2",
+        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3, not 2; set "
+        "parallelism: Tensor and size: 3",
     ),
     (piped(), "Pipeline", 4, ""),
     (
         piped(),
         "Pipeline",
         5,
-        "qwen2, 4 heads, 2 KV heads: Pipeline works with 2 to 4, not 5",
+        "qwen2, 4 heads, 2 KV heads: Pipeline works with 2 to 4, not 5; set size: 4",
     ),
     (
         piped(),
         "Tensor",
         3,
-        "qwen2, 4 heads, 2 KV heads: Tensor works with 2, not 3; Pipeline works with 3",
+        "qwen2, 4 heads, 2 KV heads: Tensor works with 2, not 3; set size: 2, or parallelism: Pipeline, which works with 3",
     ),
     (
         split_as(SplitOptions(basis="gemma3")),
