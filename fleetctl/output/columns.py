@@ -29,6 +29,7 @@ class Column(NamedTuple):
 
 Columns: TypeAlias = tuple[Column, ...]
 
+_LONGEST_WHY = 120
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -190,6 +191,14 @@ def _source_status(source: Tree, _: TableContext) -> str:
     return "" if ready is None else str(ready.get("reason", ""))
 
 
+def _source_problem(source: Tree, context: TableContext) -> str:
+    """Return the first line of the message of a source that a person or a commit must fix, cut to the table."""
+    if not object_trees.is_true(source, "Stalled"):
+        return ""
+    first = _source_why(source, context).partition("\n")[0]
+    return first if len(first) <= _LONGEST_WHY else f"{first[:_LONGEST_WHY]}..."
+
+
 def _source_why(source: Tree, _: TableContext) -> str:
     """Return the message of Ready, unless the newest commit is applied."""
     ready = object_trees.condition(source, "Ready")
@@ -297,7 +306,7 @@ DECLARED_COLUMNS: dict[str, Columns] = {
         Column("COMMIT", _commit, is_wide=True),
         Column("REPOSITORY", text("spec", "repository"), is_wide=True),
         Column("PATH", text("spec", "path"), is_wide=True),
-        Column("WHY", _source_why, is_wide=True),
+        Column("WHY", _source_problem, wide_cell=_source_why),
     ),
     "ApiKey": (
         NAME,

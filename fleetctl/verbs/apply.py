@@ -19,7 +19,6 @@ from insight.deployment_warnings import deployment_warnings
 from machinery.clock import SystemClock
 from machinery.gc_pause import pause_collection
 from manifests import apply as applying
-from manifests import diff as differing
 from manifests import ownership
 from manifests.apply import ApplyOptions, ApplyPreview, ApplyResult, PruneError
 from manifests.errors import ApplyError, ManifestErrors
@@ -330,7 +329,7 @@ def _print_differences(options: dict[str, Any]) -> bool:
     _warn_kept([conflict for change in preview.changes for conflict in change.kept_by_others])
     shown = [
         *(text for text in map(change_text, preview.changes) if text),
-        *(differing.diff_text(obj, None) for obj in preview.surplus.doomed),
+        *(_deletion_line(obj.kind, obj.name) for obj in preview.surplus.doomed),
     ]
     if options["output"] is not None:
         trees: list[Tree] = [
@@ -361,7 +360,9 @@ def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
     for found in previews:
         if options["output"] is None:
             for change in found.preview.changes:
-                click.echo(colour_diff(change.diff), nl=False)
+                is_pruned = change.action == "pruned"
+                text = _deletion_line(change.kind, change.name) if is_pruned else change.diff
+                click.echo(colour_diff(text), nl=False)
         if found.preview.omitted:
             click.echo(f"... and {found.preview.omitted} more objects", err=True)
         if found.preview.problem:
@@ -378,6 +379,11 @@ async def _preview(
             return await applying.preview(transport, loaded, SystemClock(), mode)
         except (ManifestErrors, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
+
+
+def _deletion_line(kind: str, name: str) -> str:
+    """Return the line of a pruned object; its text, with all defaults, would hide the other changes. `-o` has it."""
+    return f"{kind}/{name} would be deleted\n"
 
 
 def colour_diff(text: str) -> str:

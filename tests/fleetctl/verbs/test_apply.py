@@ -128,7 +128,9 @@ async def test_prune_deletes_removed_objects(shared_fleet: MemoryFleet) -> None:
     assert first.out == "nodepool/lab-a created\nnodepool/lab-b created\n", first.err
     differs = await run_verb(shared_fleet, "diff", pool_manifest("lab-b"), *flags)
     assert differs.code == 1
-    assert differs.out.startswith("--- NodePool/lab-a (now)\n+++ /dev/null\n@@ -1,")
+    assert differs.out == "NodePool/lab-a would be deleted\n"
+    full = await run_verb(shared_fleet, "diff", pool_manifest("lab-b"), *flags, "-o", "json")
+    assert "--- NodePool/lab-a (now)\\n+++ /dev/null\\n@@ -1," in full.out
     dry = await run_verb(shared_fleet, "apply", pool_manifest("lab-b"), *flags, "--dry-run=server")
     assert dry.out == (
         "nodepool/lab-b unchanged (server dry run)\nnodepool/lab-a pruned (server dry run)\n"

@@ -304,7 +304,6 @@ async def test_a_preview_shows_the_newest_commit_and_changes_nothing(
     shown = await git.ctl("diff", "gs/seen")
     assert shown.code == 1
     assert "-  priority: 1\n+  priority: 2\n" in shown.out
-    assert "--- NodePool/seen-b (now)" in shown.out
     listed = await git.ctl("diff", "gs/seen", "-o", "json")
     assert listed.code == 1
     (source,) = json.loads(listed.out)["sources"]
@@ -313,7 +312,9 @@ async def test_a_preview_shows_the_newest_commit_and_changes_nothing(
     assert [(one["change"], one["name"]) for one in source["changes"]] == [
         ("configured", "seen-a"), ("created", "seen-c"), ("pruned", "seen-b"),
     ]  # fmt: skip
-    assert "".join(one["diff"] for one in source["changes"]) == shown.out
+    *changed, pruned = (one["diff"] for one in source["changes"])
+    assert "".join(changed) + "NodePool/seen-b would be deleted\n" == shown.out
+    assert pruned.startswith("--- NodePool/seen-b (now)\n+++ /dev/null\n")
     assert await field(git, "np/seen-a", "spec", "priority") == 1
     assert await field(git, "gs/seen", "status", "appliedRevision") == f"main@{first}"
     repo.commit({"a.yaml": "a: [b"})

@@ -143,6 +143,7 @@ async def test_sync_waits_for_the_newest_commit(
         shown = await shared_fleet.ctl("get", "gs")
         assert shown.code == 0, shown.err
         assert "fleet" in shown.out
+        assert "a.yaml:8:3: NodePool/a: spec.prio: unknown field. Did you mean" in shown.out
         suspended = await shared_fleet.ctl("suspend", "gs/fleet")
         assert suspended.out == "gitsource/fleet suspended\n"
         refused = await shared_fleet.ctl("sync", "fleet")
