@@ -110,6 +110,7 @@ __all__ = [
     "PlanChangedError",
     "PruneError",
     "apply",
+    "compare",
     "prepare",
     "preview",
 ]
@@ -164,14 +165,29 @@ async def preview(
         _refuse_another_managers(inventory, options)
     declared = [item.key for item in loaded]
     observed = await observe(transport, [*declared, *inventory.members])
+    absent = {key for key in declared if key not in observed.objects}
+    claims = await apply_sets.git_claims(transport, absent) if options.apply_set else {}
     only = options.prune_kinds if options.prune else ()
     surplus = apply_sets.find_surplus(
         inventory.members, declared, observed.objects, name=options.apply_set, only=only
     )
-    absent = {key for key in declared if key not in observed.objects}
-    claims = await apply_sets.git_claims(transport, absent) if options.apply_set else {}
     changes = _checked(loaded, observed, clock, options, surplus, claims)
     return ApplyPreview(changes=tuple(changes), surplus=surplus, members=inventory.members)
+
+
+def compare(
+    loaded: Sequence[LoadedObject], observed: ObservedObjects, clock: Clock
+) -> list[Change]:
+    """Return what an apply without a set would do to these objects of the store.
+
+    Raises:
+        ManifestErrors: all problems that prevent the apply.
+
+    """
+    surplus = apply_sets.find_surplus(
+        {}, [item.key for item in loaded], observed.objects, name="", only=()
+    )
+    return _checked(loaded, observed, clock, _DEFAULT, surplus, {})
 
 
 async def apply(

@@ -16,6 +16,7 @@ from dashboard.api.question_routes import QuestionRoutes, error_row, load_text, 
 from dashboard.api.request_json import read_json
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor
+from dashboard.question_process import forecast_question
 from insight import actions, edits, rollouts
 from insight.actions import VERBS, Action, PreparedAction
 from insight.conditions import Row
@@ -26,9 +27,7 @@ from manifests import apply as applying
 from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.errors import ApplyError, InUseError, ManifestErrors
-from manifests.load import LoadedObject
-from manifests.plan import CreatedObject, UnchangedObject, change_text, plan_id
-from manifests.trees import Tree
+from manifests.plan import Change, CreatedObject, UnchangedObject, change_text, plan_id
 from schemas.change import MAX_REASON
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject
@@ -98,33 +97,16 @@ class ActionRoutes:
         """Check manifests: all problems with their lines, or the diff, the conflicts and what the planner would do."""
         body = await read_json(self.bodies, request, ManifestBody)
         try:
-            return json_response(await self._preview(load_text(body.manifests)))
+            return json_response(await self._preview(body.manifests))
         except ManifestErrors as errors:
             return json_response({"errors": _error_rows(errors)})
 
-    async def _preview(self, loaded: list[LoadedObject]) -> dict[str, object]:
-        try:
-            found = await applying.preview(self.transport, loaded, self.clock)
-        except StoreError as error:
-            raise store_refusal(error) from error
-        changes = found.changes
+    async def _preview(self, manifests: str) -> dict[str, object]:
+        changes = await self.questions.preview(manifests)
         return {
             "errors": [],
             "plan": plan_id(changes),
-            "changes": [
-                {
-                    "kind": one.obj.kind,
-                    "name": one.obj.name,
-                    "result": "unchanged"
-                    if isinstance(one, UnchangedObject)
-                    else "created"
-                    if isinstance(one, CreatedObject)
-                    else "configured",
-                    "diff": change_text(one),
-                    "keptByOthers": [kept.kept_message for kept in one.kept_by_others],
-                }
-                for one in changes
-            ],
+            "changes": await self.questions.compute(lambda: [_change_row(one) for one in changes]),
             "placement": await self._placement(
                 one.obj for one in changes if not isinstance(one, UnchangedObject)
             ),
@@ -139,7 +121,7 @@ class ActionRoutes:
             raise invalid("Name the plan that POST /api/v1/check returned.", "plan")
         options = ApplyOptions(expected_plan=body.plan)
         try:
-            loaded = load_text(body.manifests)
+            loaded = await self.questions.compute(lambda: load_text(body.manifests))
             audited = self._audited(request, "apply", body.reason)
             done = await applying.apply(audited, loaded, self.clock, options)
         except PlanChangedError as error:
@@ -263,9 +245,10 @@ class ActionRoutes:
         except StoreError as error:
             raise store_refusal(error) from error
 
-    async def _placement(self, changed: Iterable[ApiObject]) -> dict[str, Tree]:
+    async def _placement(self, changed: Iterable[ApiObject]) -> Row:
         """Return what the planner would do if these objects were written."""
-        found = await self.questions.forecast(Supposition(objects=tuple(changed)))
+        supposition = Supposition(objects=tuple(changed))
+        found = await self.questions.ask(forecast_question(supposition))
         return {name: found[name] for name in ("sentence", "steps", "unplaced")}
 
     def _check_writes(self) -> None:
@@ -287,6 +270,20 @@ class ActionRoutes:
             "the page changed the fleet",
             extra={"user": visitor.name, "verb": verb, "objects": about[:20]},
         )
+
+
+def _change_row(change: Change) -> Row:
+    if isinstance(change, UnchangedObject):
+        result = "unchanged"
+    else:
+        result = "created" if isinstance(change, CreatedObject) else "configured"
+    return {
+        "kind": change.obj.kind,
+        "name": change.obj.name,
+        "result": result,
+        "diff": change_text(change),
+        "keptByOthers": [kept.kept_message for kept in change.kept_by_others],
+    }
 
 
 def _taint(body: TaintBody | None) -> Taint | None:

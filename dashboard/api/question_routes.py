@@ -9,21 +9,22 @@ from typing import Annotated, Final, Literal, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError
 
+from dashboard import question_process
 from dashboard.api.past import PastReader
 from dashboard.api.routes import json_response
 from dashboard.api.time_parameters import show_time
 from dashboard.fleet_model import FleetModel
+from dashboard.question_process import PlannerQuestion, forecast_question
 from insight.conditions import Row
 from insight.fleet_caches import FleetCaches, copy_caches
-from insight.memory_proof import proof_tree
 from insight.simulated_macs import FleetNode
-from insight.what_if import Supposition, SuppositionError, suppose
+from insight.what_if import Supposition
 from machinery.clock import Clock
 from manifests import apply as applying
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject, parse_texts, read_objects
+from manifests.observe import observe
 from manifests.plan import Change, UnchangedObject, change_text
-from manifests.trees import Tree
 from reconciler.listers.lister import Lister
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec
 from schemas.meta import ApiModel, ObjectName
@@ -63,7 +64,7 @@ class WhatIfQuestion(ApiModel):
 
 @dataclass(frozen=True, slots=True)
 class QuestionRoutes:
-    """Handlers of the routes. One question is computed at a time, in a thread."""
+    """Handlers of the routes. One question is computed at a time: in a thread, or in a child process if it is large."""
 
     model: FleetModel
     past: PastReader
@@ -79,116 +80,90 @@ class QuestionRoutes:
 
     async def explain(self, name: str, at: Annotated[str, Query(max_length=40)] = "") -> Response:
         """Return for every Mac whether one more replica fits, or why not: what `fleetctl explain placement` says."""
-        from insight import placement  # noqa: PLC0415 - the planner takes 25 MB
-        from insight import remedies as remedies_of  # noqa: PLC0415 - as above
-
-        now = self.clock.now()
-        head: Row = {"at": show_time(now.timestamp())}
+        head: Row = {"at": show_time(self.clock.now().timestamp())}
+        caches = None
         if at:
             moment = await self.past.moment(at)
             caches, head = moment.caches, {"at": show_time(moment.at_s)}
-        else:
-            # A thread must not read what the event loop changes.
-            caches = copy_caches(self._caches(), self.clock)
-        seen = placement.snapshot_of(caches, now)
-        report = await self._compute(lambda: placement.explain_placement(seen, name))
-        if report is None:
+        found = await self.ask(PlannerQuestion(kind="explain", name=name), caches)
+        if not found:
             message = f"There is no ModelDeployment '{name[:200]}'."
             raise RefusedError(Refusal(status=404, message=message))
-        is_pending = not any(one.fits for one in report.nodes)
-        remedies = await self._compute(
-            lambda: remedies_of.find_remedies(seen, name) if is_pending else []
-        )
-        shown: Row = {
-            "placed": report.placed,
-            "desired": report.desired,
-            "proof": placement.need_lines(report),
-            "text": placement.report_text(report),
-            "proofs": {
-                node: proof_tree(one) for node, one in remedies_of.find_proofs(seen, name).items()
-            },
-            "remedies": [one.tree for one in remedies],
-        }
-        return json_response({**head, **shown, **placement.placement_tree(report)})
+        return json_response({**head, **found})
 
     async def doctor(self) -> Response:
         """Return what `fleetctl doctor -o json` says of the store's objects; the command probes processes besides."""
-        from insight.doctor import checks, findings, known_objects  # noqa: PLC0415 - as above
-
-        caches = copy_caches(self._caches(), self.clock)
-        found = await self._compute(
-            lambda: checks.check_objects(known_objects.known_objects(caches))
-        )
-        return json_response(findings.findings_tree(found))
+        return json_response(await self.ask(PlannerQuestion(kind="doctor")))
 
     async def what_if(self, request: Request) -> Response:
         """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""
         question = parse_question(await _read_body(request))
         caches = self._caches()
-        errors, changes = await self._changes(question.manifest)
-        body: Row = {
-            "errors": [error_row(one) for one in errors],
-            "changes": [],
-            "steps": [],
-            "macs": [],
-        }
-        if errors:
-            return json_response(body)
+        body: Row = {"errors": [], "changes": [], "steps": [], "macs": []}
+        changes: list[Change] = []
+        if question.manifest.strip():
+            try:
+                preview = await self.preview(question.manifest)
+            except ManifestErrors as error:
+                return json_response({**body, "errors": [error_row(one) for one in error.problems]})
+            changes = [one for one in preview if not isinstance(one, UnchangedObject)]
         patched = tuple(_patched(caches, one) for one in question.patches)
         supposition = Supposition(
-            objects=(
-                *(one.obj for one in changes if not isinstance(one, UnchangedObject)),
-                *patched,
-            ),
+            objects=(*(one.obj for one in changes), *patched),
             lost=question.lose,
             added=question.add,
         )
-        try:
-            forecast = await self.forecast(supposition)
-        except SuppositionError as error:
-            raise invalid(f"{error}.", "lose" if question.lose else "add") from None
-        shown = [_change(one) for one in changes if not isinstance(one, UnchangedObject)]
+        forecast = await self.ask(forecast_question(supposition))
+        shown = await self.compute(lambda: [_change(one) for one in changes])
         return json_response({**body, "changes": shown, **forecast})
 
-    async def forecast(self, supposition: Supposition) -> dict[str, Tree]:
-        """Return what the planner would do in a supposed fleet, as a tree.
+    async def ask(self, question: PlannerQuestion, caches: FleetCaches | None = None) -> Row:
+        """Return the answer of the planner. `caches`: a past moment; None: now.
 
         Raises:
-            RefusedError: the planner does not answer in time.
-            SuppositionError: the supposition makes no sense.
+            RefusedError: the question makes no sense or is too large, or the planner does not answer in time.
 
         """
-        from insight import plan  # noqa: PLC0415 - the planner takes 25 MB
+        # Before the thread: the caches must not change while they are read.
+        copied = caches or copy_caches(self._caches(), self.clock)
+        return await self.compute(lambda: question_process.answer(copied, self.clock, question))
 
-        # Before the thread: the caches must not change while they are copied.
-        supposed = suppose(self._caches(), self.clock, supposition)
-        return plan.forecast_tree(
-            await self._compute(lambda: plan.forecast_of(supposed, self.clock))
-        )
+    async def preview(self, manifest: str) -> list[Change]:
+        """Return what an apply would do.
 
-    async def _changes(self, manifest: str) -> tuple[tuple[ManifestError, ...], list[Change]]:
-        """Return what an apply would change, or the problems of the manifest."""
-        if not manifest.strip():
-            return (), []
+        Raises:
+            ManifestErrors: the problems of the manifest.
+            RefusedError: the store does not answer.
+
+        """
+        loaded = await self.compute(lambda: load_text(manifest))
         try:
-            loaded = await asyncio.to_thread(load_text, manifest)
             async with asyncio.timeout(_LONGEST_S):
-                return (), await applying.prepare(self.transport, loaded, self.clock)
-        except ManifestErrors as error:
-            return error.problems, []
+                observed = await observe(self.transport, [item.key for item in loaded])
         except UndecodableError as error:
-            return (ManifestError(source=_SOURCE, message=str(error)),), []
+            raise ManifestErrors([ManifestError(source=_SOURCE, message=str(error))]) from error
         except (StoreError, TimeoutError) as error:
             raise store_refusal(error) from error
+        return await self.compute(lambda: applying.compare(loaded, observed, self.clock))
 
-    async def _compute(self, question: Callable[[], T]) -> T:
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Return what bounded work in a thread returns, one at a time.
+
+        Raises:
+            RefusedError: earlier work takes too long.
+
+        """
         try:
-            async with asyncio.timeout(_LONGEST_S), self._slot:
-                return await asyncio.to_thread(question)
+            async with asyncio.timeout(_LONGEST_S):
+                await self._slot.acquire()
         except TimeoutError as error:
-            message = "Other questions are being answered, or this one takes too long. Try again."
+            message = "Other questions are being answered. Try again."
             refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=5)
             raise RefusedError(refusal) from error
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        # Its thread goes on if this request is cancelled, and has the slot until its end.
+        running.add_done_callback(lambda _: self._slot.release())
+        return await asyncio.shield(running)
 
     def _caches(self) -> FleetCaches:
         if not self.model.is_ready:

@@ -1,13 +1,23 @@
 """Answers of the planner over HTTP: why a replica does not fit, and what would happen if. On a real etcd."""
 
+import asyncio
+import time
+from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
+from dashboard import question_process
+from dashboard.question_process import PlannerQuestion, answer, forecast_question
+from insight.fleet_caches import make_fleet_caches
 from insight.placement import explain_placement, placement_tree
+from insight.simulated_macs import FleetNode
+from insight.what_if import Supposition
 from reconciler import snapshot
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
+from schemas.wire.errors import RefusedError
 from store import codec
 from store.port import Transport
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
@@ -123,3 +133,63 @@ async def test_wrong_questions_are_refused(store: Transport) -> None:
             assert words in refusal["error"]["message"]
         huge = await ask(it, 413, manifest="#" * ((1 << 20) - 20))
         assert "larger than 1 MB" in huge["error"]["message"]
+
+
+async def longest_turn(until_done: asyncio.Task[Any]) -> float:
+    """Return the most CPU time of the event loop's thread between two of its turns: a busy machine does not count."""
+    longest, before = 0.0, time.thread_time()
+    while not until_done.done():
+        await asyncio.sleep(0.01)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+    return longest
+
+
+@pytest.mark.parametrize("path", ["whatif", "check"])
+async def test_no_question_stops_the_dashboard(store: Transport, path: str) -> None:
+    """Finding S7: 60 deployments of 500 replicas on 1,000 Macs kept it for a minute, and it lost its lease."""
+    await write_fleet(store, one=24)
+    many = "---\n".join(
+        MANIFEST.replace("qwen]", f"many{at}]").replace("name: qwen", f"name: many{at}")
+        for at in range(60 if path == "whatif" else 1000)
+    ).replace("replicas: 1", "replicas: 500")
+    macs = [{"name": f"new{at}", "chip": "M4", "memory": "64Gi", "count": 10} for at in range(100)]
+    body = {"manifest": many, "add": macs} if path == "whatif" else {"manifests": many}
+    async with running_dashboard(store) as it:
+        headers = {"origin": it.url, "x-fleet-csrf": "1"}
+        url = f"{it.url}/api/v1/{path}"
+
+        async def post() -> tuple[int, str]:
+            async with it.http.post(url, json=body, headers=headers) as response:
+                return response.status, await response.text()
+
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(post())
+            longest = await longest_turn(asked)
+        status, text = asked.result()
+        if path == "whatif":
+            assert "compares 30,032,002 placements" in text
+            assert status == 400
+        assert longest < 0.3
+        assert any("/lease/Dashboard/" in item.key for item in (await store.list("/")).items)
+
+
+async def test_a_large_question_is_answered_by_a_child_or_ended_with_it(store: Transport) -> None:
+    await write_fleet(store, one=24)
+    caches = make_fleet_caches(store, CLOCK)
+    await caches.list_once()
+    new = FleetNode(name="new", chip="M4 Max", memory="64Gi", count=1000)
+    wanted = deployment(name="other", replicas=25)
+    large = forecast_question(Supposition(objects=(wanted,), lost=("one",), added=(new,)))
+    found: Any = await asyncio.to_thread(answer, caches, CLOCK, large)
+    assert found["unplaced"] == 0
+    assert {step["deployment"] for step in found["steps"]} == {"qwen", "other"}
+    hurried = replace(question_process.LIMITS, wall_s=0.1)  # no child starts as fast
+    with pytest.raises(RefusedError) as ended:
+        await asyncio.to_thread(answer, caches, CLOCK, large, hurried)
+    assert "was ended. Ask about fewer replicas" in ended.value.refusal.message
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not any("question_process" in command for command in commands)
+    # The same process answers a small one alike.
+    small = PlannerQuestion(kind="forecast", lost=("one",))
+    assert answer(caches, CLOCK, small)["unplaced"] == 2
