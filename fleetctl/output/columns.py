@@ -338,7 +338,7 @@ def _node_ready(node: Tree, context: TableContext) -> str:
     words += [
         str(one.get("type"))
         for one in object_trees.conditions_of(node)
-        if one.get("status") == "True" and one.get("type") != "Ready"
+        if one.get("status") == "True" and one.get("type") not in ("Ready", "FabricHealthy")
     ]
     return ",".join(words)
 
@@ -427,6 +427,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("TIERS", _node_tiers, is_wide=True),
         Column("OS", _node_field("osVersion"), is_wide=True),
         Column("ADDRESS", _node_field("address"), is_wide=True),
+        Column("FABRIC HEALTHY", condition("FabricHealthy"), is_wide=True),
         Column("VERSION", _node_field("agentVersion"), is_wide=True),
     ),
     "Replica": (

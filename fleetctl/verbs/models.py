@@ -212,8 +212,9 @@ _CHECK_HELP = """Check that models are whole: links and sizes, and with --hash e
   fleetctl models check --hash --nodes mac-1
   fleetctl models check mlx-community/Qwen3-8B-4bit --local --hash --discard
 
-Names are folders or repositories. Without a name: every model of a hub that a replica needs, on each node that needs it;
-with --local every model of the folder. Exit code 1: a model is damaged, or absent where it is needed.
+Names are folders or repositories. Without a name: every model of a hub that a replica needs, on each node that needs it,
+and every folder that a deployment names, as each node reports it (without digests to compare with); with --local every
+model of the folder. Exit code 1: a model is damaged, or absent where it is needed.
 """
 
 

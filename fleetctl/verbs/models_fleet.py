@@ -209,8 +209,13 @@ def _tell_silent(answers: Sequence[NodeAnswer[Any]]) -> None:
 
 def check_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     """Check the models that replicas need on their nodes, or those that words name. Exit code 1: one is not sound."""
-    wanted, answers = run(_check(words, options))
+    wanted, answers, folders = run(_check(words, options))
     is_bad = False
+    for folder, is_needed in folders:
+        is_usable = folder.weights_bytes is not None
+        is_bad = is_bad or (is_needed and not is_usable)
+        state = paint("present", "good") if is_usable else paint(folder.problem or "Unknown", "bad")
+        click.echo(f"{folder.node}: {folder.path}: {state}")
     for one, answer in zip(wanted, answers, strict=True):
         node, name, found = one.node, one.name, answer.document
         if found is not None and not found.defects:
@@ -221,8 +226,8 @@ def check_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
         is_bad = True
         for line in _check_lines(answer):
             click.echo(f"{node}: {name}{line}")
-    if not wanted:
-        click.echo("no replica needs a model from a hub", err=True)
+    if not (wanted or folders):
+        click.echo("no replica needs a model", err=True)
     if is_bad:
         raise click.exceptions.Exit(1)
 
@@ -259,17 +264,46 @@ def _check_lines(answer: NodeAnswer[ModelCheck]) -> Iterator[str]:
 
 async def _check(
     words: Sequence[str], options: dict[str, Any]
-) -> tuple[list[_WantedModel], list[NodeAnswer[ModelCheck]]]:
+) -> tuple[list[_WantedModel], list[NodeAnswer[ModelCheck]], list[tuple[ModelFolder, bool]]]:
     nodes = parse_nodes(options["nodes"])
     async with open_agents(options, nodes) as agents:
-        wanted = await (_named(agents, words) if words else _needed(agents))
+        folders = await _folders(agents, words, nodes)
+        wanted = await (
+            _named(agents, words, may_be_none=bool(folders)) if words else _needed(agents)
+        )
         if nodes:
             wanted = [one for one in wanted if one.node in nodes]
         places = [(one.node, one.name) for one in wanted]
-        return wanted, await agents.check(places, hashes=options["hashes"])
+        return wanted, await agents.check(places, hashes=options["hashes"]), folders
 
 
-async def _named(agents: FleetAgents, words: Sequence[str]) -> list[_WantedModel]:
+async def _folders(
+    agents: FleetAgents, words: Sequence[str], nodes: Sequence[str]
+) -> list[tuple[ModelFolder, bool]]:
+    """Return the folders that deployments name, on each Mac, and whether a replica needs each there.
+
+    A folder that no Mac can use is needed everywhere.
+    """
+    macs = await object_trees.list_all(agents.transport, "Node")
+    found = model_folders(
+        macs, await object_trees.list_all(agents.transport, "ModelDeployment"), ()
+    )
+    needed = {
+        (rank.node, replica.spec.model.path)
+        for replica in await objects.list_all(agents.transport, Replica)
+        for rank in replica.spec.ranks
+    }
+    usable = {one.path for one in found if one.weights_bytes is not None}
+    return [
+        (one, (one.node, one.path) in needed or one.path not in usable)
+        for one in found
+        if (not nodes or one.node in nodes) and _is_named(one.path, words)
+    ]
+
+
+async def _named(
+    agents: FleetAgents, words: Sequence[str], *, may_be_none: bool
+) -> list[_WantedModel]:
     answers = await agents.models()
     found = [
         _WantedModel(node=one.node, name=model.name)
@@ -278,7 +312,7 @@ async def _named(agents: FleetAgents, words: Sequence[str]) -> list[_WantedModel
         for model in one.document.models
         if any(_matches(model, word) for word in words)
     ]
-    if not found:
+    if not (found or may_be_none):
         raise FleetctlError(
             f"no Mac that answered has {', '.join(words)}; see `fleetctl models list`"
         )

@@ -196,3 +196,21 @@ def test_replicas_have_a_column_for_their_version() -> None:
     text = printers.table([replica], TableContext(now=NOW), is_wide=False)
     title, row = (line.split() for line in text.splitlines())
     assert row[title.index("TEMPLATE") + 1] == "196ca755d39b"  # "1 B" is two words
+
+
+def test_the_health_of_cables_is_a_column_and_no_status() -> None:
+    tree = {
+        "kind": "Node",
+        "metadata": {"name": "mac-1", "creationTimestamp": NOW.isoformat()},
+        "status": {
+            "conditions": [
+                {"type": "FabricHealthy", "status": "True"},
+                {"type": "DiskPressure", "status": "True"},
+            ]
+        },
+    }
+    context = TableContext(now=NOW, ready_nodes=frozenset({"mac-1"}))
+    columns = {one.title: one for one in printers.COLUMNS["Node"]}
+    assert columns["STATUS"].cell(tree, context) == "Ready,DiskPressure"
+    assert columns["FABRIC HEALTHY"].cell(tree, context) == "True"
+    assert columns["FABRIC HEALTHY"].is_wide

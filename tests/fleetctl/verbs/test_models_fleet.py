@@ -104,12 +104,13 @@ class Macs:
         put = Put(key=keys.status_key("Node", node), value=codec.encode(status))
         await self.fleet.store.commit([], [codec.put_spec(spec), put])
 
-    async def use(self, *nodes: str) -> None:
-        """Assign a replica of the model to nodes."""
+    async def use(self, *nodes: str, path: str | None = None) -> None:
+        """Assign a replica to nodes: of the hub's model, or of the one in a folder."""
+        hub = None if path else HubReference(repo=REPO, revision=COMMIT)
         proof = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
         spec = ReplicaSpec(
             deployment="tiny", template="t", served_names=("tiny",), context_length=64, concurrency=1,
-            model=ModelSource(hub=HubReference(repo=REPO, revision=COMMIT)),
+            model=ModelSource(hub=hub, path=path),
             ranks=tuple(RankAssignment(node=node, memory=proof) for node in nodes),
         )  # fmt: skip
         one = Replica(metadata=ObjectMeta(name="tiny-0", uid="u", generation=1), spec=spec)
@@ -170,6 +171,16 @@ async def test_folders_that_deployments_name_are_listed_with_what_is_wrong(macs:
     assert second.split()[-2:] == ["present", "modeldeployment/qwen"]
     shown = json.loads((await macs.ctl("models", "list", "-o", "json")).out)["nodes"]
     assert [one["folders"][0]["problem"] for one in shown] == [message, ""]
+
+    checked = await macs.ctl("models", "check")
+    assert checked.out.splitlines() == [f"mac-1: Qwen: {message}", "mac-2: Qwen: present"]
+    assert (checked.code, checked.err) == (0, "")
+    await macs.use("mac-1", path="Qwen")
+    assert (await macs.ctl("models", "check")).code == 1
+    assert (await macs.ctl("models", "check", "Qw*", "--nodes", "mac-2")).code == 0
+    await macs.use("mac-2", path="Qwen")
+    assert (await macs.ctl("models", "check", "--nodes", "mac-2")).code == 0
+    assert (await macs.ctl("models", "check", "gwen")).code == 1
     macs.add("mac-1")
     assert "\n\nNODE" in (await macs.ctl("models", "list")).out
     assert "FOLDER" not in (await macs.ctl("models", "list", "--unused")).out
