@@ -108,7 +108,7 @@ class Dashboard:
             self._keys = KeyCache(transport, clock, keyring, self._gateways)
             self._saved_keys = _saved_keys(self._keys, settings, clock)
         access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
-        sessions = Sessions(settings.session_secret, clock, self.known_keys)
+        sessions = Sessions(settings.session_secret, clock, self.known_keys, settings.state_dir)
         self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())
         self.history = _history_writer(settings, clock)

@@ -2,12 +2,13 @@
 
 A cookie names the key and carries a fingerprint of it. It ends with the key: when that is deleted, rotated away or
 expired; after twelve hours; and after one hour without use. The cookie of a login link names a user in place of a key.
-Nothing is stored on disk: a cookie carries the time of its last use and is renewed, so that sessions survive a restart
-as long as the signing key does.
+A cookie carries the time of its last use and is renewed, so that sessions survive a restart as long as the signing key
+does. Only sessions that were ended by a logout are stored, until they would have ended by themselves.
 """
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 from collections import OrderedDict
@@ -17,11 +18,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from machinery import process_secrets
 from machinery.clock import Clock
 from machinery.files import write_atomically
 from schemas.records import ApiKey, Role
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 COOKIE: Final = "fleet-session"
@@ -35,6 +39,7 @@ _COOKIE_FORM: Final = re.compile(
 )
 _SECRET_FILE: Final = "session.key"  # noqa: S105 - a name
 _SECRET_BYTES: Final = 32
+_ENDED_FILE: Final = "session-ended.json"
 _MOST_SECRETS: Final = 1000
 _MOST_SESSIONS: Final = 10_000
 _LINK: Final = "link:"
@@ -63,19 +68,58 @@ class _Cookie:
     fingerprint: str
 
 
+class _Ended(msgspec.Struct):
+    """Sessions that were ended by a logout."""
+
+    ends_s: dict[str, int] = msgspec.field(default_factory=dict)
+    """By id, the time at which each would have ended."""
+    until_s: int = 0
+    """All sessions that would have ended by this time are ended."""
+
+    def has(self, id_: str, ends_s: int) -> bool:
+        """Return whether the session was ended."""
+        return id_ in self.ends_s or ends_s <= self.until_s
+
+
+def _read_ended(path: Path | None) -> _Ended:
+    """Return the ended sessions of a file; none if it does not exist."""
+    if path is None:
+        return _Ended()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Ended)
+    except FileNotFoundError:
+        return _Ended()
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("ended sessions not read", extra={"path": str(path), "why": str(error)})
+        return _Ended()
+
+
 class Sessions:
     """Makes and checks session cookies."""
 
     def __init__(
-        self, secret: bytes, clock: Clock, keys: Callable[[], Mapping[str, ApiKey] | None]
+        self,
+        secret: bytes,
+        clock: Clock,
+        keys: Callable[[], Mapping[str, ApiKey] | None],
+        folder: Path | None = None,
     ) -> None:
-        """`keys` returns the fleet's API keys by name; None before they were read."""
+        """Read the sessions that were ended.
+
+        Args:
+            secret: The signing key.
+            clock: The clock.
+            keys: Returns the fleet's API keys by name; None before they were read.
+            folder: Folder in which ended sessions are kept; None: a restart forgets them.
+
+        """
         self._secret = secret
         self._clock = clock
         self._keys = keys
         self._secrets: OrderedDict[str, str] = OrderedDict()
         self._used: OrderedDict[str, float] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._file = None if folder is None else folder / _ENDED_FILE
+        self._ended = _read_ended(self._file)
 
     def keep_secret(self, cookie: str, secret: str) -> None:
         """Keep the API key that a session began with, in memory alone, for its chats."""
@@ -97,7 +141,26 @@ class Sessions:
         found = self._read(cookie)
         if found is not None:
             self._secrets.pop(found.id, None)
-            _put(self._ended, found.id, None, _MOST_SESSIONS)
+            self._forget_ended()
+            self._ended.ends_s[found.id] = found.ends_s
+            self._save_ended()
+
+    def _forget_ended(self) -> None:
+        """Forget sessions that would be over by now; when there are too many others, end all that began as early."""
+        now_s, ended = self._now().timestamp(), self._ended
+        ended.ends_s = {id_: ends_s for id_, ends_s in ended.ends_s.items() if ends_s > now_s}
+        if len(ended.ends_s) >= _MOST_SESSIONS:
+            by_end = sorted(ended.ends_s, key=ended.ends_s.__getitem__)
+            ended.until_s = ended.ends_s[by_end[_MOST_SESSIONS // 2]]
+            ended.ends_s = {k: end_s for k, end_s in ended.ends_s.items() if end_s > ended.until_s}
+
+    def _save_ended(self) -> None:
+        if self._file is None:
+            return
+        try:
+            write_atomically(self._file, msgspec.json.encode(self._ended).decode())
+        except OSError as error:
+            log.warning("ended sessions not saved", extra={"why": error.strerror})
 
     def make(self, name: str) -> str | None:
         """Return a cookie for a key, by its name; None if the key is unknown."""
@@ -144,7 +207,7 @@ class Sessions:
     def find(self, cookie: str) -> Session | None:
         """Return the session of a cookie, and note that it is used; None if it is over, or was never one."""
         found = self._read(cookie)
-        if found is None or found.id in self._ended:
+        if found is None or self._ended.has(found.id, found.ends_s):
             return None
         now_s = self._now().timestamp()
         used_s = max(found.used_s, self._used.get(found.id, 0.0))

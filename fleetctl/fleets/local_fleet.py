@@ -124,7 +124,8 @@ class LocalFleetSettings:
     @property
     def dashboard_url(self) -> str:
         """Return the address of the dashboard's page; "" if its port is not known, or there is none."""
-        return f"http://127.0.0.1:{self.dashboard_port}" if self.dashboard_port else ""
+        scheme = "https" if self.is_secured else "http"
+        return f"{scheme}://127.0.0.1:{self.dashboard_port}" if self.dashboard_port else ""
 
     @property
     def dashboard_flags(self) -> tuple[str, ...]:

@@ -258,3 +258,34 @@ async def test_a_session_that_is_not_used_for_an_hour_ends() -> None:
     assert fresh is not None
     sessions.end(fresh)
     assert sessions.find(fresh) is None
+
+
+async def test_a_logout_survives_a_restart_and_later_logouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding S11: whoever copied the cookie before gets in again otherwise."""
+    monkeypatch.setattr("dashboard.sessions._MOST_SESSIONS", 10)
+    clock, known = FakeClock(), {"ann": api_key("ann", "viewer", "sk-2")}
+
+    def restarted() -> Sessions:
+        return Sessions(session_secret(tmp_path), clock, lambda: known, tmp_path)
+
+    first, kept = restarted().make("ann"), restarted().make("ann")
+    assert first is not None
+    assert kept is not None
+    restarted().end(first)
+    assert restarted().find(first) is None
+    assert restarted().find(kept) is not None
+    sessions = restarted()
+    for _ in range(30):
+        await clock.advance(10)
+        later = sessions.make("ann")
+        assert later is not None
+        sessions.end(later)
+        assert restarted().find(first) is None
+        assert restarted().find(later) is None
+    assert sessions.find(sessions.make("ann") or "") is not None
+    assert len((tmp_path / "session-ended.json").read_bytes()) < 1000
+    await clock.advance(LIFE_S)
+    sessions.end(sessions.make("ann") or "")
+    assert (tmp_path / "session-ended.json").read_bytes().count(b":") == 3

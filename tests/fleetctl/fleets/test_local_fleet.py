@@ -57,6 +57,14 @@ def test_agents_that_share_a_machine_get_a_flag(nodes: int, is_part: bool) -> No
     assert [("--part-of-machine" in agent.command) for agent in made] == [is_part] * nodes
 
 
+def test_the_dashboard_of_a_fleet_that_others_join_has_an_https_url() -> None:
+    """Finding S19: the printed http:// URL was answered with 400 https_required."""
+    settings = replace(order(1), dashboard_port=4003)
+    assert settings.dashboard_url == "http://127.0.0.1:4003"
+    joined = replace(settings, join=JoinSettings(address="10.0.0.1", etcd_port=2379, api_port=4002))
+    assert joined.dashboard_url == "https://127.0.0.1:4003"
+
+
 def test_the_gateway_stores_its_state_in_the_data_folder() -> None:
     command = local_fleet.gateway_program(order(1), "unix:/etcd").command
     assert command[command.index("--state-dir") + 1] == "/fleet/gateway"
