@@ -17,7 +17,7 @@ from manifests.yaml import nodes
 from schemas import kinds
 from schemas.json_schema import json_schema, user_kinds
 from schemas.routing import Routing
-from tests.support.command_lines import unknown_words
+from tests.support.command_lines import problems
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.pages import anchors, code_blocks, command_lines, links, pages, prose
 
@@ -161,7 +161,7 @@ def test_commands_on_pages_exist() -> None:
             continue
         for place, command in _commands_on(page):
             count += 1
-            wrong += [f"{place}: {command}: {word}" for word in unknown_words(command)]
+            wrong += [f"{place}: {command}: {word}" for word in problems(command)]
     assert wrong == []
     assert count > 300
 

@@ -1,13 +1,15 @@
 """Every reason that the fleet can write is documented with its meaning and its cure, and no documented reason is stale."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from schemas.reasons import SECTIONS
-from tests.support.command_lines import unknown_words
+from tests.support.command_lines import problems
 from tests.support.reasons import FoundReasons, find_reasons
+from tests.support.syntax import PRODUCTION, nodes
 
 ROOT = Path(__file__).parent.parent
 ROWS = [(section.title, row) for section in SECTIONS for row in section.reasons]
@@ -48,19 +50,35 @@ def test_meanings_and_cures_are_sentences() -> None:
         assert row.cure == "" or row.cure.endswith((".", "`")), f"{title}: {row.name}"
 
 
-def test_commands_in_cures_exist() -> None:
+# What a person is told to run, word for word; elsewhere a command may be named only.
+_REMEDIES = ("schemas/reasons/", "insight/")
+
+
+def test_commands_in_messages_can_be_run() -> None:
+    """Each command in backticks, in every string of production code, is read by its program's parser of arguments."""
     wrong = [
-        f"{row.name}: {command}: {word}"
-        for _, row in ROWS
-        for command in re.findall(r"`(fleetctl [^`]+)`", row.cure)
-        for word in unknown_words(command)
+        f"{section.title}: {word}" for section in SECTIONS for word in problems(section.shown_by)
     ]
-    wrong += [
-        f"{section.title}: {word}"
-        for section in SECTIONS
-        for word in unknown_words(section.shown_by)
-    ]
-    assert wrong == []
+    count = 0
+    for path in (one for package in PRODUCTION for one in sorted((ROOT / package).rglob("*.py"))):
+        place = str(path.relative_to(ROOT))
+        for node in nodes(path):
+            for command in re.findall(r"`(fleetctl (?!X`)[^`]+)`", text_of(node)):
+                count += 1
+                is_whole = place.startswith(_REMEDIES)
+                wrong += [
+                    f"{place}: {command}: {one}" for one in problems(command, is_whole=is_whole)
+                ]
+    assert sorted(wrong) == []
+    assert count > 300
+
+
+def text_of(node: ast.AST) -> str:
+    """Return the text of a string, with X for each value that is put into it; "" for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    parts = node.values if isinstance(node, ast.JoinedStr) else ()
+    return "".join(text_of(one) if isinstance(one, ast.Constant) else "X" for one in parts)
 
 
 _TOLD_ONCE = {"cause", "meaning", "problem", "remedy", "what to do", "what to fix"}

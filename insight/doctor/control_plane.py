@@ -164,7 +164,7 @@ def check_endpoints(control: ControlPlane) -> Iterator[Finding]:
             level="FAIL",
             message=f"node/{one.node} publishes an endpoint of replica/{one.replica} that does not count: {one.reason}",
             advice=f"requests and prompts may go to a process that is no part of the fleet: check node/{one.node}, and give it "
-            f"a new password with `fleetctl init-auth --prepare --rotate fleet-node-{one.node}`",
+            f"a new password with `fleetctl init-auth --out DIR --prepare --rotate fleet-node-{one.node}`",
         )
     if control.endpoints and not control.foreign_endpoints:
         phrase = counted(control.endpoints, "endpoint is", "endpoints are")

@@ -58,7 +58,7 @@ SECTION: Final = ReasonSection(
             "RepositoryRefused",
             "The GitSource comes out of a repository, and names a file, a protocol other than https and ssh, or a host in "
             "a private network. Whoever commits there could reach everything that the reconciler's machine reaches.",
-            "Apply this GitSource by hand (`fleetctl apply -f`), or use the host of the repository that it comes from.",
+            "Apply this GitSource by hand (`fleetctl apply -f FILE`), or use the host of the repository that it comes from.",
         ),
         problem(
             "RepositoryNotFound",

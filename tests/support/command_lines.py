@@ -1,7 +1,7 @@
 """Compares command lines in pages and messages with the commands and flags that exist."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import click
 
@@ -18,55 +18,47 @@ PROGRAMS: Mapping[str, click.Command] = {
     "fleet-reconciler": fleet_reconciler,
     "fleet-dashboard": fleet_dashboard,
 }
-_HELP = ("-h", "--help")
+# click says UNSET for an argument that was not given.
+_ABSENT = (None, click.Option(["--x"]).default)
 
 
-def unknown_words(line: str) -> list[str]:
-    """Return the verbs and flags of a command line that do not exist."""
+def problems(line: str, *, is_whole: bool = False) -> list[str]:
+    """Return what the program's own parser of arguments says against a command line; values are not checked.
+
+    A command that is only named may lack arguments; one that `is_whole` may not, if it has any.
+    """
     try:
         words = shlex.split(line, comments=True)
     except ValueError:
         return [f"{line!r} is no command line"]
     if not words or words[0] not in PROGRAMS:
         return [f"{line!r} starts no program of ours"]
-    return list(_unknown(PROGRAMS[words[0]], words[1:]))
+    ends = [number for number, word in enumerate(words) if word in ("|", "&&", ";", "&", ">", "<")]
+    called = words[1 : min(ends, default=len(words))]
+    if not is_whole:
+        # A flag at the end may be named without its value.
+        called = [*called, "X"] if called and called[-1].startswith("-") else called
+    try:
+        return _problems(PROGRAMS[words[0]], called, words[0], is_whole=is_whole)
+    except click.UsageError as error:
+        return [error.format_message()]
 
 
-def _unknown(command: click.Command, words: list[str]) -> Iterator[str]:
-    context = click.Context(command, info_name=command.name)
-    flags = _flags(command, context)
-    for number, word in enumerate(words):
-        # "--": what follows are the flags of a program that fleetctl starts.
-        if word in ("|", "&&", ";", "&", ">", "<", "--"):
-            return
-        if word.startswith("-") and len(word) > 1:
-            name = word.partition("=")[0]
-            if not name.startswith("--"):
-                name = name[:2]
-            if name not in flags:
-                yield f"{context.info_name} has no flag {name}"
-        elif isinstance(command, click.Group) and not _is_value(command, words, number):
-            inner = command.get_command(context, word)
-            if inner is None or inner.name is None:
-                yield f"{context.info_name} has no command {word}"
-            else:
-                yield from _unknown(inner, words[number + 1 :])
-            return
-
-
-def _flags(command: click.Command, context: click.Context) -> set[str]:
-    found = set(_HELP)
-    for parameter in command.get_params(context):
-        found.update(parameter.opts, parameter.secondary_opts)
-    return found
-
-
-def _is_value(command: click.Command, words: list[str], number: int) -> bool:
-    """Return whether the word is the value of the flag before it."""
-    if number == 0:
-        return False
-    before = words[number - 1]
-    return any(
-        isinstance(one, click.Option) and before in one.opts and not one.is_flag
-        for one in command.params
-    )
+def _problems(command: click.Command, words: list[str], name: str, *, is_whole: bool) -> list[str]:
+    context = click.Context(command, info_name=name)
+    given, rest, _ = command.make_parser(context).parse_args(list(words))
+    if {"-h", "--help"} & set(words):
+        return []
+    if isinstance(command, click.Group) and rest:
+        inner = command.get_command(context, rest[0])
+        if inner is None:
+            return [f"{name} has no command {rest[0]}"]
+        return _problems(inner, rest[1:], f"{name} {rest[0]}", is_whole=is_whole)
+    if not is_whole:
+        return []
+    if rest:
+        return [f"{name} takes no {rest[0]}"]
+    missing = [
+        one for one in command.params if one.required and given.get(one.name or "") in _ABSENT
+    ]
+    return [f"{name} needs {one.human_readable_name}" for one in missing if words]
