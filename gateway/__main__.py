@@ -220,7 +220,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     multiple=True,
     envvar="FLEET_GATEWAY_CORS_ORIGIN",
     metavar="ORIGIN",
-    help="ListenAddress of web pages that may use this gateway besides those of this machine, such as "
+    help="Origin of web pages that may use this gateway besides those of this machine, such as "
     "https://chat.example.com, or * for all; may be repeated.",
 )
 @click.option(

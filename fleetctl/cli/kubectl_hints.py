@@ -13,6 +13,7 @@ VERB_SYNONYMS = {
     "remove": "delete", "rm": "delete", "show": "describe", "inspect": "describe",
     "start": "up", "serve": "up", "deploy": "apply", "prompt": "chat", "ask": "chat",
     "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config", "image": "model",
+    "list": "get-contexts", "ls": "get-contexts",
 }  # fmt: skip
 
 _MODELS = (
@@ -111,7 +112,7 @@ _NO_NAMESPACES = (
 
 
 def translate_switches(command: click.Command, args: Sequence[str]) -> list[str]:
-    """Return a command's arguments with kubectl's `--switch=true` and `--switch=false` in click's spelling.
+    """Return a command's arguments with kubectl's `--wait=true` and `--wait=false` in click's spelling.
 
     True is the switch itself; false is its opposite, such as `--no-wait`, or nothing where there is none.
     """

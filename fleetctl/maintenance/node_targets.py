@@ -55,10 +55,15 @@ def find_targets(nodes: Sequence[Node], options: Mapping[str, Any]) -> dict[str,
     return {node.name: given.get(node.name) or _from_status(node, options) for node in nodes}
 
 
+def is_on_this_machine(node: Node) -> bool:
+    """Return whether the node's address is one of this machine's loopback."""
+    return node.status is not None and is_local(f"http://{node.status.address}")
+
+
 def _from_status(node: Node, options: Mapping[str, Any]) -> RemoteTarget:
     user = options["ssh_user"]
     address = node.status.address if node.status is not None else ""
-    if not user or not address or is_local(f"http://{address}"):
+    if not user or not address or is_on_this_machine(node):
         raise FleetctlError(
             f"node/{node.name}: where to log in is unknown: give --ssh-user for its address {address or '(none)'}, or "
             f"--target {node.name}=USER@HOST"

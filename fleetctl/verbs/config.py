@@ -25,6 +25,7 @@ from fleetctl.cli.contexts import (
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
+from fleetctl.fleets.data_dir import DataDir
 from fleetctl.output import printers
 from machinery import files
 from machinery.clock import SystemClock
@@ -147,7 +148,10 @@ def _configuration() -> Configuration:
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "name"]), default="table")
 @click.option("--no-headers", is_flag=True, help="Omit the header line.")
 def get_contexts(name: tuple[str, ...], output: str, no_headers: bool) -> None:
-    """List the contexts; a star marks the current one. -o wide adds the gateways that the store listed last."""
+    """List the contexts; a star marks the current one. -o wide adds the gateways that the store listed last.
+
+    STATE is that of a fleet on this machine: running, down, or deleted with its data folder.
+    """
     configuration = _configuration()
     for one in name:
         configuration.context(one)
@@ -158,7 +162,7 @@ def get_contexts(name: tuple[str, ...], output: str, no_headers: bool) -> None:
         click.echo("\n".join(shown))
     else:
         rows = [_row(configuration, one) for one in shown]
-        titles: tuple[str, ...] = ("CURRENT", "NAME", "STORE", "USER", "GATEWAY")
+        titles: tuple[str, ...] = ("CURRENT", "NAME", "STORE", "STATE", "USER", "GATEWAY")
         if output == "wide":
             titles += ("KNOWN GATEWAYS", "SEEN")
             rows = [(*row, *_known(configuration, row[1])) for row in rows]
@@ -175,9 +179,22 @@ def _row(configuration: Configuration, name: str) -> tuple[str, ...]:
         "*" if name == configuration.current else "",
         name,
         f"{store} {prefix}".strip(),
+        _state(settings),
         str(user),
         ",".join(settings.get("gateway", ())),
     )
+
+
+def _state(settings: Settings) -> str:
+    """Return whether the fleet of a data folder runs; "-" for a store elsewhere, which is not asked."""
+    path = settings.get("data-dir")
+    if not path:
+        return "-"
+    folder = DataDir(Path(str(path)))
+    try:
+        return "running" if folder.is_locked() else "down" if folder.path.exists() else "deleted"
+    except OSError:  # a folder of another user
+        return "unknown"
 
 
 def _known(configuration: Configuration, name: str) -> tuple[str, str]:

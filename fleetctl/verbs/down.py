@@ -20,7 +20,12 @@ from fleetctl.fleets.known_nodes import KnownNodes
 from fleetctl.maintenance import fleet_down
 from fleetctl.maintenance.fleet_down import FleetDown
 from fleetctl.maintenance.mac_release import MacRelease
-from fleetctl.maintenance.node_targets import NodeSessions, find_targets, target_options
+from fleetctl.maintenance.node_targets import (
+    NodeSessions,
+    find_targets,
+    is_on_this_machine,
+    target_options,
+)
 from fleetctl.remote.ssh_flags import ssh_policy
 from fleetctl.remote.target import RemoteTarget, parse_target
 from fleetctl.verbs import local_context
@@ -172,7 +177,12 @@ async def _targets(
         unknown = left_out - {node.name for node in nodes}
         if unknown:
             raise FleetctlError(f"--except: there is no node {', '.join(sorted(unknown))}")
-        found = find_targets([node for node in nodes if node.name not in left_out], options)
+        chosen = [node for node in nodes if node.name not in left_out]
+        if chosen and not options["ssh_targets"] and all(map(is_on_this_machine, chosen)):
+            raise FleetctlError(
+                "all nodes are on this machine, and --fleet is for other machines: run `fleetctl down`"
+            )
+        found = find_targets(chosen, options)
     left = {name: one for name, one in found.items() if name not in set(options["left_out"])}
     if not left:
         raise FleetctlError("there are no Macs to stop")

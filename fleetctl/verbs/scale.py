@@ -37,9 +37,7 @@ command fails and shows how to change its bounds.
 
 @click.command(help=_HELP)
 @click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
-@click.option(
-    "--replicas", type=click.IntRange(0, 10_000), required=True, help="Number of replicas."
-)
+@click.option("--replicas", type=click.IntRange(0, 10_000), help="Number of replicas. Required.")
 @click.option(
     "--current-replicas",
     type=click.IntRange(0, 10_000),
@@ -60,6 +58,14 @@ command fails and shows how to change its bounds.
 @store_options
 def scale(words: tuple[str, ...], **options: Any) -> None:
     """Set the number of replicas of deployments."""
+    if options["replicas"] is None:
+        *names, last = words or ("",)
+        line = (
+            f". Write: fleetctl scale {' '.join(names)} --replicas={last}"
+            if last.isdecimal()
+            else ""
+        )
+        raise click.UsageError(f"Missing option '--replicas'{line}.")
     chosen = targets.parse_selections(words, options, verb="scale", is_all=options["is_all"])
     for one in chosen:
         if one.kind.type is not ModelDeployment:

@@ -262,7 +262,7 @@ async def test_known_gateways_answer_while_the_store_is_away(
         created = await run_fleetctl("config", "set-context", "lab", "--etcd", fleet.url)
         assert created.code == 0
         shown = await run_fleetctl("config", "get-contexts", "-o", "wide")
-        assert shown.out.splitlines()[1].split()[2] == url
+        assert shown.out.splitlines()[1].split()[3] == url
         # Another store has not listed them, and a damaged file lists none.
         other = await run_fleetctl(*ask(), "--etcd", "http://127.0.0.1:9")
         assert other.code == 1

@@ -41,7 +41,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("get", "pods"), "unknown kind 'pods'; did you mean replicas?"),
         (("get", "deployments"), "unknown kind 'deployments'; did you mean modeldeployments?"),
         (("delete", "svc", "x"), "unknown kind 'svc'; did you mean modelroutes?"),
-        (("config", "list"), "unknown command 'list'; available: "),
+        (("config", "list"), "unknown command 'list'. Did you mean get-contexts?"),
         (("rm", "md", "x"), "unknown command 'rm'. Did you mean delete?"),
         (("xyzzy",), "unknown command 'xyzzy'"),
         (("__complte",), "unknown command '__complte'"),

@@ -19,6 +19,7 @@ from fleetctl.cli.connect import (
     store_options,
 )
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.data_dir import DataDir
 from fleetctl.verbs import config as verbs_config
 from tests.support.fleet import Done, Fleet, fleetctl
 from tests.support.fleetctl_runner import run_fleetctl
@@ -203,10 +204,16 @@ async def test_output_of_the_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await config("set-context", "--current", "--gateway", "http://m1:4000")
     ).out == 'Context "lab" modified.\n'
     assert [line.split() for line in (await config("get-contexts")).out.splitlines()] == [
-        ["CURRENT", "NAME", "STORE", "USER", "GATEWAY"],
-        ["home", str(tmp_path)],
-        ["*", "lab", "http://m1:2379,http://m2:2379", "/lab", "http://m1:4000"],
+        ["CURRENT", "NAME", "STORE", "STATE", "USER", "GATEWAY"],
+        ["home", str(tmp_path), "down"],
+        ["*", "lab", "http://m1:2379,http://m2:2379", "/lab", "-", "http://m1:4000"],
     ]
+    (tmp_path / "lock").touch()
+    with DataDir(tmp_path).lock():
+        assert (await config("get-contexts", "home")).out.split()[-2:] == [str(tmp_path), "running"]
+    assert (await config("set-context", "gone", "--data-dir", str(tmp_path / "gone"))).code == 0
+    assert (await config("get-contexts", "gone")).out.split()[-1] == "deleted"
+    assert (await config("delete-context", "gone")).code == 0
     assert (await config("get-contexts", "-o", "name")).out == "home\nlab\n"
     assert (
         await config("rename-context", "lab", "study")

@@ -50,6 +50,13 @@ async def test_macs_that_cannot_be_reached_are_named_before_anything_stops(
         await shared_transport.commit([], [codec.put_spec(node), put_node(name, node_status(name))])
     unknown = await shared_fleet.ctl("down", "--fleet", "--except", "mac-9")
     assert (unknown.code, "--except: there is no node mac-9" in unknown.err) == (1, True)
+    here = await shared_fleet.ctl("down", "--fleet")
+    assert (
+        "all nodes are on this machine, and --fleet is for other machines: run `fleetctl down`"
+        in here.err
+    )
+    away = node_status("mac-1").model_copy(update={"address": "10.0.0.9"})
+    await shared_transport.commit([], [put_node("mac-1", away)])
     nowhere = await shared_fleet.ctl("down", "--fleet")
     assert "node/mac-1: where to log in is unknown" in nowhere.err
     targets = [word for n in (1, 2) for word in ("--target", f"mac-{n}=a@127.0.0.1:{n}")]

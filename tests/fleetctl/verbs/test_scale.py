@@ -79,6 +79,7 @@ async def test_autoscaled_deployments_are_not_scaled(
 
 
 MISUSED = [
+    (("scale", "md/chat", "3"), 2, "Missing option '--replicas'. Write: fleetctl scale md/chat --replicas=3."),
     (("scale", "md/x"), 2, "Missing option '--replicas'"),
     (("scale", "--replicas=-1", "md/x"), 2, "-1 is not in the range"),
     (("scale", "--replicas=1"), 2, "which objects? Give KIND NAME..., KIND/NAME... or -f FILE"),
