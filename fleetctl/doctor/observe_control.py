@@ -123,9 +123,6 @@ async def observe_etcd(
 ) -> EtcdHealth:
     """Observe the etcd itself; what cannot be read is left unknown. `etcd_folder` is that of an embedded etcd."""
     exposed = exposed_urls(address)
-    if address.transport == "http":
-        error = "this fleetctl uses etcd's JSON gateway, which does not report it"
-        return EtcdHealth(exposed=exposed, has_users=bool(address.username) or None, error=error)
     try:
         members = [await _member_status(one) for one in member_addresses(address)]
         has_users = bool(address.username) or (bool(exposed) and await _has_users(address))

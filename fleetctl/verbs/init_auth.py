@@ -131,7 +131,15 @@ def init_auth(
         dashboard_writes=options["dashboard_writes"],
     )
     with request.folder.lock():
-        run(initialize_auth(request, click.echo))
+        try:
+            run(initialize_auth(request, click.echo))
+        except FleetctlError as error:
+            if address.transport == "grpc":
+                raise
+            raise FleetctlError(
+                f"{error}\ninit-auth uses gRPC whatever --etcd-transport says: run it on a machine that reaches etcd's "
+                "gRPC port. The fleet's processes may use either transport"
+            ) from error
 
 
 def _check_transport(address: EtcdAddress, *, insecure: bool) -> None:
@@ -140,11 +148,6 @@ def _check_transport(address: EtcdAddress, *, insecure: bool) -> None:
         raise FleetctlError(
             "init-auth needs an etcd that is reached over the network: give its URL with --etcd. The etcd of "
             "`fleetctl up` is protected by its data folder, and its processes use no passwords"
-        )
-    if address.transport == "http":
-        raise FleetctlError(
-            "init-auth needs gRPC: run it without --etcd-transport http, on a machine that reaches etcd's gRPC "
-            "port. The fleet's processes may use either transport"
         )
     exposed = [url for url in address.endpoints if _is_plain_text(url)]
     if exposed and not insecure:

@@ -64,7 +64,7 @@ class EtcdSpace:
     async def run(self) -> None:
         """Ask every member regularly, forever. Members that do not answer are left out."""
         if self._address.transport == "http":
-            return  # the JSON gateway has no maintenance calls
+            return  # sizes come over gRPC, which may not pass
         retries = Retries(_BACKOFF, self._clock)
         while True:
             found = await self._ask()

@@ -15,13 +15,12 @@ from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from reconciler.listers.caches import make_caches
 from store.errors import StoreError, UnavailableError
-from store.etcd.address import EtcdAddress
-from store.etcd.connect import connect
 from store.etcd.member.binary import locate, parse_version_number, unfit_for_clusters
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.informer import HandlerError, Informer
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put, Transport
+from tests.support.chaos_transports import WAYS, go
 from tests.support.store_faults import FaultyTransport
 from tests.support.store_informers import compact, delete, put, running, text_of, watchers
 from tests.support.store_tcp_etcd import TcpEtcd
@@ -157,8 +156,9 @@ async def test_a_replaced_store_at_a_higher_revision_changes_every_key() -> None
 
 
 @pytest.mark.etcd
-async def test_a_kill_under_load_loses_no_event(etcd: EmbeddedEtcd) -> None:
-    transport = connect(etcd.address)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_kill_under_load_loses_no_event(etcd: EmbeddedEtcd, way: str) -> None:
+    transport = go(way, etcd.address)
     faulty = FaultyTransport(transport)
     told: set[str] = set()
     acknowledged: set[str] = set()
@@ -205,8 +205,11 @@ async def _put_or_none(transport: Transport, key: str, value: str) -> int | None
 
 
 @pytest.mark.etcd
-async def test_a_wiped_store_changes_every_key(etcd: EmbeddedEtcd, tmp_path: Path) -> None:
-    transport = connect(etcd.address)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_wiped_store_changes_every_key(
+    etcd: EmbeddedEtcd, tmp_path: Path, way: str
+) -> None:
+    transport = go(way, etcd.address)
     told: list[str] = []
     before = await put(transport, "/r/a", "old")
     for n in range(20):
@@ -224,10 +227,11 @@ async def test_a_wiped_store_changes_every_key(etcd: EmbeddedEtcd, tmp_path: Pat
 
 
 @pytest.mark.etcd
-async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path, way: str) -> None:
     """Two informers of one transport, and the new cluster is ahead: only its id differs."""
     async with TcpEtcd(tmp_path / "first", "--initial-cluster-token=first") as first:
-        transport = connect(first.address)
+        transport = go(way, first.address)
         assert await put(transport, "/r/a", "old") == 2
         assert await put(transport, "/s/a", "old") == 3
         async with running(transport, "/r/") as one, running(transport, "/s/") as other:
@@ -249,9 +253,10 @@ async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path) ->
 
 
 @pytest.mark.etcd
-async def test_a_start_before_etcd_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_start_before_etcd_waits_for_it(tmp_path: Path, way: str) -> None:
     etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
-    transport = connect(etcd.address)
+    transport = go(way, etcd.address)
     async with running(transport, "/r/") as informer:
         with pytest.raises(UnavailableError):
             await transport.get("/r/a")
@@ -265,11 +270,11 @@ async def test_a_start_before_etcd_waits_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize("way", ["grpc", "http"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_frozen_etcd_is_noticed_within_the_idle_limit(tmp_path: Path, way: str) -> None:
     clock = SystemClock()
     async with TcpEtcd(tmp_path) as etcd:
-        transport = connect(EtcdAddress(endpoints=(etcd.url,), transport=way), idle_s=1.5)  # type: ignore[arg-type]
+        transport = go(way, etcd.address, idle_s=1.5)
         pid = etcd.supervisor.pid
         assert pid
         batches: list[float] = []
@@ -448,10 +453,10 @@ async def test_values_are_not_queued(memory: MemoryTransport) -> None:
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize("way", ["grpc", "http"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_cancelling_leaves_no_watch_in_etcd(tmp_path: Path, way: str) -> None:
     async with TcpEtcd(tmp_path) as etcd:
-        transport = connect(EtcdAddress(endpoints=(etcd.url,), transport=way))  # type: ignore[arg-type]
+        transport = go(way, etcd.address)
 
         async def count(expected: int) -> bool:
             return await watchers(etcd.url) == expected

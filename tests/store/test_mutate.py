@@ -20,11 +20,11 @@ from store.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.mutate import mutate, mutate_status
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put, Transport
+from tests.support.chaos_transports import WAYS, go
 from tests.support.clock import HurriedClock
 from tests.support.fleets import deployment
 from tests.support.store_faults import FaultyTransport
@@ -277,9 +277,10 @@ async def test_a_broken_fence_ends_the_attempts(memory: MemoryTransport) -> None
 
 
 @pytest.mark.etcd
-async def test_changes_survive_kills_of_etcd(etcd: EmbeddedEtcd) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_changes_survive_kills_of_etcd(etcd: EmbeddedEtcd, way: str) -> None:
     """Every acknowledged change is there exactly once; every other one is known to be missing."""
-    transport = connect(etcd.address)
+    transport = go(way, etcd.address)
     await transport.commit([], [codec.put_spec(deployment())])
     acknowledged: set[str] = set()
 
