@@ -102,10 +102,10 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 @click.option(
     "--request-timeout",
     type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
+    default=GatewayLimits().request_timeout_s,
     envvar="FLEET_GATEWAY_REQUEST_TIMEOUT",
     show_default=True,
-    help="Longest time without data from an engine, in seconds.",
+    help="Longest time without progress of an engine, in seconds: before the first token and between tokens.",
 )
 @click.option(
     "--send-timeout",
@@ -129,7 +129,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     default=120.0,
     envvar="FLEET_GATEWAY_HOLD_TIMEOUT",
     show_default=True,
-    help="Longest wait of a request for a model that is scaled to zero, in seconds.",
+    help="Longest wait of a request for a first replica, or for a free slot of one, in seconds.",
 )
 @click.option(
     "--hold-limit",
@@ -137,7 +137,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     default=64,
     envvar="FLEET_GATEWAY_HOLD_LIMIT",
     show_default=True,
-    help="Number of requests that may wait for one such model.",
+    help="Number of requests that may wait for one model, for each of its ready replicas.",
 )
 @click.option(
     "--auth",

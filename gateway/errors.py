@@ -103,10 +103,22 @@ def too_many_waiting(name: str, limit: int) -> Refusal:
     """Return the refusal when the maximum number of requests already waits for the model."""
     return Refusal(
         status=429,
-        message=f"The model '{name}' is starting, and {limit} requests wait for it already; repeat the "
+        message=f"{limit} requests wait for a replica of '{name}' already, the limit of --hold-limit; repeat the "
         "request later.",
         type="rate_limit_error",
         code="model_starting",
+        retry_after_s=_NOT_READY_RETRY_S,
+    )
+
+
+def all_busy(name: str, waited_s: float) -> Refusal:
+    """Return the refusal of a request that waited in vain for a slot of an engine."""
+    return Refusal(
+        status=429,
+        message=f"All replicas of '{name}' are busy, and the request waited {waited_s:g} s for a free slot; repeat it "
+        "later. The limit is --hold-timeout of the gateway, or spec.routing.queueing.coldStart.",
+        type="rate_limit_error",
+        code="queue_full",
         retry_after_s=_NOT_READY_RETRY_S,
     )
 
@@ -232,7 +244,8 @@ def upstream_silent(name: str, why: str) -> Refusal:
     """Return the refusal when an engine sent nothing for too long."""
     return Refusal(
         status=504,
-        message=f"The replica of '{name}' did not answer in time: {why}.",
+        message=f"The replica of '{name}' made no progress in time: {why}. The limits are "
+        "spec.routing.timeouts.attempt and firstToken, or --request-timeout of the gateway.",
         type="server_error",
         code="upstream_timeout",
     )

@@ -16,7 +16,7 @@ from gateway.apis.adapter import ApiAdapter, ModelMissingError, ResponseTranslat
 from gateway.apis.openai import find_model_name, with_model
 from gateway.auth.access_control import AccessControl
 from gateway.auth.rate_limits import RateLimiter
-from gateway.forwarding.engine_stream import WAITING, EngineStream, StreamReceiver
+from gateway.forwarding.engine_stream import EngineStream, StreamReceiver
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.mirror import Mirror
 from gateway.forwarding.retry_state import ForwardResult, WholeResponse
@@ -45,6 +45,7 @@ from schemas.wire.errors import (
     body_too_large,
     cancelled,
 )
+from schemas.wire.streams import WAITING
 
 # A request may be in transit on a connection that looks idle.
 IDLE_LINGER_S = 1.0
@@ -484,7 +485,7 @@ class InferenceHandler(RequestHandler):
         is_broken = context.first_s and refusal.status != CANCELLED_STATUS
         context.outcome = "interrupted" if is_broken else outcome_of(refusal.status)
         event = refusal.event() if translator is None else translator.broken(refusal)
-        context.response.end(event, _trailers(context))
+        context.response.end(event, _resumed_line(context))
 
 
 class ClientStream(StreamReceiver):
@@ -535,7 +536,7 @@ class ClientStream(StreamReceiver):
         context.outcome = "ok" if self.source.is_whole else "interrupted"
         try:
             end = b"" if translator is None else translator.end()
-            context.response.end(end, _trailers(context))
+            context.response.end(end, _resumed_line(context))
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self._handler.fail(context, error)
         else:
@@ -575,13 +576,14 @@ def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestConte
             b"\r\n",
             endpoint.lines,
             _ATTEMPTS_LINE % context.retry_state.started,
+            _resumed_line(context),
             more,
         )
     )
 
 
-def _trailers(context: RequestContext) -> bytes:
-    """Return the lines behind a stream: how often it continued on another engine."""
+def _resumed_line(context: RequestContext) -> bytes:
+    """Return the header line, or the trailer of a stream, that tells how often it continued on another engine."""
     resumptions = context.retry_state.resumptions
     return _RESUMED_LINE % resumptions if resumptions else b""
 
@@ -593,5 +595,6 @@ def _header_list(passed: bytes, endpoint: EngineEndpoint, context: RequestContex
         (_NODE, endpoint.node.encode()),
         (_REPLICA, endpoint.replica.encode()),
         (_ATTEMPTS, b"%d" % context.retry_state.started),
+        *list_lines(_resumed_line(context)),
         *context.extra_headers,
     ]

@@ -57,9 +57,9 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
     """Headers of the client, for header rules of routes."""
     is_streamed: bool = False
     is_resumable: bool = False
+    """True for generations: another engine can continue them."""
     choices: int = 1
     """Choices of the answer (`n`)."""
-    """True for streams with one choice of a chat or completion: another engine can continue them."""
     session: str = ""
     """Key for session affinity; empty if the request has none."""
     prompt: bytes | msgspec.Raw = b""

@@ -27,7 +27,7 @@ from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.health_checks import HealthChecker, all_endpoints
 from gateway.forwarding.load_gauges import deployment_gauges, forwarding_gauges
 from gateway.forwarding.model_state import ModelStates
-from gateway.forwarding.policy import RECOVERY_S
+from gateway.forwarding.policy import HOLD_S, RECOVERY_S, SILENCE_S
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.router import LoadTracker, Router
 from gateway.handler import InferenceHandler
@@ -88,19 +88,19 @@ class GatewayLimits:
     """Connections of one client address; 0: no limit. None: 1,024, and no limit for this machine."""
     max_files: int = 0
     """The limit of open files; 0: none."""
-    request_timeout_s: float = 600.0
-    """The longest silence of an engine."""
+    request_timeout_s: float = SILENCE_S
+    """The longest time without progress of an engine."""
     send_timeout_s: float = 30.0
     """The longest time that a client may read nothing of its response."""
     yield_timeout_s: float = 5.0
     """The time after which a client that reads nothing loses its engine's slot to others that wait for it."""
     drain_timeout_s: float = 30.0
-    hold_timeout_s: float = 120.0
-    """The longest wait of a request for a deployment that is scaled to zero."""
+    hold_timeout_s: float = HOLD_S
+    """The longest wait of a request for a first replica or a free slot, where `queueing.coldStart` does not say."""
     keep_alive_s: float = KEEP_ALIVE_S
     """Interval of keep-alive events to a client that waits for a slot or a replica."""
     hold_limit: int = 64
-    """The number of requests that may wait for one deployment."""
+    """The number of requests that may wait for one model, for each of its ready replicas."""
     store_wait_limit: int = 1024
     """The number of requests that may wait for the first routing table."""
     resume_timeout_s: float = RECOVERY_S
@@ -157,6 +157,7 @@ class GatewayLimits:
             clock,
             silence_s=self.request_timeout_s,
             recovery_s=self.resume_timeout_s,
+            hold_s=self.hold_timeout_s,
             keep_alive_s=self.keep_alive_s,
         )
 
@@ -238,7 +239,9 @@ class Gateway:
         self.table_cache = self.fleet_state.table_cache
         self.load_tracker = LoadTracker(entropy, self.fleet_state.gpu_loads.by_node)
         self.pool = self._connection_pool()
-        self.activator = self._activator()
+        self.activator = Activator(
+            self.table_cache, self.load_tracker, clock, limit=limits.hold_limit
+        )
         model_states = limits.model_states(clock)
         self.versions = VersionMetrics()
         instance = f"{entropy.getrandbits(48):012x}"
@@ -296,16 +299,6 @@ class Gateway:
             )
             credentials.on_change(pool.close_revoked)
         return pool
-
-    def _activator(self) -> Activator:
-        """Return what holds requests for deployments without a replica."""
-        limits = self._limits
-        return Activator(
-            self.table_cache,
-            self._clock,
-            limit=limits.hold_limit,
-            max_wait_s=limits.hold_timeout_s,
-        )
 
     def _handler_options(self, id_: str) -> HandlerOptions:
         """Return the options that apply to every request and connection of clients."""

@@ -68,7 +68,7 @@ class Retries(ApiModel):
 
 
 class Resumption(ApiModel):
-    """Resumption of streams whose engine fails, on another endpoint, without lost or repeated tokens."""
+    """Resumption of answers whose engine fails, on another endpoint, without lost or repeated tokens."""
 
     max_resumptions: Annotated[int, Field(ge=0, le=100)] = 3
     """Most resumptions of one stream; 0 turns resumption off."""
@@ -82,7 +82,8 @@ class Timeouts(ApiModel):
     request: PositiveFineDuration | None = None
     """From the request's arrival to the end of its response."""
     attempt: PositiveFineDuration | None = None
-    """Silence of one endpoint after which another is tried, or the stream resumed there."""
+    """Time without progress of one endpoint, before the first token or between tokens, after which another is tried or
+    continues the answer. Default: 120s (`--request-timeout` of the gateway)."""
     first_token: PositiveFineDuration | None = None
     """Of streams: from sending a request to its first event, after which another endpoint is tried."""
 
@@ -142,9 +143,9 @@ class Queueing(ApiModel):
     timeout: FineDuration = _TIMEOUT
     """Longest wait for one of these; then the client gets 503."""
     cold_start: FineDuration | None = None
-    """Longest wait while no replica is ready: of requests, and of streams whose engine died. Default: about
-    1.5 times the time in which the engines started last, between 10s and 2m; `--hold-timeout` of the gateway for a deployment
-    that is scaled to 0."""
+    """Longest wait for a replica or a free slot, of requests and of streams whose engine died. Default: 120s
+    (`--hold-timeout` of the gateway); while engines that died start again, about 1.5 times the time in which they started
+    last, between 10s and 2m."""
 
     @model_validator(mode="after")
     def _sets_something(self) -> Self:

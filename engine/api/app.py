@@ -87,7 +87,9 @@ def make_app(service: Service) -> web.RequestMiddleware:
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
     address = service.config.address
     names = None if address.socket else host_header.machine_names(address.host)
-    return web.RequestMiddleware(app, routes.headers, service.request_log, paths, names)
+    return web.RequestMiddleware(
+        app, routes.headers, service.request_log, paths, names, lambda: service.progress
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ the ticket meanwhile, at most `max_tokens` for each choice.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from engine.admission import Ticket
 from engine.api import web
 from engine.api.encoder import CompletionEncoder, ResponsesEncoder
 from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream
+from engine.api.progress import ProgressReporter
 from engine.jobs import EmbeddingOutput
 from engine.openai import embeddings, similarity, tokenization
 from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
@@ -33,6 +35,9 @@ from schemas.wire import headers
 from schemas.wire.errors import Refusal, RefusedError
 
 AnyEncoder: TypeAlias = CompletionEncoder | ResponsesEncoder
+
+# A pause of a stream, such as one for memory that other requests have, after which it shows that it goes on.
+QUIET_S = 20.0
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -70,6 +75,10 @@ class GenerationResponse:
         stream = GenerationStream(self.service, choices, ticket, deadline)
         try:
             encoder = self._encoder(stream, processor)
+            reporter = ProgressReporter.of(scope)
+            is_whole = not self.request.is_streamed
+            if reporter is not None and is_whole and self.request.is_resumable:
+                reporter.resume_comments = encoder.interim_comments
             await self._send(encoder, scope, receive, send)
         finally:
             self.service.admission.leave(ticket)
@@ -123,7 +132,8 @@ class GenerationResponse:
         except RefusedError as error:
             await self._refuse(error.refusal)(scope, receive, send)
             return
-        await _send_stream(encoder, deltas, send, self._warning_headers())
+        reporter = ProgressReporter.of(scope)
+        await _send_stream(encoder, deltas, send, self._warning_headers(), reporter)
 
     def _warning_headers(self) -> dict[str, str]:
         """Return the header that tells the client which parameters were left out; no header if there are none."""
@@ -143,7 +153,11 @@ async def _encode_whole(encoder: AnyEncoder, first: list[ChoiceDelta]) -> bytes:
 
 
 async def _send_stream(
-    encoder: AnyEncoder, deltas: list[ChoiceDelta], send: Send, more: Mapping[str, str]
+    encoder: AnyEncoder,
+    deltas: list[ChoiceDelta],
+    send: Send,
+    more: Mapping[str, str],
+    reporter: ProgressReporter | None,
 ) -> None:
     start: dict[str, Any] = {"type": "http.response.start", "status": 200}
     own = [(name.encode(), value.encode()) for name, value in more.items()]
@@ -157,12 +171,26 @@ async def _send_stream(
             if pending:
                 await send({"type": "http.response.body", "body": pending, "more_body": True})
             pending = b""
-            deltas = await encoder.stream.burst()
+            deltas = await _next_burst(encoder, send, reporter)
         pending += encoder.end()
     except RefusedError as error:
         # The status was sent already. No [DONE]: the client must not take this for the end of the text.
         pending = encoder.fail(error.refusal)
     await send({"type": "http.response.body", "body": pending, "more_body": False})
+
+
+async def _next_burst(
+    encoder: AnyEncoder, send: Send, reporter: ProgressReporter | None
+) -> list[ChoiceDelta]:
+    """Wait for the next tokens, and tell a gateway in a long pause that the engine advances."""
+    while reporter is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S):
+                return await encoder.stream.burst()
+        if reporter.has_advanced():
+            sign = encoder.keep_alive()
+            await send({"type": "http.response.body", "body": sign, "more_body": True})
+    return await encoder.stream.burst()
 
 
 @dataclass(frozen=True, slots=True)

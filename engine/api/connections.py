@@ -18,6 +18,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from engine.api.progress import WRITE_INTERIM
 from machinery.connection_limits import AddressLimit, ConnectionLimiter
 from machinery.http_server import BoundedHttpProtocol
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
@@ -29,6 +30,7 @@ _SO_NWRITE = 0x1024
 # Every client skips an interim response of this status, wanted or not (RFC 9110, 15.2); Python's skips no other. Go's
 # takes at most five. A proxy learns from the first that its client is gone, and the engine from the next.
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROCESSING = b"HTTP/1.1 102 Processing\r\n%b\r\n"
 _INTERIM_AFTER_S = (0.0, 5.0, 30.0, 120.0)
 # The time between two looks at whether a connection was reset: first a round trip, then twice the last one.
 _RESET_CHECK_S, _RESET_CHECK_MOST_S = 0.01, 1.0
@@ -97,6 +99,16 @@ class EngineHttpProtocol(BoundedHttpProtocol):
             self.cycle.keep_alive = False
         else:
             self.transport.close()
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"][WRITE_INTERIM] = self._write_progress
+
+    def _write_progress(self, lines: bytes) -> None:
+        """Send an interim response with these header lines, unless the response has begun."""
+        if self.has_request and not self.cycle.response_started:
+            self.transport.write(_PROCESSING % lines)
 
     @override
     def on_response_complete(self) -> None:

@@ -4,7 +4,7 @@
 Nothing here awaits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,10 @@ from engine.openai.responses import ResponsesRequest
 from engine.openai.resume_point import ResumePoint
 from engine.text.output_parser import Delta
 from schemas.wire.errors import Refusal
-from schemas.wire.streams import END, RESUME_COMMENT
+from schemas.wire.streams import END, RESUME_COMMENT, WAITING
+
+# Of one comment in an interim response, whose head is bounded (machinery.http_server.MAX_HEAD_BYTES).
+_MOST_TOKENS = 4096
 
 
 @dataclass(slots=True)
@@ -51,13 +54,14 @@ class CompletionEncoder:
                 offset.take(self.formatter.spell(token))
 
     def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
-        """Return the body of a response that is not streamed; `deltas` are all of it."""
+        """Return the body of a response that is not streamed; `deltas` are all of it from this engine."""
         choices: list[CompleteChoice] = []
         for index, choice in enumerate(self.stream.choices):
             assert choice.parser.finish is not None
+            own = (one.delta for one in deltas if one.index == index)
             choices.append(
                 CompleteChoice(
-                    delta=Delta.joined(one.delta for one in deltas if one.index == index),
+                    delta=Delta.joined((*choice.replayed, *own)),
                     finish=choice.parser.finish,
                     echo=choice.echo,
                     stop_word=choice.parser.stops.matched,
@@ -94,6 +98,17 @@ class CompletionEncoder:
     def end(self) -> bytes:
         """Return the end of a complete stream."""
         return self.formatter.stream_end(self._totals())
+
+    def interim_comments(self) -> Iterator[bytes]:
+        """Yield the resume comments of an answer that is not streamed, as JSON: the tokens since the last ones."""
+        for index, choice in enumerate(self.stream.choices):
+            while (sent := self._sent_tokens[index]) < len(choice.parser.tokens):
+                comment = self._comment(index, upto=sent + _MOST_TOKENS)
+                yield comment[len(RESUME_COMMENT) : -1]
+
+    def keep_alive(self) -> bytes:
+        """Return what tells a client, in a long pause of its stream, that the answer goes on."""
+        return WAITING
 
     def fail(self, refusal: Refusal) -> bytes:
         """Return the end of a stream that failed. Without `[DONE]`, so that clients see the text is incomplete."""
@@ -193,9 +208,9 @@ class ResponsesEncoder:
         return cls(builder, stream, resumed, is_resumable, sent)
 
     def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
-        """Return the body of a response that is not streamed; `deltas` are all of it."""
-        for one in deltas:
-            self.event_builder.add(one.delta)
+        """Return the body of a response that is not streamed; `deltas` are all of it from this engine."""
+        for delta in (*self.stream.choices[0].replayed, *(one.delta for one in deltas)):
+            self.event_builder.add(delta)
         finish = self.stream.choices[0].parser.finish
         assert finish is not None
         return orjson.dumps(self.event_builder.body(finish, self.stream.usage, now=self._now()))
@@ -227,6 +242,20 @@ class ResponsesEncoder:
         """Return the end of a stream that failed. A gateway reads the refusal, its client the event."""
         comment = RESUME_COMMENT + refusal.body() + END if self.is_resumable else b""
         return self.event_builder.fail(refusal) + comment
+
+    def interim_comments(self) -> Iterator[bytes]:
+        """Yield the resume comments of an answer that is not streamed, as JSON: the tokens since the last ones."""
+        tokens, builder = self.stream.choices[0].parser.tokens, self.event_builder
+        while (sent := self._sent_tokens) < len(tokens):
+            fields: dict[str, Any] = {"tokens": tokens[sent : sent + _MOST_TOKENS]}
+            self._sent_tokens += len(fields["tokens"])
+            if not sent:
+                fields |= _first_fields(self.stream, builder.id, builder.created)
+            yield resume_comment(fields)[len(RESUME_COMMENT) : -1]
+
+    def keep_alive(self) -> bytes:
+        """Return what tells a gateway or a client, in a long pause of its stream, that the answer goes on."""
+        return self._comment({"tokens": []}) or WAITING
 
     def _comment(self, fields: dict[str, Any] | None = None) -> bytes:
         """Return a resume comment; without fields, that of the tokens since the last one."""

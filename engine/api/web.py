@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.admission import ClaimedBytes
+from engine.api.progress import ProgressReporter
 from engine.request_log import RequestLog
 from machinery import host_header
 from schemas.wire import errors, headers
@@ -204,6 +205,8 @@ class RequestMiddleware:
     """All paths that exist."""
     names: Iterable[str] | None
     """The names of this machine, for `check_sender`; None if it listens on a socket."""
+    progress: Callable[[], int]
+    """A number that grows as long as the engine advances."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -211,9 +214,12 @@ class RequestMiddleware:
             await self.app(scope, receive, send)  # a websocket, which the app refuses
             return
         record = self.request_log.begin(scope, self.endpoints)
+        reporter = ProgressReporter.start(scope, self.progress)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if reporter is not None:
+                    reporter.close()
                 record.status = message["status"]
                 record.leave()  # not counted in the headers of its own refusal
                 response_headers = MutableHeaders(scope=message)
@@ -232,4 +238,6 @@ class RequestMiddleware:
             # The client left while it sent the body. Starlette answered with an error that nothing received.
             record.status, record.is_answered = 0, False
         finally:
+            if reporter is not None:
+                reporter.close()
             self.request_log.end(record)

@@ -210,7 +210,7 @@ class GenerationRequest:
     is_fitted: bool = False
     """True if `max_tokens` may be lowered to the room that is left."""
     is_resumable: bool = False
-    """True if the stream carries resume comments; only for streams of one prompt."""
+    """True if the answer, to one prompt, comes with resume comments: in its stream, or in interim responses."""
     resumed: ResumePoint | None = None
     format: output_options.RequiredText | None = None
     """The form that the text must have."""
@@ -531,14 +531,17 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
 def _with_resume_point(
     request: GenerationRequest, resumed: ResumePoint | None
 ) -> GenerationRequest:
-    if resumed is not None and not request.is_streamed:
-        raise errors.invalid("'fleet' continues streams only.", param="fleet")
+    # Log probabilities of tokens that another engine generated are not known here; a stream has sent them already.
+    is_known = request.is_streamed or request.top_logprobs is None
+    if resumed is not None and not is_known:
+        message = "'fleet' continues no answer with log probabilities that is not streamed."
+        raise errors.invalid(message, param="fleet")
     if resumed is not None and request.prompts != 1:
         raise errors.invalid("'fleet' continues one prompt; 'prompt' has more.", param="prompt")
     if resumed is not None and len(resumed.tokens) != request.n:
         message = f"'fleet' continues {len(resumed.tokens)} choices, and 'n' is {request.n}."
         raise errors.invalid(message, param="n")
-    is_resumable = request.is_streamed and request.prompts == 1
+    is_resumable = is_known and request.prompts == 1
     return dataclasses.replace(request, is_resumable=is_resumable, resumed=resumed)
 
 

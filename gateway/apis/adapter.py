@@ -162,7 +162,7 @@ def to_inference_request(
         request_id=http_request.request_id,
         headers=http_request.headers,
         is_streamed=is_streamed,
-        is_resumable=is_streamed and is_generation,
+        is_resumable=is_generation,
         timeout_s=http_request.timeout_s(),
         session=own or session,
         prompt=shown,

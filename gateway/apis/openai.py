@@ -120,7 +120,7 @@ class OpenAiAdapter(ApiAdapter):
             request_id=http_request.request_id,
             headers=http_request.headers,
             is_streamed=is_streamed,
-            is_resumable=is_streamed and is_generation,
+            is_resumable=is_generation,
             choices=_number(bytes(head.n)) if head.n else 1,
             timeout_s=http_request.timeout_s() if _TIMEOUT in fields else NEVER,
             session=_session(head, http_request) if has_session else "",

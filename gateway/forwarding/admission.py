@@ -1,10 +1,13 @@
-"""Admission: requests wait here for a slot of their model, or for a replica of a deployment without any.
+"""Admission: requests wait here for a slot of their model, or for an engine that can take them.
 
 A request that waits here costs an engine nothing. The first to arrive is the first to be served,
 whichever engine becomes free.
 """
 
 import asyncio
+import bisect
+import contextlib
+import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -13,8 +16,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from gateway import errors
-from gateway.forwarding.policy import ForwardingPolicy, QueuePolicy
-from gateway.routing.selection import NoReadyEndpoint
+from gateway.forwarding.policy import QueuePolicy
+from gateway.forwarding.router import LoadTracker
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 from schemas.wire.errors import Refusal
@@ -28,6 +31,8 @@ _MAX_ENDS = 1024
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 # Longer than the interval at which the reconciler reads the metrics.
 _MISSED_S = 30.0
+# The first of a line looks so often for a free slot without an event.
+_LOOK_S = 0.5
 # A client that asks for ever must not hold a Mac after it was forgotten.
 LONGEST_KEEP_S = 24 * 3600.0
 
@@ -227,28 +232,41 @@ class ConcurrencyLimiter:
             self._futures[slot].set_result(None)
 
 
-class Activator:
-    """Holds requests for deployments without a replica until one is ready (Knative's activator).
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """The place of one request in the line of its model. It keeps its place until an engine has accepted it."""
 
-    Those are deployments that are scaled to zero, and deployments whose replicas are all starting again. The number of waiting requests is a metric. The reconciler reads it and starts a replica.
+    model: str
+    number: int
+    """Requests that arrived earlier have lower numbers."""
+    deployment: str = ""
+    """The deployment that the request waits for."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Activator:
+    """Holds requests that no engine can take now, and releases them into free slots, oldest first (Knative's activator).
+
+    The deployment may be at zero, its first replica may load, its replicas may start again, or all of its slots may be
+    taken. The number of waiting requests is a metric, by which the reconciler starts replicas.
     """
 
     def __init__(
-        self,
-        table_cache: TableCache,
-        clock: Clock,
-        *,
-        limit: int,
-        max_wait_s: float,
+        self, table_cache: TableCache, load_tracker: LoadTracker, clock: Clock, *, limit: int
     ) -> None:
-        """`max_wait_s`: the longest wait for a deployment at zero whose policy does not say."""
+        """`limit`: requests that may wait for one model, for each of its ready replicas."""
         self._table_cache = table_cache
+        self._load_tracker = load_tracker
         self._clock = clock
         self._limit = limit
-        self._max_wait_s = max_wait_s
-        self._waiting: dict[str, int] = {}
+        self._count = itertools.count()
+        self.lines: dict[str, list[WaitingRequest]] = {}
+        """The waiting requests of each model, the oldest first; no line is empty."""
+        self._awaited: set[str] = set()
+        """Deployments that requests have waited for."""
         self._missed_until_s: dict[str, float] = {}
         self._kept_until_s: dict[str, float] = {}
+        table_cache.on_change(self._wake_all)
 
     def keep(self, deployments: Iterable[str], hold_s: float) -> None:
         """Ask that a replica of each deployment stays for so long (a client's `keep_alive`); 0 ends an earlier wish.
@@ -288,47 +306,71 @@ class Activator:
         A deployment that a fallback stood in for a moment ago counts as 1.
         """
         now_s = self._clock.monotonic()
-        missed = {name: int(until_s > now_s) for name, until_s in self._missed_until_s.items()}
-        return {
-            name: max(self._waiting.get(name, 0), missed.get(name, 0))
-            for name in self._waiting.keys() | missed.keys()
-        }
+        self._awaited |= {one.deployment for line in self.lines.values() for one in line}
+        found = dict.fromkeys(self._awaited, 0)
+        for line in self.lines.values():
+            for one in line:
+                found[one.deployment] += 1
+        for name, until_s in self._missed_until_s.items():
+            found[name] = max(found.get(name, 0), int(until_s > now_s))
+        return found
 
     def note_missing(self, deployment: str) -> None:
         """Note that a fallback answers for this deployment, so that a replica is started; "" is ignored."""
         if deployment:
             self._missed_until_s[deployment] = self._clock.monotonic() + _MISSED_S
 
-    async def hold(
-        self,
-        name: str,
-        choice: NoReadyEndpoint,
-        keep_alive: KeepAlive,
-        policy: ForwardingPolicy,
-        *,
-        began_s: float,
-        until_s: float,
-    ) -> Refusal | None:
-        """Wait for the next change of the routing table; return a refusal if waiting longer is of no use.
+    def enter(self, name: str, place: WaitingRequest | None) -> WaitingRequest | None:
+        """Return the place of a request in the line, the one that it had if it did; None if too many wait already."""
+        if place is None:
+            if len(self.lines.get(name, ())) >= self.limit_of(name):
+                return None
+            place = WaitingRequest(name, next(self._count))
+        bisect.insort(self.lines.setdefault(name, []), place, key=lambda one: one.number)
+        self._load_tracker.on_free_slot = self._wake_first
+        return place
 
-        `began_s`: the time at which the request began to wait; `until_s`: its deadline.
-        """
-        deployment = choice.wakes or choice.recovering
-        max_wait_s = policy.recovery_s
-        if choice.wakes:
-            max_wait_s = self._max_wait_s if policy.activation_s is None else policy.activation_s
-        end_s = began_s + max_wait_s
-        if self._clock.monotonic() >= end_s:
-            if choice.wakes:
-                return errors.model_starting(name, max_wait_s, choice.reason)
-            return errors.nothing_ready(name, choice.reason)
-        waiting = self._waiting.get(deployment, 0)
-        if waiting >= self._limit:
-            return errors.too_many_waiting(name, self._limit)
-        self._waiting[deployment] = waiting + 1
-        try:
-            left_s = await keep_alive.next_pause_s(until_s=min(end_s, until_s))
-            await self._table_cache.changed(within_s=left_s)
-        finally:
-            self._waiting[deployment] -= 1
-        return None
+    def limit_of(self, name: str) -> int:
+        """Return the number of requests that may wait for the model."""
+        model = self._table_cache.table.models.get(name)
+        return self._limit * max(1, 0 if model is None else model.ready())
+
+    def leave(self, place: WaitingRequest) -> None:
+        """Take the request out of the line; the next one may find a free slot."""
+        line = self.lines[place.model]
+        line.remove(place)
+        if line:
+            line[0].changed.set()
+            return
+        del self.lines[place.model]
+        if not self.lines:
+            self._load_tracker.on_free_slot = None
+
+    def is_first(self, place: WaitingRequest) -> bool:
+        """Return whether the next free slot is for this request."""
+        return self.lines[place.model][0] is place
+
+    def is_awaited(self, deployment: str) -> bool:
+        """Return whether a request waits for the deployment."""
+        return any(one.deployment == deployment for line in self.lines.values() for one in line)
+
+    async def wait(self, place: WaitingRequest, keep_alive: KeepAlive, *, until_s: float) -> None:
+        """Wait until the request should look again: for a change, the deadline or a time without either."""
+        place.changed.clear()
+        left_s = await keep_alive.next_pause_s(until_s=until_s)
+        if self.is_first(place):
+            left_s = min(
+                left_s, _LOOK_S
+            )  # what others do at the engines, and pauses of engines, cause no event
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await place.changed.wait()
+
+    def _wake_all(self) -> None:
+        for line in self.lines.values():
+            for place in line:
+                place.changed.set()
+
+    def _wake_first(self) -> None:
+        for line in self.lines.values():
+            line[0].changed.set()

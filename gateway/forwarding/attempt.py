@@ -5,6 +5,7 @@ wait anyway.
 """
 
 import asyncio
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from gateway.forwarding.engine_stream import EngineStream, InFlight, split_events
 from gateway.forwarding.outlier_detection import PAUSE_S, Fault
+from gateway.forwarding.resume_log import ResumeLog
 from gateway.forwarding.retry_state import RetryState, WholeResponse
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
@@ -54,7 +56,11 @@ _TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
 _REPLICA = headers.REPLICA.encode()
 _IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
+_PROGRESS_LINE = headers.PROGRESS.encode() + b": %.3g\r\n"
+_PROGRESS_S = 1.0
+_USUAL_PROGRESS_LINE = _PROGRESS_LINE % _PROGRESS_S
 _RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
+_RESUME = headers.RESUME.encode()
 _SALT_LINE = headers.CACHE_SALT.encode() + b": %b\r\n"
 _TIMEOUT_LINE = f"{headers.REQUEST_TIMEOUT}: %.3f\r\n".encode()
 
@@ -84,6 +90,10 @@ class EngineAttempt(InFlight, kw_only=True):
     """True unless the endpoint was ejected when the attempt began."""
     is_trial: bool = False
     """True while the attempt is the trial of an endpoint that was ejected."""
+    is_resumed: bool = False
+    """True if the engine continues an answer that is not streamed."""
+    resume_log: ResumeLog | None = None
+    """The tokens of such an answer so far; None before the first sign of them."""
     _is_invalid: bool = False
     """True if the response is given up."""
     _is_streamed: bool = False
@@ -125,6 +135,14 @@ class EngineAttempt(InFlight, kw_only=True):
             self._end_trial()
         self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body, now_s))
         return True
+
+    @override
+    def on_interim(self, head: ResponseHead) -> None:
+        comment = head.fields.get(_RESUME)
+        if comment is not None:
+            if self.resume_log is None:
+                self.resume_log = ResumeLog(self.state.terms.policy.resumable_tokens)
+            self.resume_log.add(comment)
 
     @override
     def on_head(self, head: ResponseHead) -> None:
@@ -296,17 +314,27 @@ class AttemptRunner:
         """
         now_s, tracker, terms = self.clock.monotonic(), self.load_tracker, state.terms
         policy, deadline, outliers = terms.policy, terms.deadline, tracker.outliers
+        resume_log = None if state.failures is None else state.failures.resume_log
+        if resume_log is not None:
+            # What an external server generated is another model's.
+            point = resume_log.resume_point(request.choices) if endpoint.external is None else None
+            resume_log = None if point is None else copy.deepcopy(resume_log)
+            if point is not None:
+                body = point.resume_body(request.body)
+                request = msgspec.structs.replace(request, body=body)
         if endpoint.external is None:
             raw = encode_request(request, endpoint, state, now_s)
         else:
             raw = encode_external(request, endpoint, endpoint.external)
-        until_s = deadline.at_s
+        until_s, silence_s = deadline.at_s, policy.silence_s
+        if endpoint.external is not None and not request.is_streamed:
+            silence_s = policy.external_silence_s
         if request.is_streamed and policy.first_token_s < NEVER:
             until_s = min(until_s, now_s + policy.first_token_s)
         attempt = EngineAttempt(
             origin=endpoint.origin,
             raw=raw,
-            silence_s=policy.silence_s,
+            silence_s=silence_s,
             until_s=until_s,
             endpoint=endpoint,
             sent_s=now_s,
@@ -322,6 +350,7 @@ class AttemptRunner:
             owner=owner,
         )
         tracker.begin(endpoint)
+        attempt.is_resumed, attempt.resume_log = resume_log is not None, resume_log
         if outliers.breakers:
             attempt.is_trusted = endpoint.origin not in outliers.ejected_origins
             attempt.is_trial = outliers.begin_trial(endpoint, now_s)
@@ -405,6 +434,8 @@ def encode_request(
     """Return the HTTP request for an engine, with the header lines of this attempt only."""
     lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
     terms, body = state.terms, request.body
+    silence_s = terms.policy.silence_s
+    lines += _USUAL_PROGRESS_LINE if silence_s > 3 else _PROGRESS_LINE % (silence_s / 3)
     if request.is_resumable and terms.policy.resumptions:
         lines += _RESUMABLE_LINE
     if request.key_salt:

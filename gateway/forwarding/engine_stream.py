@@ -20,7 +20,6 @@ _ERROR = b'data: {"error"'
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
 _LINE_FEED = 10
-WAITING = b": waiting\n\n"
 
 
 def parse_fault(fault: bytes) -> tuple[str, bool]:

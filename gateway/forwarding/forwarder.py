@@ -4,10 +4,8 @@ The client gets no part of a response before there is a result, so every failure
 retried. The first attempt runs without a task; what must wait, or begins with a failure, is a coroutine.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias, assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 from typing_extensions import override
@@ -25,6 +23,7 @@ from gateway.forwarding.attempt import (
     is_timeout,
 )
 from gateway.forwarding.engine_stream import EngineStream
+from gateway.forwarding.hedge import AttemptCoroutine, race
 from gateway.forwarding.model_state import ModelState, ModelStates, RequestTerms
 from gateway.forwarding.policy import Deadline
 from gateway.forwarding.resumption import Resumer
@@ -34,11 +33,12 @@ from gateway.forwarding.retry_state import (
     ForwardClient,
     ForwardResult,
     RetryState,
+    Waiting,
     WholeResponse,
 )
 from gateway.forwarding.router import Router
 from gateway.request import InferenceRequest
-from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel
+from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, RoutingChoice, UnknownModel
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.upstream.call import BrokenResponseError, UnreachableError, UpstreamError
 from gateway.upstream.connection import list_lines
@@ -49,60 +49,19 @@ from schemas.wire.errors import Refusal
 log = logging.getLogger(__name__)
 
 _NO_ENDPOINTS: frozenset[EngineEndpoint] = frozenset()
-# Interval at which a request without live endpoints looks for a successful health check.
-_RECOVERY_POLL_S = 0.5
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
-
-AttemptCoroutine: TypeAlias = Coroutine[Any, Any, AttemptResult | None]
-"""Returns None if the attempt failed, which is recorded."""
+_RESUME_REFUSED = frozenset({400, 409})
 
 
-async def race(
-    first: AttemptCoroutine, rival: Callable[[], AttemptCoroutine | None], *, after_s: float
-) -> AttemptResult | None:
-    """Await the first attempt; after `after_s` start a second one, and return the first result of the two.
+class Patience(NamedTuple):
+    """The wait of a request for an endpoint: for which deployment, how long, and its end."""
 
-    `rival` returns None if there is no second endpoint. If one attempt fails, the other decides.
-    """
-    tasks: list[asyncio.Task[AttemptResult | None]] = []
-    winner: asyncio.Task[AttemptResult | None] | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks.append(group.create_task(first))
-            await asyncio.wait(tasks, timeout=after_s)
-            other = None if tasks[0].done() else rival()
-            if other is not None:
-                tasks.append(group.create_task(other))
-            winner = await _first_result(tasks)
-            for task in tasks:
-                task.cancel()
-    finally:
-        for task in tasks:
-            if task is not winner:
-                _discard(task)
-    return winner.result()
-
-
-async def _first_result(
-    tasks: list[asyncio.Task[AttemptResult | None]],
-) -> asyncio.Task[AttemptResult | None]:
-    """Return the first successful result; the last result if all failed."""
-    left = list(tasks)
-    while True:
-        await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-        for task in [task for task in left if task.done()]:
-            left.remove(task)
-            if task.result() is not None or not left:
-                return task
-
-
-def _discard(task: asyncio.Task[AttemptResult | None]) -> None:
-    """Close the losing result, which may have arrived in the same moment or after the client left."""
-    if task.cancelled() or task.exception() is not None:
-        return
-    result = task.result()
-    if isinstance(result, EngineStream):
-        result.close()
+    deployment: str
+    """The deployment that it waits for."""
+    seconds: float
+    """From the beginning of its first wait."""
+    end: WholeResponse | Refusal
+    """The response if none takes it in time."""
 
 
 class Forwarder(AttemptOwner):
@@ -169,6 +128,9 @@ class Forwarder(AttemptOwner):
                 return
             state.add_admission().slot = slot
         state.draw = draw = self._random()
+        if request.model in self._activator.lines:
+            client.wait_for(self._forward(request, state, client))
+            return
         choice = self._router.choose(request, _NO_ENDPOINTS, draw)
         if type(choice) is not ChosenEndpoint or terms.deadline.at_s <= now_s:
             client.wait_for(self._forward(request, state, client))
@@ -239,6 +201,7 @@ class Forwarder(AttemptOwner):
         model_state = state.terms.model_state
         limiter = None if model_state is None else model_state.limiter
         is_awaited = limiter is not None and limiter.waiting > 0
+        is_awaited = is_awaited or self._activator.is_awaited(stream.endpoint.deployment)
         if not is_awaited and not self._attempts.load_tracker.is_overbooked(stream.endpoint):
             return False
         if not stream.suspend():
@@ -288,34 +251,27 @@ class Forwarder(AttemptOwner):
         self, request: InferenceRequest, state: RetryState, client: ClientWait
     ) -> ForwardResult:
         draw, deadline = self._draw(state), state.terms.deadline
-        recovery_until_s: float | None = None
+        is_next = request.model not in self._activator.lines
         while True:
             now_s, failures = self.clock.monotonic(), state.failures
             if now_s >= deadline.at_s or (failures is not None and failures.is_timed_out):
                 return errors.request_timeout(request.model, deadline.timeout_s, state.started)
             choice = self._router.choose(request, state.failed, draw)
-            if isinstance(choice, ChosenEndpoint):
-                self._activator.note_missing(choice.wakes)
-                if failures is not None and not self._may_retry(request, state, failures, now_s):
+            if not is_next or not isinstance(choice, ChosenEndpoint):
+                released = await self._wait_for_turn(request, choice, state, client)
+                if not isinstance(released, ChosenEndpoint):
+                    return released
+                choice = released
+                is_next, now_s, failures = True, self.clock.monotonic(), state.failures
+            self._activator.note_missing(choice.wakes)
+            if failures is not None and not self._may_retry(request, state, failures, now_s):
+                if not failures.is_rejected_for_now:
                     return self._final_response(state, failures)
-                result = await self._attempt(request, choice.endpoint, state, draw)
-                if result is not None:
-                    return self._accept(result, request, state)
+                is_next = False
                 continue
-            if isinstance(choice, NoReadyEndpoint) and _may_hold(choice, failures):
-                refusal = await self._wait_for_replica(request, choice, state, client)
-                if refusal is None:
-                    continue
-                return refusal
-            if failures is None or failures.refusal is None or failures.rejection is not None:
-                rejection = None if failures is None else failures.rejection
-                return rejection or self._refusal(request, choice)
-            # All endpoints are dead: wait for a restarted one, as broken streams do.
-            recovery_until_s = recovery_until_s or min(
-                now_s + state.terms.policy.recovery_s, deadline.at_s
-            )
-            if not await self._wait_for_recovery(request, failures, recovery_until_s):
-                return failures.refusal
+            result = await self._attempt(request, choice.endpoint, state, draw)
+            if result is not None:
+                return self._accept(result, request, state)
 
     def _accept(
         self, result: AttemptResult, request: InferenceRequest, state: RetryState
@@ -328,58 +284,92 @@ class Forwarder(AttemptOwner):
             self._router.remember_answer(request, result.endpoint)
         return result
 
-    async def _wait_for_recovery(
-        self, request: InferenceRequest, failures: AttemptFailures, until_s: float
-    ) -> bool:
-        """Wait until an endpoint can be tried again; return whether one can in time.
-
-        That is after a change of the table, or when a health check reached an endpoint that refused
-        the connection and so never saw the request. An endpoint that broke off may have died of the
-        request; it is tried again only after it is published anew.
-        """
-        if self._decisions is not None:
-            self._decisions.decision(request, "request waits for a failed engine")
-        while (left_s := until_s - self.clock.monotonic()) > 0:
-            has_changed = await self.table_cache.changed(within_s=min(left_s, _RECOVERY_POLL_S))
-            back = {one for one in failures.unreached if not self._outliers.is_open(one.origin)}
-            failures.forgive(back)
-            if has_changed or back:
-                return True
-        return False
-
-    async def _wait_for_replica(
+    async def _wait_for_turn(
         self,
         request: InferenceRequest,
-        choice: NoReadyEndpoint,
+        choice: RoutingChoice,
         state: RetryState,
         client: ClientWait,
-    ) -> Refusal | None:
-        now_s, admission = self.clock.monotonic(), state.add_admission()
-        if admission.keep_alive is None:
-            keep_alive_s = self._model_states.keep_alive_s
-            admission.keep_alive = KeepAlive(self.clock, client, keep_alive_s)
-        if admission.waits_since_s is None:
-            admission.waits_since_s = now_s
+    ) -> ChosenEndpoint | WholeResponse | Refusal:
+        """Wait in the model's line until an endpoint can take the request; return the response if none does in time.
+
+        A caller that gets an endpoint must begin the attempt without another wait: the next request in the line looks
+        for a free slot then.
+        """
+        patience = self._patience(request, choice, state)
+        if not isinstance(patience, Patience):
+            return patience
+        admission, deadline = state.add_admission(), state.terms.deadline
+        began_s = self.clock.monotonic()
+        if admission.waiting is None:
+            keep_alive = KeepAlive(self.clock, client, self._model_states.keep_alive_s)
+            admission.waiting = Waiting(began_s, keep_alive)
+        waiting = admission.waiting
+        place = self._activator.enter(request.model, waiting.place)
+        if place is None:
+            limit = self._activator.limit_of(request.model)
+            too_many = errors.too_many_waiting(request.model, limit)
+            return too_many if state.failures is None else patience.end
+        waiting.place = place
+        if state.failures is not None:
+            state.failures.excuse()
         if self._decisions is not None:
-            message = "request waits for a replica"
-            self._decisions.decision(request, message, why=choice.reason, deployment=choice.wakes)
-        refusal = await self._activator.hold(
-            request.model,
-            choice,
-            admission.keep_alive,
-            state.terms.policy,
-            began_s=admission.waits_since_s,
-            until_s=state.terms.deadline.at_s,
-        )
-        admission.queued_s += self.clock.monotonic() - now_s
-        return refusal
+            message = "request waits for an endpoint"
+            self._decisions.decision(request, message, deployment=patience.deployment)
+        try:
+            while True:
+                place.deployment = patience.deployment
+                until_s = min(waiting.since_s + patience.seconds, deadline.at_s)
+                if (now_s := self.clock.monotonic()) >= until_s:
+                    if now_s < deadline.at_s or state.failures is not None:
+                        return patience.end
+                    return errors.request_timeout(request.model, deadline.timeout_s, state.started)
+                await self._activator.wait(place, waiting.keep_alive, until_s=until_s)
+                is_first, router = self._activator.is_first(place), self._router
+                choose = router.choose_free if is_first else router.look
+                choice = choose(request, state.failed, self._draw(state))
+                if is_first and isinstance(choice, ChosenEndpoint):
+                    return choice
+                patience = self._patience(request, choice, state)
+                if not isinstance(patience, Patience):
+                    return patience
+        finally:
+            self._activator.leave(place)
+            admission.queued_s += self.clock.monotonic() - began_s
+
+    def _patience(
+        self, request: InferenceRequest, choice: RoutingChoice, state: RetryState
+    ) -> Patience | WholeResponse | Refusal:
+        """Return how long a request waits that no endpoint takes now; the response if waiting is of no use."""
+        name, policy, failures = request.model, state.terms.policy, state.failures
+        wakes = choice.wakes if isinstance(choice, NoReadyEndpoint) else ""
+        # Of engines that died, some may have died of the request: it waits for its own only.
+        if failures is not None and (failures.rejection or failures.was_seen or not wakes):
+            last, deployment = failures.rejection, state.attempts[-1].endpoint.deployment
+            if last is None:
+                assert failures.refusal is not None
+                return Patience(deployment, policy.recovery_s, failures.refusal)
+            end = self._final_response(state, failures)
+            return Patience(deployment, policy.hold_s, end) if failures.is_rejected_for_now else end
+        match choice:
+            case ChosenEndpoint(endpoint=endpoint):
+                end = errors.all_busy(name, policy.hold_s)
+                return Patience(endpoint.deployment, policy.hold_s, end)
+            case NoReadyEndpoint(reason=reason) if wakes:
+                end = errors.model_starting(name, policy.hold_s, reason)
+                return Patience(wakes, policy.hold_s, end)
+            case NoReadyEndpoint(reason=reason, recovering=recovering) if recovering:
+                end = errors.nothing_ready(name, reason)
+                return Patience(recovering, policy.recovery_s, end)
+            case _:
+                return self._refusal(request, choice)
 
     def _may_retry(
         self, request: InferenceRequest, state: RetryState, failures: AttemptFailures, now_s: float
     ) -> bool:
         """Return whether another attempt is allowed by the request's limit and the model's retry budget."""
         refusal, model_state = "", None if failures.is_retry_free else state.terms.model_state
-        if state.started >= state.terms.policy.attempts:
+        if state.started - failures.excused >= state.terms.policy.attempts:
             refusal = "the request has no attempt left"
         elif model_state is not None and not model_state.retries.spend(now_s):
             self.metrics.attempts.add("over_budget")
@@ -403,7 +393,7 @@ class Forwarder(AttemptOwner):
                 return last
             return msgspec.structs.replace(last, passed=last.passed + b"%b: 1\r\n" % _RETRY_AFTER)
         assert failures.refusal is not None
-        if state.started >= state.terms.policy.attempts:
+        if state.started - failures.excused >= state.terms.policy.attempts:
             return failures.refusal
         return errors.not_retried(failures.refusal)
 
@@ -474,8 +464,16 @@ class Forwarder(AttemptOwner):
     def _record_result(self, attempt: EngineAttempt, result: AttemptResult) -> bool:
         """Record the response to an attempt; return False if another endpoint may do better."""
         state = attempt.state
+        if attempt.is_resumed and result.status in _RESUME_REFUSED:
+            # Its model or template differs, so it may answer from the start.
+            self._record_attempt(attempt, "turned_away", "")
+            state.add_failures().resume_log = None
+            return False
         if result.status not in RETRYABLE_STATUSES:
-            self._record_attempt(attempt, "answered", "")
+            self._record_attempt(attempt, "resumed" if attempt.is_resumed else "answered", "")
+            if attempt.is_resumed:
+                state.record_resumption(attempt.endpoint)
+                self.metrics.resumptions.add("resumed")
             return True
         if is_timeout(result, state):
             self._record_late(attempt)
@@ -525,9 +523,10 @@ class Forwarder(AttemptOwner):
         # The first failure of a healthy endpoint is retried for free. An engine that dies, hangs or
         # drains thus causes at most as many free retries as it had requests, which cannot become a
         # retry storm.
-        attempt.state.add_failures().add(
-            endpoint, rejection=rejection, is_retry_free=attempt.is_trusted
-        )
+        failures = attempt.state.add_failures()
+        failures.add(endpoint, rejection=rejection, is_retry_free=attempt.is_trusted)
+        if attempt.resume_log is not None:
+            failures.resume_log = attempt.resume_log
         log.info(
             "engine did not serve a request; trying another",
             extra={
@@ -546,14 +545,6 @@ def _terms_until(request: InferenceRequest, model_state: ModelState, now_s: floa
     timeout_s = min(policy.request_s, own_s)
     deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
     return RequestTerms(model_state, policy, deadline)
-
-
-def _may_hold(choice: NoReadyEndpoint, failures: AttemptFailures | None) -> bool:
-    """Return whether a request waits for a replica of the deployment."""
-    if failures is None:
-        return bool(choice.wakes or choice.recovering)
-    # One whose endpoint failed waits for its recovery instead.
-    return bool(choice.wakes) and failures.may_wait()
 
 
 def _outcome(error: UpstreamError) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gateway.forwarding.admission import KEEP_ALIVE_S, ConcurrencyLimiter
 from gateway.forwarding.policy import (
     DEFAULT_POLICY,
+    HOLD_S,
     NO_DEADLINE,
     RECOVERY_S,
     Deadline,
@@ -110,11 +111,12 @@ class ModelStates:
         *,
         silence_s: float,
         recovery_s: float = RECOVERY_S,
+        hold_s: float = HOLD_S,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """`silence_s`, `recovery_s`: defaults of the models' policies; `keep_alive_s`: interval of keep-alive events."""
+        """`silence_s`, `recovery_s`, `hold_s`: defaults of the models' policies; `keep_alive_s`: interval of keep-alive events."""
         self.keep_alive_s = keep_alive_s
-        self._recovery_s = recovery_s
+        self._recovery_s, self._hold_s = recovery_s, hold_s
         self._clock = clock
         self._silence_s = silence_s
         self.found: dict[str, ModelState] = {}
@@ -157,6 +159,7 @@ class ModelStates:
             model.routing,
             silence_s=self._silence_s,
             recovery_s=self._recovery_s,
+            hold_s=self._hold_s,
             start_s=found.start_s,
         )
         found.routing, found.policy = model.routing, policy

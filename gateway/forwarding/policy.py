@@ -9,6 +9,11 @@ from schemas.routing import Routing
 
 RECOVERY_S = 10.0
 """Small models restart within it."""
+HOLD_S = 120.0
+SILENCE_S = 120.0
+"""The longest time without progress of an engine: mlx-serving's and the mesh's timeout of a request."""
+# OpenAI's clients wait as long.
+_EXTERNAL_S = 600.0
 # The time until its agent starts an engine again, and until the gateway knows of it. Engines start slower when several do
 # at once. A wait of more minutes belongs into `coldStart`, where its author sees it.
 _NOTICE_S, _START_FACTOR, _LONGEST_RECOVERY_S = 5.0, 1.5, 120.0
@@ -46,6 +51,9 @@ class ForwardingPolicy:
     request_s: float
     """From the arrival of the request to the end of its response."""
     silence_s: float
+    """The longest time without progress of an engine."""
+    external_silence_s: float
+    """The longest wait for a whole answer of an external server, which shows no progress."""
     first_token_s: float
     hedge_after_s: float
     hedge_percent: int
@@ -57,14 +65,19 @@ class ForwardingPolicy:
     """The largest number of tokens of a resumable stream."""
     recovery_s: float
     """The longest wait while all replicas start again: of requests, and of streams whose engine died."""
-    activation_s: float | None
-    """The longest wait for a deployment that is scaled to zero; None: the gateway's."""
+    hold_s: float
+    """The longest wait for a first replica, or for a slot while the engines take no more requests."""
 
 
 def policy_of(
-    routing: Routing, *, silence_s: float, recovery_s: float = RECOVERY_S, start_s: float = 0.0
+    routing: Routing,
+    *,
+    silence_s: float,
+    recovery_s: float = RECOVERY_S,
+    hold_s: float = HOLD_S,
+    start_s: float = 0.0,
 ) -> ForwardingPolicy:
-    """Return the policy; `silence_s` and `recovery_s` are the gateway's defaults.
+    """Return the policy; `silence_s`, `recovery_s` and `hold_s` are the gateway's defaults.
 
     `start_s`: seconds in which the model's engines started, 0 if unknown. Where nothing is declared, requests wait for
     a restart as long as it takes.
@@ -85,6 +98,7 @@ def policy_of(
         retry_percent=routing.retries.budget,
         request_s=_seconds(timeouts.request, NEVER),
         silence_s=_seconds(timeouts.attempt, silence_s),
+        external_silence_s=_seconds(timeouts.attempt, max(silence_s, _EXTERNAL_S)),
         first_token_s=_seconds(timeouts.first_token, NEVER),
         hedge_after_s=_seconds(hedging.after if hedging else None, NEVER),
         hedge_percent=hedging.budget if hedging else 0,
@@ -92,7 +106,7 @@ def policy_of(
         resumptions=routing.resumption.max_resumptions,
         resumable_tokens=routing.resumption.max_tokens,
         recovery_s=max(recovery_s, restart_s) if cold_start_s is None else cold_start_s,
-        activation_s=cold_start_s,
+        hold_s=hold_s if cold_start_s is None else cold_start_s,
     )
 
 
@@ -100,5 +114,5 @@ def _seconds(text: str | None, otherwise: float) -> float:
     return otherwise if text is None else duration.parse_fine(text)
 
 
-DEFAULT_POLICY = policy_of(Routing(), silence_s=600.0)
+DEFAULT_POLICY = policy_of(Routing(), silence_s=SILENCE_S)
 """Policy of models without settings."""

@@ -138,6 +138,10 @@ class ResumeLog:
         is_block = events.startswith(END, events.find(b"\n"))
         return NumberedResumeLog(max_tokens) if is_block else ResumeLog(max_tokens)
 
+    def add(self, comment: bytes) -> None:
+        """Store a comment, as JSON, that came without events."""
+        self._store(comment + b"\n")
+
     def restart(self) -> None:
         """Expect the events of another engine, which continues the stream."""
         self.fault, self.fault_event = None, b""

@@ -13,7 +13,12 @@ from typing_extensions import override
 from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
 from gateway.forwarding.engine_stream import EngineStream, ResumeSearch
 from gateway.forwarding.resume_log import ResumeLog, ResumePoint
-from gateway.forwarding.retry_state import Attempt, RetryState, WholeResponse
+from gateway.forwarding.retry_state import (
+    LATER_STATUSES,
+    Attempt,
+    RetryState,
+    WholeResponse,
+)
 from gateway.forwarding.router import Router
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.request import InferenceRequest
@@ -240,6 +245,11 @@ class Resumption(ResumeSearch):
             # Such as 409, prompt_differs: the model or template has changed there.
             self._unfit.add(result.endpoint)
             self._last_reason = result.body[:300].decode(errors="replace")
+        elif result.status in LATER_STATUSES:
+            # It lives and has no slot: the stream waits for one as long as a new request would.
+            terms = self.state.terms
+            until_s = min(self._began_s + terms.policy.hold_s, terms.deadline.at_s)
+            self._until_s = max(self._until_s, until_s)
         return False
 
     def _record_death(self, endpoint: EngineEndpoint, error: BrokenResponseError) -> None:

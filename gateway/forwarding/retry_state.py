@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
-from gateway.forwarding.admission import ClientWait, KeepAlive, Slot
+from gateway.forwarding.admission import ClientWait, KeepAlive, Slot, WaitingRequest
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.model_state import RequestTerms
+from gateway.forwarding.resume_log import ResumeLog
 from gateway.metrics.response_summary import TokenCounts
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.request_encoder import Trace
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # it is driven with this state
     from gateway.forwarding.attempt import EngineAttempt
 
 _NO_ENDPOINTS: frozenset[EngineEndpoint] = frozenset()
+LATER_STATUSES = frozenset({429, 503})
+"""Statuses with which an engine turns a request away that it could answer later: full, loading or shutting down."""
 STARTED_OUTCOMES = frozenset({"answered", "resumed"})
 """Outcomes of attempts that got a response."""
 
@@ -65,6 +68,17 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 _NO_TERMS = RequestTerms()
 
 
+class Waiting(msgspec.Struct):
+    """The waits of a request for a replica or a free slot of one."""
+
+    since_s: float
+    """Time at which the first wait began."""
+    keep_alive: KeepAlive
+    """Keep-alive events for the client."""
+    place: WaitingRequest | None = None
+    """The place in the line, once it has one."""
+
+
 class AdmissionState(msgspec.Struct):
     """The waits of a request for a slot and for a replica. Written by the forwarder."""
 
@@ -72,10 +86,8 @@ class AdmissionState(msgspec.Struct):
     """The slot in the model's queue, until the end of the response."""
     queued_s: float = 0.0
     """Total wait for a slot or a replica."""
-    waits_since_s: float | None = None
-    """Time at which the wait for a replica began."""
-    keep_alive: KeepAlive | None = None
-    """Keep-alive events for the client, from the first wait on."""
+    waiting: Waiting | None = None
+    """The waits for a replica or a free slot; None before the first."""
 
 
 class AttemptFailures(msgspec.Struct):
@@ -83,8 +95,8 @@ class AttemptFailures(msgspec.Struct):
 
     endpoints: set[EngineEndpoint] = msgspec.field(default_factory=set)
     """Endpoints that are not tried again."""
-    unreached: set[EngineEndpoint] = msgspec.field(default_factory=set)
-    """Those of them that accepted no connection and so never saw the request."""
+    later: set[EngineEndpoint] = msgspec.field(default_factory=set)
+    """Those of them that may take the request later: they accepted no connection, or turned it away unseen."""
     refusal: Refusal | None = None
     """The refusal if no endpoint is left and none answered."""
     rejection: WholeResponse | None = None
@@ -93,14 +105,18 @@ class AttemptFailures(msgspec.Struct):
     """True if an engine accepted the request and then failed."""
     is_timed_out: bool = False
     """True if an attempt ended at the deadline. The engine's clock may be slightly ahead."""
+    resume_log: ResumeLog | None = None
+    """The tokens so far of an answer that is not streamed; the next engine continues it."""
     is_retry_free: bool = True
     """True if the next attempt is not charged to the retry budget."""
+    excused: int = 0
+    """Attempts before a wait, which do not count."""
 
     def add_error(self, endpoint: EngineEndpoint, refusal: Refusal, *, is_unreached: bool) -> None:
         """Record the error of an attempt and the refusal that it stands for."""
         self.refusal = refusal
         if is_unreached:
-            self.unreached.add(endpoint)
+            self.later.add(endpoint)
         else:
             self.was_seen = True
 
@@ -111,16 +127,27 @@ class AttemptFailures(msgspec.Struct):
         self.endpoints.add(endpoint)
         if rejection is not None:
             self.rejection = rejection
+            if _is_for_now(rejection):
+                self.later.add(endpoint)
         self.is_retry_free = is_retry_free
 
-    def forgive(self, endpoints: AbstractSet[EngineEndpoint]) -> None:
-        """Allow another attempt at these endpoints."""
-        self.endpoints -= endpoints
-        self.unreached -= endpoints
+    @property
+    def is_rejected_for_now(self) -> bool:
+        """True if an engine turned the request away that may take it later."""
+        last = self.rejection
+        return last is not None and _is_for_now(last)
 
-    def may_wait(self) -> bool:
-        """Return whether the request may wait for a new replica; one that engines died of could kill it too."""
-        return not self.was_seen and self.rejection is None
+    def excuse(self) -> None:
+        """Allow another attempt at the endpoints that may take the request later."""
+        if self.later:
+            self.excused += len(self.later)
+            self.endpoints -= self.later
+            self.later.clear()
+            self.is_retry_free = True
+
+
+def _is_for_now(rejection: WholeResponse) -> bool:
+    return rejection.status in LATER_STATUSES and rejection.endpoint.external is None
 
 
 class RetryState(msgspec.Struct, eq=False):

@@ -5,7 +5,7 @@ Load is this gateway's requests exactly, and other gateways' requests as engines
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import truediv
@@ -57,6 +57,8 @@ class LoadTracker:
         self._headroom: dict[EngineAddress, float] = {}
         self._kv_used: dict[EngineAddress, float] = {}
         self._reported_s: dict[EngineAddress, float] = {}
+        self.on_free_slot: Callable[[], None] | None = None
+        """Called when a request has ended, while others wait for a slot."""
         # Its members change in place: a new object for each request would be most of the cost of a
         # choice.
         self.healthy = EndpointHealth(
@@ -83,6 +85,14 @@ class LoadTracker:
         else:
             del self._in_flight[origin]
         self._by_deployment[endpoint.deployment] -= 1
+        if self.on_free_slot is not None:
+            self.on_free_slot()
+
+    def has_free_slot(self, endpoint: EngineEndpoint) -> bool:
+        """Return whether the endpoint would begin with a request at once, as far as is known."""
+        origin = endpoint.origin
+        load = self._in_flight.get(origin, 0) + self._others_in_flight.get(origin, 0.0)
+        return load < endpoint.concurrency and origin not in self.outliers.ejected_origins
 
     def record_report(
         self, origin: EngineAddress, headers: Mapping[bytes, bytes], now_s: float
@@ -315,6 +325,29 @@ class Router:
         if type(choice) is ChosenEndpoint:
             memory.remember(query, model, choice.endpoint, now_s)
         return choice
+
+    def choose_free(
+        self, request: InferenceRequest, failed: AbstractSet[EngineEndpoint], draw: float
+    ) -> RoutingChoice:
+        """Return an endpoint as `choose` does, but only one with a free slot that did not fail a moment ago."""
+        model, tracker = self.table_cache.table.models.get(request.model), self.load_tracker
+        tracker.outliers.ejected(self.clock.monotonic())
+        backends = () if model is None else model.all_backends()
+        busy = {
+            endpoint
+            for backend in backends
+            for endpoint in (*backend.leased, *backend.orphans)
+            if not tracker.has_free_slot(endpoint)
+        }
+        return self.choose(request, failed | busy, draw)
+
+    def look(
+        self, request: InferenceRequest, failed: AbstractSet[EngineEndpoint], draw: float
+    ) -> RoutingChoice:
+        """Return what `choose` would for a new conversation; nothing is remembered."""
+        health = self.load_tracker.health(self.clock.monotonic())
+        query = RoutingQuery(request.model, draw, failed, request.headers)
+        return choose(self.table_cache.table, query, health)
 
     def _make_plan(self, model: ServedModel) -> RoutePlan:
         """Return the plan of a model whose part of the table is new."""

@@ -54,7 +54,7 @@ class NoReadyEndpoint:
 
     reason: str
     wakes: str = ""
-    """The scaled-to-zero deployment to start for waiting requests; empty if there is none."""
+    """The deployment for whose first replica the request waits, from zero or after its creation; empty if there is none."""
     recovering: str = ""
     """The deployment whose replicas are starting again; empty if there is none."""
 
@@ -78,7 +78,7 @@ def choose(table: RoutingTable, query: RoutingQuery, health: EndpointHealth) -> 
     endpoint = _from_backends(matched.backends, scope)
     if endpoint is not None:
         return ChosenEndpoint(endpoint=endpoint)
-    wakes = _scaled_to_zero(matched, query) if matched.scaled_to_zero else ""
+    wakes = _draw_awaited(matched, query) if matched.awaited else ""
     endpoint = _last_resort(matched, model.fallbacks, scope)
     if endpoint is None:
         return NoReadyEndpoint(reason=matched.reason, wakes=wakes, recovering=matched.recovering)
@@ -206,14 +206,14 @@ def _sticky_endpoint(
     return None
 
 
-def _scaled_to_zero(matched: ServedModel | HeaderRule, query: RoutingQuery) -> str:
-    """Return a scaled-to-zero deployment, drawn by weight."""
-    point = query.side()[0] * sum(weight for weight, _ in matched.scaled_to_zero)
-    for weight, name in matched.scaled_to_zero:
+def _draw_awaited(matched: ServedModel | HeaderRule, query: RoutingQuery) -> str:
+    """Return a deployment for whose first replica the request waits, drawn by weight."""
+    point = query.side()[0] * sum(weight for weight, _ in matched.awaited)
+    for weight, name in matched.awaited:
         point -= weight
         if point < 0:
             return name
-    return matched.scaled_to_zero[-1][1]
+    return matched.awaited[-1][1]
 
 
 def _weighted_order(items: Sequence[W], point: float) -> Iterator[W]:

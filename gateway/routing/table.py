@@ -157,7 +157,7 @@ class HeaderRule:
     """Names in lower case and values; None: any value."""
     backends: tuple[WeightedBackend, ...]
     reason: str
-    scaled_to_zero: tuple[tuple[int, str], ...] = ()
+    awaited: tuple[tuple[int, str], ...] = ()
     recovering: str = ""
 
 
@@ -180,8 +180,8 @@ class ServedModel:
     """The reason to report if no endpoint is ready."""
     parent: str = ""
     """The deployment of an adapter; empty if the name is no adapter's."""
-    scaled_to_zero: tuple[tuple[int, str], ...] = ()
-    """Deployments that a request starts from zero, with their weights."""
+    awaited: tuple[tuple[int, str], ...] = ()
+    """Deployments for whose first replica a request waits, with their weights: they may be scaled to zero, or are new."""
     recovering: str = ""
     """A deployment that served before and has no endpoint now: its replicas are starting again. Empty if there is none."""
     routing: Routing = _USUAL

@@ -49,6 +49,10 @@ from store import keys
 ORPHAN_S = 600.0
 # mlx-serving's formula: a priority of 100 is worth 20 points.
 _POINTS_OF_PRIORITY = 1 / 5
+# Reasons of the conditions Placed and Available while replicas start; all others are of deployments that cannot run.
+_STARTING = frozenset({"Placing", "ReplicasStarting", "ReplicaNotReady", "Resolving"})
+# A node's refusal until its agent has looked at the model's folder.
+_NOT_INSPECTED = "ModelNotInspected"
 # Reason of the condition Progressing after a rollout, however the replicas are now.
 _COMPLETE = "RolloutComplete"
 
@@ -292,7 +296,7 @@ class TableBuilder:
                     headers=headers,
                     backends=backends,
                     reason=ruled.reason,
-                    scaled_to_zero=ruled.scaled_to_zero,
+                    awaited=ruled.awaited,
                     recovering=ruled.recovering,
                 )
             )
@@ -336,7 +340,7 @@ class TableBuilder:
             created=min(created, default=0),
             backends=backends,
             reason=_reason(backends, fallbacks, inputs, self._external_reasons),
-            scaled_to_zero=tuple(_scaled_to_zero(backends, inputs)),
+            awaited=tuple(_awaited(backends, inputs)),
             recovering=next(_recovering(backends, inputs), ""),
             routing=heaviest.routing,
             routing_source=routing_source or self._declaring_deployment(heaviest.deployments),
@@ -484,13 +488,15 @@ def _reason(
     )
 
 
-def _scaled_to_zero(
+def _awaited(
     backends: tuple[WeightedBackend, ...], inputs: TableInputs
 ) -> Iterator[tuple[int, str]]:
     for backend in backends:
         for name in backend.deployments if backend.weight else ():
             deployment = inputs.deployments.get(name)
-            if deployment is not None and _can_scale_to_zero(deployment):
+            if deployment is not None and (
+                _can_scale_to_zero(deployment) or _is_starting(name, deployment, inputs)
+            ):
                 yield backend.weight, name
 
 
@@ -517,6 +523,22 @@ def _can_scale_to_zero(deployment: ModelDeployment) -> bool:
         return False
     fewest = (autoscaling.min_replicas, *(w.min_replicas for w in autoscaling.schedule))
     return 0 in fewest
+
+
+def _is_starting(name: str, deployment: ModelDeployment, inputs: TableInputs) -> bool:
+    """Return whether the first replica of a deployment is on its way, as far as the reconciler has reported."""
+    is_wanted = deployment.spec.replicas > 0 or deployment.spec.autoscaling is not None
+    is_gone = deployment.metadata.deletion_timestamp is not None
+    if name in inputs.seen_serving or is_gone or not is_wanted:
+        return False
+    status = inputs.statuses.get(name)
+    if status is None or any(one.reason == _NOT_INSPECTED for one in status.refusals):
+        return True
+    found = [find_condition(status.conditions, type_) for type_ in ("Placed", "Available")]
+    return all(
+        one is None or one.status is ConditionStatus.TRUE or one.reason in _STARTING
+        for one in found
+    )
 
 
 def _why_not(name: str, inputs: TableInputs) -> str:

@@ -68,6 +68,9 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     receive: Callable[[bytes], None] | None = None
     """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
 
+    def on_interim(self, head: "ResponseHead") -> None:
+        """Receive an interim head: a sign of progress before the response."""
+
     def on_whole(self, head: "ResponseHead", body: bytes) -> bool:
         """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
         raise NotImplementedError

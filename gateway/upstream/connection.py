@@ -420,6 +420,7 @@ class Connection(asyncio.Protocol):
                 break
             if head.status == _SWITCHING:
                 raise InvalidResponseError("an upgrade that was not asked for")
+            call.on_interim(head)
         if head.length != len(data):
             self.silent_since, self._keeps_alive = self._now(), head.keeps_alive
             call.raw = b""  # never sent again, and streams live long

@@ -20,6 +20,10 @@ TRACE_STATE: Final = "tracestate"
 RESUMABLE: Final = "x-fleet-resumable"
 """`1` asks for a stream with resume comments (streams.py) and allows the body field `fleet`; `0` is the default."""
 
+PROGRESS: Final = "x-fleet-progress"
+"""Seconds after which an interim response (102) is wanted, again and again, while the engine makes progress and its
+response has not begun."""
+
 CACHE_SALT: Final = "x-fleet-cache-salt"
 """The salt of the sender's API key: prompts with different salts share no cached prefixes. The value is a digest that
 only gateways can compute. A body's own `cache_salt` divides the cache of one key further."""
@@ -36,12 +40,15 @@ MEMORY_FREE: Final = "x-fleet-memory-free"
 KV_USED: Final = "x-fleet-kv-used"
 """Millionths of the memory for KV caches that are promised to requests, from 0 to 1000000."""
 
+RESUME: Final = "x-fleet-resume"
+"""In interim responses: the resume comment of an answer that is not streamed (streams.py), without its prefix."""
+
 # Sent by gateways to clients, with NODE and REPLICA.
 ATTEMPTS: Final = "x-fleet-attempts"
 """The number of engines that were tried."""
 RESUMED: Final = "x-fleet-resumed"
-"""The number of times that a stream continued on another engine. A trailer, because it is known at the end only; a stream
-that did not continue has none."""
+"""The number of times that an answer continued on another engine; one that did not continue has none. Of a stream it is a
+trailer, because it is known at the end only."""
 STORE: Final = "x-fleet-store"
 """`STORE_STALE` while the gateway has no connection to etcd and serves from its last table."""
 STORE_STALE: Final = "stale"

@@ -8,6 +8,8 @@ END: Final = b"\n\n"
 """The end of an event."""
 DONE: Final = b"data: [DONE]\n\n"
 """OpenAI's last event of a stream that is complete."""
+WAITING: Final = b": waiting\n\n"
+"""A comment that keeps an idle stream alive; clients skip it."""
 RESUME_COMMENT: Final = b": fleet "
 """The beginning of a comment line; JSON follows (docs/reference/openai.md).
 

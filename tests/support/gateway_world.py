@@ -185,7 +185,7 @@ async def running_gateway(
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0)
+    limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, hold_timeout_s=2.0)
     url = f"{'http' if limits.certificate is None else 'https'}://127.0.0.1:{port}"
     gateway = Gateway(
         transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer

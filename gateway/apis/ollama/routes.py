@@ -141,7 +141,7 @@ class OllamaRoutes:
             if model.ready() or model.kept():
                 yield _line(status="success")
                 return
-            for _, deployment in model.scaled_to_zero:
+            for _, deployment in model.awaited:
                 self.activator.note_missing(deployment)
             if model.reason != shown:
                 shown = model.reason

@@ -342,7 +342,7 @@ def test_wrong_continuations_are_refused(engine: Engine) -> None:
         ({"x-fleet-resumable": "0"}, {}, 400, "fleet"),
         ({"x-fleet-resumable": "yes"}, {}, 400, "x-fleet-resumable"),
         (HEADERS, {"n": 2}, 400, "n"),
-        (HEADERS, {"stream": False, "stream_options": None}, 400, "fleet"),
+        (HEADERS, {"stream": False, "stream_options": None, "logprobs": True}, 400, "fleet"),
         (HEADERS, {"fleet": fleet | {"seed": "1"}}, 400, "fleet.seed"),
         (HEADERS, {"fleet": fleet | {"more": 1}}, 400, "fleet.more"),
         (HEADERS, {"fleet": {}}, 400, "fleet.seed"),

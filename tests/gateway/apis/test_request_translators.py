@@ -193,6 +193,5 @@ def test_conversations_stick() -> None:
     named = read("/v1/messages", orjson.dumps({**body, "metadata": {"user_id": "me"}}))
     assert named.session == "me"
     assert named.prompt == orjson.dumps(body["messages"])
-    assert not named.is_resumable
-    assert read("/v1/messages", orjson.dumps({**body, "stream": True})).is_resumable
+    assert named.is_resumable
     assert not read("/api/embed", b'{"model": "m", "input": "x"}').prompt

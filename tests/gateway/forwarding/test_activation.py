@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from gateway.server import GatewayLimits
 from schemas.autoscaling import Autoscaling
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus, NodeRefusal
 from schemas.meta import Condition, ConditionStatus
 from schemas.routing import Queueing, Routing
 from store import keys
@@ -23,7 +24,7 @@ from tests.support.gateway_calls import (
     wait_for_waiting,
 )
 from tests.support.gateway_engine_scripts import chat, dies_at_once
-from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import (
     Running,
     World,
@@ -120,12 +121,17 @@ async def test_one_too_many_is_turned_away_at_once(
                 )
                 assert int(response.headers["retry-after"]) > 0
                 assert error["message"] == (
-                    "The model 'm' is starting, and 1 requests wait for it already; repeat the "
-                    "request later."
+                    "1 requests wait for a replica of 'm' already, the limit of --hold-limit; repeat "
+                    "the request later."
                 )
             # A client that leaves makes room.
             first.cancel()
             await wait_for_waiting(gateway, 0)
+
+
+def available(reason: str) -> ModelDeploymentStatus:
+    said = Condition(type="Available", status=ConditionStatus.FALSE, reason=reason, message="x")
+    return ModelDeploymentStatus(conditions=(said,))
 
 
 @pytest.mark.parametrize(
@@ -135,14 +141,117 @@ async def test_one_too_many_is_turned_away_at_once(
         pytest.param(scaled_to_zero("m", minReplicas=1), id="never-at-zero"),
     ],
 )
-async def test_deployments_that_never_served_are_not_waited_for(
+async def test_a_new_deployment_is_waited_for_unless_it_cannot_run(
     world: World, http: aiohttp.ClientSession, declared: ModelDeployment
 ) -> None:
-    async with holding(world) as gateway:
+    async with holding(world) as gateway, running(FakeEngine("m-0", chat)) as engine:
         await world.put(declared)
         await gateway.knows("m", ready=0)
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            assert (await error_of(response))["code"] == "model_not_ready"
+        async with asyncio.TaskGroup() as group:
+            early = group.create_task(status_of(http, gateway))  # nothing is reported yet
+            await wait_for_waiting(gateway, 1)
+            await world.put_status("m", available("ReplicasStarting"))
+            late = group.create_task(status_of(http, gateway))
+            await wait_for_waiting(gateway, 2)
+            await world.put_status("m", available("Unschedulable"))
+            assert [await early, await late] == [503, 503]
+            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+                error = await error_of(response)
+                assert error["code"] == "model_not_ready"
+                assert "ModelDeployment m: Unschedulable: x" in error["message"]
+            # Its agent has not looked at the folder yet.
+            refused = NodeRefusal(node="mac-1", reason="ModelNotInspected", message="x")
+            looking = available("Unschedulable").model_copy(update={"refusals": (refused,)})
+            await world.put_status("m", looking)
+            table_cache = gateway.gateway.table_cache
+            await until(lambda: bool(table_cache.table.models["m"].awaited), what="the status")
+            last = group.create_task(status_of(http, gateway))
+            await wait_for_waiting(gateway, 1)
+            await world.put(published(engine, "m"))
+            assert await last == 200
+
+
+def contents(call: Call) -> int:
+    return int(orjson.loads(call.body)["messages"][0]["content"])
+
+
+async def ask_numbered(http: aiohttp.ClientSession, gateway: Running, number: int) -> int:
+    body = {"model": "m", "messages": [{"role": "user", "content": str(number)}]}
+    async with http.post(gateway.url + CHAT, json=body) as response:
+        await response.read()
+        return response.status
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_a_burst_is_released_into_free_slots_oldest_first(
+    world: World, http: aiohttp.ClientSession, concurrency: int
+) -> None:
+    """40 requests wait for a first replica, which takes few at once and refuses more."""
+    arrived: list[int] = []
+    in_flight: set[int] = set()
+    most = 0
+
+    async def strict(call: Call) -> None:
+        nonlocal most
+        number = contents(call)
+        if len(in_flight) >= concurrency:
+            await call.answer(b'{"error":{"message":"full","code":"queue_full"}}', 429)
+            return
+        in_flight.add(number)
+        most = max(most, len(in_flight))
+        arrived.append(number)
+        await asyncio.sleep(0.02)
+        in_flight.remove(number)
+        await chat(call)
+
+    async with holding(world) as gateway, running(FakeEngine("m-0", strict)) as engine:
+        await world.put(scaled_to_zero("m"))
+        await gateway.knows("m", ready=0)
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for number in range(40):
+                tasks.append(group.create_task(ask_numbered(http, gateway, number)))
+                await wait_for_waiting(gateway, number + 1)
+            endpoint = published(engine, "m")
+            spec = endpoint.spec.model_copy(update={"concurrency": concurrency})
+            await world.put(endpoint.model_copy(update={"spec": spec}))
+        assert [task.result() for task in tasks] == [200] * 40
+        # Requests that are sent in one moment may overtake each other on their connections.
+        assert all(abs(number - at) < concurrency for at, number in enumerate(arrived))
+        assert (most, len(engine.calls)) == (concurrency, 40)  # none was refused
+        await wait_for_waiting(gateway, 0)
+
+
+async def test_requests_that_are_turned_away_for_now_wait_in_their_order(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    """The only engine drains, and then another one serves."""
+    order: list[int] = []
+
+    async def draining(call: Call) -> None:
+        await call.answer(b'{"error":{"message":"ends","code":"draining"}}', 503)
+
+    async def serving(call: Call) -> None:
+        order.append(contents(call))
+        await chat(call)
+
+    async with (
+        holding(world) as gateway,
+        running(FakeEngine("m-0", draining)) as old,
+        running(FakeEngine("m-1", serving)) as new,
+    ):
+        await world.put(deployment("m"), published(old, "m"))
+        await gateway.knows("m", ready=1)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(ask_numbered(http, gateway, 1))
+            await wait_for_waiting(gateway, 1)
+            second = group.create_task(ask_numbered(http, gateway, 2))
+            await wait_for_waiting(gateway, 2)
+            await until(lambda: len(old.calls) > 1, what="another attempt of the first request")
+            await world.delete(keys.endpoint_key("mac-1", "m-0"))
+            await world.put(published(new, "m"))
+            assert [await first, await second] == [200, 200]
+        assert order == [1, 2]
 
 
 async def withdrawn(world: World, gateway: Running) -> None:
@@ -257,7 +366,7 @@ async def test_a_window_without_replicas_counts_as_well(world: World) -> None:
     async with holding(world) as gateway:
         await world.put(made.model_copy(update={"spec": spec}))
         await gateway.knows("m", ready=0)
-        assert gateway.gateway.table_cache.table.models["m"].scaled_to_zero == ((1, "m"),)
+        assert gateway.gateway.table_cache.table.models["m"].awaited == ((1, "m"),)
 
 
 async def test_a_replica_that_just_went_is_waited_for_again(

@@ -98,7 +98,7 @@ async def test_an_engines_refusal_is_passed_on_if_no_other_remains(
         got, body, response = await post_chat(http, gateway)
         assert (got, body["error"]["code"]) == (status, "busy")
         assert response.headers["retry-after"] == "1"
-        assert len(engine.calls) == 1
+        assert len(engine.calls) > 1  # until the patience of the deployment is over
 
 
 async def test_a_clients_mistake_is_not_tried_twice(

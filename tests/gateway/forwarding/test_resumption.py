@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.engine_stream import (
-    WAITING,
     EngineStream,
     StreamReceiver,
     parse_fault,
@@ -33,6 +32,7 @@ from gateway.state.table_cache import TableCache
 from gateway.upstream.call import BrokenResponseError, EngineCall, UnreachableError, Upstream
 from gateway.upstream.connection import parse_head
 from machinery.clock import SystemClock
+from schemas.wire.streams import WAITING
 from store.memory import MemoryTransport
 from tests.support.gateway_resume_engine import (
     BODY,

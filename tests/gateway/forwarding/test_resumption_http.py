@@ -147,7 +147,9 @@ async def test_a_broken_connection_continues_on_the_same_engine(
 
 
 async def test_no_engine_left(world: World, http: aiohttp.ClientSession) -> None:
-    async with running_gateway(world.transport, GatewayLimits(resume_timeout_s=0.3)) as gateway:
+    async with running_gateway(
+        world.transport, GatewayLimits(resume_timeout_s=0.3, hold_timeout_s=0.3)
+    ) as gateway:
         async with (
             fleet(world, gateway, Marked(cuts=[700])) as (engine,),
             http.post(gateway.url + CHAT, json=BODY) as response,
@@ -190,7 +192,7 @@ def unfit(odd: Any) -> Any:
 async def test_an_engine_that_cannot_continue_is_left_out(
     world: World, http: aiohttp.ClientSession, odd: Any
 ) -> None:
-    limits = GatewayLimits(resume_timeout_s=0.5)
+    limits = GatewayLimits(resume_timeout_s=0.5, hold_timeout_s=0.5)
     async with (
         running_gateway(world.transport, limits) as gateway,
         fleet(world, gateway, unfit(odd), unfit(odd), unfit(odd)) as engines,
@@ -463,7 +465,7 @@ async def test_clients_cannot_use_resumption(
         plain = {"model": "m", "messages": []}
         async with http.post(gateway.url + CHAT, json=plain, headers=headers) as response:
             assert response.status == 200
-        assert "x-fleet-resumable" not in engine.calls[0].headers
+        assert engine.calls[0].headers["x-fleet-resumable"] == "1"  # the gateway's own
         for body in (
             orjson.dumps(BODY | {"fleet": {"tokens": [1]}}),
             orjson.dumps(BODY | {"fleet": None}),
@@ -487,3 +489,107 @@ async def test_a_client_that_leaves_ends_the_search(
             lambda: gateway.gateway.metrics.requests.value("m", "client_gone") == 1, what="the end"
         )
     assert gateway.gateway.load_tracker.total() == 0
+
+
+WHOLE: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+FIRST = {"seed": 6, "prompt": "ab", "id": "x-1", "created": 7, "cached_tokens": 4}
+
+
+async def progress(call: Call, *comments: dict[str, Any]) -> None:
+    """Send interim responses: signs of progress, with the resume comments of a whole answer if there are any."""
+    lines = [b"x-fleet-resume: %b\r\n" % orjson.dumps(one) for one in comments] or [b""]
+    for line in lines:
+        await call.send(b"HTTP/1.1 102 Processing\r\n%b\r\n" % line)
+
+
+@pytest.mark.parametrize("end", ["dies", "drains"])
+async def test_a_whole_answer_goes_on_where_its_engine_ended(
+    world: World, gateway: Running, http: aiohttp.ClientSession, end: str
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def engine(call: Call) -> None:
+        bodies.append(orjson.loads(call.body))
+        number = len(bodies)
+        if number < 3:
+            first = {"tokens": [10, 11], **FIRST} if number == 1 else {"tokens": [12]}
+            await progress(call, first)
+            await progress(call, {"tokens": []})
+            if end == "dies":
+                call.die()
+            else:
+                await call.answer(b'{"error":{"message":"ends","code":"draining"}}', 503)
+        else:
+            await gateway_engine_scripts.chat(call)
+
+    async with (
+        fleet(world, gateway, engine, engine, engine),
+        http.post(gateway.url + CHAT, json=WHOLE) as response,
+    ):
+        assert response.status == 200, await response.text()
+        assert (await response.json())["choices"]
+        assert response.headers["x-fleet-attempts"] == "3"
+        assert response.headers["x-fleet-resumed"] == "1"
+    assert bodies == [
+        WHOLE,
+        WHOLE | {"fleet": {"tokens": [10, 11], **FIRST}},
+        WHOLE | {"fleet": {"tokens": [10, 11, 12], **FIRST}},
+    ]
+    assert resumptions(gateway) == 1
+    entry = gateway.gateway.recorder.journal.last(1)[0]
+    assert entry.attempts[-1].outcome == "resumed"
+
+
+async def test_a_whole_answer_begins_anew_where_the_model_differs(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def engine(call: Call) -> None:
+        bodies.append(orjson.loads(call.body))
+        if len(bodies) == 1:
+            await progress(call, {"tokens": [10], **FIRST})
+            call.die()
+        elif "fleet" in bodies[-1]:
+            await call.answer(b'{"error":{"message":"x","code":"prompt_differs"}}', 409)
+        else:
+            await gateway_engine_scripts.chat(call)
+
+    async with (
+        fleet(world, gateway, engine, engine),
+        http.post(gateway.url + CHAT, json=WHOLE) as response,
+    ):
+        assert response.status == 200
+        assert "x-fleet-resumed" not in response.headers
+    assert ["fleet" in body for body in bodies] == [False, True, False]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_an_engine_that_makes_progress_is_not_silent(
+    world: World, http: aiohttp.ClientSession, path: str
+) -> None:
+    """Whole answers, long prompts and places in the queue: only an engine that stands still is given up."""
+    silence_s, calls = 1.0, 0
+
+    async def slow(call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        assert float(call.headers["x-fleet-progress"]) == pytest.approx(silence_s / 3, rel=0.01)
+        for _ in range(16 if calls == 1 else 4):
+            await progress(call)
+            await asyncio.sleep(silence_s / 6)
+        if calls == 1:
+            await gateway_engine_scripts.chat(call)
+        else:
+            await asyncio.sleep(60)
+
+    limits = GatewayLimits(drain_timeout_s=0, resume_timeout_s=0.1, request_timeout_s=silence_s)
+    async with running_gateway(world.transport, limits) as gateway, fleet(world, gateway, slow):
+        async with http.post(gateway.url + path, json=WHOLE) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["x-fleet-attempts"] == "1"
+        async with http.post(gateway.url + path, json=WHOLE) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (504, "upstream_timeout")
+            assert "silent for 1 s" in error["message"]
+            assert "spec.routing.timeouts.attempt" in error["message"]

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.forwarding import forwarder
+from gateway.forwarding import hedge
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.forwarding.router import LoadTracker
@@ -180,15 +180,15 @@ async def test_no_hedge_without_need() -> None:
     def rival() -> None:
         raise AssertionError("nobody is to be asked")
 
-    assert await forwarder.race(later(whole("m-0")), rival, after_s=60.0) == whole("m-0")
-    assert await forwarder.race(later(None), rival, after_s=60.0) is None
+    assert await hedge.race(later(whole("m-0")), rival, after_s=60.0) == whole("m-0")
+    assert await hedge.race(later(None), rival, after_s=60.0) is None
 
 
 async def test_the_first_result_wins_and_a_failure_leaves_it_to_the_other() -> None:
     async def raced(
-        first: forwarder.AttemptCoroutine, second: forwarder.AttemptCoroutine | None
+        first: hedge.AttemptCoroutine, second: hedge.AttemptCoroutine | None
     ) -> WholeResponse | EngineStream | None:
-        return await forwarder.race(first, lambda: second, after_s=0.0)
+        return await hedge.race(first, lambda: second, after_s=0.0)
 
     assert await raced(never(), later(whole("m-1"))) == whole("m-1")
     assert await raced(later(whole("m-0"), 9), later(None)) == whole("m-0")

@@ -49,7 +49,6 @@ async def never(_: Call) -> None:
         pytest.param(chat, True, {"ok": 1}, id="a-stream"),
         pytest.param(chat, False, {"ok": 1}, id="an-answer"),
         pytest.param(answers(400), False, {"refused": 1}, id="the-clients-own"),
-        pytest.param(answers(429), False, {"refused": 1}, id="no-room"),
         pytest.param(answers(500), False, {"error": 1}, id="an-error"),
         pytest.param(answers(501), False, {"error": 1}, id="an-error-that-is-passed-on"),
         pytest.param(dies_at_once, True, {"error": 1}, id="broken"),
