@@ -97,7 +97,10 @@ class AssignmentFile:
                 keys.spec_key("Replica", one.name): one for one in found if is_kept(one, self.node)
             }
         except FileNotFoundError:
-            raise AssignmentError("nothing was assigned to this node yet") from None
+            raise AssignmentError(
+                "nothing was assigned to this node yet. To serve this Mac's models without a fleet, stop the agent and run "
+                "`fleetctl up`"
+            ) from None
         except AssignmentError:
             raise
         except (OSError, codec.UndecodableError) as error:
