@@ -99,8 +99,11 @@ async def ask_all(
         )
     for line in silent:
         click.echo(f"warning: a gateway does not answer: {line}", err=True)
-    for line in refused:
-        click.echo(f"warning: a gateway denies access: {line}", err=True)
+    if refused:
+        others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        note = f"note: a gateway was not read{others}: {refused[0]}"
+        # Below the table: a fleet may have gateways that a person has no key for, and knows it.
+        click.get_current_context().call_on_close(lambda: click.echo(note, err=True))
     return [answer.value for answer in answers if isinstance(answer, _Parsed)]
 
 

@@ -84,14 +84,17 @@ async def test_a_gateway_without_an_answer_is_a_warning() -> None:
         assert (nothing.code, nothing.out, nothing.err) == (0, "", "no requests found\n")
 
 
-async def test_a_gateway_that_requires_a_key_is_a_warning() -> None:
+async def test_gateways_that_require_a_key_are_one_note() -> None:
     async with (
         two_gateways(MemoryTransport(SystemClock())) as (one, _),
         answering(401, b"") as locked,
+        answering(401, b"") as other,
     ):
-        done = await fleetctl("routes", "--gateway", one.url, "--gateway", locked)
+        words = ("--gateway", one.url, "--gateway", locked, "--gateway", other)
+        done = await fleetctl("routes", *words)
         assert (done.code, len(done.out.splitlines())) == (0, 4)
-        assert done.err.startswith("warning: a gateway denies access: ")
+        assert done.err.startswith("note: a gateway was not read (and 1 more): ")
+        assert len(done.err.splitlines()) == 1
         assert f"{locked} requires an API key with the role viewer" in done.err
         assert "FLEET_API_KEY" in done.err
 
