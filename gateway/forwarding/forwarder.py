@@ -192,6 +192,13 @@ class Forwarder(AttemptOwner):
         """Keep the model's deployments from being scaled to zero for so long."""
         self._activator.keep(model.deployments(), hold_s)
 
+    def has_free_slot(self, name: str) -> bool:
+        """Return whether an engine of the model would begin with a request at once, as far as is known."""
+        model = self.table_cache.table.models.get(name)
+        backends = () if model is None else model.backends
+        has_slot = self._attempts.load_tracker.has_free_slot
+        return any(has_slot(endpoint) for backend in backends for endpoint in backend.leased)
+
     def suspend(self, state: RetryState, stream: EngineStream) -> bool:
         """Free a stream's slot if other requests wait for it; return whether it was freed.
 

@@ -110,6 +110,10 @@ class _Copy(ForwardClient, StreamReceiver):
     def start(self) -> None:
         """Send the copy."""
         self._mirror.add(self)
+        if not self._mirror.forwarder.has_free_slot(self._request.model):
+            # A refused copy would eject the endpoint for the clients' own requests.
+            self.end("dropped")
+            return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(LONGEST_S, self.end, "failed")
         try:

@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.forwarding import mirror
+from gateway.routing.table import DEFAULT_CONCURRENCY
 from schemas.route import Mirror, ModelRoute
 from tests.support.gateway_calls import metrics_text, post_chat
 from tests.support.gateway_engine_scripts import chat, dies_at_once
@@ -74,30 +74,35 @@ async def test_a_mirror_that_fails_or_is_not_there_costs_the_client_nothing(
         assert len(shadow.calls) == (script is not None)  # it is not repeated
 
 
-async def test_a_slow_mirror_is_bounded(
-    world: World,
-    gateway: Running,
-    http: aiohttp.ClientSession,
-    engine: FakeEngine,
+async def test_copies_take_free_slots_only(
+    world: World, gateway: Running, http: aiohttp.ClientSession, engine: FakeEngine
 ) -> None:
+    """Copies that a slow engine refuses would eject it, and a route's own share of requests would go elsewhere."""
     held = asyncio.Event()
+    running_ = 0
 
     async def slow(call: Call) -> None:
+        nonlocal running_
+        if running_ == DEFAULT_CONCURRENCY:
+            await call.answer(b'{"error":{"message":"full","code":"queue_full"}}', 429)
+            return
+        running_ += 1
         await held.wait()
+        running_ -= 1
         await chat(call)
 
     async with running(FakeEngine("new-0", slow)) as shadow:
         await world.serve("new", shadow)
         await gateway.knows("new", ready=1)
-        for _ in range(mirror.MAX_RUNNING + 5):
+        for _ in range(20):
             status, _, _ = await post_chat(http, gateway, model="public")
             assert status == 200
-        await until(lambda: len(shadow.calls) == mirror.MAX_RUNNING)
-        await outcome(http, gateway, "dropped", 5)
-        assert gateway.gateway.handler.mirror.running == mirror.MAX_RUNNING
+        await until(lambda: len(shadow.calls) == DEFAULT_CONCURRENCY, what="the copies")
+        await outcome(http, gateway, "dropped", 20 - DEFAULT_CONCURRENCY)
+        assert gateway.gateway.load_tracker.outliers.ejected_origins == set()
         held.set()
-        await outcome(http, gateway, "answered", mirror.MAX_RUNNING)
-    assert len(engine.calls) == mirror.MAX_RUNNING + 5
+        await outcome(http, gateway, "answered", DEFAULT_CONCURRENCY)
+    assert len(engine.calls) == 20
 
 
 async def test_a_share_of_the_requests(
