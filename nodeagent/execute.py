@@ -36,6 +36,7 @@ from nodeagent.replicas.observation import EngineFault
 from nodeagent.status import describe_end
 from schemas import quantity
 from schemas.deployment import adapter_names
+from schemas.formation import EpochSecret
 from schemas.kv_cache import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
@@ -141,7 +142,16 @@ class ActionExecutor:
             if not await fetches.record_load(replica):
                 return
             fetches.release(replica.name)
-        self._start(replica)
+        self._start(replica, await self._epoch_secret(replica))
+
+    async def _epoch_secret(self, replica: Replica) -> str:
+        """Return the secret of a group's epoch; empty if it is not there, as after a restore: then the rank ends at once."""
+        epoch = group_launch.wanted_epoch(replica)
+        if not epoch:
+            return ""
+        item = await self._transport.get(keys.epoch_secret_key(self._node.name, replica.name))
+        found = None if item is None else codec.decode(EpochSecret, item)
+        return found.secret if found is not None and found.epoch == epoch else ""
 
     def _execute_for_rank(
         self,
@@ -169,11 +179,11 @@ class ActionExecutor:
             case _:
                 assert_never(action)
 
-    def _start(self, replica: Replica) -> None:
+    def _start(self, replica: Replica, secret: str) -> None:
         before = self._node.engines.get(replica.name)
         taken = [engine.process.address for engine in self._node.engines.values()]
         now = self._clock.monotonic()
-        order = self._order(replica)
+        order = self._order(replica, secret)
         try:
             process = self._processes.start(order, taken)
         except OSError as error:
@@ -197,12 +207,12 @@ class ActionExecutor:
             last_end="" if before is None else describe_end(before.view(self._clock)),
         )
 
-    def _order(self, replica: Replica) -> EngineOrder:
+    def _order(self, replica: Replica, secret: str = "") -> EngineOrder:
         """Return the parameters of this node's engine. Raises OSError: its ranks cannot reach each other."""
         rank = group_launch.rank_of_node(replica, self._node.name)
         assert rank is not None
         try:
-            return engine_order(replica, self._node.models_dir, rank)
+            return engine_order(replica, self._node.models_dir, rank, secret)
         except ValueError as error:
             self._record_start_error(replica, error)
             raise OSError(str(error)) from error
@@ -324,7 +334,9 @@ def new_endpoint(
     )
 
 
-def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrder:
+def engine_order(
+    replica: Replica, models_dir: Path, rank: int = 0, secret: str = ""
+) -> EngineOrder:
     """Return the parameters of the replica's engine: every field of its spec that an engine takes.
 
     Raises:
@@ -369,5 +381,5 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         draft_tokens=None if draft is None else draft.tokens,
         ngram_tokens=None if model.ngram is None else model.ngram.tokens,
         mtp_tokens=None if model.mtp is None else model.mtp.tokens,
-        group=group_launch.group_order(replica, rank),
+        group=group_launch.group_order(replica, rank, secret),
     )

@@ -34,7 +34,7 @@ from schemas.deployment import (
     RevisionTemplate,
     hub_names,
 )
-from schemas.formation import Formation
+from schemas.formation import EpochSecret, Formation
 from schemas.meta import (
     CHANGE_CAUSE,
     ENDED_BECAUSE,
@@ -203,35 +203,53 @@ def _assigned(
 ) -> GuardedWrite:
     match action:
         case CreateReplica():
-            return _assign(make_replica(action, deployment, context), deployment, version=0)
+            made = make_replica(action, deployment, context)
+            return _assign(made, deployment, context, version=0)
         case MoveReplica(name=name, version=version):
             made = make_replica(action, deployment, context)
             stale = reports_of(replicas[name])
-            return _assign(made, deployment, version=version, stale=stale)
+            return _assign(made, deployment, context, version=version, stale=stale)
         case ReformReplica(name=name, version=version):
             source = deployment.spec.model
             made = remake_replica(action, replicas[name], context, source=source)
             stale = _dropped_reports(replicas[name], made)
-            return _assign(made, deployment, version=version, stale=stale)
+            return _assign(made, deployment, context, version=version, stale=stale)
 
 
 def _assign(
     replica: Replica,
     deployment: ModelDeployment,
+    context: WriteContext,
     *,
     version: int,
-    stale: tuple[Operation, ...] = (),
+    stale: tuple[Delete, ...] = (),
 ) -> GuardedWrite:
+    secrets = {put.key: put for put in _epoch_secrets(replica, context)}
     return GuardedWrite(
         guards=(
             ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
             # A deployment that was edited or deleted meanwhile is planned again.
             codec.unchanged_guard(deployment),
         ),
-        operations=(codec.put_spec(replica), *stale),
+        operations=(
+            codec.put_spec(replica),
+            *secrets.values(),
+            # A transaction writes a key once.
+            *(one for one in stale if one.key not in secrets),
+        ),
         is_assignment=True,
         made_of=replica,
     )
+
+
+def _epoch_secrets(replica: Replica, context: WriteContext) -> tuple[Put, ...]:
+    """Return the operations that give the ranks of a group the secret of their epoch."""
+    formation = replica.spec.formation
+    if formation is None:
+        return ()
+    value = codec.encode(EpochSecret(epoch=formation.epoch, secret=context.secret()))
+    nodes = dict.fromkeys(rank.node for rank in replica.spec.ranks)
+    return tuple(Put(key=keys.epoch_secret_key(node, replica.name), value=value) for node in nodes)
 
 
 def _mark_deleted(replica: Replica, version: int, because: str, now: datetime) -> GuardedWrite:
@@ -320,13 +338,16 @@ def _remove(kind: str, name: str, version: int, *more: Operation) -> GuardedWrit
 
 
 def reports_of(replica: Replica) -> tuple[Delete, ...]:
-    """Return the operations that remove the agents' reports on the replica's ranks."""
+    """Return the operations that remove the agents' reports on the replica's ranks, and the secrets of a group."""
     there = [(rank.node, number) for number, rank in enumerate(replica.spec.ranks)]
     left = [(rank.node, rank.rank) for rank in replica.spec.leaving]
-    return tuple(
+    reports = [
         Delete(key=keys.rank_key(node, replica.name, number))
         for node, number in dict.fromkeys((*there, *left))
-    )
+    ]
+    members = dict.fromkeys(node for node, _ in there) if replica.spec.formation else ()
+    secrets = [Delete(key=keys.epoch_secret_key(node, replica.name)) for node in members]
+    return (*reports, *secrets)
 
 
 def _dropped_reports(before: Replica, after: Replica) -> tuple[Delete, ...]:
@@ -432,7 +453,6 @@ def _formation(form: GroupForm, model: ModelSource, context: WriteContext) -> Fo
         parallelism=form.parallelism,
         port=form.port,
         environment=dict(form.environment),
-        secret=context.secret(),
         formed_at=context.now,
         fallback=form.fallback,
         fits_single=form.fits_single,

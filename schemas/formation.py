@@ -49,8 +49,6 @@ class Formation(ApiModel):
     """The lowest port that ranks of the group listen on; `rendezvous` derives the ports of an epoch."""
     environment: Environment = Field(default_factory=dict)
     """Variables for every rank."""
-    secret: str = Field(default="", repr=False)
-    """The shared secret of the ranks of this epoch; worthless once the epoch is over."""
     formed_at: datetime
     """Start of the epoch."""
     failures: int = 0
@@ -65,6 +63,16 @@ class Formation(ApiModel):
     """The answer of an earlier epoch of this model, if there was one."""
     awaits_files: bool = False
     """True until each Mac has the files of its rank: no rank starts before. Models of a hub only."""
+
+
+class EpochSecret(ApiModel):
+    """The shared secret of the ranks of one epoch: the value of `secret/GroupEpoch/<node>/<replica>`, for each rank's node.
+
+    It is no part of the Replica, which every node may read. It is worthless once the epoch is over.
+    """
+
+    epoch: Annotated[int, Field(ge=1)]
+    secret: str = Field(repr=False)
 
 
 # The ports of an epoch that is over may still be in use, or in TIME_WAIT, so the next epoch takes others. 256 windows

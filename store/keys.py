@@ -68,6 +68,8 @@ JOIN_TOKEN_PREFIX = f"{SECRET_PREFIX}JoinToken/"
 HUB_TOKEN_PREFIX = f"{SECRET_PREFIX}HubToken/"
 # Copies of tokens for the nodes that fetch with them, while they do.
 HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
+# The secrets that the ranks of an epoch share, for the nodes of its ranks.
+EPOCH_SECRET_PREFIX = f"{SECRET_PREFIX}GroupEpoch/"
 # Keys that describe the present moment, most of them under a lease, and secrets in clear: backups leave them out.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, LOAD_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
@@ -75,7 +77,7 @@ TRANSIENT_PREFIXES = (
     *(PRELOAD_PREFIX, ASSIGNMENT_PREFIX, ASSIGNMENTS_KEPT, MODEL_USE_PREFIX, MODEL_USES_KEPT),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
-    *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX, EXTERNAL_KEY_PREFIX),
+    *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX, EXTERNAL_KEY_PREFIX, EPOCH_SECRET_PREFIX),
 )
 
 
@@ -194,6 +196,15 @@ def hub_grant_prefix(node: str) -> str:
 
 def hub_grant_key(node: str, deployment: str) -> str:
     return f"{hub_grant_prefix(node)}{deployment}"
+
+
+def epoch_secret_prefix(node: str) -> str:
+    """Return the prefix of the secrets of groups that the node has a rank of."""
+    return f"{EPOCH_SECRET_PREFIX}{node}/"
+
+
+def epoch_secret_key(node: str, replica: str) -> str:
+    return f"{epoch_secret_prefix(node)}{replica}"
 
 
 def named(prefix: str, name: str) -> str:

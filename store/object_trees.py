@@ -40,8 +40,6 @@ _METADATA = (
     *("name", "labels", "annotations", "uid", "generation", "resourceVersion"),
     *("creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences", "managedFields"),
 )
-HIDDEN = "<hidden>"
-"""The value that output has in the place of a secret."""
 NEW_NODE = {"unschedulable": False, "draining": False, "taints": []}
 """The spec that the reconciler writes for a node that joins."""
 
@@ -169,15 +167,6 @@ def of_item(item: KeyValue, kind: str, parsed: Tree | None = None) -> Tree:
     # Empty values are defaults, which are left out.
     tree["metadata"] = {part: metadata[part] for part in _METADATA if metadata.get(part)}
     return tree
-
-
-def hide_secrets(tree: Mapping[str, Any]) -> Tree:
-    """Return the object as output may show it: without the secret of a Replica's group, the only one in objects."""
-    spec = tree.get("spec")
-    formation = spec.get("formation") if isinstance(spec, dict) else None
-    if not isinstance(spec, dict) or not isinstance(formation, dict) or not formation.get("secret"):
-        return dict(tree)
-    return {**tree, "spec": {**spec, "formation": {**formation, "secret": HIDDEN}}}
 
 
 def with_status(tree: Tree, item: KeyValue | None, kind: str) -> Tree:

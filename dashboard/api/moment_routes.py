@@ -159,12 +159,12 @@ def _last_seen_s(row: Row) -> float:
 def _yaml(spec: ApiObject, status: object) -> str:
     found = spec if status is None else spec.model_copy(update={"status": status})
     tree = found.model_dump(mode="json", by_alias=True, exclude_none=True)
-    tree = object_trees.without_managed_fields(object_trees.hide_secrets(tree))
+    tree = object_trees.without_managed_fields(tree)
     return core_schema.dump(tree)
 
 
 def _manifest(spec: ApiObject) -> str:
-    return core_schema.dump(object_trees.hide_secrets(declared_tree(spec)))
+    return core_schema.dump(declared_tree(spec))
 
 
 def _with_fields(changes: list[ObjectChange]) -> Iterator[Row]:
@@ -190,7 +190,7 @@ def _with_fields(changes: list[ObjectChange]) -> Iterator[Row]:
 def _tree(document: bytes | None) -> dict[str, Any]:
     found: dict[str, Any] = {} if document is None else json.loads(document)
     found.pop("storedVersion", None)
-    return object_trees.without_managed_fields(object_trees.hide_secrets(found))
+    return object_trees.without_managed_fields(found)
 
 
 def _field(one: FieldChange) -> Row:

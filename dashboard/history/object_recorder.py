@@ -13,8 +13,7 @@ from dashboard.history.writer import HistoryWriter
 from insight.fleet_caches import FleetCaches
 from machinery.clock import Clock
 from schemas.meta import ApiObject
-from schemas.replica import Replica
-from store import codec, keys, object_trees
+from store import codec, keys
 from store.informer import Informer
 
 _PERIOD_S: Final = 1.0
@@ -118,13 +117,7 @@ class ObjectRecorder:
 
 
 def document_of(value: object) -> bytes:
-    """Return a cached value as the document that the store has of it, without secrets. Pure."""
-    if isinstance(value, Replica) and value.spec.formation is not None:
-        formation = value.spec.formation
-        if formation.secret:
-            hidden = formation.model_copy(update={"secret": object_trees.HIDDEN})
-            spec = value.spec.model_copy(update={"formation": hidden})
-            value = value.model_copy(update={"spec": spec})
+    """Return a cached value as the document that the store has of it. Pure."""
     if isinstance(value, ApiObject):
         return codec.encode_spec(value)
     if isinstance(value, BaseModel):

@@ -8,7 +8,7 @@ from fleetctl.objects.table_context import TableContext
 from fleetctl.output import columns
 from fleetctl.output.columns import Column, Columns
 from machinery import text_table
-from store.object_trees import Tree, hide_secrets
+from store.object_trees import Tree
 
 if TYPE_CHECKING:  # callers with typed objects have imported it; `fleetctl get` has none
     from schemas.meta import ApiObject
@@ -126,7 +126,7 @@ def _label_cells(tree: Tree, options: TableOptions) -> list[str]:
 
 def _tree(obj: "Tree | ApiObject") -> Tree:
     if isinstance(obj, dict):
-        return hide_secrets(obj)
+        return dict(obj)
     from manifests.trees import object_tree  # noqa: PLC0415 - as above
 
-    return hide_secrets(object_tree(obj))
+    return object_tree(obj)

@@ -10,7 +10,6 @@ import orjson
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.meta import ApiObject
-from store.object_trees import hide_secrets
 
 DryRun: TypeAlias = Literal["none", "client", "server"]
 
@@ -41,7 +40,7 @@ class ResultPrinter:
 
     def print_object(self, obj: ApiObject, done: str) -> None:
         """Print one object, or `nodepool/a patched (dry run)`."""
-        self._print(lambda: hide_secrets(object_tree(obj)), obj, done)
+        self._print(lambda: object_tree(obj), obj, done)
 
     def print_declared(self, obj: ApiObject, done: str) -> None:
         """Print an object of a manifest that was not written: the fields of the manifest, without defaults."""

@@ -33,7 +33,6 @@ from schemas.replica import Replica
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
-from store.object_trees import hide_secrets
 from store.port import Transport
 
 # Enough for a writer that changes single fields. A manifest can have hundreds of fields.
@@ -441,7 +440,7 @@ async def _description(transport: Transport, obj: ApiObject) -> str:
     now = SystemClock().now()
     parts = [
         header(obj, now),
-        yaml_section("Spec", hide_secrets(object_tree(obj)).get("spec")),
+        yaml_section("Spec", object_tree(obj).get("spec")),
         condition_section(obj, now),
         *await kind_sections(transport, obj, now),
         owner_section(obj, now),

@@ -70,8 +70,8 @@ def wanted_epoch(replica: Replica) -> int:
     return 0 if formation is None else formation.epoch
 
 
-def group_order(replica: Replica, rank: int) -> RankLaunch | None:
-    """Return the launch of a rank; None if the replica is one process.
+def group_order(replica: Replica, rank: int, secret: str = "") -> RankLaunch | None:
+    """Return the launch of a rank, with the secret of its epoch; None if the replica is one process.
 
     Raises:
         ValueError: the ranks cannot reach each other: one has no address, or there are too many links.
@@ -90,7 +90,7 @@ def group_order(replica: Replica, rank: int) -> RankLaunch | None:
         layers=tuple(one.layers for one in ranks) if is_pipeline else (),
         rendezvous=rendezvous(replica.metadata.uid, formation, ranks),
         environment=formation.environment,
-        secret=formation.secret,
+        secret=secret,
         join_timeout_s=join_timeout_s(formation),
     )
 

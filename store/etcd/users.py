@@ -223,6 +223,7 @@ def _reconciler() -> list[Permission]:
         # A token for a hub is copied to the node that fetches with it.
         prefix_permission(keys.HUB_TOKEN_PREFIX, Right.READ),
         prefix_permission(keys.HUB_GRANT_PREFIX, Right.READWRITE),
+        prefix_permission(keys.EPOCH_SECRET_PREFIX, Right.WRITE),
         # The commits of hub models, and the models that Macs made themselves.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READWRITE),
         prefix_permission(keys.PRELOAD_PREFIX, Right.READWRITE),
@@ -278,7 +279,9 @@ def _gateway() -> list[Permission]:
         *(prefix_permission(prefix, Right.READ) for prefix in prefixes),
         prefix_permission(keys.GATEWAY_LEASE_PREFIX, Right.READWRITE),
         prefix_permission(keys.FLOATING_ADDRESS_PREFIX, Right.READWRITE),
-        prefix_permission(keys.TRUST_PREFIX, Right.READ),
+        *_trust(),
+        prefix_permission(keys.issued_key("gateway", ""), Right.READ),
+        prefix_permission(keys.refused_key("gateway", ""), Right.READ),
         prefix_permission(keys.request_prefix("gateway"), Right.READWRITE),
     ]
 
@@ -327,6 +330,15 @@ def dashboard_may_write(permissions: Iterable[Permission], *, prefix: str = "") 
     )
 
 
+def _trust() -> list[Permission]:
+    """Return the rights to what every process must know of trust: not the certificates of others, which name their Macs."""
+    return [
+        # A watch on a key is a watch on everything that begins with it.
+        prefix_permission(keys.FLEET_TRUST, Right.READ),
+        prefix_permission(keys.REVOKED_PREFIX, Right.READ),
+    ]
+
+
 def _agent(node: str) -> list[Permission]:
     return [
         prefix_permission(keys.spec_prefix("Replica"), Right.READ),
@@ -362,6 +374,10 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.SHARE_PREFIX, Right.READ),
         prefix_permission(keys.share_prefix(node), Right.READWRITE),
         prefix_permission(keys.ticket_prefix(f"Node/{node}"), Right.READ),
-        prefix_permission(keys.TRUST_PREFIX, Right.READ),
+        # The secrets of groups that it has a rank of.
+        prefix_permission(keys.epoch_secret_prefix(node), Right.READ),
+        *_trust(),
+        key_permission(keys.issued_key("node", node), Right.READ),
+        key_permission(keys.refused_key("node", node), Right.READ),
         key_permission(keys.request_key("node", node), Right.READWRITE),
     ]

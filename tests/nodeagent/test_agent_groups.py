@@ -11,11 +11,13 @@ import psutil
 import pytest
 
 from nodeagent.engines.engine_processes import EngineProcess
+from schemas.formation import EpochSecret
 from schemas.meta import find_condition, is_true
 from schemas.replica import Endpoint, RankStatus, Replica
 from schemas.shardgroup import FIRST_PORT
 from store import codec, keys
 from store.etcd.member.embedded import EmbeddedEtcd
+from store.port import Put
 from tests.support.nodeagent_agents import AgentProcess, Desk, answers
 from tests.support.nodeagent_groups import group
 from tests.support.waiting import until, until_async
@@ -49,7 +51,9 @@ class Pair:
         source = made.spec.model.model_copy(update={"path": "tiny"})
         changed = {"ranks": ranks, "model": source, "served_names": ("tiny",)}
         made = made.model_copy(update={"spec": made.spec.model_copy(update=changed)})
-        await self.desk.store.commit([], [codec.put_spec(made)])
+        secret = codec.encode(EpochSecret(epoch=self.epoch, secret="s3cret"))
+        secrets = [Put(key=keys.epoch_secret_key(node, NAME), value=secret) for node in NAMES]
+        await self.desk.store.commit([], [codec.put_spec(made), *secrets])
         return made
 
     async def report(self, number: int) -> RankStatus | None:

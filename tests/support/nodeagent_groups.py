@@ -14,7 +14,7 @@ GOLDEN = GoldenAnswer(pieces=("a", "b"), logprobs=(-0.5, -1.0))
 
 
 def formation(**fields: Any) -> Formation:
-    return Formation(group="g", formed_at=NOW, secret="s3cret").model_copy(update=fields)
+    return Formation(group="g", formed_at=NOW).model_copy(update=fields)
 
 
 def group(

@@ -1,4 +1,4 @@
-"""Earlier moments of a fleet: what was current then, what was deleted, gaps, and secrets. On a real etcd."""
+"""Earlier moments of a fleet: what was current then, what was deleted, and gaps. On a real etcd."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from dashboard.api.time_parameters import show_time
 from dashboard.history.database import HistoryFile, HistoryLimits
 from dashboard.history.moments import MomentReader, NoMomentError
-from dashboard.history.object_recorder import document_of
 from dashboard.history.queries import HistoryReader
 from dashboard.history.records import Batch, KeyRevision, Sample
 from machinery.clock import SystemClock
@@ -18,7 +17,6 @@ from store import codec, keys
 from store.port import Delete, Put, Transport
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.gateway_world import deployment
-from tests.support.nodeagent_groups import group
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until_async
 
@@ -178,9 +176,3 @@ async def test_a_gap_is_told_from_what_was_known(tmp_path: Path) -> None:
         assert (moment.age_s, moment.revision) == (age_s, 7), at_s
     with pytest.raises(NoMomentError):
         await reader.at(NOW_S)
-
-
-def test_the_secret_of_a_group_is_never_written() -> None:
-    document = document_of(group("a", "b"))
-    assert b"s3cret" not in document
-    assert b"<hidden>" in document

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from manifests.load import load_objects
-from schemas.replica import Replica
-from store import codec, keys, objects
+from store import keys
 from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.port import Delete, Put, Transport
 from tests.support.fleet import Done, Fleet, fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.nodeagent_groups import group
 from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.waiting import until
 
@@ -102,30 +100,6 @@ async def test_a_table_is_printed_as_in_kubectl(fleet: MemoryFleet) -> None:
     assert lines[3].split()[4:] == ["a", "7", "lab.io/rack=7,team=a"]
     node = (await good(fleet, "nodes", "-o", "wide")).splitlines()
     assert node[1].split()[:2] == ["mac-1", "Ready,Draining"]
-
-
-SECRET_COMMANDS = (
-    ("get", "replicas", "-o", "yaml"),
-    ("get", "replica", "big-0", "-o", "json"),
-    ("get", "replicas", "-o", "jsonpath={.items[*].spec.formation}"),
-    ("get", "replicas", "--sort-by", "{.spec.formation.secret}", "-o", "yaml"),
-    ("describe", "replicas"),
-)
-
-
-@pytest.mark.parametrize("words", SECRET_COMMANDS, ids=" ".join)
-async def test_the_secret_of_a_group_is_not_shown(words: tuple[str, ...]) -> None:
-    fleet = MemoryFleet()
-    replica = group("mac-1", "mac-2", name="big-0", secret="canary-4711")
-    put = Put(key=keys.spec_key("Replica", "big-0"), value=codec.encode_spec(replica))
-    await fleet.store.commit([], [put])
-    done = await fleet.ctl(*words)
-    assert (done.code, done.err) == (0, "")
-    assert "canary-4711" not in done.out
-    assert "<hidden>" in done.out
-    (found,) = await objects.list_all(fleet.store, Replica)
-    assert found.spec.formation is not None
-    assert found.spec.formation.secret == "canary-4711"
 
 
 async def test_several_kinds_have_separate_tables(fleet: MemoryFleet) -> None:

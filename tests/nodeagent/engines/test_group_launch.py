@@ -167,14 +167,14 @@ folder, models, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 replica = Replica.model_validate_json((folder / "replica.json").read_bytes())
 for rank, node in enumerate("ab"):
     processes = EngineProcesses(folder / node, node=node, addresses=EngineAddresses(host="127.0.0.1", first=port + rank))
-    processes.start(engine_order(replica, models, rank), taken=())
+    processes.start(engine_order(replica, models, rank, sys.argv[4]), taken=())
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def on_this_machine(uid: str, model: str) -> Replica:
     """Return a group of two ranks on the loopback address."""
-    replica = group("a", "b", uid=uid, secret=CANARY)
+    replica = group("a", "b", uid=uid)
     seats = [one.model_copy(update={"addresses": (HOST,)}) for one in replica.spec.ranks]
     found = ModelSource(path=model)
     spec = replica.spec.model_copy(update={"ranks": tuple(seats), "model": found})
@@ -189,7 +189,15 @@ async def test_a_group_forms_with_a_secret_that_no_process_shows(
     uid = secrets.token_hex(8)
     replica = on_this_machine(uid, "tiny")
     (tmp_path / "replica.json").write_text(replica.model_dump_json(by_alias=True))
-    agent = [sys.executable, "-c", KILLED_AGENT, str(tmp_path), str(models_dir), str(free_port())]
+    agent = [
+        sys.executable,
+        "-c",
+        KILLED_AGENT,
+        str(tmp_path),
+        str(models_dir),
+        str(free_port()),
+        CANARY,
+    ]
     ended = await asyncio.to_thread(subprocess.run, agent, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     agents = [

@@ -16,7 +16,7 @@ from reconciler.plan import plan
 from reconciler.rollout.revisions import content_of
 from reconciler.views import ReplicaView
 from schemas.deployment import HubReference, ModelDeployment, ModelSource
-from schemas.formation import GoldenAnswer
+from schemas.formation import EpochSecret, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.pools import NodeSelector
@@ -61,24 +61,33 @@ async def created(store: LeaderStore) -> tuple[Replica, int]:
     return found, revision
 
 
+async def secret_of(store: LeaderStore, node: str) -> EpochSecret | None:
+    item = await store.transport.get(keys.epoch_secret_key(node, "qwen-0"))
+    return None if item is None else codec.decode(EpochSecret, item)
+
+
 async def test_all_ranks_are_written_at_once() -> None:
-    found, _ = await created(LeaderStore())
+    store = LeaderStore()
+    found, _ = await created(store)
     assert [one.node for one in found.spec.ranks] == ["a", "b"]
     formation = found.spec.formation
     assert formation is not None
     assert (formation.group, formation.epoch, formation.failures) == ("pair", 1, 0)
     assert formation.environment == {"MLX_METAL_FAST_SYNCH": "1"}
-    assert len(formation.secret) >= 32
-    other, _ = await created(LeaderStore())
-    assert other.spec.formation is not None
-    assert other.spec.formation.secret != formation.secret
+    first, second = [await secret_of(store, node) for node in "ab"]
+    assert first == second
+    assert first is not None
+    assert first.epoch == 1
+    assert len(first.secret) >= 32
+    assert first.secret not in found.model_dump_json(), "every node may read the Replica"
+    assert await secret_of(store, "c") is None
 
 
 async def test_an_epoch_restarts_the_same_replica() -> None:
     store = LeaderStore()
     before, version = await created(store)
-    old = before.spec.formation
-    assert old is not None
+    first = await secret_of(store, "a")
+    assert first is not None
     for node, number in (("a", 0), ("b", 1)):
         await store.transport.commit(
             [], [Put(key=keys.rank_key(node, "qwen-0", number), value=b"{}")]
@@ -101,7 +110,12 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
     assert now is not None
     assert (found.metadata.uid, now.epoch, now.failures) == (before.metadata.uid, 2, 1)
     assert (now.because, now.golden) == ("rank 1 on b: it ended", GOLDEN)
-    assert now.secret != old.secret
+    # The ranks of the new epoch have a new secret, and b has none any more.
+    made = await secret_of(store, "a")
+    assert made == await secret_of(store, "c")
+    assert made is not None
+    assert (made.epoch, made.secret != first.secret) == (2, True)
+    assert await secret_of(store, "b") is None
     assert found.metadata.generation == before.metadata.generation + 1
     assert found.spec.leaving == (left,)
     # Reports of b are removed; the report of a stays until its rank has ended.

@@ -72,9 +72,11 @@ def test_the_reconciler_reads_tokens_of_hubs_and_grants_them_and_has_no_other_se
     assert may(reconciler, Right.READ, token)
     assert not may(reconciler, Right.WRITE, token)
     assert may(reconciler, Right.WRITE, grant)
+    assert may(reconciler, Right.WRITE, MY_EPOCH)
+    assert not may_touch(reconciler, Right.READ, keys.EPOCH_SECRET_PREFIX, keys.HUB_GRANT_PREFIX)
     for right in (Right.READ, Right.WRITE):
-        # ApiKey comes before HubGrant and HubToken, JoinToken after them.
-        assert not may_touch(reconciler, right, start, keys.HUB_GRANT_PREFIX)
+        # ApiKey comes before GroupEpoch, HubGrant and HubToken, JoinToken after them.
+        assert not may_touch(reconciler, right, start, keys.EPOCH_SECRET_PREFIX)
         assert not may_touch(reconciler, right, keys.prefix_end(keys.HUB_TOKEN_PREFIX), end)
         assert may_touch(admin, right, start, end)
 
@@ -84,7 +86,10 @@ def test_an_agent_reads_the_tokens_granted_to_its_own_node_and_no_other_secret()
     start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
     assert may(agent, Right.READ, keys.hub_grant_key("a", "qwen"))
     assert not may_touch(agent, Right.WRITE, start, end)
-    assert not may_touch(agent, Right.READ, start, own)
+    epochs = keys.epoch_secret_prefix("a")
+    assert may(agent, Right.READ, keys.epoch_secret_key("a", "qwen-0"))
+    assert not may_touch(agent, Right.READ, start, epochs)
+    assert not may_touch(agent, Right.READ, keys.prefix_end(epochs), own)
     assert not may_touch(agent, Right.READ, keys.prefix_end(own), end)
 
 
@@ -291,6 +296,14 @@ TRUST = [
     keys.named(keys.REVOKED_PREFIX, "0A"),
     keys.refused_key("node", "mac-1"),
 ]
+# They name the Macs of others.
+OTHER_TRUST = [
+    *(keys.issued_key("node", "mac-10"), keys.issued_key("node", "mac-2")),
+    *(keys.issued_key("admin", "anna"), keys.refused_key("node", "mac-10")),
+]
+# Whoever has it joins the ranks of a group.
+OTHER_EPOCHS = [keys.epoch_secret_key(node, "qwen-0") for node in ("mac-10", "mac-2")]
+MY_EPOCH = keys.epoch_secret_key("mac-1", "qwen-0")
 MY_REQUEST = keys.request_key("node", "mac-1")
 # mac-10 begins with mac-1.
 OTHER_REQUESTS = [keys.request_key("node", name) for name in ("mac-10", "mac-2")]
@@ -328,13 +341,15 @@ DENIED_TO_READ = {
         *(one for one in VERDICTS if one not in OPEN_VERDICTS),
         *(keys.spec_key("Node", "mac-10"), keys.spec_key("ModelRoute", "a")),
         *(*OTHER_TICKETS, GATEWAY_TICKET, LOGIN_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
+        *(*OTHER_TRUST, *OTHER_EPOCHS, keys.issued_key("gateway", "g")),
     ],
     "gateway": [
+        *(*OTHER_TRUST, keys.issued_key("node", "mac-1"), MY_EPOCH, *OTHER_EPOCHS),
         *(SECRET, MINE[2], keys.spec_key("Revision", "a"), *VERDICTS[2:]),
         *(MY_TICKET, LOGIN_TICKET, *OTHER_TICKETS),
     ],
-    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
-    "dashboard": [SECRET, "/elsewhere", *REQUESTS],
+    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS, MY_EPOCH],
+    "dashboard": [SECRET, "/elsewhere", *REQUESTS, MY_EPOCH],
     "admin": ["/elsewhere"],
 }
 DENIED_TO_LIST = {
@@ -348,8 +363,16 @@ DENIED_TO_LIST = {
         keys.ENDPOINT_PREFIX,
         keys.ASSIGNMENT_PREFIX,
         keys.assignment_prefix("mac-10"),
+        *(keys.TRUST_PREFIX, keys.ISSUED_PREFIX, keys.EPOCH_SECRET_PREFIX),
+        keys.epoch_secret_prefix("mac-10"),
     ],
-    "gateway": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.SPEC_PREFIX, keys.RANK_PREFIX],
+    "gateway": [
+        keys.TRUST_PREFIX,
+        keys.SECRET_PREFIX,
+        f"{keys.ROOT}/",
+        keys.SPEC_PREFIX,
+        keys.RANK_PREFIX,
+    ],
     "reconciler": [keys.SECRET_PREFIX, keys.API_KEY_PREFIX, f"{keys.ROOT}/"],
     "dashboard": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.HUB_TOKEN_PREFIX],
     "admin": ["/"],
@@ -381,7 +404,7 @@ ALLOWED_TO_LIST = {
         keys.spec_prefix("NodePool"),
         *(keys.assignment_prefix("mac-1"), keys.ASSIGNMENTS_KEPT),
         keys.ticket_prefix("Node/mac-1"),
-        *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
+        *(keys.FLEET_TRUST, keys.REVOKED_PREFIX, keys.epoch_secret_prefix("mac-1")),
     ],
     "gateway": [
         keys.ENDPOINT_PREFIX,
