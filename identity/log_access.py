@@ -82,7 +82,7 @@ class LogAccess:
         if not query.since:
             return LogSelection(lines=query.tail)
         try:
-            before = timedelta(seconds=duration.parse_fine(query.since))
+            before = timedelta(seconds=duration.parse(query.since))
         except ValueError as error:
             raise invalid(f"{error}.", "since") from None
         return LogSelection(lines=query.tail, since=self.clock.now() - before)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from schemas.duration import PositiveDuration
+from schemas.duration import PositiveDuration, at_least
 from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 
 SYNC_REQUESTED = "fleet/sync-requested"
@@ -155,7 +155,9 @@ class GitSourceSpec(ApiModel):
     """The commit to apply."""
     path: Folder = ""
     """The folder with the manifests, including its subfolders. Default: the whole repository."""
-    interval: PositiveDuration = "1m"
+    interval: Annotated[
+        PositiveDuration, at_least("1s", "each check asks the repository"), Examples(("30s", "10m"))
+    ] = "1m"
     """Time between checks for a new commit, and for drift."""
     timeout: PositiveDuration = "60s"
     """Time limit of one check."""

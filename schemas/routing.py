@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.duration import FineDuration, PositiveFineDuration, parse_fine
+from schemas.duration import Duration, PositiveDuration, parse
 from schemas.meta import ApiModel
 
 Strategy = Literal["Scored", "HardwareAware", "LeastLoaded", "RoundRobin", "Random", "PowerOfTwo"]
@@ -45,7 +45,7 @@ class Sessions(ApiModel):
 
     enabled: bool = True
     """Sessions are known by session_id, the header x-session-id, a conversation's id, or the opening messages."""
-    ttl: PositiveFineDuration = "5m"
+    ttl: PositiveDuration = "5m"
     """Time for which a session is kept after its last request."""
 
 
@@ -79,12 +79,12 @@ class Resumption(ApiModel):
 class Timeouts(ApiModel):
     """Time limits of a request. Default: the gateway's own limits."""
 
-    request: PositiveFineDuration | None = None
+    request: PositiveDuration | None = None
     """From the request's arrival to the end of its response."""
-    attempt: PositiveFineDuration | None = None
+    attempt: PositiveDuration | None = None
     """Time without progress of one endpoint, before the first token or between tokens, after which another is tried or
     continues the answer. Default: 120s (`--request-timeout` of the gateway)."""
-    first_token: PositiveFineDuration | None = None
+    first_token: PositiveDuration | None = None
     """Of streams: from sending a request to its first event, after which another endpoint is tried."""
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class Timeouts(ApiModel):
         if self.request is None:
             return self
         for name, text in (("attempt", self.attempt), ("firstToken", self.first_token)):
-            if text is not None and parse_fine(text) >= parse_fine(self.request):
+            if text is not None and parse(text) >= parse(self.request):
                 raise ValueError(
                     f"{name} is {text} and request is {self.request}, so the request would end before another "
                     f"endpoint is tried; make {name} shorter than request, or leave it out"
@@ -106,9 +106,9 @@ _INTERVALS, _CHECK_TIMEOUTS = ("1s", "1h"), ("100ms", "1m")
 class HealthCheck(ApiModel):
     """Checks of endpoints by gateways, and the failures that eject an endpoint."""
 
-    interval: PositiveFineDuration | None = None
+    interval: PositiveDuration | None = None
     """Silence of an endpoint after which it is asked for its health, 1s to 1h. Default: 10s; external endpoints 30s."""
-    timeout: PositiveFineDuration | None = None
+    timeout: PositiveDuration | None = None
     """Longest wait for the answer to a check, 100ms to 1m. Default: 3s."""
     unhealthy_threshold: Annotated[int, Field(ge=1, le=100)] = 3
     """Failures in a row, of requests or checks, that eject an endpoint for a while."""
@@ -119,7 +119,7 @@ class HealthCheck(ApiModel):
             ("interval", self.interval, _INTERVALS),
             ("timeout", self.timeout, _CHECK_TIMEOUTS),
         ):
-            if text is not None and not parse_fine(least) <= parse_fine(text) <= parse_fine(most):
+            if text is not None and not parse(least) <= parse(text) <= parse(most):
                 raise ValueError(f"{name} is {text}; give {least} to {most}")
         return self
 
@@ -127,7 +127,7 @@ class HealthCheck(ApiModel):
 class Hedging(ApiModel):
     """A second endpoint is tried when the first is slow; the first response wins."""
 
-    after: PositiveFineDuration
+    after: PositiveDuration
     """Time that the first endpoint has to begin its response."""
     budget: Annotated[int, Field(ge=1, le=50)] = 5
     """Hedged requests in percent of all requests."""
@@ -140,9 +140,9 @@ class Queueing(ApiModel):
     """Most requests at engines at once. Default: no limit."""
     depth: Annotated[int, Field(ge=0, le=1_000_000)] = _DEPTH
     """Most requests that wait; further clients get 429."""
-    timeout: FineDuration = _TIMEOUT
+    timeout: Duration = _TIMEOUT
     """Longest wait for one of these; then the client gets 503."""
-    cold_start: FineDuration | None = None
+    cold_start: Duration | None = None
     """Longest wait for a replica or a free slot, of requests and of streams whose engine died. Default: 120s
     (`--hold-timeout` of the gateway); while engines that died start again, about 1.5 times the time in which they started
     last, between 10s and 2m."""

@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from schemas import duration
 from schemas.deployment import ModelPath
-from schemas.duration import PositiveDuration
+from schemas.duration import PositiveDuration, at_least
 from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 from schemas.pools import NodeSelector
 
@@ -94,19 +93,10 @@ class Fallback(ApiModel):
         return self
 
 
-_LEAST_INTERVAL = "10m"
-
-
-def _not_too_often(text: str) -> str:
-    if duration.parse(text) < duration.parse(_LEAST_INTERVAL):
-        raise ValueError(
-            f"must be at least {_LEAST_INTERVAL}: a check takes the cables for up to minutes"
-        )
-    return text
-
-
 CheckInterval = Annotated[
-    PositiveDuration, AfterValidator(_not_too_often), Examples(("10m", "24h"))
+    PositiveDuration,
+    at_least("10m", "a check takes the cables for up to minutes"),
+    Examples(("10m", "24h")),
 ]
 
 

@@ -207,7 +207,7 @@ def parse_metrics(text: str, kind: str) -> tuple[str, ...]:
 
 def _seconds(text: str, name: str) -> int:
     try:
-        return durations.parse(text)
+        return int(durations.parse(text))
     except ValueError as error:
         raise invalid(f"{error}.", name) from None
 

@@ -213,7 +213,7 @@ class ForeignConfig:
         if node is None or isinstance(node.content, bool):
             return self.number(*path)
         with suppress(ValueError):
-            return duration.parse_fine(node.text)
+            return duration.parse(node.text)
         return self.number(*path)
 
     def integer(self, *path: str | int, least: int = 0) -> int | None:

@@ -20,7 +20,7 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Path, Tree, show_path
 from manifests.yaml import comments, parser
 from manifests.yaml.comments import DocumentComments, FieldComments
-from schemas import duration, kinds
+from schemas import kinds
 from schemas.deployment import HUB_REPO_PATTERN
 from schemas.meta import API_VERSION
 
@@ -214,13 +214,6 @@ def join_manifests(header: list[str], drafts: list[ManifestDraft]) -> str:
 
 # The maximum of schemas.routing.Weight.
 _MAX_WEIGHT = 1000
-
-
-def duration_text(milliseconds: float) -> str:
-    """Return milliseconds as a duration: 1500 is `1s500ms`."""
-    whole, rest = divmod(round(milliseconds), 1000)
-    parts = (duration.show(whole) if whole else "", f"{rest}ms" if rest else "")
-    return "".join(parts) or "0s"
 
 
 def scale_weights(

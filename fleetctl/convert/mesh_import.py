@@ -18,6 +18,7 @@ from fleetctl.convert.manifest_drafts import (
 )
 from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Path, Tree
+from schemas import duration
 
 _STRATEGIES = {"scored": "Scored", "round_robin": "RoundRobin", "random": "Random"}
 _WEIGHTS = {
@@ -237,7 +238,7 @@ def _health_check(mesh: ForeignConfig) -> dict[str, Tree]:
                 continue
             if not least <= seconds <= most:
                 mesh.refuse((word, name), f"is {seconds:g} s; give {least:g} to {most:g} s")
-            found[name] = manifest_drafts.duration_text(seconds * 1000)
+            found[name] = duration.render(seconds)
         for name in _HEALTH_THRESHOLDS:
             threshold = mesh.integer(word, name, least=1)
             if threshold is not None:

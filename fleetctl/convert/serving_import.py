@@ -14,6 +14,7 @@ from fleetctl.convert.manifest_drafts import ManifestDraft, join_manifests, reso
 from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Tree
 from nodeagent.node.identity import dns_label
+from schemas import duration
 from schemas.chips import CHIPS
 
 _STRATEGIES = {
@@ -187,7 +188,7 @@ def _routing(cluster: ForeignConfig) -> dict[str, Tree]:
     if sticky is not None:
         sessions["enabled"] = sticky
     if ttl is not None:
-        sessions["ttl"] = manifest_drafts.duration_text(ttl)
+        sessions["ttl"] = duration.render(ttl / 1000)
     return {**found, **({"sessions": sessions} if sessions else {})}
 
 

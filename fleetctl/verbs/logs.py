@@ -336,7 +336,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     """Validate a duration."""
     try:
         if value:
-            duration.parse_fine(value)
+            duration.parse(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     return value

@@ -86,7 +86,7 @@ def support_bundle(output: Path | None, force: bool, max_size: str, **options: A
 def _since(text: str) -> str:
     if text:
         try:
-            duration.parse_fine(text)
+            duration.parse(text)
         except ValueError as error:
             raise click.UsageError(f"--since: {error}") from error
     return text

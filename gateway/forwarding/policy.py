@@ -86,12 +86,12 @@ def policy_of(
     timeouts, hedging, queueing = routing.timeouts, routing.hedging, routing.queueing
     queue = cold_start_s = None
     if queueing is not None and queueing.cold_start is not None:
-        cold_start_s = duration.parse_fine(queueing.cold_start)
+        cold_start_s = duration.parse(queueing.cold_start)
     if queueing is not None and queueing.concurrency is not None:
         queue = QueuePolicy(
             concurrency=queueing.concurrency,
             depth=queueing.depth,
-            timeout_s=duration.parse_fine(queueing.timeout),
+            timeout_s=duration.parse(queueing.timeout),
         )
     return ForwardingPolicy(
         attempts=routing.retries.max_attempts,
@@ -111,7 +111,7 @@ def policy_of(
 
 
 def _seconds(text: str | None, otherwise: float) -> float:
-    return otherwise if text is None else duration.parse_fine(text)
+    return otherwise if text is None else duration.parse(text)
 
 
 DEFAULT_POLICY = policy_of(Routing(), silence_s=SILENCE_S)

@@ -58,8 +58,8 @@ def check_policy(declared: HealthCheck) -> CheckPolicy:
         return DEFAULT_CHECKS
     interval, timeout = declared.interval, declared.timeout
     return CheckPolicy(
-        interval_s=None if interval is None else duration.parse_fine(interval),
-        timeout_s=None if timeout is None else duration.parse_fine(timeout),
+        interval_s=None if interval is None else duration.parse(interval),
+        timeout_s=None if timeout is None else duration.parse(timeout),
         failures=declared.unhealthy_threshold,
     )
 

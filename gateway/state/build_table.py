@@ -328,7 +328,7 @@ class TableBuilder:
             and (metadata := inputs.deployments[one].metadata).creation_timestamp is not None
         ]
         ttls = [
-            duration.parse_fine(backend.routing.sessions.ttl)
+            duration.parse(backend.routing.sessions.ttl)
             for backend in some
             if backend.routing.sessions.enabled
         ]

@@ -279,7 +279,7 @@ class AgentRoutes:
 
     def _selection(self, query: AgentLogQuery) -> LogSelection:
         try:
-            before_s = duration.parse_fine(query.since) if query.since else None
+            before_s = duration.parse(query.since) if query.since else None
         except ValueError as error:
             raise refused(400, f"'since': {error}") from None
         now = self.view.clock.now()

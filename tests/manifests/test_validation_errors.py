@@ -144,10 +144,10 @@ WRONG_TYPES = [
         id="number-for-duration",
     ),
     pytest.param(
-        spec("  rollout: {progressDeadline: 1.5}\n"),
-        f":7:31: {QWEN}: spec.rollout.progressDeadline: expected a duration, got 1.5 (a number). "
-        "Write: progressDeadline: 90s",
-        id="number-for-duration-in-seconds",
+        spec("  rollout: {canary: {steps: [{weight: 5}], analysis: {maxTtftP95: 0.5s}}}\n"),
+        f":7:67: {QWEN}: spec.rollout.canary.analysis.maxTtftP95: '0.5s' is not a duration; write hours, minutes, "
+        "seconds and milliseconds as in 1h30m, 90s or 500ms. Write: maxTtftP95: 500ms",
+        id="fraction-of-a-second",
     ),
     pytest.param(
         spec("  routing: {queueing: {}}\n"),
@@ -217,7 +217,7 @@ def test_advice_translates_what_was_meant(text: str, hint: str) -> None:
         "  resources: {memory: much}\n",
         "  rollout: {progressDeadline: soon}\n",
         "  rollout: {progressDeadline: 10min!}\n",
-        "  rollout: {progressDeadline: 50ms}\n",
+        "  rollout: {progressDeadline: 50us}\n",
     ],
 )
 def test_advice_makes_nothing_up(text: str) -> None:

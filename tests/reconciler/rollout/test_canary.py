@@ -161,6 +161,16 @@ def test_without_a_least_number_five_requests_judge_and_none_are_waited_for() ->
     assert look(under_way(), None, after_s=60, canary=canary)[0].step == 0, "nobody was asked yet"
 
 
+def test_a_first_token_is_limited_in_milliseconds() -> None:
+    canary = CANARY.model_copy(
+        update={"analysis": CANARY.analysis.model_copy(update={"max_ttft_p95": "500ms"})}
+    )
+    failed, _ = look(under_way(), measured(20, ttft=(20, 0, 0)), after_s=1, canary=canary)
+    assert failed.message.startswith(
+        "step 1 of 2: the first token took 0.95 s (p95), 500ms is allowed"
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "found", "text"),
     [
