@@ -4,7 +4,7 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fleetctl.cli.errors import FleetctlError
@@ -29,6 +29,8 @@ class FleetRecord:
     is_ready: bool
     error: str = ""
     warning: str = ""
+    flags: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Flags of the last `fleetctl up` that got ready, by option, where they differ from the defaults."""
 
 
 class DataDir:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import click
 
@@ -48,22 +48,25 @@ def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], Await
     return code
 
 
-def start_detached(settings: LocalFleetSettings, clock: Clock) -> FleetRecord:
+def start_detached(data_dir: DataDir, flags: Sequence[str], clock: Clock) -> FleetRecord:
     """Start the fleet's supervisor as a child process that outlives this one, and wait until the fleet is ready.
+
+    `flags`: those of `fleetctl up` that differ from the defaults.
 
     Raises:
         FleetctlError: the fleet did not become ready; the message quotes the supervisor's log.
 
     """
-    _refuse_second_fleet(settings.data_dir)
+    _refuse_second_fleet(data_dir)
     # The local fleet has its own etcd: variables that point to another store must not reach its processes.
     drop_secrets(VARIABLE_PREFIX)
-    child = processes.spawn(_foreground_command(settings), log=settings.data_dir.log("up"))
+    command = (sys.executable, "-m", "fleetctl", "up", "--data-dir", str(data_dir.path))
+    child = processes.spawn((*command, "--keep-context", "--reset", *flags), log=data_dir.log("up"))
     try:
-        return asyncio.run(_await_ready(settings.data_dir, child, clock))
+        return asyncio.run(_await_ready(data_dir, child, clock))
     except BaseException:
         # Above all on Ctrl-C: a half-started fleet must not stay behind.
-        asyncio.run(_abandon(settings.data_dir, child, clock))
+        asyncio.run(_abandon(data_dir, child, clock))
         raise
 
 
@@ -80,33 +83,6 @@ async def _abandon(data_dir: DataDir, child: processes.ChildProcess, clock: Cloc
     await processes.end(child, clock, grace_s=_STOP_S)
     if not data_dir.is_locked():
         await stop_fleet(data_dir, clock)
-
-
-def _foreground_command(settings: LocalFleetSettings) -> list[str]:
-    binary = ["--etcd-binary", str(settings.etcd_binary)] if settings.etcd_binary else []
-    return [
-        *(sys.executable, "-m", "fleetctl", "up"),
-        *("--data-dir", str(settings.data_dir.path)),
-        *("--models-dir", str(settings.models_dir)),
-        *("--nodes", str(settings.nodes)),
-        *("--node-memory", settings.node_memory),
-        *("--host", settings.host),
-        *settings.transport_flags,
-        *("--port", str(settings.gateway_port)),
-        *("--gateway-workers", str(settings.gateway_workers)),
-        *(("--default-model", settings.default_model) if settings.default_model else ()),
-        *("--engine-port", str(settings.engine_port)),
-        *(("--engine-tcp",) if settings.is_engine_tcp else ()),
-        *("--agent-port", str(settings.agent_port)),
-        *("--node-grace-period", str(settings.node_grace_s)),
-        *("--etcd-quota", str(settings.etcd_quota_bytes)),
-        *("--log-level", settings.log_level),
-        "--keep-context",
-        *binary,
-        *settings.join_flags,
-        *settings.announce_flags,
-        *settings.dashboard_flags,
-    ]
 
 
 async def _await_ready(

@@ -1,4 +1,4 @@
-"""The API key with which fleetctl on this machine calls the gateway of its local fleet (`fleetctl up --join`).
+"""The API key with which fleetctl on this machine calls the gateway of its local fleet (`fleetctl up` with --join or --auth on).
 
 Its text is in the data folder, its hash in the store. The data folder holds the administrator's password for the
 store as well, so that the key opens nothing more.
@@ -14,7 +14,9 @@ from machinery.clock import Clock
 from machinery.files import make_private_folder, write_atomically
 from schemas.records import ApiKey
 from store import codec, keys
-from store.errors import ConflictError
+from store.errors import ConflictError, StoreError
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.port import ModRevisionGuard, Put, Transport
 
 NAME: Final = "fleetctl-up"
@@ -42,6 +44,17 @@ async def ensure_api_key(transport: Transport, data_dir: DataDir, clock: Clock) 
         raise FleetctlError(
             f"apikey/{NAME} was changed at the same time; run `fleetctl up` again"
         ) from error
+
+
+async def prepare_api_key(etcd: EtcdAddress, data_dir: DataDir, clock: Clock) -> None:
+    """Create the key in a fleet without users and identities. Raises FleetctlError."""
+    transport = connect(etcd)
+    try:
+        await ensure_api_key(transport, data_dir, clock)
+    except StoreError as error:
+        raise FleetctlError(str(error)) from error
+    finally:
+        await transport.close()
 
 
 def _read_or_create(data_dir: DataDir) -> NewSecret:

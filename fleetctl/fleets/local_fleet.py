@@ -5,8 +5,8 @@ import errno
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ import aiohttp
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
 from fleetctl.fleets.fleet_trust import Machine
+from fleetctl.fleets.local_api_key import prepare_api_key
 from fleetctl.fleets.local_trust import LocalTrust, url_host
 from fleetctl.fleets.readiness import wait_for_control_plane
 from machinery import processes
@@ -88,11 +89,20 @@ class LocalFleetSettings:
     """Port of the dashboard on the loopback address; 0 lets the system choose, None runs none."""
     is_announced: bool = True
     """True if processes that other machines reach are announced on the local network."""
+    auth: str = "auto"
+    """`auto`: the gateway requires API keys unless it listens on a loopback address."""
+    flags: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Flags to start the fleet with next time, by option."""
 
     @property
     def is_secured(self) -> bool:
         """True if processes have users and identities: other machines may join, or might earlier."""
         return self.join is not None or (self.data_dir.authority / "ca.pem").exists()
+
+    @property
+    def requires_keys(self) -> bool:
+        """True if the gateway requires API keys."""
+        return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.host))
 
     @property
     def gateway_url(self) -> str:
@@ -126,20 +136,6 @@ class LocalFleetSettings:
         """Return the address of the dashboard's page; "" if its port is not known, or there is none."""
         scheme = "https" if self.is_secured else "http"
         return f"{scheme}://127.0.0.1:{self.dashboard_port}" if self.dashboard_port else ""
-
-    @property
-    def dashboard_flags(self) -> tuple[str, ...]:
-        """Return the flags of `fleetctl up` about the dashboard."""
-        port = self.dashboard_port
-        return ("--no-dashboard",) if port is None else ("--dashboard-port", str(port))
-
-    @property
-    def join_flags(self) -> tuple[str, ...]:
-        """Return the flags of `fleetctl up` that let other machines join."""
-        if self.join is None:
-            return ()
-        ports = ("--etcd-port", str(self.join.etcd_port), "--join-port", str(self.join.api_port))
-        return ("--join", self.join.address, *ports)
 
     @property
     def etcd_url(self) -> str:
@@ -225,6 +221,7 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
         *(("--default-model", settings.default_model) if settings.default_model else ()),
         *settings.engine_flags,
         *settings.transport_flags,
+        *("--auth", settings.auth),
         *state_flags,
         *settings.security_flags("gateway", settings.data_dir.identity("gateway")),
         *settings.announce_flags,
@@ -246,6 +243,8 @@ def dashboard_programs(settings: LocalFleetSettings, etcd: str) -> list[Program]
 
 def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[Program]:
     """Return one agent per node; `share` is the memory for models on each, as a quantity."""
+    # Nodes of an earlier start with more of them are not other machines with the same hardware.
+    is_shared = settings.nodes > 1 or len(settings.data_dir.nodes()) > 1
     return [
         _program(
             settings,
@@ -256,7 +255,7 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
             *("--state-dir", str(settings.data_dir.node(name))),
             *("--models-dir", str(settings.models_dir)),
             *("--memory", settings.node_memory or share),
-            *(("--part-of-machine",) if settings.nodes > 1 else ()),
+            *(("--part-of-machine",) if is_shared else ()),
             *(settings.engine_flags if settings.join is None else ()),
             *("--engine-port", str(settings.engine_port + _PORTS_PER_NODE * number)),
             *("--api-port", str(port)),
@@ -398,6 +397,9 @@ class LocalFleet:
                 log.warning("certificate not renewed", extra={"why": str(error)})
 
     def _write_record(self, *, is_ready: bool, error: str = "") -> None:
+        before = self._settings.data_dir.read()
+        # A start that fails leaves the flags of the last one that succeeded.
+        kept = {} if before is None else before.flags
         self._settings.data_dir.write(
             FleetRecord(
                 layout_version=LAYOUT_VERSION,
@@ -406,6 +408,7 @@ class LocalFleet:
                 is_ready=is_ready,
                 error=error,
                 warning=self._warning,
+                flags=dict(self._settings.flags) if is_ready else kept,
             )
         )
 
@@ -424,6 +427,8 @@ class LocalFleet:
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error
         assert self._etcd is not None
+        if settings.requires_keys and self._trust is None:
+            await prepare_api_key(self._store_address(), settings.data_dir, self._clock)
         etcd = str(self._etcd.address)
         started = [
             *etcd_proxy_programs(settings, etcd),

@@ -20,7 +20,7 @@ from fleetctl.cli.connect import data_dir_option, etcd_dir
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
-from fleetctl.fleets.local_fleet import DASHBOARD_PORT, LocalFleetSettings, why_unusable
+from fleetctl.fleets.local_fleet import DASHBOARD_PORT, why_unusable
 from fleetctl.verbs import local_context
 from fleetctl.verbs.dashboard import find_dashboard
 from machinery.clock import SystemClock
@@ -33,7 +33,6 @@ from store import objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.member.embedded import QUOTA_BYTES
 from store.etcd.member.sockets import client_socket
 from store.port import Transport
 
@@ -54,12 +53,11 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
     steps = StepReporter()
     folder = DataDir(data_dir)
     folder.prepare()
-    settings = _demo_settings(folder, port)
     _prepare_model(steps, folder.models / _MODEL)
     existing = _running_fleet(folder)
     if existing is not None:
         steps.say(f"a fleet already runs in {folder.path}; using it")
-    fleet = existing or _start(steps, settings)
+    fleet = existing or _start(steps, folder, port)
     try:
         _deploy(steps, folder, fleet)
         _show_objects(folder)
@@ -126,24 +124,6 @@ class DemoStep:
             self._show(text)
 
 
-def _demo_settings(folder: DataDir, port: int) -> LocalFleetSettings:
-    return LocalFleetSettings(
-        data_dir=folder,
-        models_dir=folder.models,
-        nodes=2,
-        node_memory="",
-        host="127.0.0.1",
-        gateway_port=port,
-        engine_port=4100,
-        agent_port=0,
-        dashboard_port=_dashboard_port(),
-        node_grace_s=30.0,
-        etcd_binary=None,
-        etcd_quota_bytes=QUOTA_BYTES,
-        log_level="info",
-    )
-
-
 def _dashboard_port() -> int:
     """Return the usual port of a dashboard, or 0, any free one, where another process has it."""
     return 0 if why_unusable("127.0.0.1", DASHBOARD_PORT) else DASHBOARD_PORT
@@ -173,9 +153,13 @@ def _report_lines(output: Iterable[str], step: DemoStep) -> Iterator[str]:
         yield line
 
 
-def _start(steps: StepReporter, settings: LocalFleetSettings) -> FleetRecord:
+def _start(steps: StepReporter, folder: DataDir, port: int) -> FleetRecord:
+    flags = (
+        *("--nodes", "2", "--models-dir", str(folder.models)),
+        *("--port", str(port), "--agent-port", "0", "--dashboard-port", str(_dashboard_port())),
+    )
     with steps.step("starting etcd, a reconciler, two node agents and a gateway"):
-        fleet = lifecycle.start_detached(settings, SystemClock())
+        fleet = lifecycle.start_detached(folder, flags, SystemClock())
     if fleet.warning:
         steps.say(f"warning: {fleet.warning}")
     return fleet

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,13 +235,11 @@ def _refuse_leftovers(data_dir: DataDir) -> None:
 
 def _write_record(data_dir: DataDir) -> None:
     """Record this process as the folder's owner, so that `fleetctl down` can stop it."""
-    before = data_dir.read()
-    gateway_url = before.gateway_url if before is not None else ""
-    data_dir.write(
-        FleetRecord(
-            layout_version=LAYOUT_VERSION, gateway_url=gateway_url, pid=os.getpid(), is_ready=False
-        )
+    new = FleetRecord(
+        layout_version=LAYOUT_VERSION, gateway_url="", pid=os.getpid(), is_ready=False
     )
+    before = data_dir.read() or new
+    data_dir.write(replace(new, gateway_url=before.gateway_url, flags=before.flags))
 
 
 async def _read_trust(data_dir: DataDir, binary: Path | None) -> tuple[Put, ...]:

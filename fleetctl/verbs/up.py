@@ -1,12 +1,15 @@
 """The verb `fleetctl up`: starts a fleet on this machine."""
 
 import ipaddress
+import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fleetctl.cli.connect import data_dir_option, run
 from fleetctl.cli.errors import FleetctlError
@@ -26,6 +29,8 @@ from store.errors import StoreError
 
 # An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
 _LOCAL = "127.0.0.1"
+# No part of what the data folder records.
+_OF_ONE_START = frozenset({"data_dir", "context", "detach", "keep_context", "reset"})
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 
 
@@ -146,6 +151,19 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     help="Maximum size of etcd's database; when it is full, etcd refuses writes.",
 )
 @click.option(
+    "--auth",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    envvar="FLEET_GATEWAY_AUTH",
+    show_default=True,
+    help="Require API keys (`fleetctl create apikey`). auto: unless the gateway listens on loopback.",
+)
+@click.option(
+    "--reset",
+    is_flag=True,
+    help="Start with the defaults of all flags that are not given, instead of those of the last start.",
+)
+@click.option(
     "--detach", is_flag=True, help="Return when the fleet is ready, and leave it running."
 )
 @click.option(
@@ -160,11 +178,18 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     envvar="FLEET_LOG_LEVEL",
 )
 def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
-    """Run a whole fleet on this machine: etcd, a reconciler, node agents, a gateway and a dashboard."""
-    settings = build_settings(options)
+    """Run a whole fleet on this machine: etcd, a reconciler, node agents, a gateway and a dashboard.
+
+    A later `fleetctl up` with the same data folder keeps the flags that it does not give.
+    """
+    context = click.get_current_context()
+    flags, options = keep_flags(context, options)
+    settings = build_settings(options, flags)
     settings.data_dir.prepare()
     if detach:
-        fleet = lifecycle.start_detached(settings, SystemClock())
+        fleet = lifecycle.start_detached(
+            settings.data_dir, flag_words(context.command, options), SystemClock()
+        )
         if fleet.warning:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
@@ -213,8 +238,71 @@ async def _print_join(settings: LocalFleetSettings) -> None:
     click.echo(f"  {sudo}fleetctl join --service {made.render()} {where}")
 
 
-def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
-    """Return the settings that the flags describe.
+def keep_flags(
+    context: click.Context, given: dict[str, Any]
+) -> tuple[dict[str, str | int | float | bool], dict[str, Any]]:
+    """Complete the flags with those of the data folder's last start, and print what is kept and what changes.
+
+    Returns the flags to record, and all options.
+    """
+    found = None if given["reset"] else DataDir(given["data_dir"]).read()
+    before = {} if found is None else dict(found.flags)
+    if context.get_parameter_source("dashboard_port") is not ParameterSource.DEFAULT:
+        before.pop("no_dashboard", None)
+    flags, kept, changed = {}, [], []
+    options = {
+        name: value.expanduser().absolute() if isinstance(value, Path) else value
+        for name, value in given.items()
+    }
+    for option in _recorded_options(context.command):
+        name, default = str(option.name), option.get_default(context)
+        if isinstance(default, Path):
+            default = default.expanduser().absolute()
+        elif not isinstance(default, str | int | float):  # click's mark for none
+            default = None
+        is_default = context.get_parameter_source(name) is ParameterSource.DEFAULT
+        if is_default and name in before:
+            options[name] = option.type_cast_value(context, before[name])
+            kept += _words(option, options[name])
+        elif before and options[name] != (was := before.get(name, default)):
+            new = " ".join(_words(option, options[name])) or f"no {option.opts[0]}"
+            changed.append(f"{new} (was {was})" if not option.is_flag and was else new)
+        if options[name] not in (default, None):
+            value = options[name]
+            flags[name] = str(value) if isinstance(value, Path) else value
+    if kept:
+        words = shlex.join(kept)
+        click.echo(f"flags of the last start: {words} (--reset drops them)", err=True)
+    if changed:
+        click.echo(f"changed since the last start: {', '.join(changed)}", err=True)
+    return flags, options
+
+
+def flag_words(command: click.Command, options: dict[str, Any]) -> list[str]:
+    """Return the command line of `fleetctl up` for these options."""
+    return [
+        word
+        for option in _recorded_options(command)
+        for word in _words(option, options[str(option.name)])
+    ]
+
+
+def _recorded_options(command: click.Command) -> list[click.Option]:
+    return [
+        one
+        for one in command.params
+        if isinstance(one, click.Option) and one.name not in _OF_ONE_START
+    ]
+
+
+def _words(option: click.Option, value: Any) -> list[str]:
+    if option.is_flag:
+        return [option.opts[0]] if value else []
+    return [] if value in (None, "") else [option.opts[0], str(value)]
+
+
+def build_settings(options: dict[str, Any], flags: Mapping[str, Any]) -> LocalFleetSettings:
+    """Return the settings that the flags describe; `flags` are those to record.
 
     Raises:
         click.UsageError: a quantity is malformed or out of range.
@@ -232,7 +320,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
     tls_cert, tls_key = _check_transport(options, is_secured=join is not None)
     return LocalFleetSettings(
         data_dir=data_dir,
-        models_dir=options["models_dir"].expanduser().absolute(),
+        models_dir=options["models_dir"],
         nodes=options["nodes"],
         node_memory=options["node_memory"],
         host=options["host"],
@@ -252,6 +340,8 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         join=join,
         dashboard_port=None if options["no_dashboard"] else options["dashboard_port"],
         is_announced=not options["no_announce"],
+        auth=options["auth"],
+        flags=flags,
     )
 
 
@@ -298,8 +388,7 @@ def _check_transport(
 
     """
     host, is_insecure = options["host"], options["insecure_http"]
-    found = (options["tls_cert"], options["tls_key"])
-    tls_cert, tls_key = (path and path.expanduser().absolute() for path in found)
+    tls_cert, tls_key = options["tls_cert"], options["tls_key"]
     try:
         is_plain = read_certificate(tls_cert, tls_key, is_insecure=is_insecure) is None
         if is_plain and not is_secured:  # otherwise the gateway serves HTTPS with its identity

@@ -65,6 +65,14 @@ def test_the_dashboard_of_a_fleet_that_others_join_has_an_https_url() -> None:
     assert joined.dashboard_url == "https://127.0.0.1:4003"
 
 
+def test_an_agent_knows_the_nodes_of_an_earlier_start(tmp_path: Path) -> None:
+    for name in ("node-1", "node-2"):
+        (tmp_path / "nodes" / name).mkdir(parents=True)
+    settings = replace(order(1), data_dir=DataDir(tmp_path))
+    (agent,) = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
+    assert "--part-of-machine" in agent.command, "the other node becomes DuplicateHardware"
+
+
 def test_the_gateway_stores_its_state_in_the_data_folder() -> None:
     command = local_fleet.gateway_program(order(1), "unix:/etcd").command
     assert command[command.index("--state-dir") + 1] == "/fleet/gateway"

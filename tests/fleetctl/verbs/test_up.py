@@ -13,7 +13,8 @@ import click
 import psutil
 import pytest
 
-from fleetctl.fleets import lifecycle, local_fleet
+from fleetctl.fleets import local_fleet
+from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.verbs import up as up_verb
 from machinery import processes
 from nodeagent import __main__ as nodeagent_main
@@ -62,12 +63,48 @@ async def test_plain_http_for_other_machines_needs_a_flag(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "command", "printed"),
+    [
+        ("", "--nodes 3 --port 4750 --no-dashboard",
+         "flags of the last start: --nodes 3 --port 4750 --no-dashboard (--reset drops them)\n"),
+        ("--port 4000 --join 10.0.0.5 --dashboard-port 4009",
+         "--nodes 3 --join 10.0.0.5 --dashboard-port 4009",
+         "flags of the last start: --nodes 3 (--reset drops them)\n"
+         "changed since the last start: --join 10.0.0.5, --port 4000 (was 4750), "
+         "--dashboard-port 4009 (was 4003)\n"),
+        ("--reset --nodes 2", "--nodes 2", ""),
+    ],
+    ids=["kept", "changed", "reset"],
+)  # fmt: skip
+def test_a_later_start_keeps_the_flags_that_it_does_not_give(
+    tmp_path: Path, words: str, command: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DataDir(tmp_path).write(
+        FleetRecord(
+            layout_version=1, gateway_url="", pid=1, is_ready=True,
+            flags={"nodes": 3, "port": 4750, "no_dashboard": True, "of_a_later_release": 1},
+        )
+    )  # fmt: skip
+    with up_verb.up.make_context("up", words.split()) as context:
+        given = {**context.params, "data_dir": tmp_path}
+        flags, options = up_verb.keep_flags(context, given)
+        found = up_verb.flag_words(up_verb.up, options)
+    assert capsys.readouterr().err == printed
+    changed = up_verb.flag_words(up_verb.up, {**dict.fromkeys(options), **flags})
+    assert changed == command.split()
+    # A process that starts with these words alone gets the same options.
+    with up_verb.up.make_context("up", ["--reset", *found]) as context:
+        again = {**context.params, "data_dir": tmp_path}
+        assert up_verb.keep_flags(context, again)[0] == flags
+
+
 def test_the_gateway_gets_the_flags_for_https(tmp_path: Path) -> None:
     files = Authority(tmp_path, "ours").issue("gateway")
     given = ["--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
     with up_verb.up.make_context("up", ["--host", "0.0.0.0", *given]) as context:
         options = {**context.params, "data_dir": tmp_path}
-        settings = up_verb.build_settings(options)
+        settings = up_verb.build_settings(options, {})
     assert settings.gateway_url == "https://0.0.0.0:4000"
     command = " ".join(local_fleet.gateway_program(settings, "unix:/s").command)
     assert " ".join(given) in command
@@ -76,10 +113,10 @@ def test_the_gateway_gets_the_flags_for_https(tmp_path: Path) -> None:
 def test_no_announce_reaches_the_processes(tmp_path: Path) -> None:
     given = ["--join", "127.0.0.1", "--no-announce"]
     with up_verb.up.make_context("up", given) as context:
-        settings = up_verb.build_settings({**context.params, "data_dir": tmp_path})
+        settings = up_verb.build_settings({**context.params, "data_dir": tmp_path}, {})
+        assert "--no-announce" in up_verb.flag_words(up_verb.up, context.params)
     for make in (local_fleet.gateway_program, local_fleet.reconciler_program):
         assert "--no-announce" in make(settings, "unix:/s").command
-    assert "--no-announce" in lifecycle._foreground_command(settings)
 
 
 @pytest.mark.ci
@@ -139,8 +176,10 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
         one = Stream()
         await stream(f"http://127.0.0.1:{port}", "tiny", "x", max_tokens=4, into=one)
         assert one.succeeded, one.error
-        again = await up(folder, models_dir, port, "--nodes", "2")
+        again = await fleetctl("up", "--detach", "--data-dir", str(folder), limit_s=120)
         assert again.code == 0, again.err
+        assert f"flags of the last start: --nodes 2 --port {port} " in again.err
+        assert again.out.startswith(f"fleet ready: http://127.0.0.1:{port}/v1")
         assert pids(folder) == {**before, **pids(folder)}, "what ran was not adopted"
     finally:
         down = await on(folder, "down")
