@@ -44,7 +44,7 @@ def unknown_model(
         listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         message += f"This fleet serves: {listed}."
     else:
-        message += "Nothing is deployed; `fleetctl apply` a ModelDeployment."
+        message += "Nothing is deployed that you may use; `fleetctl apply` a ModelDeployment."
     message += _hub_hint(name, known)
     return Refusal(status=404, message=message, param="model", code="model_not_found")
 
@@ -344,12 +344,12 @@ def unknown_transfer_coding(codings: str) -> Refusal:
     return Refusal(status=501, message=message, type="server_error", code="unknown_transfer_coding")
 
 
-def too_many_bodies(limit: int) -> Refusal:
-    """Return the refusal of a body for whose bytes there is no memory."""
+def too_many_bodies(limit: int, share: int) -> Refusal:
+    """Return the refusal of a body for whose bytes there is no memory. `share`: the most of one API key."""
     return Refusal(
         status=503,
-        message=f"Unfinished request bodies already take {limit} bytes of this gateway's memory, the limit of "
-        "--max-body-memory; repeat the request in a second.",
+        message=f"This gateway has no memory for another large request: the bodies of all requests may take {limit} "
+        f"bytes (--max-body-memory), and those of one API key {share}; repeat it when others have ended.",
         type="server_error",
         code="gateway_overloaded",
         retry_after_s=1,

@@ -195,7 +195,7 @@ class InferenceHandler(RequestHandler):
         except ModelMissingError:
             self._set_default_model(context)
             request, context.translator = adapter.read(http_request)
-        context.request = request
+        context.request, http_request.body = request, b""
         self._admit_model(context, request)
         self._forwarder.start(request, context.retry_state, context, context.began_s)
         if context.mirrored is not None:

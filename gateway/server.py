@@ -83,7 +83,7 @@ class GatewayLimits:
 
     max_body_bytes: int = 8 << 20
     max_body_memory_bytes: int = 256 << 20
-    """Memory of the unfinished request bodies of all connections."""
+    """Memory of the request bodies of all connections."""
     max_connections_per_address: int | None = None
     """Connections of one client address; 0: no limit. None: 1,024, and no limit for this machine."""
     max_files: int = 0
@@ -313,9 +313,7 @@ class Gateway:
         )
         return HandlerOptions(
             max_body=limits.max_body_bytes,
-            body_memory=BodyMemory(
-                max(limits.max_body_memory_bytes, limits.max_body_bytes), on_shed
-            ),
+            body_memory=BodyMemory(limits.max_body_memory_bytes, limits.max_body_bytes, on_shed),
             connections=ConnectionLimiter(
                 AddressLimit(
                     USUAL_CONNECTIONS if limit_of_address is None else limit_of_address,
@@ -398,8 +396,8 @@ class Gateway:
                 *([file] if file else ()),
                 *([self._saved_journal] if self._saved_journal else ()),
                 Gauge(
-                    "fleet_gateway_unfinished_body_bytes",
-                    "Memory of request bodies that are still arriving.",
+                    "fleet_gateway_body_bytes",
+                    "Memory of large request bodies, until their requests have ended.",
                     lambda: self.handler.body_memory.used,
                 ),
                 *forwarding_gauges(self.load_tracker, model_states, self._clock),

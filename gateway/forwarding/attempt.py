@@ -53,6 +53,8 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
 }
 
 _TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
+# Larger bodies are written as they are, so that memory holds them once.
+_COPIED_BYTES = 64 << 10
 _REPLICA = headers.REPLICA.encode()
 _IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
@@ -323,9 +325,9 @@ class AttemptRunner:
                 body = point.resume_body(request.body)
                 request = msgspec.structs.replace(request, body=body)
         if endpoint.external is None:
-            raw = encode_request(request, endpoint, state, now_s)
+            raw, body = encode_request(request, endpoint, state, now_s)
         else:
-            raw = encode_external(request, endpoint, endpoint.external)
+            raw, body = encode_external(request, endpoint, endpoint.external), b""
         until_s, silence_s = deadline.at_s, policy.silence_s
         if endpoint.external is not None and not request.is_streamed:
             silence_s = policy.external_silence_s
@@ -334,6 +336,7 @@ class AttemptRunner:
         attempt = EngineAttempt(
             origin=endpoint.origin,
             raw=raw,
+            body=body,
             silence_s=silence_s,
             until_s=until_s,
             endpoint=endpoint,
@@ -430,8 +433,8 @@ def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
 
 def encode_request(
     request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, now_s: float
-) -> bytes:
-    """Return the HTTP request for an engine, with the header lines of this attempt only."""
+) -> tuple[bytes, bytes]:
+    """Return the HTTP request for an engine, with the header lines of this attempt only, and its body if it is large."""
     lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
     terms, body = state.terms, request.body
     silence_s = terms.policy.silence_s
@@ -447,7 +450,8 @@ def encode_request(
         # The engine does not know a route's name, or a served name younger than itself.
         body = rename_model(body, request.model, endpoint.names[0])
     path, host = request.path.encode("ascii"), endpoint.host
-    return REQUEST % (path, host, len(body), request.request_id, lines, body)
+    first, rest = (body, b"") if len(body) <= _COPIED_BYTES else (b"", body)
+    return REQUEST % (path, host, len(body), request.request_id, lines, first), rest
 
 
 def _is_json(head: ResponseHead) -> bool:

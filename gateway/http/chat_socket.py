@@ -132,7 +132,10 @@ def _json(body: bytes) -> Any:
 class ChatSocket(asyncio.Protocol):
     """One connection after its handshake. `client`: the protocol of the connection before, which owns its limits."""
 
-    def __init__(self, client: Any, handler: RequestHandler, headers: RawHeaders) -> None:
+    def __init__(
+        self, client: Any, handler: RequestHandler, headers: RawHeaders, owner: str
+    ) -> None:
+        """`owner`: the identity of its API key; empty without one."""
         self._client = client
         self._handler = handler
         self._headers = [
@@ -142,7 +145,7 @@ class ChatSocket(asyncio.Protocol):
         ]
         self._reader = frames.FrameReader(handler.max_body + _WRAPPING)
         self._running: dict[str, RequestContext] = {}
-        self._held_bytes = 0
+        self._owner, self._held_bytes = owner, 0
         self._is_over = self._is_stopping = False
         self._is_behind = False
         """True while messages wait that have arrived."""
@@ -177,11 +180,11 @@ class ChatSocket(asyncio.Protocol):
             return False
         memory, held = self._handler.body_memory, self._reader.held_bytes
         if held > self._held_bytes:
-            if not memory.take(held - self._held_bytes):
+            if not memory.take(self._owner, held - self._held_bytes):
                 self.close(frames.TRY_LATER, "too many unfinished messages")
                 return False
         else:
-            memory.free(self._held_bytes - held)
+            memory.free(self._owner, self._held_bytes - held)
         self._held_bytes = held
         return not self._is_behind
 
@@ -213,7 +216,7 @@ class ChatSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True
         self._idle_timer.cancel()
-        self._handler.body_memory.free(self._held_bytes)
+        self._handler.body_memory.free(self._owner, self._held_bytes)
         self._held_bytes = 0
         running, self._running = tuple(self._running.values()), {}
         for context in running:
@@ -295,7 +298,7 @@ class ChatSocket(asyncio.Protocol):
         context = RequestContext(handler, http_request, response, handler.adapters[CHAT])
         context.is_current, context.more_body = True, False
         # Again for each request: the key may be gone since the handshake.
-        refusal = handler.check_head(context)
+        refusal = handler.check_head(context) or context.hold(len(body), is_complete=True)
         self._running[message_id] = context
         if refusal is not None:
             handler.refuse(context, refusal)

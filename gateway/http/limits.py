@@ -1,4 +1,4 @@
-"""Limits of all client connections together: memory of unfinished request bodies, and open files."""
+"""Limits of all client connections together: memory of request bodies, and open files."""
 
 import logging
 from collections import Counter
@@ -22,28 +22,42 @@ USUAL_CONNECTIONS: Final = 1024
 
 
 class BodyMemory:
-    """Memory of the unfinished request bodies of all connections.
+    """Memory of the request bodies of all connections, from their first bytes until their requests have ended.
 
-    A body that arrives in one read is never unfinished: however full the memory is, small requests pass.
+    Half of it is the most that the bodies of one API key take. A complete body of up to `SMALL` bytes is not counted:
+    however full the memory is, small requests pass.
     """
 
-    def __init__(self, limit: int, on_shed: Callable[[ShedReason], None]) -> None:
-        """`limit`: in bytes. `on_shed`: called when there is no room."""
-        self.limit = limit
+    SMALL: Final = 64 << 10
+
+    def __init__(self, limit: int, largest: int, on_shed: Callable[[ShedReason], None]) -> None:
+        """`limit`: in bytes. `largest`: a body that must have room. `on_shed`: called when there is no room."""
+        self.limit = max(limit, largest)
+        self.share = max(self.limit // 2, largest)
+        """The limit of one key."""
         self.used = 0
+        self._by_owner = Counter[str]()
         self._on_shed = on_shed
 
-    def take(self, size: int) -> bool:
-        """Count `size` more bytes; return whether there is room for them. They are counted only then."""
-        if self.used + size > self.limit:
+    def take(self, owner: str, size: int) -> bool:
+        """Count `size` more bytes; return whether there is room for them. They are counted only then.
+
+        `owner`: the identity of an API key; empty: a client without one.
+        """
+        own = self._by_owner[owner] + size
+        if self.used + size > self.limit or (owner and own > self.share):
             self._on_shed("body_memory")
             return False
         self.used += size
+        self._by_owner[owner] = own
         return True
 
-    def free(self, size: int) -> None:
+    def free(self, owner: str, size: int) -> None:
         """Count `size` bytes no more."""
         self.used -= size
+        self._by_owner[owner] -= size
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
 
 
 class FileLimit:

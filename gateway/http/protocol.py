@@ -51,7 +51,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     """
 
     __slots__ = (
-        "_body_memory",
         "_final_refusal",
         "_handler",
         "_is_tls",
@@ -80,8 +79,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         """Pipelined requests and their ASGI application, in the order of arrival."""
         self._final_refusal: Refusal | None = None
         """Sent after the responses that are in progress."""
-        self._body_memory = 0
-        """Bytes of the unfinished body that are counted in the handler's memory of bodies."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
         self._is_tls = False
@@ -138,19 +135,25 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         fields = dict(self.headers)
         if fields.get(b"upgrade", b"").lower() != b"websocket" or not _is_complete(self._latest):
             return False
-        refusal = self._socket_refusal(fields, rest)
+        http_request = HttpRequest(
+            path=chat_socket.CHAT.decode(), headers=self.headers, fields=fields
+        )
+        adapter = self._handler.adapters[chat_socket.CHAT]
+        context = RequestContext(self._handler, http_request, self._new_response(), adapter)
+        refusal = self._socket_refusal(context, rest)
         if refusal is not None:
             self.refuse(refusal)
             return True
-        self._socket = chat_socket.ChatSocket(self, self._handler, self.headers)
+        self._socket = chat_socket.ChatSocket(self, self._handler, self.headers, context.owner)
         # The connection stays counted here; its bytes go there.
         self.ignores_input, self.deadline_s = True, NEVER
         self.transport.set_protocol(self._socket)
         self.transport.write(frames.switching_protocols(fields[b"sec-websocket-key"]))
         return True
 
-    def _socket_refusal(self, fields: dict[bytes, bytes], rest: bytes) -> Refusal | None:
+    def _socket_refusal(self, context: RequestContext, rest: bytes) -> Refusal | None:
         """Return the refusal of a handshake; None if it is accepted."""
+        fields = context.http_request.fields
         is_valid = len(fields.get(b"sec-websocket-key", b"")) == frames.KEY_LENGTH
         if not is_valid or fields.get(b"sec-websocket-version") != b"13" or rest:
             return errors.no_websocket()
@@ -160,11 +163,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             return errors.head_too_large(MAX_HEAD_BYTES)
         if self._handler.is_stopping:
             return errors.shutting_down()
-        adapter = self._handler.adapters[chat_socket.CHAT]
-        http_request = HttpRequest(
-            path=chat_socket.CHAT.decode(), headers=self.headers, fields=fields
-        )
-        context = RequestContext(self._handler, http_request, self._new_response(), adapter)
         return self._handler.check_head(context)
 
     @override
@@ -186,6 +184,12 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             self.is_in_head = False
             self.refuse(refusal)
             return
+        if len(body) > handler.body_memory.SMALL:
+            refusal = context.hold(len(body), is_complete=True)
+            if refusal is not None:
+                self.is_in_head = False
+                self.refuse(refusal)
+                return
         http_request.body, context.began_s = body, self.clock.monotonic()
         handler.start(context)
 
@@ -264,26 +268,21 @@ class ClientProtocol(RequestFramer, ResponseOwner):
 
     @override
     def on_partial_body(self) -> None:
-        latest, memory = self._latest, self._handler.body_memory
+        latest = self._latest
         if isinstance(latest, RequestContext):
-            size = len(latest.body)
-            if memory.take(size - self._body_memory):
-                self._body_memory = size
-            else:
-                self.refuse(errors.too_many_bodies(memory.limit))
-
-    def _free_body_memory(self) -> None:
-        if self._body_memory:
-            self._handler.body_memory.free(self._body_memory)
-            self._body_memory = 0
+            refusal = latest.hold(len(latest.body))
+            if refusal is not None:
+                self.refuse(refusal)
 
     @override
     def on_request_complete(self) -> None:
-        self._free_body_memory()
         latest = self._latest
         if isinstance(latest, RequestContext):
             latest.more_body = False
-            if latest.is_current:
+            refusal = latest.hold(len(latest.body), is_complete=True)
+            if refusal is not None:
+                self.refuse(refusal)
+            elif latest.is_current:
                 self._start(latest, latest.take_body())
         elif latest is not None and not latest.response_complete:
             latest.more_body = False
@@ -385,7 +384,9 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._free_body_memory()
+        for request in (self._latest, *(request for request, _ in self._queue)):
+            if isinstance(request, RequestContext) and request is not self._serving:
+                request.free_body()
         self._handler.connections.leave(self)
         for context in (self._latest, self._serving):
             if isinstance(context, RequestContext) and not context.response.is_complete:
@@ -459,7 +460,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         if self.ignores_input:
             return
         self.ignores_input, self.deadline_s = True, NEVER
-        self._free_body_memory()
         latest = self._latest
         if self.is_in_head:
             if _is_complete(latest):
@@ -471,7 +471,8 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             if latest.is_current:
                 self._handler.refuse(latest, refusal)
             else:
-                latest.refusal, latest.body = refusal, b""
+                latest.refusal = refusal
+                latest.free_body()
         elif latest is None or latest.response_started or self._queue:
             self.transport.abort()  # the client could not attribute a response
         else:

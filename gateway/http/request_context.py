@@ -14,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway import errors
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.auth.keyring import Principal
 from gateway.auth.rate_limits import RateLimiter
@@ -359,6 +360,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """The place of its answer under its idempotency key; None without one."""
     mirrored: ServedModel | None = None
     """The model, if copies of its requests go to a mirror."""
+    held_bytes: int = 0
+    """Bytes of its body that are counted in the memory of bodies."""
     model: str = "unknown"
     outcome: str = "client_gone"
     began_s: float = 0.0
@@ -381,6 +384,30 @@ class RequestContext(msgspec.Struct, eq=False):
             self.body = bytearray(self.body) + piece
         return len(self.body)
 
+    @property
+    def owner(self) -> str:
+        """The identity of its API key; empty without one."""
+        return "" if self.principal is None else self.principal.identity
+
+    def hold(self, size: int, *, is_complete: bool = False) -> Refusal | None:
+        """Count so many bytes of the body until the request has ended. Return a refusal if there is no room."""
+        memory = self.handler.body_memory
+        if is_complete and size <= memory.SMALL:
+            size = 0
+        if size < self.held_bytes:
+            memory.free(self.owner, self.held_bytes - size)
+        elif size > self.held_bytes and not memory.take(self.owner, size - self.held_bytes):
+            return errors.too_many_bodies(memory.limit, memory.share)
+        self.held_bytes = size
+        return None
+
+    def free_body(self) -> None:
+        """Drop the body, and count it no more."""
+        self.body = self.http_request.body = b""
+        if self.held_bytes:
+            self.handler.body_memory.free(self.owner, self.held_bytes)
+            self.held_bytes = 0
+
     def take_body(self) -> bytes:
         """Return the whole body and drop it."""
         body, self.body = self.body, b""
@@ -397,7 +424,7 @@ class RequestContext(msgspec.Struct, eq=False):
     def release(self) -> None:
         """Drop the request's data: an idle connection may keep this object for long."""
         self.request = self.translator = self.stream = self.mirrored = None
-        self.body = self.http_request.body = b""
+        self.free_body()
         self.retry_state.client = None
 
     def pause(self) -> None:

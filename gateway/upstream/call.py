@@ -56,7 +56,9 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
 
     origin: EngineAddress
     raw: bytes
-    """The complete HTTP request; empty once a part of the response has arrived."""
+    """The HTTP request; empty once a part of the response has arrived."""
+    body: bytes = b""
+    """The rest of the request, if its body is large: `raw` would be a copy of it. Empty with `raw`."""
     silence_s: float
     """The engine is given up after so long without a byte."""
     until_s: float

@@ -280,6 +280,8 @@ class Connection(asyncio.Protocol):
         self._is_within_chunk = False
         """True if the last read ended in a chunk, or in a line between chunks."""
         self._keeps_alive = False
+        self._has_large = False
+        """True if the body of the last request was written apart."""
 
     def start(self, call: EngineCall, now_s: float) -> None:
         """Send a request; its response goes to the call."""
@@ -292,6 +294,9 @@ class Connection(asyncio.Protocol):
         else:
             self.silent_since = now_s
             transport.write(call.raw)
+            self._has_large = bool(call.body)
+            if call.body:
+                transport.write(call.body)
 
     def rest(self) -> None:
         """Become idle without a request, so that one finds the connection open."""
@@ -423,7 +428,7 @@ class Connection(asyncio.Protocol):
             call.on_interim(head)
         if head.length != len(data):
             self.silent_since, self._keeps_alive = self._now(), head.keeps_alive
-            call.raw = b""  # never sent again, and streams live long
+            call.raw = call.body = b""  # never sent again, and streams live long
             call.on_head(head)
             if self._call is call:
                 self._begin_body(call, head, data)
@@ -431,7 +436,7 @@ class Connection(asyncio.Protocol):
         # Nearly always all of a whole response arrives at once.
         call.connection = self._call = None
         self._expects, self.silent_since = _IDLE, NEVER
-        if call.on_whole(head, data) and head.keeps_alive and self._transport is not None:
+        if call.on_whole(head, data) and head.keeps_alive and not self._is_behind():
             self.is_usable = self.is_reused = True
             self.idle_since = self._now()
             self._owner.idle[self.origin].append(self)
@@ -556,11 +561,16 @@ class Connection(asyncio.Protocol):
         call.connection = self._call = None
         self._expects, self._rest = _IDLE, b""
         self.silent_since = NEVER
-        if self._transport is None or is_surplus or not self._keeps_alive:
+        if is_surplus or not self._keeps_alive or self._is_behind():
             self.cut()
         else:
             self._become_idle()
         call.on_end(data, is_surplus=is_surplus)
+
+    def _is_behind(self) -> bool:
+        """Return whether no request can follow: the connection is gone, or the engine has not read all of this one."""
+        transport = self._transport
+        return transport is None or (self._has_large and transport.get_write_buffer_size() > 0)
 
     def _become_idle(self) -> None:
         if self.is_paused:

@@ -13,6 +13,9 @@ _EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x"
 _DONE = b"data: [DONE]\n\n"
 # The gateway's health checks are not recorded.
 _PROBE = b"GET /"
+_TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+SILENT = b'"silent"'
+"""A prompt with this text gets no answer."""
 ENDLESS = b'"endless"'
 """A prompt with this text gets events for as long as they are read."""
 
@@ -35,6 +38,10 @@ class Recorder:
     leftover: bytes = b""
     """Bytes on a connection that are not a request."""
     streamed_bytes: int = 0
+    most_body: int = 1 << 30
+    """Longer bodies are refused unread, as by an engine with a small context."""
+    silent: int = 0
+    """The number of requests that wait for an answer."""
     streaming: int = 0
     """The number of endless streams being read."""
 
@@ -47,7 +54,17 @@ class Recorder:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if _length(head) > self.most_body:
+                    writer.write(_TOO_LARGE)
+                    await asyncio.sleep(0.5)
+                    writer.transport.abort()
+                    return
                 body = await reader.readexactly(_length(head))
+                if SILENT in body:
+                    self.silent += 1
+                    await reader.read()
+                    self.silent -= 1
+                    return
                 if not head.startswith(_PROBE):
                     self.requests.append(Request(head, body))
                 await (self._endless(writer) if ENDLESS in body else self._answer(writer, body))

@@ -44,11 +44,18 @@ def test_bodies_without_a_model_are_refused(body: bytes, param: str | None) -> N
 def test_the_body_goes_to_the_engine_as_it_came() -> None:
     body = b'{ "model" :"m",  "temperature": 1.10, "seed": 18446744073709551615 }'
     ask = InferenceRequest(path="/v1/completions", model="m", body=body, request_id=b"r-1")
-    head, _, sent = encode_request(ask, target("m-0"), RetryState(), 0.0).partition(b"\r\n\r\n")
-    assert sent == body
+    raw, apart = encode_request(ask, target("m-0"), RetryState(), 0.0)
+    head, _, sent = raw.partition(b"\r\n\r\n")
+    assert (sent, apart) == (body, b"")
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
     assert b"x-request-id: r-1" in head
     assert b"content-length: %d" % len(body) in head
+    # A large body is not copied.
+    ask.body = b"%b%b" % (body, b" " * 100_000)
+    raw, apart = encode_request(ask, target("m-0"), RetryState(), 0.0)
+    assert raw.endswith(b"\r\n\r\n")
+    assert b"content-length: %d" % len(ask.body) in raw
+    assert apart is ask.body
 
 
 @pytest.mark.parametrize(
