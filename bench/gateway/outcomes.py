@@ -107,6 +107,12 @@ def sums(found: Sequence[Outcome]) -> dict[str, float | None]:
         "truncated_streams": sum(one.truncated for one in found),
         "wrong_texts": sum(one.wrong for one in found),
         "requests": sum(one.requests for one in found),
+        # Of requests during and around the faults, which are far more frequent than on any fleet.
+        "answered_percent": round(
+            100
+            - 100 * sum(one.failed for one in found) / max(1, sum(one.requests for one in found)),
+            3,
+        ),
         "resumed": sum(one.during.resumed for one in found),
         "slowest_again_s": slowest_again_s(found),
         "never_again": sum(one.during.again_s == NEVER for one in found),

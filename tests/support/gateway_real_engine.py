@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from gateway.server import GatewayLimits
 from gateway.telemetry.recorder import Tracer
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
@@ -43,11 +44,13 @@ def tiny_engine(folder: Path, *, has_markers: bool = True, **flags: object) -> I
 
 
 @asynccontextmanager
-async def in_front_of(engine: Engine, tracer: Tracer | None = None) -> AsyncIterator[Running]:
+async def in_front_of(
+    engine: Engine, tracer: Tracer | None = None, limits: GatewayLimits | None = None
+) -> AsyncIterator[Running]:
     """Start a gateway that serves the engine."""
     world = World(MemoryTransport(SystemClock()))
     await world.put(deployment("tiny"))
     await world.put(endpoint("tiny-0", "tiny", f"http://127.0.0.1:{engine.port}", node="mac-1"))
-    async with running_gateway(world.transport, tracer=tracer) as gateway:
+    async with running_gateway(world.transport, limits, tracer=tracer) as gateway:
         await gateway.knows("tiny", ready=1)
         yield gateway

@@ -1,5 +1,7 @@
 """The official clients with a real engine: requests have the effect that they ask for."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -8,6 +10,7 @@ import anthropic
 import ollama
 import pytest
 
+from gateway.server import GatewayLimits
 from tests.support.engine_process import Engine
 from tests.support.gateway_real_engine import in_front_of, tiny_engine
 from tests.support.gateway_world import Running
@@ -126,3 +129,29 @@ async def test_texts_as_they_are_formats_and_vectors(
     assert list(one.embedding) == list(embedded.embeddings[1])
     loaded = await spoken.generate("tiny")
     assert loaded.done_reason == "load"
+
+
+async def test_100_concurrent_requests_are_answered(
+    engine: Engine, http: aiohttp.ClientSession
+) -> None:
+    """More than the engine's slots and its queue hold: the rest waits in the gateway."""
+    wanted = engine.chat(HELLO, max_tokens=12).json["choices"][0]["message"]["content"]
+
+    async def ask(behind: Running, number: int) -> str:
+        is_streamed = bool(number % 2)
+        body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "stream": is_streamed}
+        body["messages"] = [{"role": "user", "content": HELLO}]
+        async with http.post(f"{behind.url}/v1/chat/completions", json=body) as response:
+            raw = await response.text()
+            assert response.status == 200, raw
+        if not is_streamed:
+            return str(json.loads(raw)["choices"][0]["message"]["content"])
+        *events, done = [one for one in raw.split("\n\n") if one.startswith("data: ")]
+        chunks = [json.loads(one.removeprefix("data: ")) for one in events]
+        assert done == "data: [DONE]"
+        return "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks)
+
+    limits = GatewayLimits(drain_timeout_s=0)
+    async with in_front_of(engine, limits=limits) as gateway, asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(gateway, number)) for number in range(100)]
+    assert {one.result() for one in asked} == {wanted}
