@@ -35,8 +35,8 @@ _REASONS = {
         text="the gateway is the API: fleet-gateway --host, --port, --cors-origin; below /api/dashboard/ is the dashboard's data"
     ),
     "controller.api.rate_limit": OmissionReason(
-        text="fleet-gateway --anonymous-requests-per-minute limits requests without a key by address, and "
-        "fleetctl create apikey NAME --requests-per-minute those with one"
+        text="API keys have limits: fleetctl create apikey NAME --requests-per-minute; requests without a key have those of "
+        "fleet-gateway --anonymous-requests-per-minute, by address"
     ),
     "nats": OmissionReason(text="nats: etcd replaces it, with leases and watches", is_shown=False),
     "worker": OmissionReason(text="agents choose the ports of engines, and detect the hardware"),

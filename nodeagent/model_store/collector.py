@@ -79,8 +79,8 @@ class ModelCollector:
             OSError: the disk failed; what was removed so far is gone.
 
         """
-        reason = await asyncio.to_thread(self._due_reason)
-        return await self._collect(None, reason) if reason else CollectionPlan()
+        cause = await asyncio.to_thread(self._due_cause)
+        return await self._collect(None, cause) if cause else CollectionPlan()
 
     async def make_room(self, wanted_bytes: int) -> int:
         """Free so many bytes if unused models have them; otherwise remove nothing.
@@ -102,7 +102,7 @@ class ModelCollector:
         plan = await self._collect(wanted_bytes, _DISK_FULL)
         return free - plan.freed_bytes
 
-    def _due_reason(self) -> str:
+    def _due_cause(self) -> str:
         """Return why models must be removed; "" if none must."""
         if not self.store.blobs.is_dir():
             return ""
@@ -125,7 +125,7 @@ class ModelCollector:
         names = await asyncio.to_thread(self.store.manifest_names)
         return users.used(names)
 
-    async def _collect(self, wanted_bytes: int | None, reason: str) -> CollectionPlan:
+    async def _collect(self, wanted_bytes: int | None, cause: str) -> CollectionPlan:
         in_use = await self._in_use()
         sizes = {one.name: one.size_bytes for one in await asyncio.to_thread(self.store.models)}
         plan = await asyncio.to_thread(
@@ -137,7 +137,7 @@ class ModelCollector:
             await self._recorder.record(
                 self._node,
                 "ModelCollected",
-                f"{name} ({size}) was removed: {reason}, and nothing uses the model",
+                f"{name} ({size}) was removed: {cause}, and nothing uses the model",
             )
         if plan.shortfall_bytes:
             log.warning(
