@@ -50,7 +50,7 @@ AIMS: Final = {
     "day_updates": None,
     "heap_mb": 60,
     "stream_kb_per_s": 40,
-    "change_p95_ms": 400,
+    "change_p95_ms": 200,
     "slow_paint_ms": 1000,
     "slow_table_ms": 1500,
     "viewer_cpu_ms_per_s": 10,

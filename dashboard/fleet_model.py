@@ -23,8 +23,8 @@ from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
 
-# State changes are collected for this long before they are shown.
-_BATCH_S: Final = 0.1
+# State changes are shown at most this often; the first one after a pause waits only for those of its own moment.
+_BATCH_S, _MOMENT_S = 0.1, 0.01
 # Beyond this many changes a reader takes a snapshot. The figures of 1,000 Macs are 100 changes a second, and
 # each change holds its columns.
 _LOG_LIMIT: Final = 4096
@@ -158,10 +158,13 @@ class FleetModel:
             group.create_task(self.caches.run())
             await self.caches.wait_synced()
             self._fill()
+            shown_s = self._clock.monotonic()
             while True:
                 await self._is_dirty.wait()
-                await self._clock.sleep(_BATCH_S)
+                rest_s = shown_s + _BATCH_S - self._clock.monotonic()
+                await self._clock.sleep(max(_MOMENT_S, rest_s))
                 self._update()
+                shown_s = self._clock.monotonic()
 
     def _note(self, key: str) -> None:
         if not self._ready.is_set():
