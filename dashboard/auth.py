@@ -258,6 +258,22 @@ def _foreign_page(what: str) -> RefusedError:
     return _refused(403, f"Requests of {what} are refused.", "origin_not_allowed")
 
 
+def login_required(is_any: bool) -> RefusedError:  # noqa: FBT001 - a callback
+    """Return the refusal of a request without a key and without a session. `is_any`: the fleet has keys."""
+    make = (
+        ""
+        if is_any
+        else " The fleet has no keys yet; `fleetctl create apikey NAME --role viewer` makes one."
+    )
+    message = (
+        "This dashboard needs a login: open the link that `fleetctl dashboard` prints, or send an API key of the fleet as "
+        f"`Authorization: Bearer KEY`. It is needed on the dashboard's own machine, too.{make}"
+    )
+    extra = ((b"www-authenticate", b'Bearer realm="mlx-fleet"'),)
+    refusal = Refusal(status=401, message=message, code="invalid_api_key", extra_headers=extra)
+    return RefusedError(refusal)
+
+
 def _login_required(needed: Role) -> RefusedError:
     message = f"This needs the role {needed}. Without keys (--auth off) only clients on the dashboard's own machine have it."
     return _refused(403, message, "role_required")

@@ -9,12 +9,15 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from dashboard.fleet_model import FleetModel
-from dashboard.traffic import DAY_S, EndedRequest, Traffic, milliseconds, public_status
-from gateway.admin.query_words import series_metric
+from dashboard.traffic import DAY_S, EndedRequest, Traffic, milliseconds
+from gateway.admin.dashboard import describe_hardware
+from gateway.admin.query_words import SERIES_UNITS, public_status, series_metric
 from gateway.telemetry.time_series import SERIES_METRICS
 from insight.conditions import Row
 from machinery.clock import Clock
 from machinery.version import version
+from schemas.node import NodeStatus
+from store import keys
 
 Json: TypeAlias = dict[str, object]
 
@@ -22,8 +25,6 @@ _RECENT_S: Final = 60.0
 _GIB: Final = 1 << 30
 _GENERATIONS: Final = 40
 MOST_POINTS: Final = 360
-# Units in the words of the seeds.
-_UNITS: Final = {"tokens/s": "tokens/sec", "requests/s": "requests/sec"}
 
 
 @dataclass(slots=True)
@@ -83,20 +84,22 @@ class SeedViews:
         rows = sorted(self.model.rows("macs").items())
         return [self._worker(name, row, running.get(name, 0)) for name, row in rows]
 
+    def worker(self, name: str) -> Json | None:
+        """Return one Mac; None if there is none of the name."""
+        row = self.model.rows("macs").get(name)
+        return None if row is None else self._worker(name, row, self.running_by_mac().get(name, 0))
+
     def _worker(self, name: str, row: Row, active: int) -> Json:
         uptime = self._figure(name, "fleet_node_uptime_seconds", "fleet_agent_uptime_seconds")
-        memory = row["memoryBytes"]
+        report = self.model.caches.objects.statuses.items.get(keys.status_key("Node", name))
+        assert report is None or isinstance(report, NodeStatus)
         return {
             "workerId": name,
             "hostname": row["hostname"],
             "ip": row["address"],
             "port": _port(row["agentUrl"]),
             "status": row["state"],
-            "hardware": {
-                "chipModel": row["chip"],
-                "gpuCores": row["gpuCores"],
-                "unifiedMemoryGB": round(memory / _GIB, 1) if isinstance(memory, int) else None,
-            },
+            "hardware": None if report is None else describe_hardware(report),
             "metrics": self.worker_metrics(name, row, active),
             "uptime": None if uptime is None else int(uptime * 1000),
             "lastHeartbeat": self._seen.get(name),
@@ -171,7 +174,7 @@ class SeedViews:
         seen = ((at_s, self.traffic.measured(at_s, sums)) for at_s, sums in points)
         return {
             "metric": metric,
-            "unit": _UNITS.get(unit, unit),
+            "unit": SERIES_UNITS.get(unit, unit),
             "points": [
                 {"timestamp": at_s * 1000, "value": None if sums is None else value(sums)}
                 for at_s, sums in seen

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dashboard.app import AppContext, make_app
+from dashboard.auth import login_required
 from dashboard.change_log import ChangeLog
 from dashboard.collector import FigureCollector
 from dashboard.energy import ShareCounter
@@ -107,7 +108,9 @@ class Dashboard:
         if settings.asks_for_keys:
             self._keys = KeyCache(transport, clock, keyring, self._gateways)
             self._saved_keys = _saved_keys(self._keys, settings, clock)
-        access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
+        access = AccessControl(
+            keyring, clock, is_on=settings.asks_for_keys, refuse_keyless=login_required
+        )
         sessions = Sessions(settings.session_secret, clock, self.known_keys, settings.state_dir)
         self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())

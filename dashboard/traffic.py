@@ -14,6 +14,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from gateway.admin.query_words import public_status
 from gateway.telemetry.time_series import IntervalSums, RateSeries
 
 KEPT: Final = 10_000
@@ -454,11 +455,6 @@ def completed(one: EndedRequest) -> dict[str, object]:
         "tokens": one.tokens.output,
         "status": public_status(one.outcome),
     }
-
-
-def public_status(outcome: str) -> str:
-    """Return the seed's word for an outcome."""
-    return "success" if outcome == "ok" else outcome
 
 
 def milliseconds(at: datetime) -> int:

@@ -461,7 +461,7 @@ def engine_refusal(status: int, body: bytes) -> Refusal:
     )
 
 
-def no_key(*, is_any: bool) -> RefusedError:
+def no_key(is_any: bool) -> RefusedError:  # noqa: FBT001 - a callback
     """Return the refusal of a request without a key. `is_any`: the fleet has keys."""
     if is_any:
         message = f"This gateway requires an API key: {_HOW}. Ask the operator of the fleet for one; {_MAKE}."

@@ -12,6 +12,7 @@ from dashboard.api.routes import json_response
 from dashboard.seed_views import SeedViews
 from gateway.admin.query_words import parse_kept_duration, parse_outcomes
 from machinery.clock import Clock
+from schemas.wire.errors import Refusal, RefusedError
 
 _DAY_S: Final = 24 * 3600
 _STREAM_S: Final = 2.0
@@ -32,6 +33,8 @@ class SeedRoutes:
             ("/api/dashboard/metrics/timeseries", self.timeseries),
             ("/api/dashboard/requests", self.requests),
             ("/api/cluster/status", self.cluster),
+            ("/api/cluster/workers", self.workers),
+            ("/api/cluster/workers/{name}", self.worker),
             ("/queue", self.queue),
             ("/metrics/snapshot", self.snapshot),
             ("/metrics/stream", self.stream),
@@ -45,6 +48,14 @@ class SeedRoutes:
     async def workers(self) -> Response:
         """List the Macs."""
         return json_response(self.views.workers())
+
+    async def worker(self, name: str) -> Response:
+        """Describe one Mac."""
+        found = self.views.worker(name)
+        if found is None:
+            message = f"There is no Mac '{name[:100]}'; GET /api/cluster/workers lists them."
+            raise RefusedError(Refusal(status=404, message=message, code="worker_not_found"))
+        return json_response(found)
 
     async def timeseries(
         self,

@@ -16,7 +16,7 @@ from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
 from fleetctl.output import printers
 from schemas.wire.metrics import REQUEST_OUTCOMES
 
-_JOURNAL = "/api/dashboard/requests"
+_JOURNAL = "/api/requests/ended"
 _IN_FLIGHT = "/api/requests/in-flight"
 _HELP = """Show which node served each request, the latest last.
 

@@ -50,12 +50,14 @@ def list_workers(inputs: WorkerInputs) -> list[Json]:
 
 
 def count_workers(found: Iterable[Json]) -> dict[str, int]:
-    """Return the number of workers in each state."""
-    counts = {"total": 0, "online": 0, "degraded": 0, "offline": 0}
-    for worker in found:
-        counts["total"] += 1
-        counts[str(worker["status"])] += 1
-    return counts
+    """Return the number of workers in each state; a degraded one is online, too."""
+    states = Counter(str(worker["status"]) for worker in found)
+    return {
+        "total": states.total(),
+        "online": states.total() - states["offline"],
+        "offline": states["offline"],
+        "degraded": states["degraded"],
+    }
 
 
 def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs) -> Json:
@@ -68,24 +70,27 @@ def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInput
     for endpoint in endpoints_here:
         names |= inputs.names.get(endpoint.replica, frozenset())
     return {
-        "id": name,
-        "name": name,
+        "workerId": name,
         "hostname": report.hostname if report is not None else None,
         "ip": report.address if report is not None else _host(endpoints_here),
+        "port": None,
         "status": status,
         "statusReason": why or None,
-        "hardware": _hardware(report),
-        "cpuUsagePercent": None,
-        "gpuUtilizationPercent": None,
-        "memoryUsedGB": None,
-        "memoryFreePercent": _free_percent(endpoints_here, inputs.health),
-        "uptimeSeconds": None,
-        "activeRequests": sum(
-            _active_requests(endpoint.origin, inputs.health) for endpoint in endpoints_here
-        ),
-        "totalRequestsHandled": handled,
-        "avgLatencyMs": round(spent_s / handled * 1000, 3) if handled else None,
-        "modelsLoaded": sorted(names),
+        "hardware": None if report is None else describe_hardware(report),
+        "metrics": {
+            "cpuUsagePercent": None,
+            "gpuUtilizationPercent": None,
+            "memoryUsedGB": None,
+            "memoryFreePercent": _free_percent(endpoints_here, inputs.health),
+            "modelsLoaded": sorted(names),
+            "activeRequests": sum(
+                _active_requests(endpoint.origin, inputs.health) for endpoint in endpoints_here
+            ),
+            "totalRequests": handled,
+            "avgLatencyMs": round(spent_s / handled * 1000, 3) if handled else None,
+        },
+        "uptime": None,
+        "lastHeartbeat": None,
         "endpoints": [
             _endpoint(endpoint, inputs)
             for endpoint in sorted(endpoints_here, key=lambda one: one.replica)
@@ -113,9 +118,8 @@ def _status(
     return "online", ""
 
 
-def _hardware(report: NodeStatus | None) -> Json | None:
-    if report is None:
-        return None
+def describe_hardware(report: NodeStatus) -> Json:
+    """Return the hardware of a Mac, which its agent reported."""
     designation = chips.parse_designation(report.chip)
     fast = report.performance_cores or None
     return {
@@ -186,31 +190,40 @@ def all_workers(context: AdminContext, nodes: NodeList) -> list[Json]:
 def overview(context: AdminContext, counts: dict[str, int]) -> Json:
     """Return the totals of this gateway for a dashboard's cards."""
     recent, day = context.over(RECENT_S), context.over(DAY_S)
+    rate, mean = SERIES_METRICS["tokens_per_second"][1], SERIES_METRICS["latency"][1]
     return {
         "gateway": context.id,
         "workers": counts,
-        "activeRequests": context.load_tracker.total(),
-        "queuedRequests": context.waiting(),
-        "totalRequests24h": int(day.requests),
-        "totalTokens24h": int(day.prompt_tokens + day.output_tokens),
-        "requestsPerSecond": SERIES_METRICS["rps"][1](recent),
-        "tokensPerSecond": SERIES_METRICS["tokens_per_second"][1](recent),
-        "avgLatencyMs": SERIES_METRICS["latency"][1](recent),
-        "avgFirstTokenMs": SERIES_METRICS["first_token"][1](recent),
-        "errorRate": SERIES_METRICS["error_rate"][1](recent),
+        "throughput": {"current": rate(recent), "avg24h": rate(day)},
+        "requests": {
+            "active": context.load_tracker.total(),
+            "queued": context.waiting(),
+            "total24h": int(day.requests),
+            "tokens24h": int(day.prompt_tokens + day.output_tokens),
+            "perSecond": SERIES_METRICS["rps"][1](recent),
+            "errorRate": SERIES_METRICS["error_rate"][1](recent),
+        },
+        "latency": {
+            "current": mean(recent),
+            "avg24h": mean(day),
+            "firstToken": SERIES_METRICS["first_token"][1](recent),
+        },
     }
 
 
 def cluster(context: AdminContext, counts: dict[str, int], nodes: NodeList) -> Json:
     """Return the state of the fleet as this gateway knows it."""
     table_cache = context.fleet_state.table_cache
-    staleness_s = table_cache.staleness_s()
+    staleness_s, day = table_cache.staleness_s(), context.over(DAY_S)
     models = sorted(table_cache.table.models.values(), key=lambda model: model.name)
     return {
         "status": _fleet_health(context, counts),
-        "gateway": context.id,
-        "version": version(),
-        "uptimeSeconds": round(context.uptime_s(), 1),
+        "controller": {
+            "version": version(),
+            "uptime": int(context.uptime_s() * 1000),
+            "mode": "declarative",
+            "gateway": context.id,
+        },
         "store": {
             "source": table_cache.source,
             "isStale": table_cache.is_stale,
@@ -220,11 +233,18 @@ def cluster(context: AdminContext, counts: dict[str, int], nodes: NodeList) -> J
         "workers": counts,
         "endpoints": table_cache.table.endpoints,
         "endpointsKept": table_cache.table.kept,
-        "models": [
-            {"name": model.name, "ready": model.ready(), "kept": model.kept()} for model in models
-        ],
-        "activeRequests": context.load_tracker.total(),
-        "queuedRequests": context.waiting(),
+        "models": {
+            "loaded": [model.name for model in models if model.ready()],
+            "replicas": {
+                model.name: {"ready": model.ready(), "kept": model.kept()} for model in models
+            },
+        },
+        "requests": {
+            "active": context.load_tracker.total(),
+            "queued": context.waiting(),
+            "total": int(day.requests),
+            "successRate": round(1 - day.errors / day.requests, 4) if day.requests else None,
+        },
     }
 
 

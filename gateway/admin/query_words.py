@@ -26,6 +26,15 @@ _OUTCOMES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 _SHOWN: Final = 50
+SERIES_UNITS: Final[Mapping[str, str]] = MappingProxyType(
+    {"tokens/s": "tokens/sec", "requests/s": "requests/sec"}
+)
+"""Units as older dashboards spell them."""
+
+
+def public_status(outcome: str) -> str:
+    """Return the word of older dashboards for an outcome."""
+    return "success" if outcome == "ok" else outcome
 
 
 def series_metric(word: str) -> tuple[str, Callable[[IntervalSums], float | None]]:

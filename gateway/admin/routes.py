@@ -6,7 +6,6 @@ No route changes the fleet: `fleetctl apply` declares what runs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
 
 import orjson
@@ -15,10 +14,17 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway import errors
 from gateway.admin import dashboard
 from gateway.admin.admin_context import AdminContext, endpoints_of
-from gateway.admin.query_words import parse_kept_duration, parse_outcomes, series_metric
+from gateway.admin.query_words import (
+    SERIES_UNITS,
+    parse_kept_duration,
+    parse_outcomes,
+    public_status,
+    series_metric,
+)
 from gateway.auth.access_control import can_see, principal_of
 from gateway.routing.table import ServedModel
 from gateway.telemetry import request_journal
+from gateway.telemetry.request_journal import JournalEntry
 from gateway.telemetry.time_series import STEP_S
 from schemas.deployment import ModelDeployment
 from schemas.wire.errors import Refusal, RefusedError
@@ -94,6 +100,7 @@ def make_admin_router(context: AdminContext) -> APIRouter:
         ("/api/dashboard/workers", admin.workers),
         ("/api/dashboard/metrics/timeseries", admin.timeseries),
         ("/api/dashboard/requests", admin.requests),
+        ("/api/requests/ended", admin.ended),
         ("/queue", admin.queue),
         ("/metrics/snapshot", admin.snapshot),
     ):
@@ -123,15 +130,15 @@ class AdminRoutes:
     async def workers(self) -> Response:
         """List the Macs."""
         found = dashboard.all_workers(self.context, await self.context.nodes.nodes())
-        return _json({"workers": found})
+        return _json(found)
 
     async def worker(self, name: str) -> Response:
         """Describe one Mac."""
         found = dashboard.all_workers(self.context, await self.context.nodes.nodes())
         for worker in found:
-            if worker["id"] == name:
+            if worker["workerId"] == name:
                 return _json(worker)
-        known = ", ".join(str(worker["id"]) for worker in found[:20]) or "none"
+        known = ", ".join(str(worker["workerId"]) for worker in found[:20]) or "none"
         raise RefusedError(
             Refusal(
                 status=404,
@@ -158,11 +165,11 @@ class AdminRoutes:
         return _json(
             {
                 "metric": metric,
-                "unit": unit,
+                "unit": SERIES_UNITS.get(unit, unit),
                 "duration": duration,
                 "stepSeconds": STEP_S * -(-max(1, length_s // STEP_S) // _MOST_POINTS),
                 "points": [
-                    {"time": _time(at_s), "value": None if sums is None else value(sums)}
+                    {"timestamp": int(at_s * 1000), "value": None if sums is None else value(sums)}
                     for at_s, sums in seen
                 ],
             }
@@ -177,10 +184,23 @@ class AdminRoutes:
     ) -> Response:
         """Return the last requests, newest first. `status`: outcomes, separated by commas."""
         outcomes = parse_outcomes(status)
-        kept = self.context.recorder.journal
-        found = kept.last(limit, outcomes=outcomes, model=model, node=node)
+        journal = self.context.recorder.journal
+        found = journal.last(limit, outcomes=outcomes, model=model, node=node)
+        return _json([_request(entry) for entry in found])
+
+    async def ended(
+        self,
+        limit: Annotated[int, Query(ge=1, le=_MOST_REQUESTS)] = 100,
+        status: str = "",
+        model: str = "",
+        node: str = "",
+    ) -> Response:
+        """Return the last entries of the journal, newest first. `status`: outcomes, separated by commas."""
+        outcomes = parse_outcomes(status)
+        journal = self.context.recorder.journal
+        found = journal.last(limit, outcomes=outcomes, model=model, node=node)
         rows = request_journal.render_entries(found, self.context.id)
-        return _json({"requests": request_journal.rows_json(rows), "kept": len(kept)})
+        return _json({"requests": request_journal.rows_json(rows), "kept": len(journal)})
 
     async def queue(self) -> Response:
         """Report the waiting requests."""
@@ -203,9 +223,18 @@ class AdminRoutes:
         )
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, tz=UTC).isoformat(timespec="seconds")
+def _request(entry: JournalEntry) -> Json:
+    """Return an ended request in the shape of older dashboards."""
+    return {
+        "requestId": entry.request_id.decode("ascii"),
+        "modelId": entry.model,
+        "workerId": None if entry.served_by is None else entry.served_by.node,
+        "latencyMs": round(entry.whole_s * 1000, 3),
+        "tokensGenerated": entry.output_tokens,
+        "status": public_status(entry.outcome),
+        "timestamp": int(entry.time_s * 1000),
+    }
 
 
-def _json(body: Json) -> Response:
+def _json(body: Json | list[Json]) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")

@@ -54,8 +54,19 @@ class AccessControl:
         *,
         is_on: bool,
         anonymous: AnonymousClients | None = None,
+        refuse_keyless: Callable[[bool], RefusedError] = errors.no_key,
     ) -> None:
-        """`anonymous`: limits of clients without a key; None: none."""
+        """Know no keys yet.
+
+        Args:
+            keyring: The fleet's keys.
+            clock: The clock.
+            is_on: Keys are required.
+            anonymous: Limits of clients without a key; None: none.
+            refuse_keyless: Returns the refusal of a request without a key; its argument: the fleet has keys.
+
+        """
+        self._refuse_keyless = refuse_keyless
         self._keyring = keyring
         self._clock = clock
         self._handlers: list[Callable[[str], None]] = []
@@ -178,7 +189,7 @@ class AccessControl:
             return self._count_refusal("wrong_key", errors.wrong_key(is_any=bool(keyring)))
         if lacks_scheme(headers):
             return self._count_refusal("no_key", errors.no_scheme())
-        return self._count_refusal("no_key", errors.no_key(is_any=bool(keyring)))
+        return self._count_refusal("no_key", self._refuse_keyless(bool(keyring)))
 
     def _count_refusal(self, reason: str, refusal: RefusedError) -> RefusedError:
         for handler in self._handlers:

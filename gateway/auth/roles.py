@@ -76,6 +76,7 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /api/dashboard/workers": "viewer",
         "GET /api/dashboard/metrics/timeseries": "viewer",
         "GET /api/dashboard/requests": "viewer",
+        "GET /api/requests/ended": "viewer",
         "GET /api/requests/in-flight": "viewer",
         "GET /api/requests/candidates": "viewer",
         "GET /api/requests/stream": "viewer",

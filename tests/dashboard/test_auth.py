@@ -289,3 +289,11 @@ async def test_a_logout_survives_a_restart_and_later_logouts(
     await clock.advance(LIFE_S)
     sessions.end(sessions.make("ann") or "")
     assert (tmp_path / "session-ended.json").read_bytes().count(b":") == 3
+
+
+async def test_a_refusal_speaks_of_the_dashboard(memory: MemoryTransport) -> None:
+    """The advice for gateways is wrong here: a login is needed on loopback, too."""
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        refusal = (await running.get("/api/cluster/workers", 401))["error"]["message"]
+        assert refusal.startswith("This dashboard needs a login: open the link")
+        assert "gateway" not in refusal

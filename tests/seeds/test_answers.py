@@ -249,10 +249,17 @@ async def test_the_events_of_mlx_serving(site: Site) -> None:
 async def test_the_cluster_api_of_mlx_serving(site: Site) -> None:
     text = literals.SERVING_CLUSTER_API.text
     status = answers_of(text)["/api/cluster/status"]
-    check_shape(await site.get(f"{site.recorder}/api/cluster/status"), status)
-    assert [
-        one["name"] for one in (await site.get(f"{site.fleet.url}/api/cluster/workers"))["workers"]
-    ]
+    dashboard_api = answers_of(literals.SERVING_DASHBOARD_API.text)
+    for server in (site.recorder, site.fleet.url):
+        check_shape(await site.get(f"{server}/api/cluster/status"), status)
+        workers = await site.get(f"{server}/api/cluster/workers")
+        names = [one["workerId"] for one in workers]
+        assert names
+        assert [
+            one["workerId"] for one in await site.get(f"{server}/api/dashboard/workers")
+        ] == names
+        found = await site.get(f"{server}/api/cluster/workers/{names[0]}")
+        assert set(dashboard_api["/api/dashboard/workers"][0]) <= set(found)
     paths = re.findall(r"^POST (\S+)", text, re.MULTILINE)
     assert len(paths) == 2
     for path in paths:
@@ -264,7 +271,7 @@ async def test_the_cluster_api_of_mlx_serving(site: Site) -> None:
 
 
 async def test_the_registration_and_heartbeat_of_mlx_serving(site: Site) -> None:
-    worker = await site.get(f"{site.fleet.url}/api/cluster/workers/node-1")
+    worker = await site.get(f"{site.recorder}/api/cluster/workers/node-1")
     given = json.loads(literals.SERVING_REGISTRATION.text)
     hardware = {**given["hardware"]}
     # A name, as "M3".
@@ -272,7 +279,7 @@ async def test_the_registration_and_heartbeat_of_mlx_serving(site: Site) -> None
     check_shape(worker["hardware"], hardware)
     assert {"hostname", "ip", "status"} <= set(worker)
     beat = json.loads(literals.SERVING_HEARTBEAT.text)
-    assert set(beat["metrics"]) <= set(worker)
+    assert set(beat["metrics"]) <= set(worker["metrics"])
     capabilities = given["capabilities"]
     assert set(capabilities) == {"maxConcurrent", "supportedModelTiers", "availableMemoryGB"}
     assert isinstance(worker["hardware"]["supportedModelTiers"], list)

@@ -161,7 +161,7 @@ async def answering(status: int, body: bytes) -> AsyncIterator[str]:
         return web.Response(status=status, body=body)
 
     app = web.Application()
-    app.router.add_get("/api/dashboard/requests", answer)
+    app.router.add_get("/api/requests/ended", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

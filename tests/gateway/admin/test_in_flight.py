@@ -61,7 +61,7 @@ async def cancel(
 
 
 async def last_entry(http: aiohttp.ClientSession, gateway: Running) -> Json:
-    async with http.get(f"{gateway.url}/api/dashboard/requests?limit=1") as response:
+    async with http.get(f"{gateway.url}/api/requests/ended?limit=1") as response:
         entry: Json = (await response.json())["requests"][0]
         return entry
 

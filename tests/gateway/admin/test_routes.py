@@ -61,11 +61,10 @@ async def report(world: World, *names: str, alive: bool = True) -> None:
     await world.transport.commit([], puts)
 
 
-async def get(http: aiohttp.ClientSession, gateway: Running, path: str) -> dict[str, Any]:
+async def get(http: aiohttp.ClientSession, gateway: Running, path: str) -> Any:
     async with http.get(gateway.url + path) as response:
         assert response.status == 200, await response.text()
-        body: dict[str, Any] = await response.json()
-    return body
+        return await response.json()
 
 
 async def test_workers(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
@@ -75,9 +74,9 @@ async def test_workers(world: World, gateway: Running, http: aiohttp.ClientSessi
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
         await send_chats(http, gateway, 2)
-        found = (await get(http, gateway, "/api/cluster/workers"))["workers"]
-        assert found == (await get(http, gateway, "/api/dashboard/workers"))["workers"]
-        assert [(one["id"], one["status"]) for one in found] == [
+        found = await get(http, gateway, "/api/cluster/workers")
+        assert found == await get(http, gateway, "/api/dashboard/workers")
+        assert [(one["workerId"], one["status"]) for one in found] == [
             ("mac-1", "online"),
             ("mac-2", "online"),
             ("mac-3", "offline"),
@@ -97,14 +96,14 @@ async def test_workers(world: World, gateway: Running, http: aiohttp.ClientSessi
             "memoryForModelsGB": 36.0,
             "osVersion": "26.1",
         }
-        assert (serving["ip"], serving["modelsLoaded"]) == ("10.0.0.1", ["m"])
-        assert serving["totalRequestsHandled"] == 2
-        assert serving["avgLatencyMs"] > 0
+        assert (serving["ip"], serving["metrics"]["modelsLoaded"]) == ("10.0.0.1", ["m"])
+        assert serving["metrics"]["totalRequests"] == 2
+        assert serving["metrics"]["avgLatencyMs"] > 0
         assert serving["endpoints"][0]["url"] == f"http://127.0.0.1:{engine.port}"
         # Values that only the Mac itself could measure.
         for unknown in ("cpuUsagePercent", "gpuUtilizationPercent", "memoryUsedGB"):
-            assert serving[unknown] is None
-        assert (idle["modelsLoaded"], idle["activeRequests"]) == ([], 0)
+            assert serving["metrics"][unknown] is None
+        assert (idle["metrics"]["modelsLoaded"], idle["metrics"]["activeRequests"]) == ([], 0)
         assert await get(http, gateway, "/api/cluster/workers/mac-1") == serving
         async with http.get(f"{gateway.url}/api/cluster/workers/mac-9") as response:
             error = await error_of(response)
@@ -122,8 +121,8 @@ async def test_a_worker_with_a_failing_agent_or_engine(
     await world.put(deployment("m", replicas=2), ports[0], ill)
     await gateway.knows("m", ready=2)
     await send_chats(http, gateway, 1)
-    found = (await get(http, gateway, "/api/cluster/workers"))["workers"]
-    assert [(one["id"], one["status"]) for one in found] == [
+    found = await get(http, gateway, "/api/cluster/workers")
+    assert [(one["workerId"], one["status"]) for one in found] == [
         ("mac-1", "degraded"),
         ("mac-2", "degraded"),
     ]
@@ -131,7 +130,7 @@ async def test_a_worker_with_a_failing_agent_or_engine(
     assert "m-1" in found[1]["statusReason"]
     cluster = await get(http, gateway, "/api/cluster/status")
     assert cluster["status"] == "degraded"
-    assert cluster["workers"] == {"total": 2, "online": 0, "degraded": 2, "offline": 0}
+    assert cluster["workers"] == {"total": 2, "online": 2, "degraded": 2, "offline": 0}
 
 
 async def test_cards_graphs_and_the_request_log(
@@ -144,25 +143,27 @@ async def test_cards_graphs_and_the_request_log(
         engine.script = refuses(400, "bad")
         await send_chats(http, gateway, 1)
         cards = await get(http, gateway, "/api/dashboard/overview")
-        assert cards["totalRequests24h"] == 3
-        assert cards["totalTokens24h"] == 12
-        assert cards["tokensPerSecond"] > 0
-        assert cards["avgFirstTokenMs"] > 0
-        assert (cards["errorRate"], cards["activeRequests"]) == (0, 0)
-        log = await get(http, gateway, "/api/dashboard/requests?limit=2")
+        assert cards["requests"]["total24h"] == 3
+        assert cards["requests"]["tokens24h"] == 12
+        assert cards["throughput"]["current"] > 0
+        assert cards["latency"]["firstToken"] > 0
+        assert (cards["requests"]["errorRate"], cards["requests"]["active"]) == (0, 0)
+        log = await get(http, gateway, "/api/requests/ended?limit=2")
         assert [one["status"] for one in log["requests"]] == ["refused", "ok"]
         assert log["kept"] == 3
         tokens = log["requests"][1]["tokens"]
         assert (tokens["prompt"], tokens["output"]) == (3, 3)
-        only = await get(http, gateway, "/api/dashboard/requests?status=ok,failed&model=m")
+        only = await get(http, gateway, "/api/requests/ended?status=ok,failed&model=m")
         assert [one["status"] for one in only["requests"]] == ["ok", "ok"]
         graph = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=latency")
         assert (graph["unit"], graph["stepSeconds"], len(graph["points"])) == ("ms", 10, 360)
-        # The words of older dashboards mean the same.
-        seed = await get(http, gateway, "/api/dashboard/requests?status=success&model=m")
-        assert seed == only
+        # The words of older dashboards mean the same, in their shape.
+        rows = await get(http, gateway, "/api/dashboard/requests?status=success&model=m")
+        assert [(one["requestId"], one["status"]) for one in rows] == [
+            (one["id"], "success") for one in only["requests"]
+        ]
         speed = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=throughput")
-        assert (speed["metric"], speed["unit"]) == ("throughput", "tokens/s")
+        assert (speed["metric"], speed["unit"]) == ("throughput", "tokens/sec")
         day = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=rps&duration=24h")
         assert len(day["points"]) <= 360
         shot = await get(http, gateway, "/metrics/snapshot")
@@ -225,7 +226,7 @@ async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSes
             "activeByDeployment": {"m": 1},
         }
         worker = await get(http, gateway, "/api/cluster/workers/mac-1")
-        assert worker["activeRequests"] == 1
+        assert worker["metrics"]["activeRequests"] == 1
         seen.set()
 
 

@@ -224,7 +224,7 @@ async def test_a_gateway_starts_with_the_requests_of_the_last(
         async with running_gateway(world.transport, limits) as gateway:
             await gateway.knows("m", ready=1)
             await send_chats(http, gateway, 1)
-            async with http.get(f"{gateway.url}/api/dashboard/requests") as response:
+            async with http.get(f"{gateway.url}/api/requests/ended") as response:
                 rows = (await response.json())["requests"]
             assert [row["replica"] for row in rows] == ["m-0"] * 4
             feeds, url = [], f"{gateway.url}/api/dashboard/feed"
