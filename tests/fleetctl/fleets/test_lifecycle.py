@@ -45,7 +45,7 @@ async def test_a_full_store_recovers_by_itself(tmp_path: Path) -> None:
             limit_s=90,
         )
         assert up.code == 0, up.err
-        assert "warning: etcd 3.5.1 can lose acknowledged writes when it is killed" in up.err
+        assert "note: etcd 3.5.1 is for trying out: killed, it can lose the last writes" in up.err
         assert "`brew install etcd` or `apt install etcd-server`" in up.err
         await until_async(is_refused, limit_s=30, what="a full store")
         await until_async(is_written, limit_s=30, what="a write after the rescue")

@@ -296,12 +296,10 @@ TRUST = [
     keys.named(keys.REVOKED_PREFIX, "0A"),
     keys.refused_key("node", "mac-1"),
 ]
-# They name the Macs of others.
 OTHER_TRUST = [
     *(keys.issued_key("node", "mac-10"), keys.issued_key("node", "mac-2")),
     *(keys.issued_key("admin", "anna"), keys.refused_key("node", "mac-10")),
 ]
-# Whoever has it joins the ranks of a group.
 OTHER_EPOCHS = [keys.epoch_secret_key(node, "qwen-0") for node in ("mac-10", "mac-2")]
 MY_EPOCH = keys.epoch_secret_key("mac-1", "qwen-0")
 MY_REQUEST = keys.request_key("node", "mac-1")

