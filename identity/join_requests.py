@@ -22,7 +22,7 @@ _ID_BYTES = 10
 
 
 class TooManyRequestsError(Exception):
-    """As many machines wait as may; an administrator has to answer first."""
+    """As many machines wait as may, and all of them are answered: they fetch their certificates soon."""
 
 
 def request_id(key_hash: str) -> str:
@@ -40,8 +40,11 @@ async def list_requests(transport: Transport) -> list[PendingJoin]:
 async def add_request(transport: Transport, wanted: PendingJoin) -> None:
     """Store a request; one with the same key is there already.
 
+    If as many wait as may, the oldest without an answer ends, however often its machine asks: strangers that take all
+    places then keep none.
+
     Raises:
-        TooManyRequestsError: too many machines wait.
+        TooManyRequestsError: too many machines wait, and all of them are answered.
         StoreError: the store did not answer.
 
     """
@@ -49,11 +52,16 @@ async def add_request(transport: Transport, wanted: PendingJoin) -> None:
     found = await list_requests(transport)
     if wanted.id in (one.id for one in found):
         return
-    if sum(not one.is_issued for one in found) >= MAX_PENDING:
-        raise TooManyRequestsError(
-            f"{MAX_PENDING} machines wait for an approval already, and no more may; ask an administrator to answer them "
-            "(`fleetctl get joinrequests`), or use a token"
-        )
+    waiting = [one for one in found if not one.is_issued]
+    if len(waiting) >= MAX_PENDING:
+        for one in waiting:
+            if await find_decision(transport, one) is None:
+                await remove_request(transport, one)
+                break
+        else:
+            raise TooManyRequestsError(
+                f"{MAX_PENDING} machines have an answer and have not fetched it yet; try again in a minute, or use a token"
+            )
     lease = await transport.grant(REQUEST_LIFETIME_S)
     put = Put(key=key, value=codec.encode(wanted), lease=lease)
     try:

@@ -1,6 +1,7 @@
 """Requests of machines that wait for an approval, as fleetctl shows and answers them."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,8 @@ class WaitingMachine:
     code: str
     """The six words that the machine shows, unless a server sits in between."""
     decision: JoinDecision | None
+    same_source: int = 1
+    """The number of requests from its address."""
 
     @property
     def condition(self) -> str:
@@ -41,7 +44,9 @@ class WaitingMachine:
         """Return the cells of the table."""
         found = self.request
         memory = f"{found.memory_bytes >> 30}Gi" if found.memory_bytes else ""
-        cells = (found.id, found.name, found.chip, memory, found.source, self.condition)
+        several = f" ({self.same_source} requests)" if self.same_source > 1 else ""
+        source = found.source + several
+        cells = (found.id, found.name, found.chip, memory, source, self.condition)
         return (*cells, age(found.created, now))
 
     def tree(self) -> dict[str, Any]:
@@ -70,11 +75,19 @@ async def list_machines(transport: Transport) -> list[WaitingMachine]:
     except AuthorityError as error:
         raise FleetctlError(f"the fleet's authority cannot be read: {error}") from error
     hashed = spki_hash(authority.public_key())
+    sources = Counter(one.source for one in found)
     machines = []
     for one in found:
         answered = await join_requests.find_decision(transport, one)
         code = join_code(hashed, bytes.fromhex(one.key_hash))
-        machines.append(WaitingMachine(request=one, code=code, decision=answered and answered[0]))
+        machines.append(
+            WaitingMachine(
+                request=one,
+                code=code,
+                decision=answered and answered[0],
+                same_source=sources[one.source],
+            )
+        )
     return machines
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fleetctl.fleets.join_approvals import list_machines
 from identity import join_requests
 from identity.authority import identity_of, load_certificate, new_key, spki_hash
 from identity.join_requests import MAX_PENDING, REQUEST_LIFETIME_S
@@ -132,12 +133,27 @@ async def test_an_approval_is_for_the_key_that_was_compared(stand: JoinStand) ->
     assert (await mac.poll()).json()["state"] == "Pending"
 
 
-async def test_at_most_twenty_machines_wait(stand: JoinStand) -> None:
+async def test_strangers_that_take_all_places_keep_none(stand: JoinStand) -> None:
+    """The oldest without an answer goes, however often its machine asks."""
     macs = [Mac(stand, f"mac-{n}", f"uuid-{n}") for n in range(MAX_PENDING + 1)]
-    answered = [await mac.ask() for mac in macs]
-    assert [one.status_code for one in answered] == [200] * MAX_PENDING + [503]
-    assert "use a token" in answered[-1].json()["message"]
-    assert (await macs[0].ask()).status_code == 200  # the same request again
+    for mac in macs[:-1]:
+        assert (await mac.ask()).status_code == 200
+    await macs[0].decide(is_approved=True)
+    assert (await macs[1].poll()).json()["state"] == "Pending"
+    assert (await macs[-1].ask()).status_code == 200
+    assert (await macs[1].poll()).status_code == 404
+    for mac in (macs[2], macs[-1]):
+        assert (await mac.poll()).json()["state"] == "Pending"
+    assert (await macs[0].poll()).json()["state"] == "Issued"
+    waiting = await list_machines(stand.transport)
+    assert {one.same_source for one in waiting} == {MAX_PENDING}
+    assert f"10.0.0.7 ({MAX_PENDING} requests)" in waiting[-1].row(stand.clock.now())
+    for mac in macs[2:]:
+        await mac.decide(is_approved=False)
+    assert (await macs[1].ask()).status_code == 200  # the place of the issued one
+    await macs[1].decide(is_approved=False)
+    refused = await Mac(stand, "late", "uuid-late").ask()
+    assert (refused.status_code, "use a token" in refused.json()["message"]) == (503, True)
 
 
 def test_a_source_asks_once_a_minute_and_a_request_lives_while_its_machine_waits(
