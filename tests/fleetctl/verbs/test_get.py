@@ -71,7 +71,7 @@ async def fleet(shared_fleet: MemoryFleet, shared_transport: Transport) -> Memor
             Put(key=keys.node_lease_key("mac-1"), value=b"{}"),
             Put(
                 key=f"{keys.API_KEY_PREFIX}ci",
-                value=b'{"name":"ci","hash":"00ff","created":"2000-01-01T00:00:00Z","models":["qwen"]}',
+                value=b'{"name":"ci","hash":"00ff","created":"2000-01-01T00:00:00Z","models":["qwen"],"role":"user"}',
             ),
         ],
     )

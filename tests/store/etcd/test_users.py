@@ -587,8 +587,7 @@ async def test_limits_of_etcds_roles(guarded: Guarded, way: str, everything: Tra
     assert (await nobody.status()).version
     with pytest.raises(UnauthenticatedError):
         await nobody.revoke(lease)
-    # Any client that knows a lease's number can put a key on it, and then its owner cannot revoke it. etcd forbids
-    # this for a plain put, but not in a transaction.
+    # Who knows a lease's number can put a key on it, by a transaction; then its owner cannot revoke it.
     await everything.commit([], [Delete(key=MINE[3])])
     absent = ModRevisionGuard(key=MINE[3], mod_revision=0)
     await agent.commit([absent], [Put(key=MINE[3], value=b"1", lease=lease)])
