@@ -1,8 +1,9 @@
 """Throughput against the number of Macs: `make bench-nodes`. The multiples are printed, not claimed.
 
 Real engines (1, 2, 3) share this machine's cores, so their multiples say how far those cores go. Simulated Macs decode
-at a fixed pace without using a core, so theirs (1 to 10) say what the gateway and its choices cost. All are behind one
-real gateway, and each Mac has as many clients as it works on requests at once.
+at a fixed pace without using a core, so theirs (1 to 10) say what the gateway and its choices cost; five unlike ones
+decode in proportion to the memory bandwidth of their chips. All are behind one real gateway, and each Mac has as many
+clients as it works on requests at once.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import orjson
 
 from bench.result import finish, sized
 from machinery.clock import SystemClock
+from schemas.chips import find_chip
 from store.memory import MemoryTransport
 from tests.support.engine_process import Engine
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
@@ -32,6 +34,9 @@ CLIENTS, TOKENS = 4, 32
 """Clients of each Mac, and tokens of each answer."""
 STEP_S = 0.05
 """Time of one step of a simulated Mac, in which each of its requests gets a token."""
+UNLIKE = ("Apple M4", "Apple M4 Pro", "Apple M3 Max", "Apple M4 Max", "Apple M3 Ultra")
+UNLIKE_STEP_S = 0.1
+"""The same of the first of the unlike Macs, which is the slowest."""
 _PATH = "/v1/chat/completions"
 _TOKEN = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
 _END = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
@@ -40,7 +45,8 @@ _END = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m
 class SimulatedMac:
     """Answers with a token a step; requests beyond those that it works on at once wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = STEP_S) -> None:
+        self._step_s = step_s
         self._slots = asyncio.Semaphore(CLIENTS)
 
     async def answer(self, call: Call) -> None:
@@ -49,7 +55,7 @@ class SimulatedMac:
             async with self._slots:
                 await call.begin_stream()
                 for _ in range(TOKENS):
-                    await asyncio.sleep(STEP_S)
+                    await asyncio.sleep(self._step_s)
                     await call.chunk(_TOKEN)
                 await call.chunk(_END)
                 await call.send(b"0\r\n\r\n")
@@ -96,12 +102,12 @@ async def _tokens_per_s(url: str, clients: int) -> float:
     return tokens / SECONDS
 
 
-async def _simulated(count: int) -> float:
+async def _simulated(macs_of: Sequence[SimulatedMac]) -> float:
     async with contextlib.AsyncExitStack() as started:
-        macs = [FakeEngine(f"tiny-{at}", SimulatedMac().answer) for at in range(count)]
+        macs = [FakeEngine(f"tiny-{at}", mac.answer) for at, mac in enumerate(macs_of)]
         ports = [(await started.enter_async_context(running(mac))).port for mac in macs]
         url = await started.enter_async_context(_gateway(ports))
-        return await _tokens_per_s(url, CLIENTS * count)
+        return await _tokens_per_s(url, CLIENTS * len(macs))
 
 
 async def _real(engines: list[Engine]) -> float:
@@ -119,9 +125,34 @@ def _show(kind: str, found: dict[int, float]) -> dict[str, float]:
     return {str(count): round(rate / one, 2) for count, rate in found.items()}
 
 
+def _unlike() -> dict[str, float]:
+    """Return the multiples that five unlike Macs reach of the fastest and of the slowest alone."""
+    chips = [find_chip(name, gpu_cores=None, memory_bytes=None) for name in UNLIKE]
+    speeds = [chip.bandwidth_gbps for chip in chips if chip is not None]
+    steps = [UNLIKE_STEP_S * speeds[0] / speed for speed in speeds]
+
+    def rate(*step_s: float) -> float:
+        return asyncio.run(_simulated([SimulatedMac(one) for one in step_s]))
+
+    together, slowest, fastest = rate(*steps), rate(max(steps)), rate(min(steps))
+    print(f"\nfive unlike simulated Macs: {together:.0f} tokens/s, {together / fastest:.2f} x the")
+    print(
+        f"fastest alone ({sum(speeds) / max(speeds):.2f} at best), {together / slowest:.2f} x the slowest"
+    )
+    return {
+        "of_the_fastest": round(together / fastest, 2),
+        "at_best": round(sum(speeds) / max(speeds), 2),
+        "of_the_slowest": round(together / slowest, 2),
+    }
+
+
 def main() -> None:
     """Run the bench."""
-    simulated = {count: asyncio.run(_simulated(count)) for count in SIMULATED}
+    simulated = {
+        count: asyncio.run(_simulated([SimulatedMac() for _ in range(count)]))
+        for count in SIMULATED
+    }
+    unlike = _unlike()
     real: dict[int, float] = {}
     with contextlib.ExitStack() as started:
         engines: list[Engine] = []
@@ -132,6 +163,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     multiples = {
         "simulated_multiples": _show("simulated Macs", simulated),
+        "unlike_simulated_multiples": unlike,
         "real_multiples": _show(f"real engines, {cores} cores", real),
     }
     finish(
