@@ -576,7 +576,7 @@ def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestConte
             b"\r\n",
             endpoint.lines,
             _ATTEMPTS_LINE % context.retry_state.started,
-            _resumed_line(context),
+            _resumed_line(context) if context.retry_state.resumptions else b"",
             more,
         )
     )
