@@ -332,11 +332,13 @@ class Forwarder(AttemptOwner):
                         return patience.end
                     return errors.request_timeout(request.model, deadline.timeout_s, state.started)
                 await self._activator.wait(place, waiting.keep_alive, until_s=until_s)
-                is_first, router = self._activator.is_first(place), self._router
-                choose = router.choose_free if is_first else router.look
-                choice = choose(request, state.failed, self._draw(state))
-                if is_first and isinstance(choice, ChosenEndpoint):
-                    return choice
+                failed, draw = state.failed, self._draw(state)
+                if self._activator.is_first(place):
+                    choice = self._router.choose_free(request, failed, draw)
+                    if isinstance(choice, ChosenEndpoint):
+                        return choice
+                # Full endpoints are worth waiting for.
+                choice = self._router.look(request, failed, draw)
                 patience = self._patience(request, choice, state)
                 if not isinstance(patience, Patience):
                     return patience

@@ -182,9 +182,13 @@ async def ask_numbered(http: aiohttp.ClientSession, gateway: Running, number: in
         return response.status
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize(
+    ("declared", "concurrency"),
+    [(scaled_to_zero("m"), 1), (deployment("m"), 4)],
+    ids=["zero", "new"],
+)
 async def test_a_burst_is_released_into_free_slots_oldest_first(
-    world: World, http: aiohttp.ClientSession, concurrency: int
+    world: World, http: aiohttp.ClientSession, declared: ModelDeployment, concurrency: int
 ) -> None:
     """40 requests wait for a first replica, which takes few at once and refuses more."""
     arrived: list[int] = []
@@ -205,7 +209,7 @@ async def test_a_burst_is_released_into_free_slots_oldest_first(
         await chat(call)
 
     async with holding(world) as gateway, running(FakeEngine("m-0", strict)) as engine:
-        await world.put(scaled_to_zero("m"))
+        await world.put(declared)
         await gateway.knows("m", ready=0)
         async with asyncio.TaskGroup() as group:
             tasks = []
