@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 from insight.conditions import Row
 from schemas.change import ChangedObject, ChangeRecord
+from schemas.gitsource import DIFF_REQUESTED, SYNC_REQUESTED
 from store import codec, keys
 from store.errors import UndecodableError
 from store.port import KeyValue
 from store.reads import StoreReader
+
+# `fleetctl sync` and `fleetctl diff` ask for something by them, and change nothing.
+_REQUESTS = frozenset(f'metadata.annotations["{one}"]' for one in (SYNC_REQUESTED, DIFF_REQUESTED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class ChangeFilter:
     """A part of the user or of the account."""
     since_s: float = 0.0
     until_s: float = float("inf")
+    has_requests: bool = False
+    """True if requests of tools, such as for a sync, are wanted as well."""
 
     def matches(self, record: ChangeRecord) -> bool:
         """Return whether a record is wanted."""
@@ -40,11 +46,17 @@ class ChangeFilter:
             self.since_s <= at_s < self.until_s
             and self.user.lower() in who
             and any(self.concerns(one) for one in record.objects)
+            and (self.has_requests or not all(_is_request(one) for one in record.objects))
         )
 
     def concerns(self, one: ChangedObject) -> bool:
         """Return whether an object of a record is wanted."""
         return self.kind in ("", one.kind) and self.name in ("", one.name)
+
+
+def _is_request(one: ChangedObject) -> bool:
+    fields = {field.path for field in one.fields}
+    return bool(fields) and fields <= _REQUESTS and not one.more_fields
 
 
 def read_change(item: KeyValue) -> RecordedChange | None:

@@ -81,3 +81,8 @@ def resolve_amount(amount: int | str, whole: int, *, round_up: bool) -> int:
 def percent_fraction(percent: str) -> float:
     """Return "25%" as 0.25."""
     return int(percent.removesuffix("%")) / 100
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """Return a number with its noun phrase."""
+    return f"{number} {one if number == 1 else several}"

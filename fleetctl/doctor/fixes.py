@@ -11,11 +11,12 @@ from typing import Final
 
 from fleetctl.doctor import observe_models, observe_security
 from insight.doctor.control_plane import ETCD_SPACE
-from insight.doctor.findings import Finding, counted
+from insight.doctor.findings import Finding
 from insight.doctor.model_checks import PARTIAL_FILES
 from insight.doctor.transport_security import OPEN_FILES
 from machinery.clock import Clock
 from schemas import quantity
+from schemas.quantity import counted
 from store.errors import PermissionDeniedError, StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.grpc.admin import MaintenanceClient, member_addresses

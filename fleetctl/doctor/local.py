@@ -10,7 +10,7 @@ from fleetctl.fleets.data_dir import DataDir
 from fleetctl.services.layout import Layout, detect_backend, system_layout, user_layout
 from fleetctl.services.plain import PlainServices
 from fleetctl.services.programs import PARTS
-from insight.doctor.findings import Finding, counted, ok
+from insight.doctor.findings import Finding, ok
 from machinery.clock import Clock
 from models import inspection
 from nodeagent.doctor.checks import run_checks
@@ -20,6 +20,7 @@ from nodeagent.doctor.readers import CollectionScope
 from nodeagent.doctor.service_facts import age_s
 from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalVerdict
+from schemas.quantity import counted
 
 # The defaults of fleet-nodeagent.
 _ENGINE_PORTS = range(4100, 4200)

@@ -16,10 +16,11 @@ from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
 from machinery.clock import SystemClock
 from manifests.suggestions import did_you_mean
-from schemas.records import API_KEY_MARKER, ApiKey, ModelLimits
+from schemas.records import API_KEY_MARKER, ApiKey, GatewayLease, ModelLimits
 from store import codec, keys, object_trees
 from store.errors import ConflictError
 from store.port import Delete, ModRevisionGuard, Transport
+from store.reads import StoreReader
 
 
 class NewSecret(NamedTuple):
@@ -54,12 +55,25 @@ def parse_names(words: Sequence[str]) -> tuple[str, ...] | None:
     return (name,)
 
 
+async def unrequired_note(store: StoreReader) -> str:
+    """Return what to know about keys while no gateway requires one; "" if one does, or none runs."""
+    items = (await store.list(keys.GATEWAY_LEASE_PREFIX)).items
+    leases = [codec.decode(GatewayLease, item) for item in items]
+    if not leases or any(lease.asks_for_keys for lease in leases):
+        return ""
+    return (
+        "no gateway requires API keys now, so that requests without one have no limits; require them with "
+        "`fleetctl up --auth on`, or --auth on of fleet-gateway"
+    )
+
+
 async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
     """Print all properties of one key; the key itself is not stored."""
     if len(names) != 1:
         raise click.UsageError("expected one API key: apikey NAME or apikey/NAME")
     async with open_store(options) as transport:
         (key,) = await read(transport, names)
+        note = await unrequired_note(transport)
     now = SystemClock().now()
     cells = _cells(key, now)
     rows = [
@@ -76,6 +90,7 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
         ("Tokens:", f"{key.tokens_per_minute or 'no limit'} per minute, prompts and answers"),
         ("At once:", f"{key.concurrency or 'no limit'} at each gateway"),
         *(("For one model:", text) for text in _model_limits(key)),
+        *((("Note:", note),) if note else ()),
         ("Key:", "known to its owner alone; the store has its SHA-256"),
         *(
             ("Earlier secret:", f"valid until {_time(one.expires)}")

@@ -107,7 +107,8 @@ def _deployment_why(deployment: Tree, context: TableContext) -> str:
     if why or rollout is None:
         return why
     # A running canary is True, but only a share of the requests reaches the new version.
-    is_shown = rollout.get("status") == "False" or rollout.get("reason") == "CanaryRunning"
+    is_waiting = rollout.get("reason") in ("CanaryRunning", "Paused")
+    is_shown = is_waiting or rollout.get("status") == "False"
     return _reason_text(rollout) if is_shown else ""
 
 
@@ -148,6 +149,20 @@ def _replicas(group: Tree, _: TableContext) -> str:
     """Return the replicas on a group."""
     status = group.get("status")
     return "?" if status is None else ",".join(status.get("replicas") or ()) or "-"
+
+
+def _taints(node: Tree, _: TableContext) -> str:
+    """Return the taints as `fleetctl taint` takes them."""
+    return ",".join(
+        f"{one['key']}{'=' if one.get('value') else ''}{one.get('value') or ''}:{one['effect']}"
+        for one in field_at(node, "spec", "taints") or ()
+    )
+
+
+def _reserved(pool: Tree, _: TableContext) -> str:
+    """Return what is reserved for the owners of the Macs: `memory=8Gi`."""
+    reserved = field_at(pool, "spec", "reserved") or {}
+    return ",".join(f"{name}={value}" for name, value in reserved.items() if value) or "-"
 
 
 def _nodes(pool: Tree, _: TableContext) -> str:
@@ -273,6 +288,7 @@ DECLARED_COLUMNS: dict[str, Columns] = {
         Column("READY", condition("Ready")),
         Column("NODES", _nodes),
         AGE,
+        Column("RESERVED", _reserved, is_wide=True),
     ),
     "ShardGroup": (
         NAME,
@@ -427,6 +443,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("TIERS", _node_tiers, is_wide=True),
         Column("OS", _node_field("osVersion"), is_wide=True),
         Column("ADDRESS", _node_field("address"), is_wide=True),
+        Column("TAINTS", _taints, is_wide=True),
         Column("FABRIC HEALTHY", condition("FabricHealthy"), is_wide=True),
         Column("VERSION", _node_field("agentVersion"), is_wide=True),
     ),

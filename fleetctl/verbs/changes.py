@@ -53,6 +53,7 @@ secrets are not. Give the reason with --reason; for a GitSource it is the commit
     "--since", default="", metavar="DURATION", help="Only changes of this time, such as 24h."
 )
 @click.option("--user", default="", help="Only changes by users with this in their name.")
+@click.option("--all", "is_all", is_flag=True, help="Show requests for a sync or a diff as well.")
 @click.option("-w", "--watch", is_flag=True, help="Print the changes, then new ones.")
 @click.option(
     "-o",
@@ -63,16 +64,18 @@ secrets are not. Give the reason with --reason; for a GitSource it is the commit
 )
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 @store_options
-def changes(about: str, since: str, user: str, watch: bool, output: str, **options: Any) -> None:
+def changes(about: str, since: str, user: str, output: str, **options: Any) -> None:
     """Show changes of objects with their authors and reasons, the latest last."""
     kind, name = "", ""
     if about:
         found, name = parse_one((about,))
         kind = found.name
     since_s = SystemClock().now().timestamp() - parse_duration(since) if since else 0.0
-    wanted = ChangeFilter(kind=kind, name=name, user=user, since_s=since_s)
+    wanted = ChangeFilter(
+        kind=kind, name=name, user=user, since_s=since_s, has_requests=options["is_all"]
+    )
     has_titles = not options["no_headers"]
-    if watch:
+    if options["watch"]:
         run(_follow(wanted, output, options, has_titles=has_titles))
         return
     run(_list(wanted, output, options, has_titles=has_titles))

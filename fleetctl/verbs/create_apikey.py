@@ -198,6 +198,8 @@ async def _write(key: ApiKey, options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
         # Before the key is stored: afterwards nothing may prevent it from being printed.
         warnings = await name_warnings(transport, key.models, tuple(key.model_limits))
+        if note := await api_keys.unrequired_note(transport):
+            warnings.append(f"warning: {note}")
         stored, value = keys.named(keys.API_KEY_PREFIX, key.name), codec.encode(key)
         try:
             guard = ModRevisionGuard(key=stored, mod_revision=0)

@@ -312,8 +312,9 @@ def _edit_until_saved(editor: Editor, body: str, suffix: str, save: _Save) -> No
         shown = edit_session.with_notes(notes, body)
         left = editor.edited(shown)
         if left == shown and was_refused:
-            message = "Edit cancelled, no valid changes were saved"
-            raise FleetctlError(f"{message}{_copy_note(body, suffix)}")
+            reasons = "\n".join(notes[len(edit_session.INSTRUCTIONS) :])
+            # The lines of the problems are those of the copy, which has them at its top.
+            raise FleetctlError(f"Edit cancelled, {reasons}{_copy_note(shown, suffix)}")
         before, body = body, edit_session.without_notes(notes, left)
         if body == before and not was_refused:
             click.echo("Edit cancelled, no changes made.")

@@ -25,6 +25,7 @@ from manifests.trees import Tree
 from reconciler.groups.fabric import Cable, CableEnd, FabricFault, cables_between
 from schemas import quantity
 from schemas.node import Node, NodeStatus
+from schemas.quantity import counted
 from schemas.shardgroup import GroupMember, ShardGroup
 
 _CHECK_HELP = """Check whether the Macs of each ShardGroup can work together, and name missing cables and settings.
@@ -75,7 +76,8 @@ def admission_text(group: GroupAdmission) -> str:
     spec = group.spec
     word = "admitted" if group.is_admitted else "not admitted"
     coloured = terminal.paint(word, "good" if group.is_admitted else "bad")
-    head = f"shardgroup/{group.group}: {spec.backend} over {spec.wanted_size} Macs, cables and settings: {coloured}"
+    size = counted(spec.wanted_size, "node", "nodes")
+    head = f"shardgroup/{group.group}: {spec.backend} over {size}, cables and settings: {coloured}"
     rows = [_member_row(one) for one in group.members]
     parts = [head, _indent(printers.align_columns(rows, ["RANK", "NODE", "STATUS", "ADDRESSES"]))]
     if any(group.cables):

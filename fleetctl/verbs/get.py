@@ -169,6 +169,11 @@ def _print_once(
         click.echo(renderer.text(result), nl=False)
     elif not result.missing:
         click.echo(renderer.empty_note(), err=True)
+    if any(target.kind is API_KEYS for target in object_query.targets) and result.trees:
+        from fleetctl.fleets import api_keys  # noqa: PLC0415 - other kinds need no keys
+
+        if note := read_once(options, api_keys.unrequired_note):
+            click.echo(f"note: {note}", err=True)
     if result.missing and not options["ignore_not_found"]:
         raise FleetctlError("\nerror: ".join(result.missing))
 

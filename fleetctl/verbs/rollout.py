@@ -197,7 +197,10 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
             transport, clock, name, edit, is_dry=results.is_dry
         )
     if is_changed:
-        return f"modeldeployment/{name} rolled back{results.suffix}"
+        canary = None if there.status is None else there.status.canary
+        is_trial = canary is not None and canary.outcome == "Running"
+        done = "rolled back, and its canary ended" if is_trial else "rolled back"
+        return f"modeldeployment/{name} {done}{results.suffix}"
     number = chosen[0].spec.revision
     return f"modeldeployment/{name} skipped rollback (current template already matches revision {number})"
 

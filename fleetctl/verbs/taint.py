@@ -173,6 +173,7 @@ EFFECT is one of
 \b
   fleetctl taint mac-1 owner=anna:NoSchedule
   fleetctl taint mac-1 owner:NoSchedule-
+  fleetctl taint node mac-1 owner=anna:NoSchedule     the same in kubectl's words
   fleetctl taint --all maintenance-
 
 Deployments tolerate taints with spec.placement.tolerations.

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
-from insight.doctor.findings import Finding, counted, ok
+from insight.doctor.findings import Finding, ok
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.node import FabricInterface, Node, NodeFabric
+from schemas.quantity import counted
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 

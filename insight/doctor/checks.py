@@ -9,7 +9,7 @@ from insight.doctor import cable_checks, control_plane, model_checks, network_ch
 from insight.doctor.bridge_loops import check_bridges
 from insight.doctor.cable_checks import LinkProbe
 from insight.doctor.control_plane import ControlPlane
-from insight.doctor.findings import Finding, Level, counted, ok
+from insight.doctor.findings import Finding, Level, ok
 from insight.doctor.group_admission import GroupAdmission
 from insight.doctor.lost_nodes import LostNode, lost_advice
 from insight.doctor.machines import MachineReport, check_machines
@@ -29,6 +29,7 @@ from schemas import quantity
 from schemas.gitsource import GitSource
 from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition, is_true
 from schemas.node import Node
+from schemas.quantity import counted
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire.health import StoreView

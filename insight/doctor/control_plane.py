@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from insight.doctor.findings import Finding, Level, counted, ok
+from insight.doctor.findings import Finding, Level, ok
 from schemas import quantity
 from schemas.meta import ApiObject
+from schemas.quantity import counted
 from schemas.wire.health import StoreView
 
 # An idle watch of an etcd that sends no progress reports is opened again after 17 s.

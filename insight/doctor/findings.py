@@ -5,7 +5,7 @@ from typing import Any
 
 from schemas.wire.findings import Finding, Level
 
-__all__ = ["Finding", "Level", "count_level", "counted", "findings_tree", "ok"]
+__all__ = ["Finding", "Level", "count_level", "findings_tree", "ok"]
 
 
 def count_level(findings: Sequence[Finding], level: Level) -> int:
@@ -35,8 +35,3 @@ def findings_tree(findings: Sequence[Finding]) -> dict[str, Any]:
 def ok(check: str, message: str) -> Finding:
     """Return the finding of a check that found no problem."""
     return Finding(check=check, level="OK", message=message)
-
-
-def counted(number: int, one: str, several: str) -> str:
-    """Return a number with its noun phrase."""
-    return f"{number} {one if number == 1 else several}"

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from insight.doctor.findings import Finding, counted, ok
+from insight.doctor.findings import Finding, ok
+from schemas.quantity import counted
 
 _MAX_NAMES = 5
 # The fleet's own checks report these already, from what agents publish.

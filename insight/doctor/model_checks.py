@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from insight.doctor.findings import Finding, counted
+from insight.doctor.findings import Finding
 from schemas import quantity
 from schemas.node import Node
+from schemas.quantity import counted
 
 PARTIAL_FILES: Final = "partial-files"
 """The fix that deletes them."""

@@ -6,8 +6,9 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 from insight.doctor.cable_checks import network_of
-from insight.doctor.findings import Finding, counted, ok
+from insight.doctor.findings import Finding, ok
 from schemas.node import FabricInterface, Node, NodeStatus
+from schemas.quantity import counted
 
 # Carrier-grade NAT (RFC 6598): overlays such as Tailscale use it.
 _OVERLAY: Final = IPv4Network("100.64.0.0/10")

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from insight.doctor.findings import Finding, Level, counted, ok
+from insight.doctor.findings import Finding, Level, ok
 from insight.tls_mode import mode_text
+from schemas.quantity import counted
 from schemas.trust import TlsMode
 
 # A certificate lives 30 days and is renewed after 20.

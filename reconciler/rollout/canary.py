@@ -195,7 +195,10 @@ def _faults(rules: CanaryAnalysis, measured: VersionMetrics, *, is_over: bool) -
 
 def _figures(measured: VersionMetrics) -> str:
     ttft_s, speed = measured.first_token_quantile(_P95), measured.tokens_per_second
-    figures = [f"{measured.requests:.0f} requests", f"{measured.errors:.0f} failed"]
+    figures = [
+        quantity.counted(round(measured.requests), "request", "requests"),
+        f"{measured.errors:.0f} failed",
+    ]
     figures.append("no streams" if ttft_s is None else f"first token p95 {ttft_s:.2f} s")
     if speed is not None:
         figures.append(f"{speed:.1f} tokens/s")
@@ -214,7 +217,7 @@ def _prepares(canary: Canary, number: int) -> str:
 def _watches(canary: Canary, number: int) -> str:
     step = canary.steps[number]
     least = canary.analysis.min_requests
-    atleast = f" and at least {least} requests" if least else ""
+    atleast = f" and at least {quantity.counted(least, 'request', 'requests')}" if least else ""
     return f"{_step(canary, number)}: {step.weight}% of the requests, for {step.pause}{atleast}"
 
 

@@ -7,6 +7,7 @@ from machinery.clock import SystemClock
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.change_records import fit_fields
 from schemas.change import ChangedField, ChangeRecord
+from schemas.gitsource import SYNC_REQUESTED, GitSource
 from store import codec, keys
 from store.errors import ConflictError
 from store.memory import MemoryTransport
@@ -46,6 +47,25 @@ async def test_a_write_and_its_record_have_one_revision(
     item = await memory.get(keys.spec_key("ModelDeployment", "qwen"))
     assert item is not None
     assert item.mod_revision == created
+
+
+async def test_requests_of_tools_are_hidden(
+    memory: MemoryTransport, audited: AuditedTransport
+) -> None:
+    source = GitSource.model_validate_json(
+        '{"metadata":{"name":"fleet"},"spec":{"repository":"https://git.example.com/fleet.git"}}'
+    )
+    await memory.commit([], [codec.put_spec(source)])
+
+    def asked(marks: dict[str, str]) -> GitSource:
+        meta = source.metadata.model_copy(update={"annotations": marks})
+        return source.model_copy(update={"metadata": meta})
+
+    for marks in ({SYNC_REQUESTED: "1"}, {SYNC_REQUESTED: "1", "team": "x"}):
+        await mutate(audited, CLOCK, GitSource, "fleet", lambda _, m=marks: asked(m))  # type: ignore[misc]
+    (shown,) = await changes(memory)
+    assert "annotations.team" in object_text(shown.record.objects[0])
+    assert len(await list_changes(memory, ChangeFilter(has_requests=True))) == 2
 
 
 async def test_an_update_names_the_fields_that_differ(

@@ -8,17 +8,18 @@ import click
 import pytest
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import api_keys
 from fleetctl.verbs.create_apikey import name_warnings, parse_expiry
 from fleetctl.verbs.rotate import rotated
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
-from schemas.records import ApiKey, ModelLimits, PreviousSecret
+from schemas.records import ApiKey, GatewayLease, ModelLimits, PreviousSecret
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
 from store.backup import is_backed_up
 from store.memory import MemoryTransport
-from store.port import KeyValue, Transport
+from store.port import KeyValue, Put, Transport
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
 
@@ -193,6 +194,18 @@ async def test_unserved_and_uncovered_model_names_are_warnings() -> None:
         "warning: no deployment or route serves the name standart yet. Did you mean standard?",
         "warning: no deployment or route serves the name nonono yet.",
     ]
+
+
+async def test_keys_that_no_gateway_requires_are_said_to_limit_nothing() -> None:
+    memory = MemoryTransport(SystemClock())
+    assert await api_keys.unrequired_note(memory) == "", "no gateway runs"
+    for name, is_required in (("loopback", False), ("exposed", True)):
+        lease = GatewayLease(
+            url="http://127.0.0.1:4000", version="0.1.0", asks_for_keys=is_required
+        )
+        key = f"{keys.GATEWAY_LEASE_PREFIX}{name}"
+        await memory.commit([], [Put(key=key, value=codec.encode(lease))])
+        assert ("--auth on" in await api_keys.unrequired_note(memory)) is not is_required
 
 
 async def test_a_key_is_revoked(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:

@@ -82,6 +82,7 @@ def test_the_columns_of_a_route(is_wide: bool, rows: list[str]) -> None:
         ("True", "False", "CanaryFailed", "CanaryFailed: of something"),
         ("True", "False", "Stalled", "Stalled: of something"),
         ("True", "True", "CanaryRunning", "CanaryRunning: of something"),
+        ("True", "Unknown", "Paused", "Paused: of something"),
         ("True", "True", "RolloutComplete", ""),
         ("False", "False", "Stalled", "ReplicasStarting: 0 of 1"),
     ],
@@ -202,6 +203,12 @@ def test_the_health_of_cables_is_a_column_and_no_status() -> None:
     tree = {
         "kind": "Node",
         "metadata": {"name": "mac-1", "creationTimestamp": NOW.isoformat()},
+        "spec": {
+            "taints": [
+                {"key": "owner", "value": "ann", "effect": "NoSchedule"},
+                {"key": "hot", "effect": "NoExecute"},
+            ]
+        },
         "status": {
             "conditions": [
                 {"type": "FabricHealthy", "status": "True"},
@@ -214,3 +221,7 @@ def test_the_health_of_cables_is_a_column_and_no_status() -> None:
     assert columns["STATUS"].cell(tree, context) == "Ready,DiskPressure"
     assert columns["FABRIC HEALTHY"].cell(tree, context) == "True"
     assert columns["FABRIC HEALTHY"].is_wide
+    assert columns["TAINTS"].cell(tree, context) == "owner=ann:NoSchedule,hot:NoExecute"
+    pool = {"kind": "NodePool", "spec": {"reserved": {"memory": "5Gi", "disk": None}}}
+    (reserved,) = [one for one in printers.COLUMNS["NodePool"] if one.title == "RESERVED"]
+    assert reserved.cell(pool, context) == "memory=5Gi"

@@ -118,12 +118,14 @@ async def test_cancelling_an_invalid_text_keeps_a_copy(
     done = await shared_fleet.ctl("edit", "md/lost")
     assert (done.code, done.out) == (1, "")
     found = re.fullmatch(
-        r"error: Edit cancelled, no valid changes were saved. A copy of your changes is in (.*)\n",
+        r"error: Edit cancelled, nothing was written because the text is invalid:\n"
+        r"(line \d+: ModelDeployment/lost: spec.concurrency: .*)\. A copy of your changes is in (.*)\n",
         done.err,
     )
     assert found is not None, done.err
-    kept = Path(found[1])
+    kept = Path(found[2])
     assert "concurrency: 0" in kept.read_text()
+    assert f"#| {found[1]}" in kept.read_text()
     kept.unlink()
     assert (await there(shared_transport, "lost")).metadata.generation == 1
 

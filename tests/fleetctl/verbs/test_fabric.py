@@ -47,14 +47,14 @@ TWO = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}], "backend": "jaccl"}'
 SPARE = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}, {"node": "mac-2"}], "size": 2, "backend": "jaccl"}'
 
 ADMITTED = """\
-shardgroup/studio: jaccl over 2 Macs, cables and settings: admitted
+shardgroup/studio: jaccl over 2 nodes, cables and settings: admitted
   RANK    NODE    STATUS    ADDRESSES
   0       mac-0   Ready     192.168.1.0
   1       mac-1   Ready     192.168.1.1
   CABLE    FROM                                TO                                    GBIT/S
   0-1      mac-0 rdma_en2 (active, 10.0.1.1)   mac-1 rdma_en2 (active, 10.1.1.1)     80"""
 REFUSED = """\
-shardgroup/studio: jaccl over 2 Macs, cables and settings: not admitted
+shardgroup/studio: jaccl over 2 nodes, cables and settings: not admitted
   RANK    NODE    STATUS    ADDRESSES
   0       mac-0   Ready     -
   1       mac-1   Ready     -
@@ -222,7 +222,7 @@ async def test_groups_of_a_store(two_groups: MemoryFleet) -> None:
     assert (done.code, done.err) == (0, "")
     assert (
         done.out.splitlines()[0]
-        == "shardgroup/pair: ring over 2 Macs, cables and settings: admitted"
+        == "shardgroup/pair: ring over 2 nodes, cables and settings: admitted"
     )
     assert [line.split() for line in done.out.splitlines()[2:]] == [
         ["0", "node-1", "Ready", "127.0.0.1"],
@@ -271,7 +271,7 @@ async def test_a_deployment_that_the_group_cannot_run_is_listed(fleet: MemoryFle
     done = await two_groups.ctl("fabric", "check", "pair")
     assert (done.code, done.err) == (0, "")
     head, *_, last = done.out.splitlines()
-    assert head == "shardgroup/pair: ring over 2 Macs, cables and settings: admitted"
+    assert head == "shardgroup/pair: ring over 2 nodes, cables and settings: admitted"
     assert last == f"  modeldeployment/big is not placed (Unschedulable): {why}"
     (pair,) = json.loads((await two_groups.ctl("fabric", "check", "pair", "-o", "json")).out)[
         "groups"

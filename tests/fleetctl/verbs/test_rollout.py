@@ -205,10 +205,24 @@ async def test_undo_after_two_failed_canaries_returns_to_what_serves(
     }
     await fail(shared_transport, "twice", bad=templates[3], good=templates[1])
     done = await shared_fleet.ctl("rollout", "undo", "twice")
-    assert done.code == 0, done.err
+    assert (done.code, done.out) == (0, "modeldeployment/twice rolled back\n"), done.err
     found = await objects.get(shared_transport, ModelDeployment, "twice")
     assert found is not None
     assert found.spec.model.path == "small"
+
+
+async def test_undo_of_a_running_canary_ends_it(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    for number, path in enumerate(("small", "medium"), start=1):
+        await applied(shared_fleet, "tried", change=("small}, servedNames: [fast]", f"{path}}}"))
+        await keep(shared_transport, "tried", number)
+    trial = CanaryStatus(template="new", since=SystemClock().now(), outcome="Running")
+    key = keys.status_key("ModelDeployment", "tried")
+    status = codec.encode(ModelDeploymentStatus(canary=trial))
+    await shared_transport.commit([], [Put(key=key, value=status)])
+    done = await shared_fleet.ctl("rollout", "undo", "tried")
+    assert done.out == "modeldeployment/tried rolled back, and its canary ended\n", done.err
 
 
 async def fail(shared_transport: Transport, name: str, *, bad: str, good: str) -> None:
