@@ -113,6 +113,7 @@ class SeedViews:
             **self.measured_metrics(name, row),
             "activeRequests": active,
             "totalRequests": handled,
+            "totalRequestsHandled": handled,
             "avgLatencyMs": round(sums.whole_s / handled * 1000, 3)
             if sums is not None and handled
             else None,

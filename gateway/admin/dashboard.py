@@ -87,6 +87,7 @@ def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInput
                 _active_requests(endpoint.origin, inputs.health) for endpoint in endpoints_here
             ),
             "totalRequests": handled,
+            "totalRequestsHandled": handled,
             "avgLatencyMs": round(spent_s / handled * 1000, 3) if handled else None,
         },
         "uptime": None,

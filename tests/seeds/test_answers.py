@@ -284,7 +284,12 @@ async def test_the_registration_and_heartbeat_of_mlx_serving(site: Site) -> None
     assert set(capabilities) == {"maxConcurrent", "supportedModelTiers", "availableMemoryGB"}
     assert isinstance(worker["hardware"]["supportedModelTiers"], list)
     assert worker["hardware"]["memoryForModelsGB"] > 0
-    assert worker["endpoints"][0]["concurrency"] >= 1
+    [at_gateway] = [
+        found
+        for found in await site.get(f"{site.fleet.url}/api/cluster/workers")
+        if found["workerId"] == "node-1"
+    ]
+    assert at_gateway["endpoints"][0]["concurrency"] >= 1
 
 
 async def test_messages_of_nats_have_their_http(site: Site) -> None:

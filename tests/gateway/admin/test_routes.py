@@ -177,7 +177,7 @@ async def test_cards_graphs_and_the_request_log(
         ("/api/dashboard/requests?status=bad", "they end as success, error, cancelled, ok"),
         ("/api/dashboard/requests?limit=0", "limit"),
         ("/api/dashboard/metrics/timeseries?metric=x", "there are throughput, requests"),
-        ("/api/dashboard/metrics/timeseries?duration=1y", "1h30m or 90s"),
+        ("/api/dashboard/metrics/timeseries?duration=1y", "1h30m, 90s or 500ms"),
         ("/api/dashboard/metrics/timeseries?duration=48h", "between 10s and 24h"),
     ],
 )

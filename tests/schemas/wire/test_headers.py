@@ -15,7 +15,7 @@ NAMES = [
 
 
 def test_names_are_lower_case_and_unique() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 31
+    assert len(NAMES) == len(set(NAMES)) == 33
     assert [name for name in NAMES if name != name.lower() or not name.isascii()] == []
 
 
