@@ -90,8 +90,7 @@ async def diffs(fleet: CommandFleet, tmp_path: Path) -> None:
     printed.write_text((await fleet.ctl("get", "md/qwen", "-o", "yaml")).out)
     assert len(load_objects([str(printed)])) == 1
     back = await fleet.ctl("apply", "-f", str(printed))
-    # It says every default, and that is remembered.
-    assert back.out == "modeldeployment/qwen configured\n", back.err
+    assert back.out == "modeldeployment/qwen unchanged\n", back.err
     assert (await fleet.ctl("diff", "-f", "-", stdin=MANIFEST.encode())).code == 0
 
 
