@@ -227,7 +227,7 @@ async def test_no_name_leads_out_of_the_folder(agent: Asked, name: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(agent.url.rpartition(":")[2]))
     authorization = HEADERS["authorization"]
     writer.write(
-        f"GET /v1/logs/replicas/{name} HTTP/1.1\r\nhost: x\r\nauthorization: {authorization}\r\n\r\n".encode()
+        f"GET /v1/logs/replicas/{name} HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n\r\n".encode()
     )
     async with asyncio.timeout(20):
         answer = await reader.read(-1)
