@@ -45,6 +45,7 @@ PERIODS = {
     "fleetctl/doctor/observe_multicast.py": "looks at what its own listener has heard, for ten seconds at most",
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
+    "fleetctl/fleets/readiness.py": "polls the start of own processes",
     "fleetctl/fleets/join_client.py": "waits as long as the join port asks for, or for its backoff",
     "insight/process_client.py": "lets a TLS connection close",
     "fleetctl/maintenance/fleet_down.py": "polls the end of gateways for six seconds",

@@ -60,6 +60,7 @@ MAC_METRICS = shape(
     memoryUsedGB=NUMBER,
     activeRequests=INTEGER,
     totalRequests=INTEGER,
+    totalRequestsHandled=INTEGER,  # the name that the document's heartbeats have
     avgLatencyMs=NUMBER,
     modelsLoaded=many({"type": "string"}),
 )
