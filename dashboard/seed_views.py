@@ -99,7 +99,7 @@ class SeedViews:
             "ip": row["address"],
             "port": _port(row["agentUrl"]),
             "status": row["state"],
-            "hardware": None if report is None else describe_hardware(report),
+            "hardware": describe_hardware(report),
             "metrics": self.worker_metrics(name, row, active),
             "uptime": None if uptime is None else int(uptime * 1000),
             "lastHeartbeat": self._seen.get(name),

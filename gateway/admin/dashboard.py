@@ -76,7 +76,7 @@ def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInput
         "port": None,
         "status": status,
         "statusReason": why or None,
-        "hardware": None if report is None else describe_hardware(report),
+        "hardware": describe_hardware(report),
         "metrics": {
             "cpuUsagePercent": None,
             "gpuUtilizationPercent": None,
@@ -119,8 +119,10 @@ def _status(
     return "online", ""
 
 
-def describe_hardware(report: NodeStatus) -> Json:
-    """Return the hardware of a Mac, which its agent reported."""
+def describe_hardware(report: NodeStatus | None) -> Json:
+    """Return the hardware of a Mac, which its agent reported; nulls if it did not."""
+    if report is None:
+        return {"chipModel": None, "gpuCores": None, "unifiedMemoryGB": None}
     designation = chips.parse_designation(report.chip)
     fast = report.performance_cores or None
     return {
