@@ -16,14 +16,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from dashboard.traffic import (
-    AgentState,
-    EndedRequest,
-    GatewayFeed,
-    GatewayState,
-    Traffic,
-    on_own_clock,
-)
+from dashboard.traffic import AgentState, GatewayState, Traffic, on_own_clock
 from identity.dialer import Dial, Dialer, UntrustedAddressError
 from insight.fleet_caches import FleetCaches
 from insight.tickets import issue_ticket
@@ -34,6 +27,7 @@ from machinery.prometheus import parse_samples
 from schemas.node import NodeStatus
 from schemas.records import GatewayLease
 from schemas.wire.errors import ErrorBody
+from schemas.wire.requests import EndedRequest, GatewayFeed
 from store import keys
 from store.errors import StoreError
 from store.port import Transport

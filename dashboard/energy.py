@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dashboard.history.queries import Point
-from dashboard.traffic import EndedRequest
 from insight.conditions import Row
+from schemas.wire.requests import EndedRequest
 
 UNKNOWN: Final = math.nan
 NO_POWER: Final = (

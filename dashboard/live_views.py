@@ -11,8 +11,8 @@ import msgspec
 
 from dashboard.fleet_model import ENDED, IN_FLIGHT, TRAFFIC, FleetModel
 from dashboard.seed_views import SeedViews
-from dashboard.traffic import EndedRequest, RunningRequest
 from insight.conditions import Row
+from schemas.wire.requests import EndedRequest, RunningRequest
 
 MOST_ENDED = 200
 """Ended requests in the view: further ones are asked for by their filters."""

@@ -12,7 +12,6 @@ from typing import Final
 
 from dashboard.fleet_model import FleetModel
 from dashboard.history.records import BUDGET_STEP_S, RequestSums
-from dashboard.traffic import EndedRequest
 from insight.conditions import Row, condition_row
 from machinery.clock import Clock
 from machinery.prometheus import family_header, format_labels
@@ -20,6 +19,7 @@ from reconciler.listers.caches import BY_KIND
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
 from schemas.objectives import Objectives
+from schemas.wire.requests import EndedRequest
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from dashboard.fleet_model import FleetModel
-from dashboard.traffic import DAY_S, EndedRequest, Traffic, milliseconds
+from dashboard.traffic import DAY_S, Traffic, milliseconds
 from gateway.admin.dashboard import describe_hardware
 from gateway.admin.query_words import SERIES_UNITS, public_status, series_metric
 from gateway.telemetry.time_series import SERIES_METRICS
@@ -17,6 +17,7 @@ from insight.conditions import Row
 from machinery.clock import Clock
 from machinery.version import version
 from schemas.node import NodeStatus
+from schemas.wire.requests import EndedRequest
 from store import keys
 
 Json: TypeAlias = dict[str, object]

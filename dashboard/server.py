@@ -21,7 +21,7 @@ from dashboard.objectives import ObjectiveMonitor
 from dashboard.saved_keys import SavedKeys
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
-from dashboard.traffic import EndedRequest, Traffic
+from dashboard.traffic import Traffic
 from dashboard.updates import UpdateEvents
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
@@ -35,6 +35,7 @@ from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
 from machinery.process_log import LogRing
 from machinery.version import version
 from schemas.records import ApiKey, DashboardLease
+from schemas.wire.requests import EndedRequest
 from store import codec, keys
 from store.leases import hold_published
 from store.metrics import MeasuredTransport, StoreMetrics

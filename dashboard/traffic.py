@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from sys import intern
-from typing import Annotated, Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from gateway.admin.query_words import public_status
 from gateway.telemetry.time_series import IntervalSums, RateSeries
+from schemas.wire.requests import EndedRequest, GatewayFeed, RequestAttempt, RunningRequest
 
 KEPT: Final = 10_000
 """Ended requests that are kept in memory."""
@@ -32,151 +33,27 @@ _CLOCK_JUMP_S: Final = 10.0
 _MOST_INTERVALS: Final = 100
 
 
-# No figure of a request is larger or below zero. A gateway that says otherwise is not believed: sums are kept for a day.
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=30 * DAY_S * 1000)]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=10**10)]
-Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1000)]
-Instant: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
+# What many requests have in common: all but their ids.
+_SHARED: Final = (
+    *("gateway", "model", "outcome", "worker", "replica", "deployment", "api_key", "path"),
+    *("strategy", "endpoint", "session"),
+)
 
 
-class EndedTokens(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one request."""
-
-    prompt: Count = 0
-    cached: Count = 0
-    output: Count = 0
-
-
-class EndedAttempt(msgspec.Struct, frozen=True, gc=False):
-    """One attempt at an engine."""
-
-    replica: Text
-    worker: Text
-    outcome: Text
-    ms: Milliseconds
-    why: Text | None = None
-
-
-class EndedRequest(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """One ended request, as a gateway's feed and journal have it."""
-
-    time: Instant
-    id: Text
-    gateway: Text
-    model: Text
-    outcome: Text = msgspec.field(name="status")
-    latency_ms: Milliseconds = 0.0
-    tokens: EndedTokens = EndedTokens()
-    queue_ms: Milliseconds = 0.0
-    first_token_ms: Milliseconds | None = None
-    worker: Text | None = None
-    replica: Text | None = None
-    deployment: Text | None = None
-    api_key: Text | None = None
-    path: Text = ""
-    http_status: Count | None = None
-    strategy: Text | None = None
-    streamed: bool = False
-    resumptions: Count = 0
-    attempts: Annotated[tuple[EndedAttempt, ...], msgspec.Meta(max_length=1000)] = ()
-    endpoint: Text | None = None
-    session: Text | None = None
-
-    @property
-    def time_s(self) -> float:
-        """Arrival in seconds since 1970."""
-        return self.time.timestamp()
-
-    @property
-    def whole_s(self) -> float:
-        """Seconds from arrival to the end."""
-        return self.latency_ms / 1000
-
-    @property
-    def first_s(self) -> float:
-        """Seconds to the first token; 0 if it was not streamed."""
-        return (self.first_token_ms or 0.0) / 1000
-
-    @property
-    def queued_s(self) -> float:
-        """Seconds in the gateway's queue."""
-        return self.queue_ms / 1000
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self.tokens.prompt
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens of the answer."""
-        return self.tokens.output
-
-
-def with_shared_texts(one: EndedRequest) -> EndedRequest:
+def with_shared_texts(request: EndedRequest) -> EndedRequest:
     """Return the same request with the names of other requests in memory: a decoder makes new ones for each."""
-    return msgspec.structs.replace(
-        one,
-        gateway=intern(one.gateway),
-        model=intern(one.model),
-        outcome=intern(one.outcome),
-        worker=one.worker and intern(one.worker),
-        replica=one.replica and intern(one.replica),
-        deployment=one.deployment and intern(one.deployment),
-        api_key=one.api_key and intern(one.api_key),
-        path=intern(one.path),
-        strategy=one.strategy and intern(one.strategy),
-        endpoint=one.endpoint and intern(one.endpoint),
-        session=one.session and intern(one.session),
-        attempts=tuple(
-            EndedAttempt(
-                replica=intern(attempt.replica),
-                worker=intern(attempt.worker),
-                outcome=intern(attempt.outcome),
-                ms=attempt.ms,
-                why=attempt.why and intern(attempt.why),
-            )
-            for attempt in one.attempts
-        ),
+    shared = {name: intern(text) for name in _SHARED if (text := getattr(request, name))}
+    attempts = tuple(
+        RequestAttempt(
+            replica=intern(attempt.replica),
+            worker=intern(attempt.worker),
+            outcome=intern(attempt.outcome),
+            ms=attempt.ms,
+            why=attempt.why and intern(attempt.why),
+        )
+        for attempt in request.attempts
     )
-
-
-class RunningRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """One request under way."""
-
-    id: Text
-    model: Text
-    phase: Text
-    seconds: Seconds
-    worker: Text | None = None
-    replica: Text | None = None
-    api_key: Text | None = None
-    resumptions: Count = 0
-    prompt_tokens: Count | None = None
-    """Tokens of its prompt; None if its engine was not asked."""
-    prefilled_tokens: Count | None = None
-    """Tokens of the prompt that were read."""
-    tokens: Count | None = None
-    """Tokens that were generated."""
-
-
-class GatewayFeed(msgspec.Struct, frozen=True, rename="camel"):
-    """One answer of a gateway's feed."""
-
-    gateway: str
-    cursor: str
-    is_complete: bool
-    """False if requests that ended after the cursor of the question are gone."""
-    requests: list[EndedRequest]
-    running: list[RunningRequest]
-    queue_depth: Count = 0
-    active: Count = 0
-    waiting_by_model: dict[str, Count] = {}
-    active_by_deployment: dict[str, Count] = {}
-    uptime_seconds: Seconds = 0.0
-    lost: Count = 0
-    """The number of requests that are gone; 0 if it is unknown."""
+    return msgspec.structs.replace(request, **shared, attempts=attempts)
 
 
 def on_own_clock(

@@ -30,7 +30,7 @@ from dashboard.history.records import (
     model_of,
     pack_values,
 )
-from dashboard.traffic import EndedRequest
+from schemas.wire.requests import EndedRequest
 
 log = logging.getLogger(__name__)
 

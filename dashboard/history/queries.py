@@ -20,8 +20,8 @@ from dashboard.history.records import (
     request_metric,
     unpack_values,
 )
-from dashboard.traffic import EndedRequest
 from machinery.clock import Clock
+from schemas.wire.requests import EndedRequest
 
 T = TypeVar("T")
 Point = tuple[float | None, float | None, float | None]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from dashboard.traffic import EndedRequest
 from schemas.wire.metrics import REQUEST_ERRORS
+from schemas.wire.requests import EndedRequest
 
 FINE_S: Final = 10
 """Seconds of a step of the fine tier."""

@@ -25,9 +25,9 @@ from dashboard.history.database import (
     set_aside,
 )
 from dashboard.history.records import Batch, KeyRevision, Sample
-from dashboard.traffic import EndedRequest
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from schemas.wire.requests import EndedRequest
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
 from fleetctl.output import printers
 from schemas.wire.metrics import REQUEST_OUTCOMES
+from schemas.wire.requests import EndedRequest, RunningRequest
 
 _JOURNAL = "/api/requests/ended"
 _IN_FLIGHT = "/api/requests/in-flight"
@@ -32,63 +33,6 @@ the last 10,000 requests, without prompts and answers.
 """
 
 Json: TypeAlias = dict[str, Any]
-
-
-class AttemptRow(msgspec.Struct, rename="camel"):
-    """One attempt to forward the request to an engine."""
-
-    replica: str
-    outcome: str
-
-
-class TokenCounts(msgspec.Struct):
-    """The token counts of a request."""
-
-    prompt: int = 0
-    cached: int = 0
-    output: int = 0
-
-
-class RequestRow(msgspec.Struct, rename="camel"):
-    """The shown fields of one request."""
-
-    time: str
-    id: str
-    gateway: str
-    path: str
-    model: str
-    status: str
-    latency_ms: float
-    tokens: TokenCounts
-    attempts: list[AttemptRow] = []
-    replica: str | None = None
-    worker: str | None = None
-    strategy: str | None = None
-    http_status: int | None = None
-    queue_ms: float = 0.0
-    first_token_ms: float | None = None
-    resumptions: int = 0
-    api_key: str | None = None
-    session: str | None = None
-
-
-class InFlightRow(msgspec.Struct, rename="camel"):
-    """The shown fields of one request that is under way."""
-
-    id: str
-    gateway: str
-    model: str
-    phase: str
-    seconds: float
-    path: str = ""
-    worker: str | None = None
-    replica: str | None = None
-    attempts: int = 0
-    resumptions: int = 0
-    prompt_tokens: int | None = None
-    prefilled_tokens: int | None = None
-    tokens: int | None = None
-    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +97,7 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
 
 def request_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str:
     """Return the requests as a table. Pure."""
-    rows = [_request_cells(msgspec.convert(one, RequestRow), is_wide=is_wide) for one in found]
+    rows = [_request_cells(msgspec.convert(one, EndedRequest), is_wide=is_wide) for one in found]
     titles = ["TIME", "MODEL", "NODE", "REPLICA", "OUTCOME", "ATTEMPTS", "FIRST TOKEN", "LATENCY"]
     titles += ["PROMPT", "OUTPUT"]
     if is_wide:
@@ -164,13 +108,16 @@ def request_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str
 
 def in_flight_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str:
     """Return the requests under way as a table. Pure."""
-    rows = [_in_flight_cells(msgspec.convert(one, InFlightRow), is_wide=is_wide) for one in found]
+    rows = [
+        _in_flight_cells(msgspec.convert(tree, RunningRequest), tree["gateway"], is_wide=is_wide)
+        for tree in found
+    ]
     titles = ["REQUEST", "MODEL", "NODE", "REPLICA", "PHASE", "PROMPT", "OUTPUT", "AGE"]
     titles += ["ATTEMPTS", "RESUMED", "KEY", "PATH", "GATEWAY"] if is_wide else []
     return printers.align_columns(rows, titles if headers else [])
 
 
-def _in_flight_cells(row: InFlightRow, *, is_wide: bool) -> list[str]:
+def _in_flight_cells(row: RunningRequest, gateway: str, *, is_wide: bool) -> list[str]:
     prompt = "-" if row.prompt_tokens is None else str(row.prompt_tokens)
     if row.phase == "prefill" and row.prompt_tokens and row.prefilled_tokens is not None:
         prompt = f"{row.prefilled_tokens}/{row.prompt_tokens}"
@@ -185,20 +132,19 @@ def _in_flight_cells(row: InFlightRow, *, is_wide: bool) -> list[str]:
         _duration_text(row.seconds * 1000),
     ]
     if is_wide:
-        more = (str(row.attempts), str(row.resumptions), row.api_key or "-", row.path, row.gateway)
+        more = (str(row.attempts), str(row.resumptions), row.api_key or "-", row.path, gateway)
         cells += more
     return cells
 
 
-def _request_cells(row: RequestRow, *, is_wide: bool) -> list[str]:
-    # Times are shown in the local time zone.
-    moment = datetime.fromisoformat(row.time).astimezone()
+def _request_cells(row: EndedRequest, *, is_wide: bool) -> list[str]:
+    moment = row.time.astimezone()  # the local time zone
     cells = [
         moment.isoformat(sep=" ", timespec="milliseconds")[:-6],
         row.model,
         row.worker or "-",
         row.replica or "-",
-        row.status,
+        row.outcome,
         str(len(row.attempts)),
         "-" if row.first_token_ms is None else _duration_text(row.first_token_ms),
         _duration_text(row.latency_ms),
@@ -232,10 +178,10 @@ def _duration_text(milliseconds: float) -> str:
 async def _fetch_requests(named: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
     """Return the requests of all journals, the latest last. Raises FleetctlError: no journal can be read."""
     question = GatewayQuestion(path=_JOURNAL, parameters=query.query, key=query.key)
-    rows = await _rows(named, question, options, RequestRow)
+    rows = await _rows(named, question, options, EndedRequest)
     # Two URLs may lead to one gateway. Journals are newest first; reversing keeps the order within a millisecond.
     lines = {(one["gateway"], one["id"]): one for journal in rows for one in reversed(journal)}
-    return sorted(lines.values(), key=lambda one: str(one["time"]))
+    return sorted(lines.values(), key=lambda tree: datetime.fromisoformat(tree["time"]))
 
 
 async def _fetch_in_flight(named: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
@@ -244,7 +190,7 @@ async def _fetch_in_flight(named: Sequence[str], query: JournalQuery, options: J
     model, node = query.query.get("model"), query.query.get("node")
     lines = {
         (one["gateway"], one["id"]): one
-        for rows in await _rows(named, question, options, InFlightRow)
+        for rows in await _rows(named, question, options, RunningRequest)
         for one in rows
         if model in (None, one["model"]) and node in (None, one["worker"])
     }

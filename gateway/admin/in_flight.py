@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from gateway.auth.access_control import principal_of
 from gateway.http.request_context import RequestContext
 from gateway.routing.table import EngineEndpoint
-from gateway.telemetry.request_journal import truncate
+from gateway.telemetry.request_journal import rows_json, truncate
 from gateway.upstream.call import BrokenResponseError, UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
 from machinery.clock import Clock
@@ -25,8 +25,8 @@ from schemas.wire import in_flight
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.errors import Refusal, RefusedError
 from schemas.wire.in_flight import InFlightRequest, InFlightRequests, RequestPhase
+from schemas.wire.requests import RunningRequest
 
-Json: TypeAlias = dict[str, object]
 Progress: TypeAlias = Mapping[tuple[EngineAddress, str], InFlightRequest]
 """Reports of engines about requests, by engine and request id."""
 
@@ -67,38 +67,31 @@ def endpoint_of(context: RequestContext) -> EngineEndpoint | None:
     return state.served_by
 
 
-def describe(context: RequestContext, now_s: float, told: InFlightRequest | None = None) -> Json:
-    """Return a request as a JSON value; `told` is what its engine tells."""
+def describe(
+    context: RequestContext, now_s: float, told: InFlightRequest | None = None
+) -> RunningRequest:
+    """Return a request as it is shown; `told` is what its engine tells."""
     endpoint, request = endpoint_of(context), context.request
-    seconds = max(0.0, now_s - (context.began_s or now_s))
     model = context.model
     if request is not None and model != request.model:
         model = truncate(request.model)
-    return {
-        "id": context.http_request.request_id.decode("ascii"),
-        "path": context.http_request.path,
-        "model": model,
-        "apiKey": None if context.principal is None else context.principal.name,
-        "worker": None if endpoint is None else endpoint.node,
-        "replica": None if endpoint is None else endpoint.replica,
-        "phase": phase_of(context),
-        "seconds": round(seconds, 3),
-        "streamed": request is not None and request.is_streamed,
-        "attempts": context.retry_state.started,
-        "resumptions": context.retry_state.resumptions,
-        **_progress(told),
-    }
-
-
-def _progress(told: InFlightRequest | None) -> Json:
-    if told is None:
-        return {"enginePhase": None, "promptTokens": None, "prefilledTokens": None, "tokens": None}
-    return {
-        "enginePhase": told.phase,
-        "promptTokens": told.prompt_tokens,
-        "prefilledTokens": told.prefilled_tokens,
-        "tokens": told.generated_tokens,
-    }
+    return RunningRequest(
+        id=context.http_request.request_id.decode("ascii"),
+        path=context.http_request.path,
+        model=model,
+        api_key=None if context.principal is None else context.principal.name,
+        worker=None if endpoint is None else endpoint.node,
+        replica=None if endpoint is None else endpoint.replica,
+        phase=phase_of(context),
+        seconds=round(max(0.0, now_s - (context.began_s or now_s)), 3),
+        streamed=request is not None and request.is_streamed,
+        attempts=context.retry_state.started,
+        resumptions=context.retry_state.resumptions,
+        engine_phase=None if told is None else told.phase,
+        prompt_tokens=None if told is None else told.prompt_tokens,
+        prefilled_tokens=None if told is None else told.prefilled_tokens,
+        tokens=None if told is None else told.generated_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +112,7 @@ class InFlightRoutes:
         running = sorted(self.source.running(), key=lambda one: one.began_s)
         shown = running[:_MOST_REQUESTS]
         rows = await describe_all(shown, self.source.pool, self.clock)
-        body = {"gateway": self.gateway, "total": len(running), "requests": rows}
+        body = {"gateway": self.gateway, "total": len(running), "requests": rows_json(rows)}
         return Response(orjson.dumps(body), media_type="application/json")
 
     async def cancel(
@@ -148,8 +141,8 @@ class InFlightRoutes:
 
 async def describe_all(
     shown: Iterable[RequestContext], pool: ConnectionPool | None, clock: Clock
-) -> list[Json]:
-    """Return requests as JSON values, with what their engines tell; engines that do not answer are left out."""
+) -> list[RunningRequest]:
+    """Return requests as they are shown, with what their engines tell; engines that do not answer are left out."""
     shown = tuple(shown)
     progress = await _ask_engines(shown, pool)
     now_s = clock.monotonic()

@@ -61,7 +61,7 @@ class FeedRoute:
             "isComplete": page.lost == 0,
             "lost": page.lost or 0,
             "requests": rows_json(render_entries(page.entries, context.id)),
-            "running": described,
+            "running": rows_json(described),
             **dashboard.queue(context),
         }
         return Response(orjson.dumps(body), media_type="application/json")

@@ -19,6 +19,7 @@ from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.journal_file import JournalFile
 from machinery.clock import Clock
 from machinery.prometheus import family_header
+from schemas.wire.requests import EndedRequest, RequestAttempt, RequestTokens
 
 # Clients choose the names, and the memory of the ring is bounded.
 _LONGEST = 128
@@ -29,8 +30,6 @@ _SLICE = 50
 _BATCH_S = 1.0
 # The limit of entries that wait for the disk: 10 s of the fastest gateway, some 60 MB.
 _WAITING_LIMIT = 50_000
-
-_NOT_SERVED: tuple[str | None, ...] = (None, None, None, None)
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False):
@@ -198,144 +197,60 @@ def truncate(name: str) -> str:
     return name if len(name) <= _LONGEST else name[:_LONGEST]
 
 
-class AttemptRow(msgspec.Struct, frozen=True, gc=False):
-    """One attempt at an engine, as it is shown."""
-
-    replica: str
-    worker: str
-    outcome: str
-    ms: float
-    why: str | None
-
-
-class TokenCounts(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one request, as they are shown."""
-
-    prompt: int
-    cached: int
-    output: int
-
-
-class JournalRow(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """One request, as it is shown."""
-
-    time: str
-    id: str
-    gateway: str
-    path: str
-    model: str
-    deployment: str | None
-    replica: str | None
-    worker: str | None
-    endpoint: str | None
-    strategy: str | None
-    attempts: list[AttemptRow]
-    resumptions: int
-    streamed: bool
-    status: str
-    http_status: int | None
-    queue_ms: float
-    first_token_ms: float | None
-    latency_ms: float
-    tokens: TokenCounts
-    api_key: str | None
-    session: str | None
-
-
 _ROWS = msgspec.json.Encoder()
 
 
-def rows_json(rows: JournalRow | Sequence[JournalRow]) -> orjson.Fragment:
-    """Return the JSON of rows, to be a part of a larger document."""
+def rows_json(rows: msgspec.Struct | Sequence[msgspec.Struct]) -> orjson.Fragment:
+    """Return the JSON of records, to be a part of a larger document."""
     return orjson.Fragment(_ROWS.encode(rows))
 
 
-def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[JournalRow]:
+def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[EndedRequest]:
     """Return the entries as they are shown; `gateway` is the id of this gateway.
 
-    A recorder takes a thousand a second from a busy gateway, beside its requests: what many entries share is rendered
-    once, and fields are given by place.
+    A recorder takes a thousand a second from a busy gateway, beside its requests: fields are given by place.
     """
-    seconds: dict[int, str] = {}
-    # By identity: the hash of an endpoint takes longer than its address.
-    served: dict[int, tuple[str | None, ...]] = {id(None): _NOT_SERVED}
     digests: dict[str, str | None] = {"": None}
-    found: list[JournalRow] = []
+    requests: list[EndedRequest] = []
     for entry in entries:
         endpoint, session = entry.served_by, entry.session
-        names = served.get(id(endpoint))
-        if names is None:
-            names = served[id(endpoint)] = _names_of(endpoint)
         if session not in digests:
             digests[session] = session_digest(session)
-        found.append(
-            _render_entry(
-                entry, gateway, _time_text(entry.time_s, seconds), names, digests[session]
+        requests.append(
+            EndedRequest(
+                datetime.fromtimestamp(entry.time_s, UTC),
+                entry.request_id.decode("ascii"),
+                gateway,
+                entry.model,
+                entry.outcome,
+                _ms(entry.whole_s),
+                RequestTokens(entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
+                _ms(entry.queued_s) if entry.queued_s else 0.0,
+                _ms(entry.first_s) if entry.first_s else None,
+                None if endpoint is None else endpoint.node,
+                None if endpoint is None else endpoint.replica,
+                None if endpoint is None else endpoint.deployment,
+                entry.key or None,
+                entry.path,
+                entry.status or None,
+                entry.strategy or None,
+                entry.is_streamed,
+                entry.resumptions,
+                tuple(
+                    RequestAttempt(
+                        attempt.endpoint.replica,
+                        attempt.endpoint.node,
+                        attempt.outcome,
+                        _ms(attempt.ended_s - attempt.began_s),
+                        truncate(attempt.why) if attempt.why else None,
+                    )
+                    for attempt in entry.attempts
+                ),
+                None if endpoint is None else endpoint.origin.url,
+                digests[session],
             )
         )
-    return found
-
-
-def _names_of(endpoint: EngineEndpoint | None) -> tuple[str | None, ...]:
-    """Return deployment, replica, node and URL of an endpoint."""
-    if endpoint is None:
-        return _NOT_SERVED
-    return endpoint.deployment, endpoint.replica, endpoint.node, endpoint.origin.url
-
-
-def _render_entry(
-    entry: JournalEntry,
-    gateway: str,
-    time: str,
-    served: tuple[str | None, ...],
-    session: str | None,
-) -> JournalRow:
-    deployment, replica, node, url = served
-    return JournalRow(
-        time,
-        entry.request_id.decode("ascii"),
-        gateway,
-        entry.path,
-        entry.model,
-        deployment,
-        replica,
-        node,
-        url,
-        entry.strategy or None,
-        [
-            AttemptRow(
-                one.endpoint.replica,
-                one.endpoint.node,
-                one.outcome,
-                _ms(one.ended_s - one.began_s),
-                truncate(one.why) if one.why else None,
-            )
-            for one in entry.attempts
-        ],
-        entry.resumptions,
-        entry.is_streamed,
-        entry.outcome,
-        entry.status or None,
-        _ms(entry.queued_s) if entry.queued_s else 0.0,
-        _ms(entry.first_s) if entry.first_s else None,
-        _ms(entry.whole_s),
-        TokenCounts(entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
-        entry.key or None,
-        session,
-    )
-
-
-def _time_text(time_s: float, seconds: dict[int, str]) -> str:
-    """Return a time with milliseconds, as `datetime.isoformat`; `seconds` has the texts of whole seconds."""
-    second = int(time_s)
-    microseconds = round((time_s - second) * 1_000_000)
-    if microseconds == 1_000_000:
-        second, microseconds = second + 1, 0
-    text = seconds.get(second)
-    if text is None:
-        at = datetime.fromtimestamp(second, tz=UTC).replace(tzinfo=None)
-        text = seconds[second] = at.isoformat(timespec="seconds")
-    return f"{text}.{microseconds // 1000:03}+00:00"
+    return requests
 
 
 def _ms(seconds: float) -> float:

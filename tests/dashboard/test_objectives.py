@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from dashboard.history.database import HistoryFile, HistoryLimits
 from dashboard.history.records import Batch, RequestSums
 from dashboard.objectives import ObjectiveState, conditions, judge
-from dashboard.traffic import EndedRequest
 from schemas.objectives import Objectives
+from schemas.wire.requests import EndedRequest
 from store import codec
 from store.port import Transport
 from tests.support.dashboards import CLOCK, RunningDashboard, ended, running_dashboard

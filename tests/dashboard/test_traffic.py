@@ -14,12 +14,13 @@ import orjson
 import pytest
 from aiohttp import web
 
-from dashboard.traffic import EndedRequest, KnownTimes, on_own_clock
+from dashboard.traffic import KnownTimes, on_own_clock
 from gateway.telemetry.request_journal import JournalEntry
 from machinery.version import version
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
 from schemas.records import GatewayLease
+from schemas.wire.requests import EndedRequest
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put

@@ -15,9 +15,9 @@ import orjson
 from fastapi import FastAPI
 
 from dashboard.server import Dashboard, DashboardSettings
-from dashboard.traffic import EndedRequest, EndedTokens
 from machinery.clock import SystemClock
 from machinery.http_server import ServerSecurity
+from schemas.wire.requests import EndedRequest, RequestTokens
 from store.port import Transport
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
@@ -209,6 +209,6 @@ def ended(
         outcome=outcome,
         latency_ms=first_ms + 1000,
         first_token_ms=first_ms,
-        tokens=EndedTokens(prompt=10, output=tokens),
+        tokens=RequestTokens(prompt=10, output=tokens),
         worker="mac-1",
     )

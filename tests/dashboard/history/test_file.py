@@ -32,8 +32,9 @@ from dashboard.history.records import (
     RequestSums,
     Sample,
 )
-from dashboard.traffic import EndedRequest, EndedTokens, KnownTimes
+from dashboard.traffic import KnownTimes
 from machinery.clock import SystemClock
+from schemas.wire.requests import EndedRequest, RequestTokens
 from tests.support.clock import FakeClock
 
 NOW_S = 1_800_000_000
@@ -46,7 +47,7 @@ def ended(number: int, at_s: float = NOW_S - 5, **fields: object) -> EndedReques
         "model": "m",
         "deployment": "m",
         "worker": "mac-1",
-        "tokens": EndedTokens(prompt=10, output=20),
+        "tokens": RequestTokens(prompt=10, output=20),
     }
     time = datetime.fromtimestamp(at_s, tz=UTC)
     return EndedRequest(time=time, id=f"r-{number}", gateway="g", **{**defaults, **fields})  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ async def test_a_clients_own_time_is_no_engines_fault(
         await until(lambda: len(recorder.journal) == 1, what="it to be written down")
         is_begun = response.status == 200
         (told,) = render_entries(recorder.journal.last(1), "g")
-        assert told.status == ("interrupted" if is_begun else "failed")
+        assert told.outcome == ("interrupted" if is_begun else "failed")
         assert (told.replica, told.worker, told.deployment) == ("m-0", "mac-1", "m")
         (attempt,) = recorder.journal.last(1)[0].attempts
         assert (attempt.outcome, bool(attempt.why)) == ("timed_out", True)
