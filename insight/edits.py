@@ -115,8 +115,9 @@ def with_replicas(
     if bounds is not None:
         raise EditRefusedError(
             f"{name} is autoscaled between {bounds.min_replicas} and {bounds.max_replicas} replicas; nothing was changed. "
-            f"Change the bounds: fleetctl autoscale {name} --min={replicas} --max={max(1, replicas)}; "
-            f"or end autoscaling, then scale: fleetctl autoscale {name} --off"
+            f"Change the bounds: fleetctl patch {name} -p 'spec: {{autoscaling: {{minReplicas: {replicas}, "
+            f"maxReplicas: {max(1, replicas)}}}}}'; or end autoscaling: fleetctl patch {name} "
+            f"-p 'spec: {{autoscaling: null, replicas: {replicas}}}'"
         )
     if current is not None and obj.spec.replicas != current:
         raise EditRefusedError(

@@ -123,22 +123,6 @@ def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> Fleet
     )
 
 
-def tiers(caches: FleetCaches) -> tuple[TierStatus, ...]:
-    """Return the public names with the engines that answer for them now, by name; how many requests wait is unknown."""
-    endpoints = list(caches.objects.endpoints.items.values())
-    return tuple(_tier(name, of, endpoints, None) for name, of in sorted(_tiers(caches).items()))
-
-
-def external_counts(caches: FleetCaches) -> dict[str, int]:
-    """Return the number of external endpoints by the public name whose route has some."""
-    routes = caches.objects.specs.by_index(BY_KIND, "ModelRoute").values()
-    return {
-        one.spec.model: len(one.spec.external)
-        for one in routes
-        if isinstance(one, ModelRoute) and one.spec.external
-    }
-
-
 def _active(load: GatewayLoad | None) -> int | None:
     return None if load is None or load.problem else load.active
 

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
-from fleetctl.cli.kubectl_hints import VERB_ANSWERS, VERB_SYNONYMS, translate_switches
+from fleetctl.cli.spellings import VERB_SYNONYMS, translate_switches
 from machinery.typing_compat import override
 
 # A group with at most this many commands lists them all when no name is similar.
@@ -58,10 +58,9 @@ class SuggestingGroup(click.Group):
     def _hint(self, ctx: click.Context, word: str) -> str:
         """Return the similar commands; in a small group without similar ones, all of them."""
         names = [name for name in self.list_commands(ctx) if not name.startswith("_")]
-        synonym = VERB_SYNONYMS.get(word.lower(), "")
+        synonyms = [name for name in VERB_SYNONYMS.get(word.lower(), "").split() if name in names]
         begun = [name for name in names if word and name.startswith(f"{word.lower()}-")]
-        near = begun or difflib.get_close_matches(word.lower(), names, n=3)
-        near = [synonym] if synonym in names else near
+        near = synonyms or begun or difflib.get_close_matches(word.lower(), names, n=3)
         if near:
             return f". Did you mean {' or '.join(near)}?"
         return f"; available: {', '.join(names)}" if len(names) <= _SHORT_LIST else ""
@@ -137,11 +136,6 @@ class LazyGroup(SuggestingGroup):
 
 class RootGroup(LazyGroup):
     """The group of all verbs: filters what terminals get, and turns Ctrl-C and failed writes into exit codes."""
-
-    @override
-    def _hint(self, ctx: click.Context, word: str) -> str:
-        answer = VERB_ANSWERS.get(word.lower(), "")
-        return f": {answer}" if answer else super()._hint(ctx, word)
 
     @override
     def main(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ VERBS = {
     "api-resources": "fleetctl.verbs.api_resources:api_resources",
     "apply": "fleetctl.verbs.apply:apply",
     "approve": "fleetctl.verbs.join_requests:approve",
-    "autoscale": "fleetctl.verbs.autoscale:autoscale",
     "backup": "fleetctl.verbs.backup:backup",
     "bench": "fleetctl.verbs.bench:bench",
     "bundle": "fleetctl.verbs.bundle:bundle",
@@ -46,7 +45,6 @@ VERBS = {
     "node": "fleetctl.verbs.node:node",
     "patch": "fleetctl.verbs.patch:patch",
     "plan": "fleetctl.verbs.plan:plan",
-    "replace": "fleetctl.verbs.replace:replace",
     "restore": "fleetctl.verbs.restore:restore",
     "resume": "fleetctl.verbs.sync:resume",
     "rollout": "fleetctl.verbs.rollout:rollout",
@@ -56,7 +54,6 @@ VERBS = {
     "scale": "fleetctl.verbs.scale:scale",
     "secure": "fleetctl.verbs.secure:secure",
     "service": "fleetctl.verbs.service:service",
-    "set": "fleetctl.verbs.set:set_field",
     "simulate": "fleetctl.verbs.simulate:simulate",
     "status": "fleetctl.verbs.status:status",
     "stop": "fleetctl.verbs.stop:stop",
@@ -74,7 +71,7 @@ VERBS = {
 }
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Declare": ("apply", "diff", "plan", "create", "replace", "edit", "patch", "set", "delete"),
+    "Declare": ("apply", "diff", "plan", "create", "edit", "patch", "delete"),
     "Inspect": (
         "status",
         "get",
@@ -91,7 +88,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Chat": ("chat", "run"),
     "Models": ("models",),
-    "Roll out": ("rollout", "scale", "autoscale", "label", "annotate"),
+    "Roll out": ("rollout", "scale", "label", "annotate"),
     "Nodes and fabric": ("node", "cordon", "uncordon", "drain", "taint", "stop", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": (

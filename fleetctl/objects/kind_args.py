@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from fleetctl.cli.kubectl_hints import KIND_ANSWERS, KIND_SYNONYMS
+from fleetctl.cli.spellings import KIND_SYNONYMS
 from schemas import kinds
 from schemas.kinds import Kind
 
@@ -56,10 +56,7 @@ def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS, *, may_be_name: bool
     near = [synonym] if synonym in known else difflib.get_close_matches(word.lower(), known, n=1)
     available = ", ".join(sorted(kind.plural for kind in among))
     hint = f"did you mean {known[near[0]]}?" if near else f"available: {available}"
-    answer = KIND_ANSWERS.get(word.lower(), "")
-    if answer:
-        hint = answer
-    elif may_be_name and not near:
+    if may_be_name and not near:
         hint += f". For an object named {word} write its kind, too, such as md/{word}"
     raise click.UsageError(f"unknown kind {word!r}; {hint}")
 

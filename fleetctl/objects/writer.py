@@ -342,7 +342,7 @@ def _existing_problems(
 
 def _exists_problem(item: LoadedObject) -> ManifestError:
     name = f"{item.key.kind.lower()}/{item.key.name}"
-    hint = f"Change it with `fleetctl apply` or `fleetctl edit {name}`, or replace it with `fleetctl replace`"
+    hint = f"Change it with `fleetctl apply` or `fleetctl edit {name}`"
     return item.document.problem(("metadata", "name"), f"{name} already exists", hint)
 
 

@@ -7,7 +7,7 @@ from schemas.kinds import KINDS, Kind
 from store.object_trees import API_VERSION
 
 _SEEN = ("get", "list", "watch")
-_WRITTEN = ("apply", "create", "edit", "patch", "replace", "delete")
+_WRITTEN = ("apply", "create", "edit", "patch", "delete")
 # Replicas are written by the fleet; a deleted one is replaced.
 _DELETED = ("Replica",)
 # API keys are not a kind of the API, because secrets do not belong in manifests. Verbs accept them like a kind.

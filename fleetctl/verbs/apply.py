@@ -11,7 +11,6 @@ from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, recursive_option, result_options, tree_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
-from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.objects import git_preview, git_warnings, selectors, targets, writer
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.output.results import ResultPrinter, tree_text
@@ -78,22 +77,11 @@ _OPTIONS = (
         help="Prune only this kind. Can be repeated.",
     ),
 )
-_UNSUPPORTED_FLAGS = (
-    unsupported_flag(
-        "use -f DIR, where DIR has an overlay.yaml, or: kustomize build DIR | fleetctl apply -f -",
-        "-k",
-        "--kustomize",
-        takes_value=True,
-    ),
-    unsupported_flag(
-        "apply is always a three-way merge by field owner; remove the flag", "--server-side"
-    ),
-)
 
 
 def apply_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags of apply and diff: manifests, field manager and pruning."""
-    for option in reversed((*_OPTIONS[:1], recursive_option, *_OPTIONS[1:], *_UNSUPPORTED_FLAGS)):
+    for option in reversed((*_OPTIONS[:1], recursive_option, *_OPTIONS[1:])):
         command = option(command)
     return command
 

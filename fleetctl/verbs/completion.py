@@ -316,7 +316,7 @@ def _object_items(ctx: click.Context, word: str) -> list[CandidateItem]:
 # Verbs with the arguments of `get`: `get` has the fewest imports, so it completes for them until a flag is typed.
 _LIKE_GET: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("annotate", "autoscale", "delete", "describe", "edit", "label", "patch", "scale", "wait"),
+        ("annotate", "delete", "describe", "edit", "label", "patch", "scale", "wait"),
         (),
     ),
     "rotate": (),
@@ -372,8 +372,6 @@ def _as_get_line(words: list[str]) -> list[str]:
     """Return the line of `get` with the same candidates; the line itself if there is none."""
     if words[:1] == ["rollout"] and len(words) > 1:
         return ["get", "modeldeployments", *words[2:]]
-    if words[:1] == ["set"] and len(words) > 1:
-        return ["get", *words[2:]]
     kind = _LIKE_GET.get(words[0]) if words else None
     return words if kind is None else ["get", *kind, *words[1:]]
 

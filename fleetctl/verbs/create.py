@@ -11,7 +11,7 @@ from typing_extensions import override
 from fleetctl.cli.arguments import manager_option, recursive_option, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import KIND_SYNONYMS
+from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.objects.writer import create_all
 from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import create_flags

@@ -10,7 +10,6 @@ from fleetctl.cli import arguments
 from fleetctl.cli.arguments import dry_run_option, parse_duration
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import api_keys
 from fleetctl.objects import git_warnings, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS
@@ -28,11 +27,6 @@ from store.errors import UndecodableError
 from store.port import Transport
 
 _POLL_S = 0.1
-_FORCE_HINT = (
-    "an object is removed when its engines have ended, because their memory is in use until then; "
-    "use --cascade=background to return without waiting"
-)
-_GRACE_PERIOD_HINT = "an engine finishes its requests before it unloads its model; remove the flag"
 _DRY_RUN_SUFFIXES = {"client": " (dry run)", "server": " (server dry run)"}
 
 
@@ -64,9 +58,6 @@ _DRY_RUN_SUFFIXES = {"client": " (dry run)", "server": " (server dry run)"}
     envvar="FLEET_AUTHORITY_DIR",
     help="Folder with root.env, to delete the etcd users of deleted nodes.",
 )
-@unsupported_flag(_FORCE_HINT, "--force")
-@unsupported_flag(_FORCE_HINT, "--now")
-@unsupported_flag(_GRACE_PERIOD_HINT, "--grace-period", takes_value=True)
 @dry_run_option
 @store_options
 def delete(what: tuple[str, ...], **options: Any) -> None:

@@ -12,7 +12,6 @@ from fleetctl.cli import arguments
 from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
-from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.objects import reader, targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
@@ -58,17 +57,6 @@ waits until no replica is assigned to the nodes. Ctrl-C ends the wait, not the d
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the drain is complete."
 )
 @arguments.dry_run(("none", "client"), "client: say what would be moved away, and write nothing.")
-@unsupported_flag("there are no daemon sets; remove the flag", "--ignore-daemonsets")
-@unsupported_flag(
-    "replicas keep no data on a node; remove the flag",
-    "--delete-emptydir-data",
-)
-@unsupported_flag(
-    "a drain keeps to spec.minAvailable of the ModelDeployments; change it there", "--force"
-)
-@unsupported_flag(
-    "the reconciler manages all replicas and may end them; remove the flag", "--disable-eviction"
-)
 @reason_option
 @store_options
 def drain(nodes: tuple[str, ...], selector: str, timeout: str, **options: Any) -> None:

@@ -9,7 +9,6 @@ import click
 
 from fleetctl.cli.connect import open_store, process_options, read_once, run
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import namespace_flags, unsupported_flag
 from fleetctl.objects import query
 from fleetctl.objects.kind_args import API_KEYS
 from fleetctl.objects.query import ObjectQuery
@@ -35,10 +34,6 @@ _EXTRA_PREFIXES = {
 
 # The last is shown first.
 _OPTIONS: tuple[Callable[..., Any], ...] = (
-    namespace_flags,
-    unsupported_flag(
-        "long lists are always read in pages; remove the flag", "--chunk-size", takes_value=True
-    ),
     click.option("--ignore-not-found", is_flag=True, help="Ignore objects that do not exist."),
     click.option(
         "--show-managed-fields",
@@ -94,7 +89,6 @@ def _get_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _JOIN_REQUESTS = ("joinrequests", "joinrequest", "jr")
-_TIERS = ("tiers", "tier")
 _HELP = """Show objects.
 
 \b
@@ -108,7 +102,6 @@ _HELP = """Show objects.
 
 KIND can be singular, plural or short: md, np, sg, mr, gs, no, rep, ep, rev, ev, ft; API keys: apikeys. `all` means
 all kinds except revisions, events, fabric tests and API keys. Machines that wait for `fleetctl approve`: joinrequests.
-Public model names, with the Macs and replicas that answer for them and their tokens per second: tiers.
 """
 
 
@@ -118,11 +111,6 @@ Public model names, with the Macs and replicas that answer for them and their to
 @process_options
 def get(what: tuple[str, ...], **options: Any) -> None:
     """Show objects."""
-    if what and what[0].lower() in _TIERS:
-        from fleetctl.verbs import tiers  # noqa: PLC0415 - loads the collector of `fleetctl top`
-
-        tiers.show(what[1:], options)
-        return
     if what and what[0].lower() in _JOIN_REQUESTS:
         from fleetctl.verbs import join_requests  # noqa: PLC0415 - loads certificates
 

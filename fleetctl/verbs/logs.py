@@ -10,7 +10,6 @@ import click
 
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of
@@ -384,12 +383,6 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     default=5,
     show_default=True,
     help="Maximum number of logs to follow at once.",
-)
-@unsupported_flag(
-    "a replica has one process on each Mac; select the Mac with --rank N",
-    "-c",
-    "--container",
-    takes_value=True,
 )
 @process_options
 def logs(what: str | None, **options: Any) -> None:

@@ -52,6 +52,8 @@ A patch is JSON or YAML. With metadata.resourceVersion, it applies only to that 
     show_default=True,
     help="Type of the patch. strategic, which Kubernetes has, is not supported.",
 )
+@arguments.selector_option
+@arguments.all_option
 @arguments.files_option
 @arguments.recursive_option
 @result_options
@@ -65,7 +67,7 @@ def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
         )
     if (text is None) == (options["patch_file"] is None):
         raise click.UsageError("give the patch with -p or --patch-file")
-    chosen = targets.parse_selections(words, {**options, "selector": ""}, verb="patch", is_all=None)
+    chosen = targets.parse_selections(words, options, verb="patch", is_all=options["is_all"])
     source, wanted = _read(text, options["patch_file"])
     if options["form"] == "merge" and not isinstance(wanted, dict):
         hint = "; --type=json takes a list of operations" if isinstance(wanted, list) else ""

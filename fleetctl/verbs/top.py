@@ -16,7 +16,7 @@ from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import KIND_SYNONYMS
+from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target

@@ -6,7 +6,6 @@ import click
 import orjson
 
 from fleetctl.cli.connect import open_store, process_options, run
-from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
@@ -27,7 +26,6 @@ from store.errors import StoreError
     help="Compare the Macs: MLX, mlx-lm, Python, macOS and chip; an asterisk marks what differs from most.",
 )
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="Output format.")
-@unsupported_flag("the output is short; use -o json in scripts", "--short")
 @process_options
 def version(client: bool, nodes: bool, output: str | None, **options: Any) -> None:
     """Show the versions of fleetctl, etcd, the reconciler, gateways and node agents.

@@ -179,11 +179,9 @@ async def test_every_verb_imports_what_it_needs() -> None:
 SMOKE = [
     (("apply", "-f", "-"), 0, "nodepool/studio created"),
     (("create", "np", "made", "--node=mac-1"), 0, "nodepool/made created"),
-    (("replace", "-f", "-"), 0, "nodepool/studio replaced"),
     (("label", "md/qwen", "team=b", "--overwrite"), 0, "modeldeployment/qwen labeled"),
     (("annotate", "md/qwen", "owner=anna"), 0, "modeldeployment/qwen annotated"),
     (("patch", "md/qwen", "-p", "spec: {concurrency: 8}"), 0, "modeldeployment/qwen patched"),
-    (("set", "resources", "md/qwen", "--memory=20Gi"), 0, "modeldeployment/qwen resource"),
     (("scale", "md/qwen", "--replicas=1"), 0, "modeldeployment/qwen scaled"),
     (("describe", "md/qwen"), 0, "Name:"),
     (("explain", "placement", "qwen"), 0, "modeldeployment/qwen: 0 of 1 replicas are placed"),

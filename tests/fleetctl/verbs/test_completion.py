@@ -75,7 +75,6 @@ async def candidates_of(shell: str, line: str) -> list[tuple[str, str]]:
         pytest.param("fleetctl describe md/qw", [("whole", "md/qwen-coder")], id="kind-and-name"),
         pytest.param("fleetctl delete md --ignore-not-found qw", [("whole", "qwen-coder")], id="behind-a-flag"),
         pytest.param("fleetctl rollout status qu", [("whole", "quark")], id="of-a-deployment"),
-        pytest.param("fleetctl set model md qu", [("whole", "quark")], id="of-set"),
         pytest.param("fleetctl explain md.spec.pla", [("whole", "md.spec.placement")], id="field"),
         pytest.param("fleetctl get md --no-h", [("whole", "--no-headers")], id="flag"),
         pytest.param("fleetctl get md --output=js", [("whole", "json"), ("plain", "jsonpath="), ("plain", "jsonpath-file=")], id="value-of-a-flag"),

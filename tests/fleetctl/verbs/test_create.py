@@ -43,9 +43,9 @@ async def test_create_from_manifests(
     assert again.err == (
         "error: nothing was created:\n"
         f"{file}:4:18: ModelDeployment/made-2: metadata.name: modeldeployment/made-2 already exists. "
-        "Change it with `fleetctl apply` or `fleetctl edit modeldeployment/made-2`, or replace it with `fleetctl replace`\n"
+        "Change it with `fleetctl apply` or `fleetctl edit modeldeployment/made-2`\n"
         f"{file}:10:9: NodePool/made: metadata.name: nodepool/made already exists. "
-        "Change it with `fleetctl apply` or `fleetctl edit nodepool/made`, or replace it with `fleetctl replace`\n"
+        "Change it with `fleetctl apply` or `fleetctl edit nodepool/made`\n"
     )
     assert (await shared_fleet.ctl("apply", "-f", str(file))).out.count("unchanged") == 2
 

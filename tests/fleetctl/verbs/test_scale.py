@@ -72,8 +72,9 @@ async def test_autoscaled_deployments_are_not_scaled(
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         "error: modeldeployment/auto is autoscaled between 1 and 3 replicas; "
-        "nothing was changed. Change the bounds: fleetctl autoscale modeldeployment/auto --min=5 --max=5; "
-        "or end autoscaling, then scale: fleetctl autoscale modeldeployment/auto --off\n"
+        "nothing was changed. Change the bounds: fleetctl patch modeldeployment/auto "
+        "-p 'spec: {autoscaling: {minReplicas: 5, maxReplicas: 5}}'; or end autoscaling: "
+        "fleetctl patch modeldeployment/auto -p 'spec: {autoscaling: null, replicas: 5}'\n"
     )
     assert (await read_deployment(shared_transport, "hand")).spec.replicas == 2
 

@@ -17,7 +17,6 @@ from store.etcd.connect import connect
 from store.port import Delete, Put, Transport
 from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_runner import run_fleetctl
-from tests.support.foreign_servers import route_with
 from tests.support.gateway_world import World, endpoint, running_gateway
 from tests.support.terminal import CTRL_C, terminal
 from tests.support.waiting import until_async
@@ -180,43 +179,6 @@ async def test_models(fleet: Fleet, transport: Transport) -> None:
             "firstTokenS": None,
             "partial": [],
         }
-
-
-async def test_tiers(fleet: Fleet, transport: Transport) -> None:
-    named = route_with(
-        {"url": "http://127.0.0.1:9/v1", "model": "x"},
-        backends=[{"deployment": "qwen"}],
-        fallbacks=["outside"],
-    )
-    await transport.commit([], [codec.put_spec(named)])
-    try:
-        async with served(transport):
-            done = await ctl(fleet, "get", "tiers", "-o", "json")
-            assert done.code == 0, done.err
-            [row] = json.loads(done.out)["items"]
-            assert row.pop("tokensPerSecond") > 0
-            assert row == {
-                "name": "chat",
-                "deployments": ["qwen"],
-                "nodes": ["node-2"],
-                "replicas": 1,
-                "external": 1,
-            }
-            title, line = (await ctl(fleet, "get", "tiers", "chat")).out.splitlines()
-            assert title.split() == ["NAME", "MODELS", "NODES", "REPLICAS", "TOKENS/S"]
-            shown = line.split()
-            assert shown[:-1] == ["chat", "qwen", "node-2", "(1)", "1", "and", "1", "external"]
-            assert float(shown[-1].rstrip("+")) > 0
-        gone = await ctl(fleet, "get", "tiers", "-o", "name")
-        assert gone.out == "tier/chat\n"
-        wrong = await ctl(fleet, "get", "tier", "chatt")
-        assert (wrong.code, wrong.err) == (
-            1,
-            "error: no model answers to the name chatt; did you mean chat?\n",
-        )
-        assert "fleetctl status -w" in (await ctl(fleet, "get", "tiers", "-w")).err
-    finally:
-        await transport.commit([], [Delete(key=keys.spec_key("ModelRoute", "chat"))])
 
 
 async def test_a_dead_agent_is_a_warning(fleet: Fleet, tmp_path: Path) -> None:
