@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from bench.looks import looks
 from bench.result import finish, sized
-from reconciler.explain import explain_nodes
+from reconciler.deployments.explain import explain_nodes
+from reconciler.deployments.placer import Assignment, Placer, PreemptingAssignment
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, Placer, PreemptingAssignment
 from schemas.chips import CHIPS
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
 from schemas.meta import ObjectMeta

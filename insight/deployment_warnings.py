@@ -5,10 +5,10 @@ from pathlib import PurePosixPath
 
 from manifests.suggestions import nearest
 from models.catalogue import catalogue
-from reconciler.model_fit import with_facts
+from reconciler.deployments.model_fit import with_facts
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import override_shortfall, proof_of
-from reconciler.snapshot import FleetSnapshot
 from schemas import quantity
 from schemas.deployment import ModelDeployment
 from schemas.node import NodeStatus

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from manifests.trees import Tree
 from manifests.yaml import core_schema
-from reconciler.rollout.revisions import content_of, new_cause, restored_cause
+from reconciler.deployments.rollout.revisions import content_of, new_cause, restored_cause
 from schemas.deployment import ModelDeployment, Revision, with_content
 from schemas.gitsource import GitSource
 from schemas.meta import CHANGE_CAUSE, HUB_REFRESHED_AT, RESTARTED_AT, ApiObject

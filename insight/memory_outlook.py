@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from insight import memory_proof
 from manifests.trees import Tree
-from reconciler.forecast import ForecastKind, ForecastStep
+from reconciler.deployments.forecast import ForecastKind, ForecastStep
+from reconciler.deployments.placer import PreemptingAssignment
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placer import PreemptingAssignment
-from reconciler.snapshot import FleetSnapshot
 from schemas.deployment import ModelDeployment
 from schemas.quantity import requests_at_once
 from schemas.replica import MemoryProof

@@ -9,10 +9,10 @@ from insight import memory_proof
 from insight.fleet_caches import FleetCaches
 from machinery.text_table import align_columns
 from manifests.trees import Tree
-from reconciler.explain import NodeExplanation
+from reconciler.deployments.explain import NodeExplanation
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.listers.lister import Lister
 from reconciler.placement.memory_proof import describe_proof
-from reconciler.snapshot import FleetSnapshot
 from schemas import sizes
 from schemas.deployment import ModelDeployment
 

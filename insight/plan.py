@@ -14,13 +14,13 @@ from insight.placement import snapshot_of
 from machinery.clock import Clock
 from manifests.trees import Tree
 from models import inspection
-from reconciler import forecast
-from reconciler.forecast import ForecastKind, ForecastStep
+from reconciler.deployments import forecast
+from reconciler.deployments.forecast import ForecastKind, ForecastStep
+from reconciler.deployments.placer import Assignment, PendingAssignment, PreemptingAssignment
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, PendingAssignment, PreemptingAssignment
-from reconciler.snapshot import FleetSnapshot
 from schemas.deployment import ModelSource
 from schemas.model_snapshot import ModelSnapshot
 

@@ -6,11 +6,11 @@ from typing import Final, TypeAlias
 
 from insight import memory_proof
 from manifests.trees import Tree
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import proof_of
 from reconciler.placement.table import NodeTable
-from reconciler.snapshot import FleetSnapshot
 from schemas.deployment import ModelDeployment, ModelSource
 from schemas.kv_cache import KvCache
 from schemas.quantity import DEFAULT_CONCURRENCY

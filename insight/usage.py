@@ -5,7 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Final, TypeAlias, TypeVar
 
 from insight.usage_samples import DeploymentCounts, FleetSample, NodeSample, RankSample
-from reconciler.demand.gateway_metrics import GatewaySample, VersionMetrics, VersionSample
+from reconciler.deployments.demand.gateway_metrics import (
+    GatewaySample,
+    VersionMetrics,
+    VersionSample,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from machinery.clock import Clock
 from nodeagent.engines import engine_metrics
-from reconciler.demand import gateway_metrics
-from reconciler.demand.gateway_metrics import GatewaySample
+from reconciler.deployments.demand import gateway_metrics
+from reconciler.deployments.demand.gateway_metrics import GatewaySample
 from schemas.records import GatewayLease
 from store import object_trees
 from store.object_trees import Tree, field_at

@@ -48,13 +48,13 @@ from machinery.tls_client import Trust, TrustError, read_trust
 from machinery.version import version
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from reconciler.api import ReconcilerApi, ReconcilerServer
-from reconciler.audit_file import AuditFile
 from reconciler.controller import Controller, OutboundSettings
-from reconciler.gitops import credentials, webhook
-from reconciler.gitops.credentials import GitSettings
-from reconciler.join.flags import JoinSettings, advertised_etcd, join_address, join_options
-from reconciler.registration import ReconcilerRegistration
-from reconciler.signer import SignerError, run_signer, signer_address
+from reconciler.services.audit_file import AuditFile
+from reconciler.services.gitops import credentials, webhook
+from reconciler.services.gitops.credentials import GitSettings
+from reconciler.services.join.flags import JoinSettings, advertised_etcd, join_address, join_options
+from reconciler.services.registration import ReconcilerRegistration
+from reconciler.services.signer import SignerError, run_signer, signer_address
 from schemas.records import ReconcilerLease
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect

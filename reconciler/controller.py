@@ -13,26 +13,26 @@ from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_l
 from machinery.version import version
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
-from reconciler.assignments import assignment_keeper
-from reconciler.autoscaling.autoscaler import Autoscaler
-from reconciler.change_retention import ChangeRetention
-from reconciler.demand.scraper import DemandScraper
+from reconciler.deployments.autoscaling.autoscaler import Autoscaler
+from reconciler.deployments.demand.scraper import DemandScraper
+from reconciler.deployments.execute import Executor
+from reconciler.deployments.lookup_problems import LookupProblems
+from reconciler.deployments.rollout.canary import CanaryBaselines
 from reconciler.event_handlers import EventHandlers
-from reconciler.execute import Executor
-from reconciler.fabric.checker import FabricChecker
-from reconciler.gitops.controller import GitOpsController
-from reconciler.gitops.credentials import GitSettings
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
-from reconciler.lookup_problems import LookupProblems
+from reconciler.listers.own_writes import OwnWrites
 from reconciler.metrics import ReconcilerMetrics
-from reconciler.model_snapshots import SnapshotController
-from reconciler.model_uses import model_use_keeper
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
-from reconciler.own_writes import OwnWrites
 from reconciler.reconcile import LeaderState, Reconciler
-from reconciler.rollout.canary import CanaryBaselines
+from reconciler.services.assignments import assignment_keeper
+from reconciler.services.change_retention import ChangeRetention
+from reconciler.services.fabric.checker import FabricChecker
+from reconciler.services.gitops.controller import GitOpsController
+from reconciler.services.gitops.credentials import GitSettings
+from reconciler.services.model_snapshots import SnapshotController
+from reconciler.services.model_uses import model_use_keeper
 from schemas.event import ObjectReference
 from schemas.meta import ObjectKey
 from store import keys
@@ -220,7 +220,7 @@ class Controller:
             autoscaler=Autoscaler(),
             demand=demand,
             baselines=CanaryBaselines(),
-            fabric=fabric,
+            fabric=fabric.view,
             lookups=self._lookups,
             waiting_for_room=self._handlers.waiting_for_room,
         )

@@ -2,37 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
-from reconciler import status
-from reconciler.actions import Action, PreemptReplica
-from reconciler.autoscaling.autoscaler import Autoscaler, ScalingDecision
-from reconciler.demand.scraper import DemandScraper
-from reconciler.events import DeploymentEvents
-from reconciler.execute import Executor
-from reconciler.fabric.checker import FabricChecker
-from reconciler.groups.fabric_checks import FABRIC_HEALTHY
+from reconciler.deployments import status
+from reconciler.deployments.actions import Action, PreemptReplica
+from reconciler.deployments.autoscaling.autoscaler import Autoscaler, ScalingDecision
+from reconciler.deployments.demand.scraper import DemandScraper
+from reconciler.deployments.events import DeploymentEvents
+from reconciler.deployments.execute import Executor
+from reconciler.deployments.lookup_problems import LookupProblems
+from reconciler.deployments.observe import ReplicaViewCache, observe, soonest_s
+from reconciler.deployments.plan import DeploymentPlan, plan
+from reconciler.deployments.preload import preload_status
+from reconciler.deployments.rollout import progress
+from reconciler.deployments.rollout.canary import CanaryBaselines, advance, conclude, count_text
+from reconciler.deployments.rollout.revisions import template_hash
+from reconciler.deployments.rollout.steps import RolloutPhase, rollout_goal
+from reconciler.deployments.views import DeploymentView, ReplicaView
+from reconciler.groups.fabric_checks import FABRIC_HEALTHY, FabricCheckView
 from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
-from reconciler.lookup_problems import LookupProblems
 from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
-from reconciler.observe import ReplicaViewCache, observe, soonest_s
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.plan import DeploymentPlan, plan
-from reconciler.preload import preload_status
-from reconciler.rollout import progress
-from reconciler.rollout.canary import CanaryBaselines, advance, conclude, count_text
-from reconciler.rollout.revisions import template_hash
-from reconciler.rollout.steps import RolloutPhase, rollout_goal
-from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus, ModelSource
 from schemas.event import ObjectReference
 from schemas.meta import ApiObject, Condition, ConditionStatus, ObjectKey, Status, find_condition
@@ -77,7 +76,8 @@ class LeaderState:
     autoscaler: Autoscaler
     demand: DemandScraper
     baselines: CanaryBaselines
-    fabric: FabricChecker
+    fabric: Callable[[ShardGroup], FabricCheckView]
+    """Returns the checks of its cables that the status of a group must take over."""
     waiting_for_room: set[str]
     """Deployments that go on as soon as there is more room."""
     lookups: LookupProblems = field(default_factory=LookupProblems)
@@ -539,7 +539,7 @@ class Reconciler:
                     known=set(lister.node_names()),
                     ready=lister.ready_nodes(),
                     replicas=[one.name for one in lister.replicas_on_group(found.name)],
-                    fabric=self._fabric.view(found),
+                    fabric=self._fabric(found),
                 )
                 return status.group_status(found, context, old=old, now=now)
             case ModelRoute():

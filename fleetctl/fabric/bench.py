@@ -25,7 +25,7 @@ from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree
 from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import RankMessage, RanksConnected, SumRound
-from reconciler.fabric.runs import FabricTestError, make_test, run_test
+from reconciler.services.fabric.runs import FabricTestError, make_test, run_test
 from schemas import fabric_verdict
 from schemas.fabric_verdict import FabricVerdict, SizeSummary
 from schemas.fabrictest import (

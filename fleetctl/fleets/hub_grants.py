@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import SecretStr
 
 from machinery.clock import SystemClock
-from reconciler.hub_grants import find_token
+from reconciler.services.hub_grants import find_token
 from schemas.records import HubToken
 from store import codec, keys
 from store.leases import LeaseSession

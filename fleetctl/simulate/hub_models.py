@@ -17,7 +17,7 @@ from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject
 from models import inspection
 from models.hub.hub_settings import HubFactory, HubSettings
-from reconciler.model_lookup import LOOKUP_ERRORS, look_up, reason_of
+from reconciler.services.model_lookup import LOOKUP_ERRORS, look_up, reason_of
 from schemas.deployment import HubReference, ModelDeployment
 from schemas.node import ModelGeometry
 

@@ -10,8 +10,8 @@ from machinery.virtual_time import VirtualClock
 from manifests import apply as applying
 from manifests.load import LoadedObject
 from nodeagent.hollow import HollowMac, HollowTiming, SharedCaches, models_on_disk
-from reconciler import snapshot as fleet_snapshot
 from reconciler.controller import Controller
+from reconciler.deployments import snapshot as fleet_snapshot
 from schemas.deployment import ModelDeployment
 from schemas.meta import ENDED_BECAUSE, ObjectMeta, find_condition
 from schemas.node import ModelGeometry, Node, NodeSpec, NodeStatus, Taint

@@ -25,7 +25,7 @@ from manifests.load import LoadedObject, load_objects
 from manifests.ownership import FieldConflict
 from manifests.plan import change_text, change_tree, pruned_tree
 from manifests.trees import Tree
-from reconciler import snapshot
+from reconciler.deployments import snapshot
 from schemas.deployment import ModelDeployment
 from schemas.gitsource import source_of_manager
 from schemas.meta import NAME_PATTERN, ApiObject

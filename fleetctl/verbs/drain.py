@@ -19,8 +19,8 @@ from fleetctl.verbs import drain_progress
 from insight import edits
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
-from reconciler import snapshot
-from reconciler.snapshot import FleetSnapshot
+from reconciler.deployments import snapshot
+from reconciler.deployments.snapshot import FleetSnapshot
 from schemas.deployment import ModelDeployment
 from schemas.node import Node
 from schemas.replica import Replica

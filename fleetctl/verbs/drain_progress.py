@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from reconciler.placer import Assignment
-from reconciler.snapshot import FleetSnapshot
+from reconciler.deployments.placer import Assignment
+from reconciler.deployments.snapshot import FleetSnapshot
 from schemas import quantity
 from schemas.deployment import ModelDeployment
 from schemas.meta import ConditionStatus, ObjectKey, find_condition

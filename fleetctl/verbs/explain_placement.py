@@ -12,7 +12,7 @@ from insight.placement import explain_placement, placement_tree, report_text
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
 from manifests.yaml import parser
-from reconciler import snapshot
+from reconciler.deployments import snapshot
 
 
 async def placement_report(name: str, output: str, options: dict[str, Any]) -> str:

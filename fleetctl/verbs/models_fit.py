@@ -25,10 +25,17 @@ from models.hub.errors import HubUnreachableError, ModelFetchError
 from models.hub.remote_inspection import inspect_remote, snapshot_facts
 from models.model_files import ModelFacts, ModelUnusableError
 from nodeagent.hardware.macos import gpu_memory_limit
-from reconciler import snapshot
-from reconciler.model_fit import FitLimits, GroupFit, NodeFit, fit_group, fit_nodes, with_facts
+from reconciler.deployments import snapshot
+from reconciler.deployments.model_fit import (
+    FitLimits,
+    GroupFit,
+    NodeFit,
+    fit_group,
+    fit_nodes,
+    with_facts,
+)
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, request_for
-from reconciler.snapshot import FleetSnapshot
 from schemas import quantity
 from schemas.deployment import (
     ModelDeployment,

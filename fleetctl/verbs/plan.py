@@ -23,13 +23,18 @@ from manifests.load import LoadedObject, load_objects
 from manifests.plan import Change, UnchangedObject, change_text, change_tree
 from manifests.trees import Tree
 from models.hub.hub_settings import HubSettings, hub_endpoint_option, hub_settings
-from reconciler import snapshot
-from reconciler.forecast import ForecastKind, ForecastStep
+from reconciler.deployments import snapshot
+from reconciler.deployments.forecast import ForecastKind, ForecastStep
+from reconciler.deployments.placer import (
+    Assignment,
+    PendingAssignment,
+    PlacementOutcome,
+    PreemptingAssignment,
+)
+from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.groups.group_view import GroupForm
-from reconciler.model_lookup import LOOKUP_ERRORS, look_up, reason_of
 from reconciler.placement.refusals import Unschedulable, summary_line
-from reconciler.placer import Assignment, PendingAssignment, PlacementOutcome, PreemptingAssignment
-from reconciler.snapshot import FleetSnapshot
+from reconciler.services.model_lookup import LOOKUP_ERRORS, look_up, reason_of
 from schemas import sizes
 from schemas.model_snapshot import ModelSnapshot
 from schemas.replica import RankAssignment

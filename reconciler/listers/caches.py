@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from machinery.clock import Clock
-from reconciler.own_writes import OwnWrites
+from reconciler.listers.own_writes import OwnWrites
 from schemas import kinds
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject, ObjectKey, Status

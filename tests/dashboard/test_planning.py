@@ -9,7 +9,7 @@ from insight.doctor.checks import FleetObjects, check_objects
 from insight.doctor.findings import findings_tree
 from insight.doctor.group_admission import check_admission
 from insight.placement import explain_placement, report_text
-from reconciler import snapshot
+from reconciler.deployments import snapshot
 from schemas.deployment import ModelDeployment
 from schemas.gitsource import GitSource
 from schemas.node import Node

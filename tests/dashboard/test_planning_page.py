@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from insight.placement import explain_placement, report_text
-from reconciler import snapshot
+from reconciler.deployments import snapshot
 from store.memory import MemoryTransport
 from tests.support.browser import needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet

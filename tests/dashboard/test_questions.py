@@ -14,7 +14,7 @@ from insight.fleet_caches import make_fleet_caches
 from insight.placement import explain_placement, placement_tree
 from insight.simulated_macs import FleetNode
 from insight.what_if import Supposition
-from reconciler import snapshot
+from reconciler.deployments import snapshot
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.wire.errors import RefusedError

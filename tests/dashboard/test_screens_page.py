@@ -14,7 +14,7 @@ from dashboard.api.log_routes import PageLines
 from insight.logs import LineFilter, LineReader
 from machinery.prometheus import render
 from nodeagent.hardware import load
-from reconciler.rollout.revisions import template_hash
+from reconciler.deployments.rollout.revisions import template_hash
 from schemas.deployment import ModelDeployment
 from schemas.gitsource import Drift, DriftedField, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta

@@ -16,7 +16,7 @@ from insight.usage_samples import (
     RankSample,
     ReplicaPlacement,
 )
-from reconciler.demand.gateway_metrics import GatewaySample, VersionSample
+from reconciler.deployments.demand.gateway_metrics import GatewaySample, VersionSample
 
 GIB = 1 << 30
 MEMORY = NodeMemory(total_bytes=64 * GIB, available_bytes=48 * GIB, allocatable_bytes=40 * GIB)

@@ -122,7 +122,7 @@ def test_a_response_is_an_asgi_application() -> None:
 
 
 def test_the_ssh_vendor_of_dulwich() -> None:
-    """reconciler.gitops.fetch_process.ssh implements it."""
+    """reconciler.services.gitops.fetch_process.ssh implements it."""
     parameters = inspect.signature(client.SSHVendor.run_command).parameters
     expected = {"host", "command", "username", "port", "password", "key_filename"}
     assert expected <= parameters.keys()

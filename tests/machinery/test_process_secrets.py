@@ -25,7 +25,7 @@ PROGRAMS = {
     "template check": "import engine.text.template_check as m; m.main()",
     "model inspection": "import models.inspection_process as m; m.main()",
     "fabric rank": "import nodeagent.fabric.__main__ as m; m.main(['--wrong'])",
-    "fetch process": "import reconciler.gitops.fetch_process.__main__ as m; m.main()",
+    "fetch process": "import reconciler.services.gitops.fetch_process.__main__ as m; m.main()",
 }
 SHOWN = """
 try:

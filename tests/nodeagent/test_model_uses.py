@@ -12,7 +12,7 @@ from machinery.clock import SystemClock
 from models.inspection import model_use
 from nodeagent.model_uses import DeclaredUses, ModelUses
 from reconciler.listers.caches import decode_spec
-from reconciler.model_uses import model_use_keeper
+from reconciler.services.model_uses import model_use_keeper
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec

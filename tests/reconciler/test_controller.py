@@ -16,7 +16,7 @@ from machinery.clock import SystemClock
 from machinery.processes import ChildProcess
 from nodeagent.replicas.node_replicas import NodeReplicas
 from reconciler.controller import Controller
-from reconciler.rollout.revisions import revision_name, template_hash
+from reconciler.deployments.rollout.revisions import revision_name, template_hash
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
 from schemas.meta import ApiObject, find_condition

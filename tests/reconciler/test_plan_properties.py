@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.actions import (
+from reconciler.deployments.actions import (
     Action,
     AdoptReplica,
     CreateReplica,
@@ -24,11 +24,11 @@ from reconciler.actions import (
     StartPreload,
     StartRanks,
 )
+from reconciler.deployments.plan import is_gone, plan
+from reconciler.deployments.rollout import steps
+from reconciler.deployments.rollout.revisions import template_hash
+from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import NodeView
-from reconciler.plan import is_gone, plan
-from reconciler.rollout import steps
-from reconciler.rollout.revisions import template_hash
-from reconciler.views import DeploymentView
 from schemas import quantity
 from schemas.deployment import with_content
 from schemas.rollout import Canary, CanaryStep, Rollout

@@ -10,16 +10,16 @@ import pytest
 from fleetctl.objects import reader
 from machinery.control_loop import Requeue
 from manifests import delete
-from reconciler.autoscaling.autoscaler import Autoscaler
-from reconciler.demand.scraper import DemandScraper
-from reconciler.execute import Executor
-from reconciler.fabric.checker import FabricChecker
+from reconciler.deployments.autoscaling.autoscaler import Autoscaler
+from reconciler.deployments.demand.scraper import DemandScraper
+from reconciler.deployments.execute import Executor
+from reconciler.deployments.rollout.canary import CanaryBaselines
+from reconciler.groups.fabric_checks import FabricCheckView
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.reconcile import LeaderState, NodeReconciler
-from reconciler.rollout.canary import CanaryBaselines
 from schemas import kinds
 from schemas.event import Event
 from schemas.meta import Condition, ConditionStatus, ObjectKey, ObjectMeta, find_condition
@@ -55,13 +55,7 @@ class World:
             autoscaler=Autoscaler(),
             demand=demand,
             baselines=CanaryBaselines(),
-            fabric=FabricChecker(
-                Lister(self.caches),
-                self.transport,
-                self.clock,
-                fence=fence,
-                on_change=lambda _: None,
-            ),
+            fabric=lambda _: FabricCheckView(),
             waiting_for_room=set(),
         )
         recorder = EventRecorder(self.transport, self.clock, source="reconciler")

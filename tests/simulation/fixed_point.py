@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from reconciler.rollout.revisions import template_hash
+from reconciler.deployments.rollout.revisions import template_hash
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ConditionStatus, find_condition, is_true
 from schemas.replica import Replica

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from machinery.clock import SystemClock
-from reconciler.assignments import assignment_keeper
 from reconciler.listers.caches import decode_spec
+from reconciler.services.assignments import assignment_keeper
 from schemas.replica import LeavingRank, RankAssignment, Replica
 from store import codec, keys
 from store.informer import Informer

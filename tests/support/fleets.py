@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
+from reconciler.deployments.rollout.revisions import content_of, revision_name, template_hash
+from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import NodeView
-from reconciler.rollout.revisions import content_of, revision_name, template_hash
-from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,

@@ -20,10 +20,10 @@ from identity.token_store import TokenOptions, create_token
 from machinery.clock import Clock, SystemClock
 from machinery.http_server import AdminServer
 from machinery.rate_limit import SourceRateLimit
-from reconciler.join.admission import Admission
-from reconciler.join.port import JoinPort
-from reconciler.join.rejoin import RejoinPort
-from reconciler.join.requests import PendingRequests
+from reconciler.services.join.admission import Admission
+from reconciler.services.join.port import JoinPort
+from reconciler.services.join.rejoin import RejoinPort
+from reconciler.services.join.requests import PendingRequests
 from schemas.event import Event
 from schemas.trust import FleetTrust, TlsMode
 from schemas.wire.join import JOIN_PATH, JoinBody, Machine

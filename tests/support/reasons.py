@@ -22,16 +22,16 @@ _FIELDS = frozenset({"reason", "because", "over"})
 # Expressions that are sentences for people, or are made of reasons that were found elsewhere.
 _SENTENCES = {
     "nodeagent/hardware/system_text.py: error.strerror",
-    "reconciler/demand/scraper.py: dict(named[:_GATEWAYS])",
+    "reconciler/deployments/demand/scraper.py: dict(named[:_GATEWAYS])",
     "reconciler/reconcile.py: found.type",
     "reconciler/reconcile.py: self._state.demand.demand(name)",
-    "reconciler/scheduling.py: epoch.message",
+    "reconciler/deployments/scheduling.py: epoch.message",
     "store/events.py: ', '.join(reasons)",
 }
 # Functions that return a reason of a document that was written before.
 _READERS = frozenset({"_reason_of"})
 # The table itself, and the sentences of forecasts, are no reasons.
-_SKIPPED = ("schemas/reasons/", "reconciler/forecast.py")
+_SKIPPED = ("schemas/reasons/", "reconciler/deployments/forecast.py")
 # Reasons that are put together from a word and a state.
 _FORMATTED = {
     "f'Engine{engine.state}'": ("EngineDraining", "EngineFailed"),

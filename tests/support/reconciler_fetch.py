@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from machinery.clock import SystemClock
-from reconciler.gitops.fetch_messages import FetchCredentials, FetchRequest
-from reconciler.gitops.fetcher import FetchResult, fetch
+from reconciler.services.gitops.fetch_messages import FetchCredentials, FetchRequest
+from reconciler.services.gitops.fetcher import FetchResult, fetch
 
 
 async def fetched(

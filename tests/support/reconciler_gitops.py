@@ -12,7 +12,7 @@ from manifests.documents import Document
 from manifests.load import read_objects
 from manifests.yaml.parser import parse
 from reconciler.controller import Controller
-from reconciler.gitops.credentials import GitSettings
+from reconciler.services.gitops.credentials import GitSettings
 from schemas.event import Event
 from schemas.gitsource import GitSource, GitSourceStatus, with_sync_request
 from schemas.meta import ApiObject, Condition, find_condition

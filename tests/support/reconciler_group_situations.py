@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import Allocation, NodeView
-from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment
 from schemas.formation import Formation
 from schemas.node import ModelReport, SplitOptions

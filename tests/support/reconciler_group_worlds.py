@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from reconciler.actions import (
+from reconciler.deployments.actions import (
     Action,
     CreateReplica,
     DeleteReplica,
@@ -17,13 +17,13 @@ from reconciler.actions import (
     RemoveReplica,
     StartRanks,
 )
+from reconciler.deployments.plan import DeploymentPlan, plan
+from reconciler.deployments.status import replica_status
+from reconciler.deployments.views import DeploymentView, ReplicaView
+from reconciler.deployments.writes import WriteContext, make_replica, remake_replica
 from reconciler.groups.epochs import epoch_of, mark_given_up
 from reconciler.groups.group_view import GroupView, group_shapes
 from reconciler.placement.inputs import NodeView
-from reconciler.plan import DeploymentPlan, plan
-from reconciler.status import replica_status
-from reconciler.views import DeploymentView, ReplicaView
-from reconciler.writes import WriteContext, make_replica, remake_replica
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import RankStatus, Replica, ReplicaStatus

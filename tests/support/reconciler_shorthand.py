@@ -1,6 +1,6 @@
 """Actions in a few characters, so that tables of situations stay short."""
 
-from reconciler.actions import (
+from reconciler.deployments.actions import (
     Action,
     AdoptReplica,
     CreateReplica,

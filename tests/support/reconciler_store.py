@@ -3,7 +3,7 @@
 import asyncio
 
 from machinery.clock import SystemClock
-from reconciler.execute import Executor
+from reconciler.deployments.execute import Executor
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from schemas.deployment import ModelDeployment

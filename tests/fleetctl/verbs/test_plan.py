@@ -7,7 +7,7 @@ import pytest
 
 from insight.placement import node_tables
 from manifests.yaml.parser import parse_values
-from reconciler.explain import NodeExplanation
+from reconciler.deployments.explain import NodeExplanation
 from schemas import sizes
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, Taint

@@ -12,7 +12,7 @@ from insight.simulated_macs import FleetNode, node_status
 from machinery import virtual_time
 from machinery.clock import SystemClock
 from manifests.load import load_objects
-from reconciler.rollout.revisions import content_of, revision_name, template_hash
+from reconciler.deployments.rollout.revisions import content_of, revision_name, template_hash
 from schemas.deployment import (
     CanaryStatus,
     ModelDeployment,

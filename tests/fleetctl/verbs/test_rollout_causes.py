@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.rollout.revisions import template_hash
+from reconciler.deployments.rollout.revisions import template_hash
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import CHANGE_CAUSE
 from store import objects

@@ -21,7 +21,7 @@ from identity.metrics_access import MetricsToken
 from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.tls_server import ServerCertificate
-from reconciler.demand.scraper import DemandScraper
+from reconciler.deployments.demand.scraper import DemandScraper
 from schemas.records import GatewayLease
 from schemas.trust import TlsMode
 from store import codec, keys

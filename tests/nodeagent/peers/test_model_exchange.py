@@ -33,7 +33,7 @@ from nodeagent.api.server import on_refused
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.uploads import Uploads
-from reconciler.model_lookup import look_up
+from reconciler.services.model_lookup import look_up
 from schemas.blob_share import ModelListing, ModelOffer
 from schemas.deployment import HubReference, ModelSource
 from schemas.wire.errors import RefusedError

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from reconciler.deployments.status import replica_status
 from reconciler.groups.epochs import (
     TRANSITIONS,
     Epoch,
@@ -17,7 +18,6 @@ from reconciler.groups.epochs import (
     mark_given_up,
     next_shapes,
 )
-from reconciler.status import replica_status
 from schemas.formation import Formation, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import RankStatus, ReplicaStatus

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.actions import CreateReplica, ReformReplica
+from reconciler.deployments.actions import CreateReplica, ReformReplica
+from reconciler.deployments.placer import Assignment, Placer
+from reconciler.deployments.plan import plan
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import NodeHold, NodeView, request_for
 from reconciler.placement.refusals import summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, Placer
-from reconciler.plan import plan
 from schemas.formation import GoldenAnswer
 from schemas.node import Taint
 from schemas.shardgroup import Backend

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from reconciler.deployments.placer import PendingAssignment, Placer, PreemptingAssignment
+from reconciler.deployments.plan import plan
+from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
-from reconciler.placer import PendingAssignment, Placer, PreemptingAssignment
-from reconciler.plan import plan
-from reconciler.views import DeploymentView
 from tests.support.fleets import GIB
 from tests.support.reconciler_group_situations import group, mac, seen, sharded
 from tests.support.reconciler_shorthand import short

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.plan import plan
+from reconciler.deployments.plan import plan
 from tests.support.reconciler_group_worlds import World
 from tests.support.sampling import samples
 

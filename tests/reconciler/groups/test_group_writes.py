@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from reconciler import observe
-from reconciler.actions import CreateReplica, ReformReplica, ReleaseRanks, StartRanks
+from reconciler.deployments import observe
+from reconciler.deployments.actions import CreateReplica, ReformReplica, ReleaseRanks, StartRanks
+from reconciler.deployments.plan import plan
+from reconciler.deployments.rollout.revisions import content_of
+from reconciler.deployments.views import ReplicaView
 from reconciler.groups.group_view import GroupForm
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
-from reconciler.plan import plan
-from reconciler.rollout.revisions import content_of
-from reconciler.views import ReplicaView
 from schemas.deployment import HubReference, ModelDeployment, ModelSource
 from schemas.formation import EpochSecret, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, ObjectMeta

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from machinery.clock import SystemClock
+from reconciler.deployments.placer import Placer
 from reconciler.listers.caches import ChangeJournal, make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import Flapping, Now
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.placement.inputs import request_for
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Placer
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec, NodeStatus, Taint
 from schemas.pools import NodePool, NodePoolSpec, ReservedResources

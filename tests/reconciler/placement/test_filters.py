@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from reconciler.explain import explain_nodes
+from reconciler.deployments.explain import explain_nodes
+from reconciler.deployments.placer import Assignment, place_replica
 from reconciler.placement import filters, memory_proof
 from reconciler.placement.inputs import NodeHold, NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, place_replica
 from schemas.deployment import DraftModel, ModelSource, NamedAdapter
 from schemas.guesses import MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.events import DeploymentEvents
+from reconciler.deployments.events import DeploymentEvents
+from reconciler.deployments.status import replica_status
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.placement import memory_proof
 from reconciler.placement.memory_proof import ProofExtras, prove
-from reconciler.status import replica_status
 from schemas.event import Event
 from schemas.meta import Condition, ConditionStatus, Status, find_condition
 from schemas.node import LayerGroup, ModelGeometry

@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconciler.deployments.placer import (
+    Assignment,
+    PendingAssignment,
+    Placer,
+    PreemptingAssignment,
+)
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import prove
 from reconciler.placement.preemption import choose_victims
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, PendingAssignment, Placer, PreemptingAssignment
 from schemas.node import ModelReport
 from schemas.placement import Placement
 from tests.support.fleets import GEOMETRY, GIB, deployment, node

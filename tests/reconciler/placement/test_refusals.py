@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from reconciler.deployments.placer import Assignment, place_replica
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeHold, NodeView, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
-from reconciler.placer import Assignment, place_replica
 from tests.support.fleets import GIB, deployment, node
 
 WANT = request_for(deployment())

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from reconciler.explain import explain_nodes
+from reconciler.deployments.explain import explain_nodes
+from reconciler.deployments.placer import Assignment, Placer, place_replica
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import prove
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.scores import is_preferred, machine
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, Placer, place_replica
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, SizeMinimum, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node

@@ -6,12 +6,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciler.explain import explain_nodes, summarize
+from reconciler.deployments.explain import explain_nodes, summarize
+from reconciler.deployments.placer import Assignment, Placer, place_replica
 from reconciler.placement import columns
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
-from reconciler.placer import Assignment, Placer, place_replica
 from tests.support.fleets import deployment
 from tests.support.fleets import node as make_node
 from tests.support.reconciler_nodes import HUB_MODEL, NAMES, fleets, wants

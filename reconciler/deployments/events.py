@@ -1,0 +1,224 @@
+"""Events about deployments: what the reconciler did, and the status changes that people should notice."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, assert_never
+
+from reconciler.deployments.actions import (
+    Action,
+    AdoptReplica,
+    CreateReplica,
+    DeleteReplica,
+    EndPreload,
+    MoveReplica,
+    OrphanReplica,
+    PreemptReplica,
+    ReformReplica,
+    ReleaseRanks,
+    RemoveDeployment,
+    RemoveReplica,
+    RemoveRevision,
+    SaveRevision,
+    StartPreload,
+    StartRanks,
+)
+from reconciler.deployments.views import DeploymentView
+from reconciler.listers.lister import Lister
+from reconciler.placement.refusals import Unschedulable
+from schemas import quantity, sizes
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.event import ObjectReference
+from schemas.meta import ConditionStatus, Status, find_condition
+from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, RankAssignment, ReplicaStatus
+from store.events import EventRecorder
+
+# Reasons of Progressing that people should notice.
+_ALARMS = ("Stalled", "CanaryFailed")
+
+
+class DeploymentEvents:
+    """Records events about deployments."""
+
+    def __init__(self, lister: Lister, recorder: EventRecorder) -> None:
+        self._lister = lister
+        self._recorder = recorder
+
+    async def record_action(self, action: Action, observed: DeploymentView) -> None:
+        """Record an action as an event of its deployment."""
+        about = _about(observed)
+        match action:
+            case MoveReplica() | ReformReplica():
+                reason, message = _moved(action)
+                await self._recorder.record(about, reason, message, type_="Warning")
+            case PreemptReplica(name=name, deployment=deployment, because=why):
+                # The event belongs to the deployment that loses the replica.
+                victim = self._lister.deployment(deployment)
+                uid = victim.metadata.uid if victim is not None else ""
+                about = ObjectReference(kind="ModelDeployment", name=deployment, uid=uid)
+                message = f"{name} drains and ends: {why}"
+                await self._recorder.record(about, "Preempted", message, type_="Warning")
+            case RemoveRevision() | ReleaseRanks() | StartRanks() | EndPreload():
+                pass  # of no interest
+            case _:
+                await self._recorder.record(about, *_normal_event(action))
+
+    async def record_replica_status(
+        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+    ) -> None:
+        """Record that a replica became ready or stopped being so, and a new correction of its memory proof."""
+        await self._record_readiness(name, observed, old, new)
+        await self._record_fetch(name, observed, old, new)
+        corrected = find_condition(new.conditions, "ProofCorrected")
+        before = None if old is None else find_condition(old.conditions, "ProofCorrected")
+        if corrected is None or (before is not None and before.message == corrected.message):
+            return
+        await self._recorder.record(
+            _about(observed), "ProofCorrected", corrected.message, type_="Warning"
+        )
+
+    async def _record_fetch(
+        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+    ) -> None:
+        """Record that a replica's model is fetched, and each new reason why it is not."""
+        now = find_condition(new.conditions, MODEL_PRESENT)
+        before = None if old is None else find_condition(old.conditions, MODEL_PRESENT)
+        view = next((one for one in observed.replicas if one.name == name), None)
+        if now is None or view is None or (before is not None and before.reason == now.reason):
+            return
+        about = _about(observed)
+        nodes = ", ".join(rank.node for rank in view.replica.spec.ranks)
+        if now.status is ConditionStatus.TRUE:
+            if before is not None:
+                have = "have" if len(view.nodes) > 1 else "has"
+                message = f"{nodes} {have} the model of {name}: {now.message}".removesuffix(": ")
+                await self._recorder.record(about, "ModelFetched", message)
+        elif now.reason in FETCHING_REASONS:
+            if before is None or before.reason not in FETCHING_REASONS:
+                await self._recorder.record(about, now.reason, _fetch_text(name, new))
+        elif now.reason not in FETCHING_REASONS:
+            where = name if len(view.nodes) > 1 else f"{name} on {nodes}"
+            message = f"{where}: {now.message}"
+            kind: Literal["Normal", "Warning"] = (
+                "Normal" if now.reason == "FetchStarting" else "Warning"
+            )
+            await self._recorder.record(about, now.reason, message, type_=kind)
+
+    async def _record_readiness(
+        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+    ) -> None:
+        ready = find_condition(new.conditions, "Ready")
+        before = None if old is None else find_condition(old.conditions, "Ready")
+        was_ready = before is not None and before.status is ConditionStatus.TRUE
+        view = next((one for one in observed.replicas if one.name == name), None)
+        if ready is None or view is None or view.is_deleting:
+            return
+        if ready.status is ConditionStatus.TRUE and not was_ready:
+            message = f"{name} on {', '.join(rank.node for rank in view.replica.spec.ranks)} serves"
+            await self._recorder.record(_about(observed), "ReplicaReady", message)
+        elif was_ready and ready.status is not ConditionStatus.TRUE:
+            message = f"{name} on {view.node}: {ready.reason}: {ready.message}".rstrip(": ")
+            await self._recorder.record(
+                _about(observed), "ReplicaNotReady", message, type_="Warning"
+            )
+
+    async def record_status(
+        self,
+        deployment: ModelDeployment,
+        old: ModelDeploymentStatus | None,
+        new: ModelDeploymentStatus,
+        unschedulable: Unschedulable | None,
+    ) -> None:
+        """Record the changes of a deployment's status that people should notice."""
+        about = ObjectReference(
+            kind="ModelDeployment", name=deployment.name, uid=deployment.metadata.uid
+        )
+        placed, placed_before = _reason_of(new, "Placed"), _reason_of(old, "Placed")
+        if unschedulable is not None and placed != placed_before:
+            await self._recorder.record(about, "Unschedulable", placed[1], type_="Warning")
+            for node, why in unschedulable.refusals:
+                message = f"{node}: {why.message}"
+                await self._recorder.record(about, why.reason, message, type_="Warning")
+        progress = _reason_of(new, "Progressing")
+        has_changed = progress[0] != _reason_of(old, "Progressing")[0]
+        if has_changed and progress[0] in _ALARMS:
+            await self._recorder.record(about, progress[0], progress[1], type_="Warning")
+        elif has_changed and progress[0] == "RolloutComplete":
+            await self._recorder.record(about, "RolloutComplete", progress[1])
+        if old is not None and old.desired_replicas != new.desired_replicas:
+            message = f"{old.desired_replicas} -> {new.desired_replicas} replicas"
+            await self._recorder.record(about, "Scaled", message)
+
+
+_NormalAction: TypeAlias = (
+    CreateReplica
+    | DeleteReplica
+    | OrphanReplica
+    | AdoptReplica
+    | SaveRevision
+    | RemoveReplica
+    | RemoveDeployment
+    | StartPreload
+)
+
+
+def _normal_event(action: _NormalAction) -> tuple[str, str]:
+    """Return reason and message of an action that is no cause for concern."""
+    found: tuple[str, str]
+    match action:
+        case CreateReplica():
+            found = "ReplicaPlaced", _placed(action)
+        case DeleteReplica(name=name, because=because):
+            found = because, f"{name} drains and ends"
+        case OrphanReplica(name=name):
+            found = "ReplicaOrphaned", f"{name} keeps running without its deployment"
+        case AdoptReplica(name=name):
+            found = "ReplicaAdopted", f"{name} already exists and is adopted"
+        case SaveRevision(number=number, template=template):
+            found = "NewRevision", f"revision {number} ({template}) is the newest"
+        case RemoveReplica(name=name):
+            found = "ReplicaRemoved", f"{name} has ended"
+        case RemoveDeployment():
+            found = "Deleted", "its deletion is complete"
+        case StartPreload(node=node, source=source):
+            found = "PreloadStarted", f"{node} is to have the files of {source.folder}"
+        case _:
+            assert_never(action)
+    return found
+
+
+def _fetch_text(name: str, status: Status) -> str:
+    """Return the sentence about fetches that begin or go on, without figures that change."""
+    running = status.fetches if isinstance(status, ReplicaStatus) else ()
+    sources = [
+        f"{one.node} fetches {sizes.show(one.total_bytes)} from {one.source}" for one in running
+    ]
+    return f"{name}: {', '.join(sources)}".removesuffix(": ")
+
+
+def _about(observed: DeploymentView) -> ObjectReference:
+    uid = observed.deployment.metadata.uid if observed.deployment is not None else ""
+    return ObjectReference(kind="ModelDeployment", name=observed.name, uid=uid)
+
+
+def _placed(action: CreateReplica) -> str:
+    note = ", set by spec.resources.memory" if action.ranks[0].memory.overridden else ""
+    need = " + ".join(quantity.show(rank.memory.total_bytes) for rank in action.ranks)
+    return f"{action.name} goes to {_nodes(action.ranks)} and needs {need}{note}"
+
+
+def _moved(action: MoveReplica | ReformReplica) -> tuple[str, str]:
+    """Return the reason and message for a replica that was moved or reformed."""
+    match action:
+        case MoveReplica(name=name, ranks=ranks):
+            return "ReplicaMoved", f"{name} goes to {_nodes(ranks)}: its node is lost"
+        case ReformReplica(name=name, ranks=ranks, form=form, because=because):
+            shape = f", as fallback {form.fallback} of {form.group}" if form.fallback else ""
+            return "ReplicaReformed", f"{name} starts again on {_nodes(ranks)}{shape}: {because}"
+
+
+def _nodes(ranks: Sequence[RankAssignment]) -> str:
+    return ", ".join(rank.node for rank in ranks)
+
+
+def _reason_of(found: ModelDeploymentStatus | None, type_: str) -> tuple[str, str]:
+    condition = None if found is None else find_condition(found.conditions, type_)
+    return ("", "") if condition is None else (condition.reason, condition.message)

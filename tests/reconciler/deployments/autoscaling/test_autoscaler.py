@@ -1,0 +1,267 @@
+"""The autoscaler: single situations, and properties of every history of load."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.deployments.autoscaling.autoscaler import (
+    Autoscaler,
+    ScalingDecision,
+    recommended_replicas,
+    target_requests,
+)
+from reconciler.deployments.demand.gateway_metrics import Demand
+from schemas.autoscaling import Autoscaling, ScheduleWindow
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    ModelSource,
+)
+from schemas.meta import ObjectMeta
+
+START = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
+
+
+def load(requests: int, *, waiting: int = 0, finished: int = 0) -> Demand:
+    return Demand(in_flight=requests, waiting=waiting, finished=finished, is_complete=True)
+
+
+@dataclass
+class Scaled:
+    """A deployment whose status has the last decision."""
+
+    autoscaling: Autoscaling | None
+    replicas: int = 1
+    at_s: float = 0.0
+    current: int | None = None
+    scaler: Autoscaler = field(default_factory=Autoscaler)
+
+    def look(self, demand: Demand | None, *, after_s: float = 0.0) -> ScalingDecision:
+        self.at_s += after_s
+        spec = ModelDeploymentSpec(
+            model=ModelSource(path="/m"), replicas=self.replicas, autoscaling=self.autoscaling
+        )
+        deployment = ModelDeployment(metadata=ObjectMeta(name="m"), spec=spec)
+        status = None
+        if self.current is not None:
+            status = ModelDeploymentStatus(desired_replicas=self.current, template="t")
+        now = START + timedelta(seconds=self.at_s)
+        decision = self.scaler.desired(deployment, status, demand, now, self.at_s)
+        self.current = decision.desired
+        return decision
+
+
+def scaled(*, low: int = 1, high: int = 10, current: int | None = None, **more: object) -> Scaled:
+    fields = {"minReplicas": low, "maxReplicas": high, "targetRequests": 2, **more}
+    return Scaled(Autoscaling.model_validate(fields), current=current)
+
+
+def test_without_autoscaling_the_spec_counts() -> None:
+    assert Scaled(None, replicas=7, current=3).look(load(90)).desired == 7
+
+
+@pytest.mark.parametrize(("concurrency", "target"), [(1, 1), (2, 1), (4, 3), (16, 12)])
+def test_the_target_is_three_quarters_of_the_concurrency(concurrency: int, target: int) -> None:
+    spec = ModelDeploymentSpec(
+        model=ModelSource(path="/m"),
+        concurrency=concurrency,
+        autoscaling=Autoscaling(max_replicas=2),
+    )
+    assert target_requests(spec, None) == target
+
+
+@pytest.mark.parametrize(("concurrency", "target"), [(0, 3), (21, 15)])
+def test_with_auto_the_replicas_concurrency_counts(concurrency: int, target: int) -> None:
+    spec = ModelDeploymentSpec(
+        model=ModelSource(path="/m"), autoscaling=Autoscaling(max_replicas=2)
+    )
+    assert target_requests(spec, ModelDeploymentStatus(concurrency=concurrency)) == target
+
+
+@pytest.mark.parametrize(
+    ("current", "demand", "expected"),
+    [
+        pytest.param(3, load(7), 4, id="more-than-a-tenth-above"),
+        pytest.param(10, load(22), 10, id="a-tenth-above"),
+        pytest.param(10, load(18), 10, id="a-tenth-below"),
+        pytest.param(10, load(17), 9, id="more-than-a-tenth-below"),
+        pytest.param(1, load(1, waiting=4), 3, id="waiting-counts"),
+        pytest.param(3, load(0), 0, id="nothing"),
+        pytest.param(0, load(0), 0, id="none-and-nothing"),
+        pytest.param(0, load(0, waiting=40), 1, id="from-none-it-is-one"),
+        pytest.param(3, None, 3, id="nobody-knows"),
+        pytest.param(3, Demand(in_flight=1, silent=("a",)), 3, id="half-known-takes-nothing-away"),
+        pytest.param(3, Demand(in_flight=9, silent=("a",)), 5, id="half-known-may-add"),
+    ],
+)
+def test_recommended_replicas(current: int, demand: Demand | None, expected: int) -> None:
+    assert recommended_replicas(demand, current, 2) == expected
+
+
+def test_a_new_deployment_begins_with_its_replicas() -> None:
+    fresh = scaled()
+    fresh.replicas = 4
+    assert fresh.look(None).desired == 4
+
+
+def test_it_scales_up_at_once_and_down_after_the_window() -> None:
+    one = scaled(current=1)
+    up = one.look(load(9))
+    assert (up.desired, up.reason) == (5, "ScaledUp")
+    assert up.message == "9 requests, and a replica should serve 2"
+    held = one.look(load(3), after_s=10)
+    assert (held.desired, held.reason, held.requeue_after_s) == (5, "Stabilizing", 290.05)
+    assert one.look(load(3), after_s=299).desired == 5
+    down = one.look(load(3), after_s=1.05)
+    assert (down.desired, down.reason) == (2, "ScaledDown")
+
+
+def test_a_short_dip_removes_no_replica() -> None:
+    one = scaled(current=5)
+    one.look(load(10))
+    for _ in range(100):
+        assert one.look(load(2), after_s=100).desired == 5
+        assert one.look(load(10), after_s=100).desired == 5
+
+
+def test_scaling_up_waits_for_its_window_too() -> None:
+    one = scaled(current=1, scaleUpStabilization="1m")
+    waits = one.look(load(8))
+    assert (waits.desired, waits.reason, waits.requeue_after_s) == (1, "Stabilizing", 60.05)
+    assert one.look(load(6), after_s=30).desired == 1
+    # Three were of use at every moment, four only for a while.
+    assert one.look(load(8), after_s=30.05).desired == 3
+
+
+def test_a_new_leader_removes_no_replica_for_a_whole_window() -> None:
+    one = scaled(current=8)
+    assert one.look(load(0)).desired == 8
+    assert one.look(load(0), after_s=299).desired == 8
+    assert one.look(load(0), after_s=1).desired == 1
+
+
+def test_a_silent_gateway_prevents_removal() -> None:
+    one = scaled(current=5)
+    one.look(load(2))
+    unknown = one.look(Demand(in_flight=2, silent=("http://10.0.0.9:4000",)), after_s=400)
+    assert (unknown.desired, unknown.reason) == (5, "DemandUnknown")
+    assert unknown.message == "no answer from http://10.0.0.9:4000, so no replica is removed"
+    assert one.look(Demand()).message == "no gateway is registered, so no replica is removed"
+    assert one.look(None).message.startswith("the gateways have not been scraped yet")
+    one.autoscaling = Autoscaling(max_replicas=3)
+    assert one.look(None).desired == 3, "the bounds are its owner's word"
+
+
+def test_to_zero_and_back() -> None:
+    one = scaled(low=0, current=1)
+    assert one.look(load(1)).desired == 1
+    idle = one.look(load(0), after_s=60)
+    assert (idle.desired, idle.requeue_after_s) == (1, 840.05)
+    # A request between two decisions shows in the counts.
+    assert one.look(load(0, finished=1), after_s=840.05).desired == 1
+    gone = one.look(load(0, finished=1), after_s=900.05)
+    assert (gone.desired, gone.reason) == (0, "Idle")
+    assert gone.message == "there was no request for idleTime"
+    still = one.look(load(0, finished=1), after_s=9000)
+    assert (still.desired, still.reason, still.requeue_after_s) == (0, "Idle", None)
+    back = one.look(load(0, waiting=30, finished=1), after_s=1)
+    assert (back.desired, back.reason) == (1, "Woken")
+    assert one.look(load(0, waiting=6, finished=1), after_s=1).desired == 3
+
+
+def test_no_scale_to_zero_with_incomplete_demand() -> None:
+    one = scaled(low=0, current=1)
+    one.look(load(0))
+    for _ in range(10):
+        assert one.look(Demand(silent=("a",)), after_s=600).desired == 1
+    assert one.look(load(0), after_s=1).desired == 1
+    assert one.look(load(0), after_s=901).desired == 0
+
+
+def test_bounds() -> None:
+    one = scaled(low=2, high=4, current=2)
+    most = one.look(load(100))
+    assert (most.desired, most.reason) == (4, "AtMaximum")
+    assert most.message == "the load needs more, but 4 is the maximum"
+    one.autoscaling = Autoscaling(min_replicas=6, max_replicas=9, target_requests=2)
+    least = one.look(load(0), after_s=1)
+    assert (least.desired, least.reason) == (6, "AtMinimum")
+    assert least.message == "6 is the minimum"
+
+
+def test_a_window_opens_and_closes() -> None:
+    window = ScheduleWindow(start="0 13 * * *", end="0 14 * * *", min_replicas=4)
+    one = scaled(current=1, schedule=(window,))
+    before = one.look(load(0))
+    assert (before.desired, before.requeue_after_s) == (1, 3600.05)
+    opened = one.look(load(0), after_s=3600.05)
+    assert opened.desired == 4
+    assert opened.message == "4 (autoscaling.schedule[0] is open) is the minimum"
+    assert opened.requeue_after_s == pytest.approx(3600)
+    assert one.look(load(0), after_s=3600.05).desired == 1
+
+
+demands = st.one_of(
+    st.none(),
+    st.builds(
+        Demand,
+        in_flight=st.integers(0, 60),
+        waiting=st.integers(0, 20),
+        finished=st.integers(0, 3),
+        is_complete=st.booleans(),
+    ),
+)
+bounds = st.tuples(st.integers(0, 6), st.integers(1, 12)).filter(lambda b: b[0] <= b[1])
+histories = st.lists(st.tuples(demands, st.floats(0, 400)), min_size=1, max_size=30)
+
+
+@given(bounds=bounds, current=st.integers(0, 20), history=histories)
+def test_never_outside_the_bounds_and_always_with_a_reason(
+    bounds: tuple[int, int], current: int, history: list[tuple[Demand | None, float]]
+) -> None:
+    low, high = bounds
+    one = scaled(low=low, high=high, current=current)
+    for demand, after_s in history:
+        before = one.current
+        decision = one.look(demand, after_s=after_s)
+        assert low <= decision.desired <= high
+        assert decision.message
+        assert decision.requeue_after_s is None or decision.requeue_after_s > 0
+        if demand is None or not demand.is_complete:
+            assert before is not None
+            assert decision.desired >= min(before, high)
+
+
+@given(requests=st.integers(0, 200), current=st.integers(1, 40), steps=st.integers(2, 20))
+def test_under_a_constant_load_it_settles(requests: int, current: int, steps: int) -> None:
+    one = scaled(low=1, high=100, current=current)
+    seen = [one.look(load(requests), after_s=301).desired for _ in range(steps + 2)]
+    assert len(set(seen[2:])) == 1
+    # Enough, but for the tenth that is left alone, and no more than one too many.
+    assert requests <= seen[-1] * 2 * 1.1 + 1e-9
+
+
+@given(current=st.integers(0, 30), one=st.integers(0, 300), other=st.integers(0, 300))
+def test_more_load_never_asks_for_less(current: int, one: int, other: int) -> None:
+    less, more = sorted((one, other))
+    assert recommended_replicas(load(less), current, 2) <= recommended_replicas(
+        load(more), current, 2
+    )
+
+
+@given(loads=st.lists(st.tuples(st.integers(0, 50), st.floats(0.1, 60)), max_size=60))
+def test_the_window_forgets_no_peak(loads: list[tuple[int, float]]) -> None:
+    """For every load: no replica is removed that any moment of the window needed."""
+    one = scaled(low=1, high=100, current=1)
+    told: list[tuple[float, int]] = []
+    for requests, after_s in loads:
+        current = one.current or 1
+        wanted = recommended_replicas(load(requests), current, 2)
+        decision = one.look(load(requests), after_s=after_s)
+        told.append((one.at_s, wanted))
+        inside = [n for at_s, n in told if at_s > one.at_s - 300]
+        assert decision.desired >= min(current, max(inside))

@@ -1,0 +1,389 @@
+"""Views of nodes and deployments from the store, through real caches."""
+
+import asyncio
+import operator
+from collections.abc import AsyncIterator
+
+import pytest
+
+from reconciler.deployments import observe
+from reconciler.deployments.views import DeploymentView
+from reconciler.event_handlers import deployment_name_of
+from reconciler.nodes.liveness import Now
+from reconciler.nodes.node_views import NodeViewCache
+from reconciler.placement.inputs import NodeView
+from schemas.meta import ObjectKey, ObjectMeta
+from schemas.node import Node, NodeSpec, Taint
+from schemas.placement import AntiAffinity, Placement
+from schemas.pools import NodeSelector, ReservedResources
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
+from store import codec, keys
+from store.port import Delete, Operation, Put
+from tests.support.fleets import GIB, NOW, deployment, replica
+from tests.support.reconciler_agents import node_status, put_endpoint, put_lease, put_node, put_rank
+from tests.support.reconciler_store import CachedStore, pool
+
+LOOKED = Now(time=NOW)
+MOMENT = Now(time=NOW)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[CachedStore]:
+    made = CachedStore()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
+        async with asyncio.timeout(30):
+            for informer in made.caches.all():
+                await informer.wait_synced()
+        yield made
+        for task in tasks:
+            task.cancel()
+
+
+def nodes_of(world: CachedStore) -> tuple[NodeView, ...]:
+    """Return every node as placement sees it."""
+    return NodeViewCache().refresh(world.fleet, MOMENT).nodes
+
+
+async def test_nodes_and_leases(world: CachedStore) -> None:
+    await world.write(put_node("a"), put_node("b"), put_lease("b"), put_lease("unknown"))
+    assert world.fleet.node_names() == ["a", "b"]
+    assert [(view.name, view.is_ready) for view in nodes_of(world)] == [
+        ("a", False),
+        ("b", True),
+    ]
+    await world.write(Delete(key=keys.node_lease_key("b")))
+    assert not any(view.is_ready for view in nodes_of(world))
+
+
+async def test_labels_and_cordon(world: CachedStore) -> None:
+    metadata = ObjectMeta(name="a", labels={"rack": "1", "fleet/os": "mine"})
+    await world.have(Node(metadata=metadata, spec=NodeSpec(unschedulable=True)))
+    await world.write(put_node("a"))
+    (view,) = nodes_of(world)
+    assert view.is_cordoned
+    assert view.labels == {
+        "fleet/node": "a",
+        "fleet/os": "mine",
+        "fleet/chip": "Apple-M4",
+        "rack": "1",
+    }
+
+
+async def test_the_largest_reservation_counts(world: CachedStore) -> None:
+    await world.write(put_node("a"), put_node("b"))
+    await world.have(
+        pool("small", nodes=("a",), reserved=ReservedResources(memory="1Gi")),
+        pool("large", nodes=("a", "gone"), reserved=ReservedResources(memory="3Gi")),
+        pool("none", nodes=("b",)),
+    )
+    seen = {view.name: (view.allocatable_bytes, view.pools) for view in nodes_of(world)}
+    assert seen == {
+        "a": (5 * GIB, frozenset({"small", "large"})),
+        "b": (8 * GIB, frozenset({"none"})),
+    }
+
+
+@pytest.mark.parametrize(
+    ("selector", "members"),
+    [
+        (NodeSelector(), ["a", "b"]),
+        (NodeSelector(chips=("Apple M4", "Apple M3")), ["a"]),
+        (NodeSelector(min_memory="16Gi"), ["b"]),
+        (NodeSelector(min_memory="16.1Gi"), []),
+        (NodeSelector(match_labels={"fleet/chip": "Apple-M2-Ultra"}), ["b"]),
+        (NodeSelector(match_labels={"rack": "1"}), []),
+        (NodeSelector(chips=("Apple M4",), min_memory="16Gi"), []),
+    ],
+)
+async def test_selectors(world: CachedStore, selector: NodeSelector, members: list[str]) -> None:
+    big = node_status("b", memory_gib=16, chip="Apple M2 Ultra")
+    await world.write(put_node("a"), put_node("b", big))
+    assert world.fleet.pool_members(pool("p", selector=selector)) == members
+    assert world.fleet.pool_members(pool("p")) == []
+
+
+async def test_only_exclusive_groups_reserve(world: CachedStore) -> None:
+    def group(name: str, reservation: str, *nodes: str) -> ShardGroup:
+        members = tuple(GroupMember(node=node) for node in nodes)
+        spec = ShardGroupSpec.model_validate({"members": members, "reservation": reservation})
+        return ShardGroup(metadata=ObjectMeta(name=name), spec=spec)
+
+    await world.write(put_node("a"), put_node("b"), put_node("c"))
+    await world.have(group("pair", "Exclusive", "a", "b"), group("shared", "Shared", "b", "c"))
+    seen = {view.name: view.reserved_by_group for view in nodes_of(world)}
+    assert seen == {"a": "pair", "b": "pair", "c": ""}
+
+
+async def test_whatever_is_assigned_takes_memory(world: CachedStore) -> None:
+    await world.write(put_node("a"), put_node("b"))
+    await world.have(
+        replica(0).replica,
+        replica(1, is_deleting=True).replica,
+        replica(0, of=deployment(name="other")).replica,
+        replica(2, on="b").replica,
+    )
+    seen = {view.name: (view.used_bytes, dict(view.replicas)) for view in nodes_of(world)}
+    assert seen == {"a": (3 * GIB, {"qwen": 2, "other": 1}), "b": (GIB, {"qwen": 1})}
+    assert world.fleet.expected_nodes() == {"a", "b"}
+
+
+async def test_a_deleted_node_is_expected_while_it_has_work(world: CachedStore) -> None:
+    await world.have(replica(0, on="deleted").replica)
+    assert world.fleet.expected_nodes() == {"deleted"}
+    assert world.fleet.node_names() == []
+
+
+async def test_a_replica_as_the_planner_sees_it(world: CachedStore) -> None:
+    owner, mine = deployment(), replica(0).replica
+    await world.have(owner, mine)
+    await world.write(put_rank(mine, holds=False), put_lease("a"))
+    (seen,) = observe.observe(
+        world.fleet, "qwen", Now(time=NOW, requeue_after_s=7), nodes=()
+    ).replicas
+    assert (seen.is_owned, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
+        True,
+        False,
+        False,
+        False,
+    )
+    assert seen.problem == "so it is"
+    await world.write(put_endpoint(mine), put_rank(mine))
+    lost = Now(time=NOW, lost=frozenset({"a"}))
+    (seen,) = observe.observe(world.fleet, "qwen", lost, nodes=()).replicas
+    assert (seen.is_ready, seen.is_node_lost, seen.problem) == (True, True, "")
+    item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
+    assert item is not None
+    assert seen.version == item.mod_revision
+    await world.write(put_rank(mine, "Stopped"))
+    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
+    assert seen.is_stopped
+
+
+async def test_words_about_an_earlier_replica_are_void(world: CachedStore) -> None:
+    old = replica(0).replica
+    new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
+    await world.have(deployment(), new)
+    await world.write(put_endpoint(old), put_rank(old, "Stopped"))
+    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
+    assert (seen.is_ready, seen.is_stopped) == (False, False)
+
+
+async def test_the_cached_nodes_equal_fresh_ones(world: CachedStore) -> None:
+    """Each change shows, what did not change is the very same, and nothing depends on the memory."""
+    memory = NodeViewCache()
+    taint = Taint(key="owner", effect="NoSchedule")
+    group = ShardGroupSpec.model_validate(
+        {"members": ({"node": "a"}, {"node": "c"}), "reservation": "Exclusive"}
+    )
+    changes: list[list[Operation]] = [
+        [put_node("a"), put_node("b"), put_lease("a")],
+        [codec.put_spec(deployment(replicas=2)), codec.put_spec(replica(0).replica)],
+        [codec.put_spec(replica(1, on="b").replica)],
+        [codec.put_spec(deployment(replicas=2, priority=3))],
+        [codec.put_spec(replica(0, is_deleting=True).replica)],
+        [
+            codec.put_spec(
+                pool("lab", nodes=("a",), reserved=ReservedResources(memory="1Gi"), priority=3)
+            )
+        ],
+        [codec.put_spec(Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(taints=(taint,))))],
+        [codec.put_spec(ShardGroup(metadata=ObjectMeta(name="pair"), spec=group))],
+        [put_lease("b"), put_node("c")],
+        [put_node("b", node_status("b", memory_gib=16))],
+        [Delete(key=keys.spec_key("Replica", "qwen-1")), Delete(key=keys.node_lease_key("a"))],
+        [Delete(key=keys.status_key("Node", "a"))],
+    ]
+    before = memory.refresh(world.fleet, MOMENT)
+    for operations in changes:
+        await world.write(*operations)
+        table = memory.refresh(world.fleet, MOMENT)
+        assert table.nodes == nodes_of(world)
+        assert table.nodes != before.nodes
+        assert memory.refresh(world.fleet, MOMENT) is table
+        before = table
+
+
+async def test_hardware_taints_and_pool_priority(world: CachedStore) -> None:
+    taint = Taint(key="owner", effect="NoSchedule")
+    await world.have(
+        Node(metadata=ObjectMeta(name="a"), spec=NodeSpec(taints=(taint,))),
+        pool("low", nodes=("a",), priority=5),
+        pool("high", nodes=("a",), priority=50),
+    )
+    odd = node_status("b", chip="Intel Xeon")
+    await world.write(put_node("a", node_status("a", chip="Apple M4 Max")), put_node("b", odd))
+    a, b = nodes_of(world)
+    assert (a.chip, a.gpu_cores, a.memory_bytes) == ("Apple M4 Max", 10, 8 * GIB)
+    assert (a.bandwidth_gbps, a.taints, a.pool_priority) == (410, (taint,), 50)
+    assert (b.bandwidth_gbps, b.taints, b.pool_priority) == (0, (), 0)
+
+
+async def test_allocations_have_priority_and_version(world: CachedStore) -> None:
+    ending = replica(1, is_deleting=True).replica
+    await world.have(deployment(replicas=2, priority=7), replica(0).replica, ending)
+    await world.write(put_node("a"))
+    (view,) = nodes_of(world)
+    assert [(t.replica, t.deployment, t.priority, t.is_ending) for t in view.allocations] == [
+        ("qwen-0", "qwen", 7, False),
+        ("qwen-1", "qwen", 7, True),
+    ]
+    version = world.fleet.spec_version(ObjectKey("Replica", "qwen-0"))
+    assert view.allocations[0].version == version > 0
+    assert (view.used_bytes, view.ending_bytes, view.replicas) == (2 * GIB, GIB, {"qwen": 2})
+
+
+async def test_keeping_apart_holds_for_both_sides(world: CachedStore) -> None:
+    by_name = Placement(anti_affinity=AntiAffinity(deployments=("b",)))
+    by_label = Placement(anti_affinity=AntiAffinity(match_labels={"team": "x"}))
+    teammate = deployment(name="d")
+    metadata = teammate.metadata.model_copy(update={"labels": {"team": "x"}})
+    await world.have(
+        deployment(name="a", placement=by_name),
+        deployment(name="b"),
+        deployment(name="c", placement=by_label),
+        teammate.model_copy(update={"metadata": metadata}),
+        deployment(name="e", placement=Placement(anti_affinity=AntiAffinity())),
+    )
+    found = {
+        name: observe.observe(world.fleet, name, LOOKED, nodes=()).apart_from for name in "abcde"
+    }
+    assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
+
+
+async def test_rivals_are_deployments_of_a_higher_priority_with_missing_replicas(
+    world: CachedStore,
+) -> None:
+    await world.have(
+        deployment(replicas=9),
+        deployment(name="above", priority=1, replicas=3),
+        deployment(name="highest", priority=2, replicas=1),
+        deployment(name="has-all", priority=2, replicas=1),
+        deployment(name="going", priority=2, replicas=1, is_deleting=True),
+        deployment(name="below", priority=-1, replicas=1),
+        replica(0, of=deployment(name="has-all")).replica,
+        replica(0, of=deployment(name="above")).replica,
+        replica(1, of=deployment(name="above"), is_deleting=True).replica,
+    )
+    seen = observe.observe(world.fleet, "qwen", LOOKED, nodes=())
+    found = [(rival.request.name, rival.missing) for rival in seen.rivals]
+    assert found == [("highest", 1), ("above", 2)]
+    seen = observe.observe(world.fleet, "highest", LOOKED, nodes=())
+    assert seen.rivals == ()
+
+
+async def test_a_replica_on_a_lost_node_is_missing_for_others(world: CachedStore) -> None:
+    """It preempts room elsewhere; the victim's deployment must not take that room back first."""
+    above = deployment(name="above", priority=1, replicas=1)
+    await world.have(deployment(), above, replica(0, of=above, on="a").replica)
+    assert observe.observe(world.fleet, "qwen", LOOKED, nodes=()).rivals == ()
+    lost = Now(time=NOW, lost=frozenset({"a"}))
+    (rival,) = observe.observe(world.fleet, "qwen", lost, nodes=()).rivals
+    assert (rival.request.name, rival.missing) == ("above", 1)
+
+
+async def test_a_deployment_of_the_same_name_is_not_the_owner(world: CachedStore) -> None:
+    second = deployment()
+    second = second.model_copy(
+        update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
+    )
+    await world.have(second, replica(0).replica)
+    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, nodes=()).replicas
+    assert not seen.is_owned
+
+
+async def test_unplaced_deployments(world: CachedStore) -> None:
+    await world.have(
+        deployment(replicas=2),
+        deployment(replicas=1, name="other"),
+        deployment(replicas=0, name="none"),
+        replica(0).replica,
+    )
+    assert world.fleet.unplaced_deployments() == {"qwen", "other"}
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"\xff", b'{"kind":"ModelDeployment","future":1}'])
+async def test_an_undecodable_object_keeps_its_last_good_value(
+    world: CachedStore, value: bytes
+) -> None:
+    key = ObjectKey("ModelDeployment", "qwen")
+    await world.have(deployment(replicas=3))
+    assert world.fleet.is_readable(key)
+    await world.write(Put(key=keys.spec_key(*key), value=value))
+    assert not world.fleet.is_readable(key)
+    assert world.fleet.unplaced_deployments() == {"qwen"}
+    await world.have(deployment(replicas=0))
+    assert world.fleet.is_readable(key)
+    assert world.fleet.unplaced_deployments() == set()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.SPEC_PREFIX + "stray",
+        keys.SPEC_PREFIX + "Unheard/of",
+        keys.SPEC_PREFIX + "/",
+        keys.STATUS_PREFIX + "stray",
+        keys.STATUS_PREFIX + "Unheard/of",
+        keys.STATUS_PREFIX + "Event/x",
+        keys.RANK_PREFIX + "x",
+        keys.ENDPOINT_PREFIX + "x",
+        keys.NODE_LEASE_PREFIX + "x",
+    ],
+)
+async def test_foreign_keys_below_the_prefix_are_ignored(world: CachedStore, key: str) -> None:
+    await world.write(Put(key=key, value=b"hello"))
+    await world.write(put_node("a"))
+    await world.have(deployment())
+    assert world.fleet.node_names() == ["a"]
+    assert world.fleet.unplaced_deployments() == {"qwen"}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("qwen-0", "qwen"), ("a-1-12", "a-1"), ("odd", ""), ("x.y-3", "x.y")]
+)
+def test_deployment_of(name: str, wanted: str) -> None:
+    assert deployment_name_of(name) == wanted
+
+
+async def test_kept_views_are_what_a_new_look_sees(world: CachedStore) -> None:
+    owner = deployment(replicas=2)
+    first, second = (
+        replica(number, on=node, of=owner).replica for number, node in ((0, "a"), (1, "b"))
+    )
+    drained = first.model_copy(
+        update={"metadata": first.metadata.model_copy(update={"deletion_timestamp": NOW})}
+    )
+    renewed = owner.model_copy(
+        update={"metadata": owner.metadata.model_copy(update={"uid": "another"})}
+    )
+    lost = Now(time=NOW, lost=frozenset({"b"}))
+    await world.write(put_node("a"), put_node("b"), put_lease("a"), put_lease("b"))
+    kept = observe.ReplicaViewCache()
+    steps: list[tuple[Now, list[Operation]]] = [
+        (LOOKED, [codec.put_spec(owner), codec.put_spec(first), codec.put_spec(second)]),
+        (LOOKED, [put_rank(first, "Ready", holds=False)]),
+        (LOOKED, [put_endpoint(first), put_rank(first)]),
+        (LOOKED, [Delete(key=keys.node_lease_key("b"))]),
+        (lost, []),
+        (LOOKED, [put_lease("b")]),
+        (LOOKED, [codec.put_spec(drained)]),
+        (LOOKED, [put_rank(first, "Stopped")]),
+        (LOOKED, [Delete(key=keys.endpoint_key("a", first.name))]),
+        (LOOKED, [Delete(key=keys.rank_key("a", first.name, 0))]),
+        (LOOKED, [codec.put_spec(renewed)]),
+        (LOOKED, [Delete(key=keys.spec_key("ModelDeployment", owner.name))]),
+        (LOOKED, [Delete(key=keys.spec_key("Replica", first.name))]),
+    ]
+    before: DeploymentView | None = None
+    for now, operations in steps:
+        if operations:
+            await world.write(*operations)
+        looks = [
+            observe.observe(world.fleet, owner.name, now, nodes=(), views=views)
+            for views in (kept, kept, None)
+        ]
+        assert looks[0] == looks[2]
+        assert all(map(operator.is_, looks[0].replicas, looks[1].replicas)), "nothing changed"
+        assert looks[0] != before, "each step changes something"
+        before = looks[0]

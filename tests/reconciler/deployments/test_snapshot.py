@@ -1,0 +1,138 @@
+"""The snapshot of a fleet: equal to running caches, and open to supposed objects."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from machinery.clock import SystemClock
+from reconciler.deployments import snapshot
+from reconciler.deployments.placer import PreemptingAssignment
+from schemas.deployment import ModelDeployment
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import ModelReport, Node, NodeLifeStatus, NodeSpec
+from schemas.replica import RankAssignment
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Delete, Put
+from tests.support.fleets import GIB, PROOF, deployment, replica
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.reconciler_group_situations import BIG, sharded
+
+CLOCK = SystemClock()
+
+
+def node(name: str, *, is_cordoned: bool = False) -> Node:
+    return Node(metadata=ObjectMeta(name=name), spec=NodeSpec(unschedulable=is_cordoned))
+
+
+async def store_of(*deployments: ModelDeployment) -> MemoryTransport:
+    transport = MemoryTransport(CLOCK)
+    puts = [codec.put_spec(one) for one in (*deployments, node("a"), node("b", is_cordoned=True))]
+    await transport.commit([], [*puts, put_node("a"), put_node("b"), put_lease("a")])
+    return transport
+
+
+async def test_a_snapshot_reads_the_store_and_writes_nothing() -> None:
+    low = deployment(name="low", replicas=2)
+    transport = await store_of(low)
+    there = replica(0, of=low, on="a").replica
+    await transport.commit([], [codec.put_spec(there)])
+    before = (await transport.status()).revision
+    seen = await snapshot.take(transport, CLOCK)
+    assert [one.name for one in seen.deployments()] == ["low"]
+    table = seen.table()
+    assert {one.name: (one.is_ready, one.is_cordoned) for one in table.nodes} == {
+        "a": (True, False),
+        "b": (False, True),
+    }
+    outlook = seen.outlook("low", table)
+    assert [one.name for one in outlook.observed.replicas] == ["low-0"]
+    assert [(one.node, one.fits) for one in outlook.nodes] == [("a", True), ("b", False)]
+    assert outlook.line == "1/2 nodes fit: 1 NotReady"
+    assert seen.unreadable() == []
+    assert (await transport.status()).revision == before
+
+
+async def test_supposed_objects_count_as_written() -> None:
+    seen = await snapshot.take(await store_of(), CLOCK)
+    assert seen.table().nodes[0].is_cordoned is False
+    seen.suppose([node("a", is_cordoned=True), deployment(name="new")])
+    assert seen.table().nodes[0].is_cordoned is True
+    assert seen.outlook("new", seen.table()).line == "0/2 nodes fit: 1 cordoned, 1 NotReady"
+    seen.suppose([node("a")])
+    assert seen.outlook("new", seen.table()).nodes[0].fits
+
+
+async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> None:
+    high, mid = (
+        deployment(name="high", priority=9, memory="3Gi"),
+        deployment(name="mid", priority=5),
+    )
+    low = deployment(name="low")
+    transport = await store_of(high, mid, low)
+    memory = PROOF.model_copy(update={"override_bytes": 4 * GIB})
+    there = replica(0, of=low, on="a").replica
+    spec = there.spec.model_copy(update={"ranks": (RankAssignment(node="a", memory=memory),)})
+    await transport.commit([], [codec.put_spec(there.model_copy(update={"spec": spec}))])
+    seen = await snapshot.take(transport, CLOCK)
+    outlook = seen.outlook("mid", seen.table())
+    assert isinstance(outlook.outcome, PreemptingAssignment)
+    assert outlook.line == (
+        "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; preempts low-0 on "
+        "a, which frees 4.0 GiB"
+    )
+
+
+async def test_a_node_that_comes_and_goes_is_held_back_here_too() -> None:
+    transport = await store_of(deployment(name="one"))
+    flapping = Condition(
+        type="Flapping",
+        status=ConditionStatus.TRUE,
+        reason="CameBackTooOften",
+        message="it came back",
+    )
+    value = codec.encode(NodeLifeStatus(conditions=(flapping,)))
+    await transport.commit([], [Put(key=keys.node_life_key("a"), value=value)])
+    seen = await snapshot.take(transport, CLOCK)
+    assert seen.outlook("one", seen.table()).line == (
+        "0/2 nodes fit: 1 held back (it came back), 1 NotReady"
+    )
+
+
+async def test_undecodable_keys_are_named() -> None:
+    transport = await store_of()
+    key = keys.spec_key("ModelDeployment", "broken")
+    await transport.commit([], [Put(key=key, value=b"{}")])
+    seen = await snapshot.take(transport, CLOCK)
+    assert seen.unreadable() == [key]
+    assert replace(seen, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
+
+
+async def test_a_group_explains_the_rank_of_each_node() -> None:
+    transport = MemoryTransport(CLOCK)
+    pair = ShardGroup(
+        metadata=ObjectMeta(name="pair"),
+        spec=ShardGroupSpec(members=(GroupMember(node="b"), GroupMember(node="a"))),
+    )
+    reports = (ModelReport(path="qwen", geometry=BIG),)
+    puts = [codec.put_spec(one) for one in (pair, sharded())]
+    for name in "abc":
+        made = node_status(name, memory_gib=10)
+        status = made.model_copy(update={"models": reports, "address": f"169.254.0.{ord(name)}"})
+        puts += [put_node(name, status), put_lease(name)]
+    await transport.commit([], puts)
+    seen = await snapshot.take(transport, CLOCK)
+    outlook = seen.outlook("qwen", seen.table())
+    assert [(one.node, one.fits) for one in outlook.nodes] == [
+        ("b", True),
+        ("a", True),
+        ("c", False),
+    ]
+    assert outlook.line == "2/3 nodes fit: 1 no members of the ShardGroup"
+    assert all(one.memory is not None for one in outlook.nodes if one.fits)
+    await transport.commit([], [Delete(key=keys.node_lease_key("a"))])
+    seen = await snapshot.take(transport, CLOCK)
+    outlook = seen.outlook("qwen", seen.table())
+    assert outlook.line == "ShardGroup pair: 1/2 members fit, 2 are needed at once: 1 NotReady"
+    refused = {one.node: one.refusal.reason for one in outlook.nodes if one.refusal is not None}
+    assert refused == {"a": "NodeNotReady", "c": "NotInGroup"}

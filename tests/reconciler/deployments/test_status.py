@@ -1,0 +1,365 @@
+"""Statuses: conditions, and times that change only with the truth of a condition."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from reconciler.deployments import status
+from reconciler.deployments.autoscaling.autoscaler import ScalingDecision
+from reconciler.deployments.placer import place_replica
+from reconciler.deployments.rollout import progress
+from reconciler.deployments.status import replica_status
+from reconciler.deployments.views import DeploymentView
+from reconciler.placement.inputs import request_for
+from reconciler.placement.refusals import Unschedulable
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.meta import Condition, ConditionStatus, ObjectMeta, Status, find_condition
+from schemas.pools import NodePool, NodePoolSpec
+from schemas.replica import FetchStatus, RankStatus
+from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
+from tests.support.fleets import NOW, deployment, node, observed, replica
+from tests.support.reconciler_group_situations import on
+
+LATER = NOW + timedelta(seconds=5)
+
+
+def get(found: Status, type_: str) -> Condition:
+    condition = find_condition(found.conditions, type_)
+    assert condition is not None
+    return condition
+
+
+def said(found: Status, type_: str) -> tuple[str, str, str]:
+    condition = get(found, type_)
+    return condition.status.value, condition.reason, condition.message
+
+
+def unschedulable() -> Unschedulable:
+    verdict = place_replica(request_for(deployment()), [node("small", memory_gib=1)])
+    assert isinstance(verdict, Unschedulable)
+    return verdict
+
+
+def of_deployment(
+    *replicas: object, wanted: int = 2, why: Unschedulable | None = None
+) -> ModelDeploymentStatus:
+    seen = observed(deployment(replicas=wanted), replicas)  # type: ignore[arg-type]  # ReplicaViews
+    return whole(deployment(replicas=wanted), seen, why)
+
+
+def whole(
+    of: ModelDeployment,
+    seen: DeploymentView,
+    why: Unschedulable | None = None,
+    *,
+    old: ModelDeploymentStatus | None = None,
+    now: datetime = NOW,
+) -> ModelDeploymentStatus:
+    moved = progress.compute_progress(of, seen, why, canary=seen.canary, old=old, now=now)
+    return status.deployment_status(of, seen, why, moved, old=old, now=now)
+
+
+def test_all_is_well() -> None:
+    made = of_deployment(replica(0), replica(1))
+    assert said(made, "Available") == ("True", "AllReplicasReady", "2 of 2 replicas ready")
+    assert said(made, "Placed") == ("True", "AllPlaced", "")
+    assert (made.replicas, made.ready_replicas, made.observed_generation) == (2, 2, 1)
+    assert made.concurrency == replica(0).replica.spec.concurrency > 0
+
+
+def test_the_replica_with_the_fewest_requests_tells_what_limits_them() -> None:
+    view = replica(0)
+    spec = view.replica.spec
+    memory = spec.ranks[0].memory.model_copy(update={"concurrency_limit": "GPUCores"})
+    ranks = (spec.ranks[0].model_copy(update={"memory": memory}),)
+    fewer = spec.model_copy(update={"concurrency": spec.concurrency - 1, "ranks": ranks})
+    slow = replace(view, replica=view.replica.model_copy(update={"spec": fewer}))
+    made = of_deployment(replica(1), slow)
+    assert (made.concurrency, made.concurrency_limit) == (spec.concurrency - 1, "GPUCores")
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (3, "2 of 2 replicas ready, 1 more is serving"),
+        (4, "2 of 2 replicas ready, 2 more are serving"),
+    ],
+)
+def test_a_surge_is_not_counted_among_the_desired_replicas(count: int, message: str) -> None:
+    made = of_deployment(*(replica(number) for number in range(count)))
+    assert said(made, "Available") == ("True", "AllReplicasReady", message)
+    assert made.ready_replicas == count
+
+
+def test_scaled_to_zero_is_available() -> None:
+    made = of_deployment(wanted=0)
+    assert said(made, "Available") == ("True", "ScaledToZero", "0 of 0 replicas ready")
+
+
+def test_autoscaling_says_why() -> None:
+    decided = ScalingDecision(desired=2, reason="AtMaximum", message="more would be of use")
+    seen = replace(
+        observed(deployment(replicas=1)),
+        scaling=status.scaling_condition(decided),
+        autoscaled_replicas=2,
+    )
+    made = whole(deployment(replicas=1), seen)
+    assert said(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
+    assert made.desired_replicas == 2
+    unknown = status.scaling_condition(
+        ScalingDecision(desired=2, reason="DemandUnknown", message="silent")
+    )
+    assert unknown.status is ConditionStatus.UNKNOWN
+
+
+def test_starting() -> None:
+    made = of_deployment(replica(0), replica(1, is_ready=False))
+    assert said(made, "Available") == ("False", "ReplicasStarting", "1 of 2 replicas ready")
+
+
+def test_placing() -> None:
+    made = of_deployment(replica(0))
+    assert said(made, "Placed") == ("False", "Placing", "1 of 2 replicas have a node")
+
+
+def test_trouble_names_replica_node_and_words() -> None:
+    made = of_deployment(
+        replica(0), replace(replica(1, on="b", is_ready=False), problem="it ended")
+    )
+    assert said(made, "Available") == (
+        "False",
+        "ReplicaNotReady",
+        "1 of 2 replicas ready; qwen-1 on b: it ended",
+    )
+
+
+def test_unschedulable_says_why_per_node() -> None:
+    made = of_deployment(replica(0), why=unschedulable())
+    line = "0/1 nodes fit: 1 too small even when empty (need 2.8 GiB, the largest has 1.0)"
+    assert said(made, "Placed") == ("False", "Unschedulable", line)
+    assert said(made, "Available")[1:] == ("Unschedulable", f"1 of 2 replicas ready; {line}")
+    assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]
+
+
+def test_twenty_refusals_are_enough() -> None:
+    verdict = place_replica(
+        request_for(deployment()), [node(f"n{i}", is_ready=False) for i in range(50)]
+    )
+    assert isinstance(verdict, Unschedulable)
+    assert len(of_deployment(why=verdict).refusals) == 20
+
+
+def test_replicas_of_an_earlier_deployment_do_not_count() -> None:
+    made = of_deployment(replace(replica(0), is_owned=False), replica(5), wanted=1)
+    assert (made.replicas, made.ready_replicas) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"), [(True, True, False), (False, False, False), (True, False, True)]
+)
+def test_times_move_only_with_the_truth(*, before: bool, after: bool, moves: bool) -> None:
+    old = Status(
+        conditions=status.stamp_conditions(
+            None, [status.condition("Ready", "Old", "old", holds=before)], generation=1, now=NOW
+        )
+    )
+    fresh = status.condition("Ready", "New", "new", holds=after)
+    (made,) = status.stamp_conditions(old, [fresh], generation=2, now=LATER)
+    assert (made.reason, made.message, made.observed_generation) == ("New", "new", 2)
+    assert made.last_transition_time == (LATER if moves else NOW)
+
+
+def test_a_condition_that_is_no_longer_computed_is_removed() -> None:
+    old = Status(conditions=(Condition(type="Gone", status=ConditionStatus.TRUE, reason="X"),))
+    assert [c.type for c in status.stamp_conditions(old, [], generation=1, now=NOW)] == []
+
+
+def test_a_repeated_computation_changes_nothing() -> None:
+    seen = observed(deployment(), (replica(0),))
+    first = whole(deployment(), seen)
+    assert whole(deployment(), seen, old=first, now=LATER) == first
+
+
+def rank(reason: str, *, holds: bool) -> RankStatus:
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+    condition = Condition(type="Ready", status=truth, reason=reason, message="words")
+    return RankStatus(replica_uid="uid-qwen-0", node="a", conditions=(condition,))
+
+
+@pytest.mark.parametrize(
+    ("found", "is_serving", "wanted"),
+    [
+        (None, True, ("True", "Serving", "")),
+        (rank("Loading", holds=False), True, ("True", "Serving", "")),
+        (rank("Loading", holds=False), False, ("False", "Loading", "words")),
+        (None, False, ("False", "WaitingForAgent", "its agent has not reported yet")),
+        # The agent reports that it serves, but its lease has expired.
+        (
+            rank("Serving", holds=True),
+            False,
+            (
+                "False",
+                "AgentAway",
+                "its agent on a is away; the engine may still serve",
+            ),
+        ),
+    ],
+)
+def test_replica(
+    found: RankStatus | None, *, is_serving: bool, wanted: tuple[str, str, str]
+) -> None:
+    view = replica(0, is_ready=is_serving)
+    made = replica_status(view, [found], old=None, now=NOW)
+    assert said(made, "Ready") == wanted
+
+
+def test_the_last_report_of_an_agent_that_is_away_does_not_count() -> None:
+    view = replace(replica(0, is_ready=False), away_nodes=frozenset({"a"}))
+    made = replica_status(view, [rank("WarmingUp", holds=False)], old=None, now=NOW)
+    away = "its agent on a is away; the engine may still serve"
+    assert said(made, "Ready") == ("False", "AgentAway", away)
+    never = replica_status(view, [None], old=None, now=NOW)
+    assert said(never, "Ready")[1] == "WaitingForAgent"
+
+
+def test_a_replica_has_the_fetches_of_its_ranks_except_of_agents_that_are_away() -> None:
+    fetch = FetchStatus(node="a", phase="Downloading", present_bytes=1, total_bytes=4)
+    report = rank("Downloading", holds=False).model_copy(update={"fetch": fetch})
+    view = replica(0, is_ready=False)
+    assert replica_status(view, [report], old=None, now=NOW).fetches == (fetch,)
+    away = replace(view, away_nodes=frozenset({"a"}))
+    assert replica_status(away, [report], old=None, now=NOW).fetches == ()
+
+
+def fetching(node: str, reason: str, *, holds: bool = False) -> RankStatus:
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+    ready = Condition(
+        type="Ready",
+        status=ConditionStatus.FALSE,
+        reason="WaitingForFiles" if holds else reason,
+        message=f"{reason} words",
+    )
+    present = ready.model_copy(update={"type": "ModelPresent", "status": truth, "reason": reason})
+    return RankStatus(replica_uid="u", node=node, epoch=1, conditions=(ready, present))
+
+
+@pytest.mark.parametrize(
+    ("reports", "ready", "present"),
+    [
+        pytest.param(
+            (fetching("a", "Present", holds=True), fetching("b", "NoSpace")),
+            ("False", "NoSpace", "rank 1 on b: NoSpace words"),
+            ("False", "NoSpace", "rank 1 on b: NoSpace words"),
+            id="a failure comes before a rank that waits",
+        ),
+        pytest.param(
+            (fetching("a", "Downloading"), fetching("b", "Gated")),
+            ("False", "Gated", "rank 1 on b: Gated words"),
+            ("False", "Gated", "rank 1 on b: Gated words"),
+            id="a failure comes before a fetch",
+        ),
+        pytest.param(
+            (fetching("a", "Present", holds=True), fetching("b", "Downloading")),
+            ("False", "Downloading", "rank 1 on b: Downloading words"),
+            ("False", "Downloading", "rank 1 on b: Downloading words"),
+            id="a fetch comes before a rank that waits",
+        ),
+        pytest.param(
+            (fetching("a", "Present", holds=True), None),
+            ("False", "WaitingForFiles", "rank 0 on a: Present words"),
+            None,
+            id="not present before all have reported",
+        ),
+        pytest.param(
+            (fetching("a", "Present", holds=True), fetching("b", "Present", holds=True)),
+            ("False", "WaitingForFiles", "rank 0 on a: Present words"),
+            ("True", "Present", "Present words"),
+            id="all have their files",
+        ),
+    ],
+)
+def test_a_group_shows_the_rank_that_keeps_it_from_starting(
+    reports: tuple[RankStatus | None, ...],
+    ready: tuple[str, str, str],
+    present: tuple[str, str, str] | None,
+) -> None:
+    view = replace(on("ab", awaits_files=True), is_ready=False)
+    made = replica_status(view, reports, old=None, now=NOW)
+    assert said(made, "Ready") == ready
+    if present is None:
+        assert find_condition(made.conditions, "ModelPresent") is None
+    else:
+        assert said(made, "ModelPresent") == present
+
+
+def test_pool() -> None:
+    pool = NodePool(metadata=ObjectMeta(name="lab", generation=3), spec=NodePoolSpec())
+    made = status.pool_status(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
+    assert said(made, "Ready") == ("True", "NodesReady", "1 of 2 nodes ready")
+    assert (made.nodes, made.ready_nodes, made.observed_generation) == (2, 1, 3)
+    empty = status.pool_status(pool, [], set(), old=None, now=NOW)
+    assert said(empty, "Ready") == ("False", "NoNodes", "0 of 0 nodes ready")
+    named = pool.model_copy(update={"spec": NodePoolSpec(nodes=("a", *"tuvwxyz"))})
+    made = status.pool_status(named, ["a"], {"a"}, old=None, now=NOW)
+    text = "1 of 1 nodes ready; of spec.nodes these do not exist: t, u, v, w, x and 2 more"
+    assert said(made, "Ready") == ("True", "NodesReady", text)
+
+
+@pytest.mark.parametrize(
+    ("known", "ready", "wanted"),
+    [
+        (["a", "b"], {"a", "b"}, ("True", "MembersReady", "")),
+        (["a", "b"], {"a"}, ("False", "MemberNotReady", "1 of 2 members ready; not ready: b")),
+        (["a"], {"a"}, ("False", "UnknownNode", "1 of 2 members ready; no such node: b")),
+    ],
+)
+def test_group(known: list[str], ready: set[str], wanted: tuple[str, str, str]) -> None:
+    members = (GroupMember(node="a"), GroupMember(node="b"))
+    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members))
+    around = status.GroupContext(members=["a", "b"], known={*known}, ready=ready)
+    made = status.group_status(group, around, old=None, now=NOW)
+    assert said(made, "Ready") == wanted
+    assert (made.members, made.ready_members) == (2, len(ready))
+
+
+def test_a_group_is_ready_without_its_spare() -> None:
+    members = tuple(GroupMember(node=name) for name in "abc")
+    spec = ShardGroupSpec(members=members, size=2)
+    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=spec)
+    around = status.GroupContext(
+        members=["a", "b", "c"], known={"a", "b", "c"}, ready={"a", "c"}, replicas=["qwen-0"]
+    )
+    made = status.group_status(group, around, old=None, now=NOW)
+    assert said(made, "Ready") == ("True", "MembersReady", "not ready: b")
+    assert made.replicas == ("qwen-0",)
+
+
+def test_route() -> None:
+    backends = (Backend(deployment="x"), Backend(deployment="y"))
+    route = ModelRoute(
+        metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="m", backends=backends)
+    )
+    made = status.route_status(route, {"x", "y"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("True", "BackendsFound", "")
+    made = status.route_status(route, {"x"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y")
+
+
+def test_route_with_rules_and_fallbacks() -> None:
+    backends = (Backend(deployment="x"),)
+    rule = RouteRule(headers=(HeaderMatch(name="a"),), backends=(Backend(deployment="y"),))
+    spec = ModelRouteSpec(model="m", backends=backends, rules=(rule,), fallbacks=("y", "z"))
+    route = ModelRoute(metadata=ObjectMeta(name="r"), spec=spec)
+    made = status.route_status(route, {"x"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
+    made = status.route_status(route, {"x", "y", "z"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("True", "BackendsFound", "")
+
+
+def test_the_priorities_of_the_macs_with_replicas_are_told_to_gateways() -> None:
+    priorities = {"a": 80, "b": 0, "c": 100}
+    nodes = tuple(replace(node(name), pool_priority=pool) for name, pool in priorities.items())
+    seen = observed(deployment(), (replica(0), replica(1, on="b")), nodes)
+    assert whole(deployment(), seen).node_priorities == {"a": 80}
