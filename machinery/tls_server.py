@@ -10,11 +10,13 @@ says so at that moment; otherwise it gets an answer that a person can read.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
 import ssl
 import stat
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +28,7 @@ from typing_extensions import Buffer, override
 from machinery import process_secrets
 from machinery.client_hello import read_server_name
 from machinery.clock import Clock
-from machinery.connection_limits import AddressLimit, client_network
+from machinery.connection_limits import client_network
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +44,10 @@ _POLL_S = 1.0
 _HANDSHAKE_RECORD = b"\x16"
 # The content of a TLS record at most (RFC 8446, 5.1).
 _MAX_RECORD = 16 << 10
-# The rest of the queue waits for the next turn of the loop, so that requests are served in between.
-_ACCEPTS_AT_ONCE = 16
+# The rest waits for the next turn of the loop, so that requests are served in between. A flood of connections must not fill
+# the kernel's queue, in which those of all addresses wait. A handshake takes a millisecond.
+_ACCEPTS_AT_ONCE = 64
+_STARTS_AT_ONCE = 4
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OUT_OF_FILES_PAUSE_S = 1.0
 # Time for a client to read the answer to plain HTTP while it still sends.
@@ -216,9 +220,7 @@ class TlsOptions:
     handshake_s: float = 10.0
     """The longest time from the connection to the end of its handshake."""
     unfinished_handshakes: int = 256
-    """The number of unfinished handshakes at once. When it is reached, the oldest is ended."""
-    handshakes_per_address: int = 16
-    """The same of one address of another machine."""
+    """The number of unfinished handshakes at once. When it is reached, the oldest of the address that has most is ended."""
     on_shed: Callable[[], None] = lambda: None
     """Called when an unfinished handshake is ended to make room."""
     on_failure: Callable[[str], None] = lambda _: None
@@ -231,11 +233,34 @@ class TlsOptions:
         return TlsListener(listener, make_protocol, self)
 
 
+class _Unfinished:
+    """A connection before the end of its handshake."""
+
+    __slots__ = ("address", "connection", "deadline", "has_begun", "task", "timer")
+
+    timer: asyncio.TimerHandle
+    """Ends the connection if its first byte does not arrive."""
+
+    def __init__(self, connection: socket.socket, address: str, deadline: float) -> None:
+        self.connection = connection
+        self.address = address
+        self.deadline = deadline
+        self.task: asyncio.Task[None] | None = None
+        """The handshake, once its turn has come."""
+        self.has_begun = False
+
+    @property
+    def is_open(self) -> bool:
+        """False once it is closed."""
+        return self.connection.fileno() != -1
+
+
 class TlsListener:
     """Accepts connections on a listening socket, and hands those over whose handshake succeeds.
 
-    A handshake takes a client milliseconds. Ending the oldest unfinished one therefore ends those of clients that only
-    hold connections open.
+    A connection costs little before its first byte has arrived. Then the addresses of clients take turns: a flood of
+    hellos, each of which costs a signature, delays other addresses by one handshake of each that takes part. When too
+    many are unfinished, the address that has most of them loses its oldest one: a handshake takes a client milliseconds.
     """
 
     def __init__(
@@ -248,9 +273,12 @@ class TlsListener:
         self._make_protocol = make_protocol
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._handshakes: dict[asyncio.Task[None], str] = {}
-        """The unfinished handshakes, oldest first, with the address under which each is counted."""
-        self._addresses = AddressLimit(options.handshakes_per_address)
+        self._unfinished: dict[str, dict[_Unfinished, None]] = {}
+        """By address, oldest first."""
+        self._count = 0
+        self._turns: dict[str, deque[_Unfinished]] = {}
+        """The connections whose first byte has arrived, by address; the first address has the next turn."""
+        self._is_drained = asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
         listener.settimeout(0)
         self._resume()
@@ -263,11 +291,15 @@ class TlsListener:
 
     async def wait_closed(self) -> None:
         """Give handshakes in progress a moment to finish, then end them."""
-        unfinished = tuple(self._handshakes)
-        if unfinished:
-            await asyncio.wait(unfinished, timeout=_LAST_HANDSHAKES_S)
-        for task in unfinished:
-            task.cancel()
+        if not self._count:
+            return
+        self._is_drained.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_HANDSHAKES_S):
+                await self._is_drained.wait()
+        for clients in list(self._unfinished.values()):
+            for client in list(clients):
+                self._abort(client)
 
     def _resume(self) -> None:
         self._pause = None
@@ -282,8 +314,8 @@ class TlsListener:
             except OSError as error:
                 if error.errno not in _OUT_OF_FILES:
                     raise
-                if self._handshakes:  # end one for its file; the loop calls again at once
-                    self._shed(next(iter(self._handshakes)))
+                if self._count:  # end one for its file; the loop calls again at once
+                    self._shed()
                     return
                 log.warning("no connection accepted", extra={"why": error.strerror})
                 self._loop.remove_reader(self._listener)
@@ -293,32 +325,78 @@ class TlsListener:
 
     def _begin(self, connection: socket.socket, host: str) -> None:
         connection.settimeout(0)
-        if len(self._handshakes) >= self._options.unfinished_handshakes:
-            self._shed(next(iter(self._handshakes)))
-        address = self._addresses.enter(host)
-        if address is None:
-            # Its own oldest one ends, and none of others.
-            own = client_network(host)
-            self._shed(next(task for task, other in self._handshakes.items() if other == own))
-            address = self._addresses.enter(host)
-        task = self._loop.create_task(self._handshake(connection))
-        self._handshakes[task] = address or ""
-        task.add_done_callback(self._end)
+        if self._count >= self._options.unfinished_handshakes:
+            self._shed()
+        deadline = self._loop.time() + self._options.handshake_s
+        client = _Unfinished(connection, client_network(host), deadline)
+        client.timer = self._loop.call_at(deadline, self._expire, client)
+        self._unfinished.setdefault(client.address, {})[client] = None
+        self._count += 1
+        self._loop.add_reader(connection, self._queue, client)
 
-    def _shed(self, task: asyncio.Task[None]) -> None:
-        self._end(task)
-        task.cancel()
+    def _shed(self) -> None:
+        """End the oldest connection of the address that has most."""
+        address = max(self._unfinished, key=lambda address: len(self._unfinished[address]))
+        self._abort(next(iter(self._unfinished[address])))
         self._options.on_shed()
 
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._addresses.leave(self._handshakes.pop(task, ""))
+    def _expire(self, client: _Unfinished) -> None:
+        self._abort(client)
+        self._options.on_failure(failure_reason(TimeoutError()))
 
-    async def _handshake(self, connection: socket.socket) -> None:
+    def _abort(self, client: _Unfinished) -> None:
+        self._end(client)
+        if client.task is not None and client.has_begun:
+            client.task.cancel()  # it closes the connection
+            return
+        self._loop.remove_reader(client.connection)
+        client.connection.close()
+
+    def _end(self, client: _Unfinished) -> None:
+        """Count a connection as unfinished no more."""
+        own = self._unfinished.get(client.address, {})
+        if client not in own:
+            return
+        client.timer.cancel()
+        del own[client]
+        if not own:
+            del self._unfinished[client.address]
+        self._count -= 1
+        if not self._count:
+            self._is_drained.set()
+
+    def _queue(self, client: _Unfinished) -> None:
+        """Let a connection wait for its turn: its first byte has arrived, or its end."""
+        self._loop.remove_reader(client.connection)
+        if not self._turns:
+            self._loop.call_soon(self._start)
+        self._turns.setdefault(client.address, deque()).append(client)
+
+    def _start(self) -> None:
+        """Start some handshakes, one of each address in turn; the rest waits for the next turn of the loop."""
+        started = 0
+        while self._turns and started < _STARTS_AT_ONCE:
+            address = next(iter(self._turns))
+            waiting = self._turns.pop(address)
+            client = waiting.popleft()
+            if waiting:
+                self._turns[address] = waiting
+            if client.is_open:
+                client.timer.cancel()
+                client.task = self._loop.create_task(self._handshake(client))
+                started += 1
+        if self._turns:
+            self._loop.call_soon(self._start)
+
+    async def _handshake(self, client: _Unfinished) -> None:
         """Hand the connection over when its handshake has succeeded; close it if that fails."""
-        options, is_served = self._options, False
+        if not client.is_open:  # shed since its turn came
+            return
+        client.has_begun = True
+        options, connection, is_served = self._options, client.connection, False
         try:
-            async with asyncio.timeout(options.handshake_s):
-                first = await self._first_byte(connection)
+            async with asyncio.timeout_at(client.deadline):
+                first = connection.recv(1, socket.MSG_PEEK)
                 if first == _HANDSHAKE_RECORD:
                     await self._serve(connection, await self._context(connection))
                     is_served = True
@@ -332,6 +410,7 @@ class TlsListener:
             options.on_failure(failure_reason(error))
             log.debug("no TLS connection", extra={"why": str(error)})
         finally:
+            self._end(client)
             if not is_served:
                 connection.close()
 
@@ -349,16 +428,6 @@ class TlsListener:
             ssl=context,
             ssl_shutdown_timeout=None if context is None else _FLUSH_S,
         )
-
-    async def _first_byte(self, connection: socket.socket) -> bytes:
-        """Return the first byte and leave it in the socket; empty if the client has left."""
-        readable = asyncio.Event()
-        self._loop.add_reader(connection, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            self._loop.remove_reader(connection)
-        return connection.recv(1, socket.MSG_PEEK)
 
     async def _answer_plain(self, connection: socket.socket) -> None:
         await self._loop.sock_sendall(connection, self._options.plain_response)

@@ -173,3 +173,45 @@ async def test_silent_connections_use_up_no_files(stand: Stand) -> None:
         for _ in range(_FILES_OF_MACOS + 64):
             held.enter_context(socket.create_connection((host, int(port)), timeout=5))
         assert await is_readable(stand.address())
+
+
+# From 22 addresses, as fast as a processor can: each connection sends a recorded hello, whose answer costs the server
+# a signature, and reads one byte of that.
+_FLOOD = """
+import asyncio, ssl, sys
+outgoing = ssl.MemoryBIO()
+context = ssl._create_unverified_context()
+try:
+    context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+except ssl.SSLWantReadError:
+    hello = outgoing.read()
+async def hammer(number):
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", int(sys.argv[1]), local_addr=(f"127.0.0.{2 + number % 22}", 0)
+            )
+            writer.write(hello)
+            await reader.read(1)
+            writer.transport.abort()
+        except OSError:
+            await asyncio.sleep(0)
+async def main():
+    await asyncio.gather(*map(hammer, range(22 * 24)))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's loopback has one address")
+async def test_a_flood_of_handshakes_delays_other_addresses_only(
+    stand: Stand, tmp_path: Path
+) -> None:
+    address, port = stand.address(), stand.url.rpartition(":")[2]
+    command = (sys.executable, "-c", _FLOOD, port)
+    floods = [processes.spawn(command, log=tmp_path / f"flood{n}.log") for n in range(2)]
+    try:
+        await asyncio.sleep(3)
+        assert [await is_readable(address) for _ in range(6)] == [True] * 6
+    finally:
+        for flood in floods:
+            await processes.end(flood, SystemClock(), grace_s=1)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import wraps
@@ -222,6 +223,22 @@ async def test_the_oldest_unfinished_handshakes_give_way(tmp_path: Path) -> None
         async with asyncio.timeout(20):
             assert [await reader.read() for reader in readers[:9]] == [b""] * 9
         assert not any(reader.at_eof() for reader in readers[9:])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's loopback has one address")
+@on_uvloop
+async def test_the_address_with_most_unfinished_handshakes_gives_way(tmp_path: Path) -> None:
+    async with (
+        running_server(tmp_path, unfinished_handshakes=4) as server,
+        AsyncExitStack() as all_,
+    ):
+        first, _ = await all_.enter_async_context(server.connection(ssl=None))
+        for _ in range(12):
+            flood = server.connection(ssl=None, local_addr=("127.0.0.2", 0))
+            await all_.enter_async_context(flood)
+        await until(lambda: server.shed == 9, what="room for four")
+        assert await server.echoes()
+        assert not first.at_eof()
 
 
 @on_uvloop
