@@ -7,6 +7,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from compat import routes as compat
+from compat.websocket import EventSocket
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
 from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.chat import make_chat
@@ -24,18 +26,16 @@ from dashboard.api.past import PastReader
 from dashboard.api.question_routes import QuestionRoutes
 from dashboard.api.request_routes import RequestRoutes
 from dashboard.api.routes import StateRoutes
-from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.usage_routes import UsageRoutes
-from dashboard.api.websocket import EventSocket
 from dashboard.assets import Assets
 from dashboard.auth import DashboardAuth, refusal_response
 from dashboard.change_log import ChangeLog
+from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import FleetModel
 from dashboard.history.moments import MomentReader
 from dashboard.history.queries import HistoryReader
 from dashboard.history.writer import HistoryWriter
 from dashboard.objectives import ObjectiveMonitor
-from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer
@@ -58,7 +58,7 @@ class AppContext:
     transport: Transport
     """Read for previews of manifests."""
     model: FleetModel
-    views: SeedViews
+    views: FleetFigures
     changes: ChangeLog
     access: AccessControl
     sessions: Sessions
@@ -115,8 +115,8 @@ def make_app(context: AppContext) -> FastAPI:
     bodies = BodyReader(limit_bytes=2 * MAX_TEXT, limit_s=_BODY_S, at_once=16)
     ActionRoutes(questions, bodies, context.transport, clock, context.can_write).add_to(router)
     UsageRoutes(context.transport, context.dialer, clock).add_to(router)
-    SeedRoutes(context.views, clock).add_to(router)
-    EventSocket(context.views).add_to(router)
+    router.include_router(compat.make_router(context.views, clock))
+    EventSocket(context.views.traffic, clock).add_to(router)
     login = make_login(
         context.access, context.sessions, context.tickets, clock, can_write=context.can_write
     )

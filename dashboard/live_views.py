@@ -9,8 +9,8 @@ from itertools import islice, takewhile
 
 import msgspec
 
+from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import ENDED, IN_FLIGHT, TRAFFIC, FleetModel
-from dashboard.seed_views import SeedViews
 from insight.conditions import Row
 from schemas.wire.requests import EndedRequest, RunningRequest
 
@@ -24,7 +24,7 @@ _MOST_NEW = 50
 class LiveViews:
     """Writes the rows into the fleet model. Call `update()` once a second."""
 
-    views: SeedViews
+    views: FleetFigures
     _since: dict[str, str] = field(default_factory=dict)
     """Begin of each request in flight: computed once, so that a row changes with its progress alone."""
     _ended: dict[str, Row] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class LiveViews:
             "name": "fleet",
             **snapshot,
             "startedAt": self.views.started.isoformat(timespec="seconds"),
-            "gatewaysSilent": self.views.queue()["gatewaysSilent"],
+            "gatewaysSilent": self.views.silent_gateways(),
         }
 
     def _in_flight(self) -> dict[str, Row]:

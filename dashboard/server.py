@@ -11,6 +11,7 @@ from dashboard.auth import login_required
 from dashboard.change_log import ChangeLog
 from dashboard.collector import FigureCollector
 from dashboard.energy import ShareCounter
+from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import IN_FLIGHT, FleetModel
 from dashboard.history.database import HistoryLimits, Restored
 from dashboard.history.object_recorder import ObjectRecorder
@@ -19,7 +20,6 @@ from dashboard.history.writer import HistoryWriter
 from dashboard.join_requests import JoinRequests
 from dashboard.objectives import ObjectiveMonitor
 from dashboard.saved_keys import SavedKeys
-from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from dashboard.traffic import Traffic
 from dashboard.updates import UpdateEvents
@@ -114,7 +114,7 @@ class Dashboard:
         )
         sessions = Sessions(settings.session_secret, clock, self.known_keys, settings.state_dir)
         self.traffic = Traffic(clock.now().timestamp())
-        self.views = SeedViews(self.model, self.traffic, clock, clock.now())
+        self.views = FleetFigures(self.model, self.traffic, clock, clock.now())
         self.history = _history_writer(settings, clock)
         self._collector = FigureCollector(
             transport=transport,

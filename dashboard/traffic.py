@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.admin.query_words import public_status
 from gateway.telemetry.time_series import IntervalSums, RateSeries
 from schemas.wire.requests import EndedRequest, GatewayFeed, RequestAttempt, RunningRequest
 
@@ -325,12 +324,12 @@ class Traffic:
 
 
 def completed(one: EndedRequest) -> dict[str, object]:
-    """Return the event of an ended request, in the shape of the seed: latency in milliseconds."""
+    """Return the event of an ended request; latency in milliseconds."""
     return {
         "requestId": one.id,
         "latency": one.latency_ms,
         "tokens": one.tokens.output,
-        "status": public_status(one.outcome),
+        "status": one.outcome,
     }
 
 

@@ -3,23 +3,25 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from compat import shapes
+from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import FIGURES
 from dashboard.live_views import LiveViews
-from dashboard.seed_views import SeedViews
-from insight.conditions import Row
 
 _PERIOD_S: Final = 1.0
 _METRICS_EVERY: Final = 2
 """Rounds between two `metrics_update` events."""
+_MEASURED: Final = ("cpuUsagePercent", "gpuUtilizationPercent", "memoryUsedGB", "modelsLoaded")
+"""Metrics whose change is an event of its own; requests have theirs."""
 
 
 @dataclass(slots=True)
 class UpdateEvents:
     """Compares the Macs once a second and adds an event for each difference. Run `run()` in a task group."""
 
-    views: SeedViews
-    _states: dict[str, str] = field(default_factory=dict)
-    _metrics: dict[str, Row] = field(default_factory=dict)
+    views: FleetFigures
+    _macs: dict[str, tuple[str, object]] = field(default_factory=dict)
+    """The last state of each Mac, and what it measured."""
 
     async def run(self) -> None:
         """Add events forever."""
@@ -27,42 +29,37 @@ class UpdateEvents:
         live = LiveViews(self.views)
         live.update()
         self.views.note_alive()
-        self._remember()
+        self._compare(is_first=True)
         rounds = 0
         while True:
             await self.views.clock.sleep(_PERIOD_S)
             rounds += 1
             self.views.note_alive()
             self._compare()
-            self.views.model.replace_rows(FIGURES, self.views.figures())
+            self.views.model.replace_rows(FIGURES, self.views.page_rows())
             live.update()
             if rounds % _METRICS_EVERY == 0:
-                self.views.traffic.emit("metrics_update", self.views.metrics_update())
+                self.views.traffic.emit("metrics_update", shapes.metrics_update(self.views))
 
-    def _remember(self) -> None:
-        for name, row in self.views.model.rows("macs").items():
-            self._states[name] = str(row["state"])
-            self._metrics[name] = self.views.measured_metrics(name, row)
-
-    def _compare(self) -> None:
-        traffic, rows = self.views.traffic, self.views.model.rows("macs")
-        running: dict[str, int] | None = None
-        for gone in set(self._states) - set(rows):
-            if self._states.pop(gone) != "offline":
-                traffic.emit("worker_offline", {"workerId": gone})
-            self._metrics.pop(gone, None)
+    def _compare(self, *, is_first: bool = False) -> None:
+        """Add an event for each difference; the first time, only remember the Macs."""
+        views, rows = self.views, self.views.model.rows("macs")
+        running = views.running_by_mac()
+        for gone in set(self._macs) - set(rows):
+            status, _ = self._macs.pop(gone)
+            if status != "offline":
+                views.traffic.emit("worker_offline", {"workerId": gone})
         for name, row in rows.items():
-            was_online = self._states.get(name, "offline") != "offline"
-            is_online = row["state"] != "offline"
-            if is_online and not was_online:
+            old_status, old_measured = self._macs.get(name, ("offline", None))
+            metrics = shapes.worker_metrics(views.worker(name, row, running.get(name, 0)))
+            status, measured = str(row["state"]), [metrics[field] for field in _MEASURED]
+            self._macs[name] = (status, measured)
+            if is_first:
+                continue
+            if status != "offline" and old_status == "offline":
                 details = {key: row[key] for key in ("hostname", "chip", "memoryBytes")}
-                traffic.emit("worker_online", {"workerId": name, **details})
-            elif was_online and not is_online:
-                traffic.emit("worker_offline", {"workerId": name})
-            measured = self.views.measured_metrics(name, row)
-            if is_online and measured != self._metrics.get(name):
-                if running is None:
-                    running = self.views.running_by_mac()
-                metrics = self.views.worker_metrics(name, row, running.get(name, 0))
-                traffic.emit("worker_update", {"workerId": name, "metrics": metrics})
-            self._states[name], self._metrics[name] = str(row["state"]), measured
+                views.traffic.emit("worker_online", {"workerId": name, **details})
+            elif status == "offline" and old_status != "offline":
+                views.traffic.emit("worker_offline", {"workerId": name})
+            if status != "offline" and measured != old_measured:
+                views.traffic.emit("worker_update", {"workerId": name, "metrics": metrics})

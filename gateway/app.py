@@ -18,11 +18,12 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from compat import routes as compat
 from gateway import errors
 from gateway.admin import gateway_log, recorder_routes
-from gateway.admin import routes as admin
 from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext, endpoints_of
+from gateway.admin.fleet_facts import GatewayFacts
 from gateway.admin.in_flight import InFlightSource, endpoint_of
 from gateway.admin.model_facts import read_facts
 from gateway.admin.openapi_routes import make_openapi_router
@@ -118,8 +119,8 @@ def make_app(
         clock=context.clock,
     ).add_to(app)
     batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
-    app.include_router(admin.make_admin_router(context))
-    app.include_router(admin_routes.make_model_router(context))
+    app.include_router(compat.make_router(GatewayFacts(context)))
+    app.include_router(admin_routes.make_admin_router(context))
     app.include_router(recorder_routes.make_feed_router(context, requests))
     app.include_router(make_requests_router(context, requests))
     app.include_router(gateway_log.make_log_router(context.log))

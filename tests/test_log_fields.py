@@ -19,6 +19,7 @@ PACKAGES = (
         "models",
         "identity",
         "manifests",
+        "compat",
         "reconciler",
         "nodeagent",
     ),

@@ -22,11 +22,11 @@ from dashboard.history.queries import (
 )
 from dashboard.history.records import COLUMNS, metrics_of
 from dashboard.traffic import Traffic
-from gateway.admin.query_words import parse_outcomes
 from insight.conditions import Row
 from machinery.clock import Clock
 from schemas import duration as durations
 from schemas.wire.errors import invalid
+from schemas.wire.metrics import parse_outcomes
 
 _DEFAULT_POINTS: Final = 360
 _MOST_REQUESTS: Final = 1000

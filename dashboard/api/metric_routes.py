@@ -10,10 +10,10 @@ from fastapi import APIRouter, Response
 
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.routes import json_response
+from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import FleetModel
 from dashboard.history.writer import HistoryWriter
 from dashboard.objectives import ObjectiveMonitor, state_row
-from dashboard.seed_views import SeedViews
 from insight.fleet_metrics import FleetMetrics, scrape_targets
 from machinery.prometheus import BuildInfo, Gauge, MetricFamily, render
 from store.metrics import StoreMetrics
@@ -29,7 +29,7 @@ class MetricRoutes:
 
     model: FleetModel
     slots: StreamSlots
-    views: SeedViews
+    views: FleetFigures
     history: HistoryWriter | None
     objectives: ObjectiveMonitor
     store_metrics: StoreMetrics

@@ -20,10 +20,10 @@ from dashboard.api.event_stream import (
 from dashboard.api.past import PastReader
 from dashboard.api.time_parameters import show_time
 from dashboard.auth import Visitor
+from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import LIVE_VIEWS, FleetModel
 from dashboard.history.moments import Moment
 from dashboard.history.writer import HistoryWriter
-from dashboard.seed_views import SeedViews
 from dashboard.subscription import (
     MOST_SELECTIONS,
     Selection,
@@ -53,7 +53,7 @@ class StateRoutes:
 
     model: FleetModel
     slots: StreamSlots
-    figures: SeedViews
+    figures: FleetFigures
     history: HistoryWriter | None
     past: PastReader
 
@@ -86,7 +86,7 @@ class StateRoutes:
             "epoch": self.model.epoch,
             **StoreView(caches.staleness_s(), caches.refusal).fields(),
             "worldSize": macs["online"] if isinstance(macs, dict) else 0,
-            "queueDepth": self.figures.queue()["queueDepth"],
+            "queueDepth": sum(self.figures.waiting().values()),
             "summary": summary or None,
             "streams": self.slots.count,
             "history": _history(self.history),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -30,9 +31,6 @@ _FRESH_S = 5.0
 # Decoding this many takes about 3 ms; requests to models are served in between.
 _DECODED_AT_ONCE = 20
 _LONGEST_S = 3.0
-DAY_S = 24 * 3600.0
-RECENT_S = 60.0
-"""Window of current rates: long enough to be steady, short enough to follow changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +167,10 @@ class AdminContext:
         """Return the seconds since the gateway started."""
         return max(0.0, self.clock.now().timestamp() - self.recorder.since_s)
 
-    def waiting(self) -> int:
-        """Return the number of requests that wait for a slot or a replica."""
-        return sum(self.model_states.waiting().values()) + sum(self.activator.waiting().values())
+    def waiting(self) -> dict[str, int]:
+        """Return the number of requests that wait for a slot or a replica, by model."""
+        models = Counter(self.model_states.waiting()) + Counter(self.activator.waiting())
+        return dict(sorted(models.items()))
 
 
 def endpoints_of(model: ServedModel) -> Iterator[tuple[EngineEndpoint, bool]]:
@@ -182,3 +181,14 @@ def endpoints_of(model: ServedModel) -> Iterator[tuple[EngineEndpoint, bool]]:
             yield endpoint, True
         for endpoint in backend.orphans:
             yield endpoint, False
+
+
+def queue_counts(context: AdminContext) -> dict[str, object]:
+    """Return the waiting requests by model, and those at engines by deployment."""
+    waiting, running = context.waiting(), context.load_tracker.by_deployment()
+    return {
+        "queueDepth": sum(waiting.values()),
+        "active": context.load_tracker.total(),
+        "waitingByModel": waiting,
+        "activeByDeployment": {name: count for name, count in sorted(running.items()) if count},
+    }

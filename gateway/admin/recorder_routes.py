@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from gateway.admin import dashboard, in_flight
-from gateway.admin.admin_context import AdminContext
+from gateway.admin import in_flight
+from gateway.admin.admin_context import AdminContext, queue_counts
 from gateway.admin.in_flight import InFlightSource
 from gateway.telemetry.request_journal import render_entries, rows_json
 from identity.names import Role
@@ -62,7 +62,7 @@ class FeedRoute:
             "lost": page.lost or 0,
             "requests": rows_json(render_entries(page.entries, context.id)),
             "running": rows_json(described),
-            **dashboard.queue(context),
+            **queue_counts(context),
         }
         return Response(orjson.dumps(body), media_type="application/json")
 

@@ -5,6 +5,8 @@ A metric that only Prometheus reads is named where it is exported.
 
 from typing import Final, Literal, TypeAlias, get_args
 
+from schemas.wire.errors import invalid
+
 # Exported by gateways; read by the reconciler for autoscaling and canary analysis, and by `fleetctl top`.
 DEPLOYMENT_IN_FLIGHT: Final = "fleet_gateway_deployment_in_flight"
 DEPLOYMENT_WAITING: Final = "fleet_gateway_deployment_waiting"
@@ -37,6 +39,28 @@ interrupted: a stream broke off. client_gone: the client disconnected first. can
 """
 REQUEST_ERRORS: Final = frozenset({"unavailable", "failed", "interrupted"})
 """The outcomes that the client did not cause."""
+_OUTCOME_GROUPS: Final = {
+    "success": ("ok",),
+    "error": ("unavailable", "failed", "interrupted"),
+    "cancelled": ("client_gone", "cancelled"),
+}
+
+
+def parse_outcomes(text: str) -> frozenset[str]:
+    """Return the outcomes and groups of outcomes in a query, separated by commas; none for an empty text.
+
+    Raises:
+        RefusedError: a word is unknown.
+
+    """
+    outcomes: set[str] = set()
+    for word in filter(None, text.split(",")):
+        if word not in _OUTCOME_GROUPS and word not in REQUEST_OUTCOMES:
+            known = ", ".join(dict.fromkeys([*_OUTCOME_GROUPS, *REQUEST_OUTCOMES]))
+            raise invalid(f"No request ends as '{word[:50]}'; they end as {known}.", "status")
+        outcomes.update(_OUTCOME_GROUPS.get(word, (word,)))
+    return frozenset(outcomes)
+
 
 # Buckets of durations and lengths, equal at engines and gateways: quantiles of the two can be compared.
 # OpenTelemetry's GenAI conventions (gen_ai.server.time_to_first_token, .time_per_output_token, .request.duration and

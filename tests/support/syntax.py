@@ -9,7 +9,7 @@ from pathlib import Path
 # The packages that a fleet runs.
 PRODUCTION = (
     "schemas", "machinery", "store", "identity", "models", "manifests",
-    "reconciler", "nodeagent", "engine", "gateway", "insight", "dashboard", "fleetctl",
+    "compat", "reconciler", "nodeagent", "engine", "gateway", "insight", "dashboard", "fleetctl",
 )  # fmt: skip
 
 # Fields of a statement that hold statements.

@@ -1,31 +1,45 @@
 """`/ws/dashboard`: six events of the fleet as JSON text messages, `{"type": ..., "data": {...}, "timestamp": ms}`."""
 
 import asyncio
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
-from dashboard.seed_views import SeedViews
-from dashboard.traffic import milliseconds
+from compat.shapes import request_status
+from machinery.clock import Clock
 
-EVENTS: Final = (
-    "worker_online",
-    "worker_offline",
-    "worker_update",
-    "request_started",
-    "request_completed",
-    "metrics_update",
-)
 _MAX_SOCKETS: Final = 256
 _TRY_LATER: Final = 1013
+
+
+class Event(Protocol):
+    """One event: `worker_online`, `worker_offline`, `worker_update`, `request_started` and so on."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def data(self) -> Mapping[str, object]: ...
+
+
+class EventSource(Protocol):
+    """The events of a process, which are numbered."""
+
+    @property
+    def place(self) -> int: ...
+
+    def events_since(self, place: int) -> tuple[Sequence[Event], int]: ...
+
+    async def wait_beyond(self, place: int) -> None: ...
 
 
 class EventSocket:
     """Handler of the WebSocket. Each connection keeps its own place in the events; a slow one misses the oldest."""
 
-    def __init__(self, views: SeedViews) -> None:
-        self._views = views
+    def __init__(self, source: EventSource, clock: Clock) -> None:
+        self._source, self._clock = source, clock
         self._open = 0
 
     def add_to(self, router: APIRouter) -> None:
@@ -48,16 +62,18 @@ class EventSocket:
             self._open -= 1
 
     async def _send_all(self, socket: WebSocket) -> None:
-        traffic, clock = self._views.traffic, self._views.clock
-        place = traffic.place
+        place = self._source.place
         while True:
-            await traffic.wait_beyond(place)
-            events, place = traffic.events_since(place)
+            await self._source.wait_beyond(place)
+            events, place = self._source.events_since(place)
             for event in events:
+                data = dict(event.data)
+                if event.name == "request_completed":
+                    data["status"] = request_status(str(data["status"]))
                 body = {
                     "type": event.name,
-                    "data": event.data,
-                    "timestamp": milliseconds(clock.now()),
+                    "data": data,
+                    "timestamp": int(self._clock.now().timestamp() * 1000),
                 }
                 await socket.send_text(orjson.dumps(body).decode())
 

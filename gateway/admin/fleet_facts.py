@@ -1,0 +1,190 @@
+"""Facts of one gateway about the fleet and its requests, for `compat.routes`.
+
+A gateway sees requests and leases. Values that only a Mac itself can measure (CPU and GPU load,
+memory in use, uptime) are null; docs/operations/gateway.md lists them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from compat.shapes import Worker
+from gateway.admin.admin_context import AdminContext, NodeList, endpoints_of, queue_counts
+from gateway.routing.table import EndpointHealth, EngineEndpoint
+from gateway.telemetry.request_journal import render_entries
+from gateway.telemetry.time_series import SERIES_METRICS, IntervalSums
+from schemas.wire.engine_address import EngineAddress
+from schemas.wire.requests import EndedRequest
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInputs:
+    """Input of the list of Macs."""
+
+    nodes: NodeList
+    endpoints: Mapping[EngineEndpoint, bool]
+    """Endpoints, and whether they are leased."""
+    names: Mapping[str, AbstractSet[str]]
+    """Names of the models that each replica serves."""
+    health: EndpointHealth
+    served: Mapping[str, tuple[int, float]]
+    """Requests since the gateway started and their total duration in seconds, by replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFacts:
+    """The facts of one gateway."""
+
+    context: AdminContext
+    figures = SERIES_METRICS
+
+    def uptime_s(self) -> float:
+        """Return the seconds since the gateway started."""
+        return self.context.uptime_s()
+
+    async def workers(self) -> list[Worker]:
+        """Return every Mac, by name."""
+        context = self.context
+        endpoints: dict[EngineEndpoint, bool] = {}
+        names: dict[str, set[str]] = {}
+        for model in context.fleet_state.table_cache.table.models.values():
+            for endpoint, is_leased in endpoints_of(model):
+                endpoints[endpoint] = is_leased
+                names.setdefault(endpoint.replica, set()).add(model.name)
+        inputs = WorkerInputs(
+            nodes=await context.nodes.nodes(),
+            endpoints=endpoints,
+            names=names,
+            health=context.load_tracker.health(context.clock.monotonic()),
+            served=context.recorder.metrics.served.by_replica(),
+        )
+        return list_workers(inputs)
+
+    def over(self, seconds: float) -> IntervalSums:
+        """Return the sums over the last seconds."""
+        return self.context.over(seconds)
+
+    def points(self, seconds: int, most: int) -> Iterable[tuple[int, IntervalSums | None]]:
+        """Yield the begin and the sums of each interval; None before the gateway's start."""
+        recorder, now_s = self.context.recorder, self.context.clock.now().timestamp()
+        for at_s, sums in recorder.series.points(now_s, seconds, most):
+            yield at_s, sums.since(at_s, recorder.since_s)
+
+    def fastest(self) -> float:
+        """Return the most tokens per second in the last day."""
+        return self.context.recorder.series.fastest(self.context.clock.now().timestamp())
+
+    def ended(
+        self, limit: int, outcomes: frozenset[str], model: str = "", node: str = ""
+    ) -> list[EndedRequest]:
+        """Return the last requests, newest first."""
+        journal = self.context.recorder.journal
+        entries = journal.last(limit, outcomes=outcomes, model=model, node=node)
+        return render_entries(entries, self.context.id)
+
+    def ready_models(self) -> list[str]:
+        """Return the names of the models that have a ready replica."""
+        models = self.context.fleet_state.table_cache.table.models.values()
+        return sorted(model.name for model in models if model.ready())
+
+    def active(self) -> int:
+        """Return the number of requests at engines."""
+        return self.context.load_tracker.total()
+
+    def waiting(self) -> dict[str, int]:
+        """Return the number of waiting requests by model."""
+        return self.context.waiting()
+
+    def queue_details(self) -> Json:
+        """Return the requests at engines by deployment."""
+        return {"activeByDeployment": queue_counts(self.context)["activeByDeployment"]}
+
+    def cluster_details(self, workers: Sequence[Worker]) -> Json:
+        """Return the health of the fleet, the source and age of the state, and the endpoints."""
+        table_cache = self.context.fleet_state.table_cache
+        staleness_s = table_cache.staleness_s()
+        is_well = all(mac.status == "online" for mac in workers) and not table_cache.is_stale
+        health = "healthy" if is_well else "degraded"
+        return {
+            "status": health if table_cache.is_synced else "unknown",
+            "store": {
+                "source": table_cache.source,
+                "isStale": table_cache.is_stale,
+                "stalenessSeconds": None if staleness_s is None else round(staleness_s, 3),
+            },
+            "endpoints": table_cache.table.endpoints,
+            "endpointsKept": table_cache.table.kept,
+        }
+
+
+def list_workers(inputs: WorkerInputs) -> list[Worker]:
+    """Return all Macs that have a report, a lease or an endpoint, by name."""
+    by_node: dict[str, list[EngineEndpoint]] = {name: [] for name in inputs.nodes.statuses}
+    for name in inputs.nodes.alive:
+        by_node.setdefault(name, [])
+    for endpoint in inputs.endpoints:
+        by_node.setdefault(endpoint.node, []).append(endpoint)
+    return [_worker(name, by_node[name], inputs) for name in sorted(by_node)]
+
+
+def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs) -> Worker:
+    report, health = inputs.nodes.statuses.get(name), inputs.health
+    status, why = _status(name, endpoints_here, inputs)
+    served = [inputs.served.get(endpoint.replica, (0, 0.0)) for endpoint in endpoints_here]
+    replicas = [inputs.names.get(endpoint.replica, frozenset()) for endpoint in endpoints_here]
+    # The engines' host, if there is one: they may listen on sockets.
+    host = endpoints_here[0].origin.host or None if endpoints_here else None
+    return Worker(
+        name=name,
+        status=status,
+        report=report,
+        hostname=None if report is None else report.hostname,
+        address=host if report is None else report.address,
+        models=sorted(set[str]().union(*replicas)),
+        active=sum(_active(endpoint.origin, health) for endpoint in endpoints_here),
+        handled=sum(requests for requests, _ in served),
+        whole_s=sum(seconds for _, seconds in served),
+        details={
+            "statusReason": why or None,
+            "endpoints": [
+                {
+                    "replica": endpoint.replica,
+                    "deployment": endpoint.deployment,
+                    "url": endpoint.origin.url,
+                    "site": endpoint.site or None,
+                    "hasLease": inputs.endpoints[endpoint],
+                    "isEjected": endpoint.origin in health.ejected,
+                    "activeRequests": _active(endpoint.origin, health),
+                    "concurrency": endpoint.concurrency,
+                }
+                for endpoint in sorted(endpoints_here, key=lambda endpoint: endpoint.replica)
+            ],
+        },
+    )
+
+
+def _status(
+    name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs
+) -> tuple[str, str]:
+    if inputs.nodes.error and name not in inputs.nodes.alive:
+        # The agent's lease is unknown, so the leases of its engines decide.
+        is_there = any(inputs.endpoints[endpoint] for endpoint in endpoints_here)
+    else:
+        is_there = name in inputs.nodes.alive
+    failing = [
+        endpoint.replica for endpoint in endpoints_here if endpoint.origin in inputs.health.ejected
+    ]
+    if not is_there:
+        if not endpoints_here:
+            return "offline", "its agent does not renew its lease"
+        return "degraded", "its agent does not renew its lease; its engines may still answer"
+    if failing:
+        return "degraded", f"failed requests a moment ago: {', '.join(sorted(failing))}"
+    return "online", ""
+
+
+def _active(origin: EngineAddress, health: EndpointHealth) -> int:
+    """Return the requests at an engine: this gateway's, and those that the engine reported of others."""
+    return health.in_flight.get(origin, 0) + round(health.others_in_flight.get(origin, 0.0))
