@@ -8,6 +8,7 @@ import platformdirs
 
 from engine.config import EngineConfig, GroupConfig
 from schemas.sampling import Sampling
+from schemas.wire.body_limits import MOST_LIMIT
 from schemas.wire.engine_flags import EngineFlags
 from schemas.wire.exit_codes import ExitCode
 
@@ -15,7 +16,6 @@ _T = TypeVar("_T")
 
 _DRAIN_TIMEOUT_S = 30.0
 _JOIN_TIMEOUT_S = 120.0
-_MAX_BODY_BYTES = 8 << 20
 _DRAFT_TOKENS = 3
 _INPUT_LIMIT_S = 2.0
 # Requests in the queue for each that runs.
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         concurrency=flags.concurrency,
         queue_limit=_or(flags.queue_limit, _QUEUED_PER_RUNNING * flags.concurrency),
         drain_timeout_s=_or(flags.drain_timeout_s, _DRAIN_TIMEOUT_S),
-        max_body_bytes=_or(flags.max_body_bytes, _MAX_BODY_BYTES),
+        max_body_bytes=_or(flags.max_body_bytes, MOST_LIMIT),
         input_limit_s=_or(flags.input_limit_s, _INPUT_LIMIT_S),
         blas_cache=flags.blas_cache or platformdirs.user_cache_path("mlx-fleet") / "blas",
         sampling=flags.sampling or Sampling(),

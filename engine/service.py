@@ -24,7 +24,7 @@ from engine.jobs import EmbedJob, Job, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
 from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
-from engine.openai import embeddings, limits
+from engine.openai import embeddings
 from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import GenerationRequest
@@ -36,6 +36,7 @@ from engine.worker import LoopListener, Worker
 from machinery.clock import Clock
 from models import fingerprint, footprint
 from models.model_files import ModelUnusableError
+from schemas.wire.body_limits import image_bytes
 from schemas.wire.exit_codes import ExitCode
 
 # A thread that takes longer is stuck in the driver and will not end by itself.
@@ -81,7 +82,7 @@ class Service:
         self.prompts = PromptHistory()
         self._entropy = entropy
         self._worker = Worker(config=config, gauges=self.gauges, clock=clock)
-        images = 0 if config.vision is None else limits.image_bytes(config.vision)
+        images = 0 if config.vision is None else image_bytes(config.vision)
         self._bodies = ByteBudget(_BODIES * config.max_body_bytes + images)
         self.metrics = EngineMetrics(
             MetricSources(

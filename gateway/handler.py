@@ -5,7 +5,6 @@ it must wait, for a slot, a replica or another engine.
 """
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from gateway import errors
 from gateway.apis.adapter import ApiAdapter, ModelMissingError, ResponseTranslator
-from gateway.apis.openai import find_model_name, with_model
+from gateway.apis.openai import with_model
 from gateway.auth.access_control import AccessControl
 from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import EngineStream, StreamReceiver
@@ -22,6 +21,7 @@ from gateway.forwarding.mirror import Mirror
 from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http import idempotency
 from gateway.http.handler_options import HandlerOptions
+from gateway.http.head_check import HeadCheck, check_model_body
 from gateway.http.idempotency import IdempotencyTable
 from gateway.http.request_context import (
     HeadReader,
@@ -30,19 +30,17 @@ from gateway.http.request_context import (
     header_lines,
     outcome_of,
 )
-from gateway.request import HttpRequest, InferenceRequest
+from gateway.request import InferenceRequest
 from gateway.routing.default_model import choose_default
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.call import BrokenResponseError, Headers
 from gateway.upstream.connection import list_lines
-from machinery.http_server import REQUEST_ID
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import (
     CANCELLED_STATUS,
     Refusal,
     RefusedError,
-    body_too_large,
     cancelled,
 )
 from schemas.wire.streams import WAITING
@@ -83,10 +81,7 @@ class InferenceHandler(RequestHandler):
         self.body_memory = options.body_memory
         self.connections = options.connections
         self.hosts = options.hosts
-        self._origins = options.origins
-        self._allowed_host = b""
-        """The last `Host` that was allowed."""
-        self._id_prefix = options.id_prefix.encode()
+        self._head_check = HeadCheck(access, forwarder.table_cache, options)
         self._default_model = options.default_model
         self._store_wait_s, self._store_wait_limit = options.store_wait_s, options.store_wait_limit
         self._awaits_store = True
@@ -95,7 +90,6 @@ class InferenceHandler(RequestHandler):
         self.mirror = Mirror(forwarder, with_model, options.draw, options.count_mirrored)
         self.is_stopping = False
         self.linger_s = IDLE_LINGER_S
-        self._count = itertools.count(1)
         self.common_headers: Headers = []
         self.common_lines = b""
         self._contexts: set[RequestContext] = set()
@@ -110,51 +104,7 @@ class InferenceHandler(RequestHandler):
 
     @override
     def check_head(self, context: RequestContext) -> Refusal | None:
-        http_request, access = context.http_request, self._access
-        fields = http_request.fields
-        id_ = fields.get(_REQUEST_ID)
-        if not id_ or not REQUEST_ID.fullmatch(id_):
-            id_ = b"%b-%x" % (self._id_prefix, next(self._count))
-        http_request.request_id = id_
-        if fields.get(b"host", b"") != self._allowed_host or b"origin" in fields:
-            refusal = self._source_refusal(context)
-            if refusal is not None:
-                return refusal
-        try:
-            principal = access.identify(http_request.headers, fields)
-        except RefusedError as error:
-            return error.refusal
-        if principal is not None:
-            context.principal, context.limiter = principal, principal.limiter
-        elif access.anonymous is not None:
-            peer = context.response.transport.get_extra_info("peername")
-            context.limiter = access.anonymous.of(peer[0] if isinstance(peer, tuple) else "")
-        context.is_identified = True
-        if b"content-encoding" in fields or not 0 < http_request.length <= self.max_body:
-            return self._body_refusal(http_request)
-        return None
-
-    def _source_refusal(self, context: RequestContext) -> Refusal | None:
-        """Return the refusal of a request by its host or its web page; None if both are allowed."""
-        fields = context.http_request.fields
-        host, origin = fields.get(b"host", b""), fields.get(b"origin")
-        if origin:
-            context.response.common += header_lines(self._origins.headers(origin))
-        if not self.hosts.allows(host):
-            return errors.wrong_host(host.decode("latin-1"))
-        self._allowed_host = host
-        if origin and not self._origins.allows(origin):
-            return errors.wrong_origin(origin.decode("latin-1"))
-        return None
-
-    def _body_refusal(self, http_request: HttpRequest) -> Refusal | None:
-        """Return the refusal of a body by what its headers say; None if it may be read."""
-        fields = http_request.fields
-        coding = fields.get(b"content-encoding")
-        if coding and coding.lower() != b"identity":
-            return errors.compressed(coding.decode("latin-1"))
-        length = int(fields.get(b"content-length", b"0"))
-        return body_too_large(self.max_body).refusal if length > self.max_body else None
+        return self._head_check.check(context)
 
     @override
     def start(self, context: RequestContext) -> None:
@@ -190,6 +140,8 @@ class InferenceHandler(RequestHandler):
         adapter, http_request = context.adapter, context.http_request
         if context.began_s > self._staleness.fresh_until_s and not context.extra_headers:
             context.extra_headers = (_STALE,)
+        if len(http_request.body) > self._head_check.usual_body:
+            self._check_large_body(context)
         try:
             request, context.translator = adapter.read(http_request)
         except ModelMissingError:
@@ -200,6 +152,14 @@ class InferenceHandler(RequestHandler):
         self._forwarder.start(request, context.retry_state, context, context.began_s)
         if context.mirrored is not None:
             self.mirror.offer(request, context.mirrored)
+
+    def _check_large_body(self, context: RequestContext) -> None:
+        """Check key and size before a large body is translated. Raises RefusedError."""
+        name = context.adapter.find_model(context.http_request.body)
+        model = self._forwarder.table_cache.table.models.get(name)
+        if model is not None:
+            self._allow(context, name)
+            check_model_body(context, model)
 
     def _is_unsynced(self) -> bool:
         """Return whether there is no routing table since the start. Raises RefusedError: too many wait for it."""
@@ -348,15 +308,20 @@ class InferenceHandler(RequestHandler):
         http_request = context.http_request
         http_request.body = with_model(http_request.body, name)
 
+    def _allow(self, context: RequestContext, name: str) -> None:
+        """Check that the key may use the model. Raises RefusedError."""
+        principal = context.principal
+        if principal is not None and not principal.may_ask_for(name):
+            self._access.refund(context.limiters)
+            self._show_rates(context, context.limiters)
+            self._access.allow(principal, name)
+
     def _admit_model(self, context: RequestContext, request: InferenceRequest) -> None:
         """Check that the key may use the model, count the request under the model's limits, and salt its cache."""
         principal, name, table_cache = context.principal, request.model, self._forwarder.table_cache
         served = table_cache.table.models.get(name)
         if principal is not None and principal.models:
-            if not principal.may_ask_for(name):
-                self._access.refund(context.limiters)
-                self._show_rates(context, context.limiters)
-            self._access.allow(principal, name)
+            self._allow(context, name)
             if served is None and table_cache.is_synced:
                 raise self._access.unknown_model(principal, table_cache.table, name)
         if served is not None:
@@ -396,7 +361,7 @@ class InferenceHandler(RequestHandler):
     def _record_model(self, context: RequestContext) -> None:
         """Record the model of a refused body, if it exists and the key's limits allowed the request."""
         if context.request is None and context.is_admitted:
-            name = find_model_name(context.http_request.body)
+            name = context.adapter.find_model(context.http_request.body)
             if name in self._forwarder.table_cache.table.models:
                 context.model = name
 

@@ -33,7 +33,6 @@ from engine.cache.interface import BLOCK_TOKENS
 from engine.lifecycle import EngineState
 from engine.openai import (
     embeddings,
-    limits,
     request_body,
     responses,
     similarity,
@@ -50,6 +49,7 @@ from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
 from schemas.wire import headers, recent_prompts, vllm_metrics
 from schemas.wire import in_flight as in_flight_wire
+from schemas.wire.body_limits import body_limit
 from schemas.wire.errors import Refusal, RefusedError
 
 # Schemas of this size take some 10 ms.
@@ -257,11 +257,9 @@ class GenerationRoutes:
         self.service.admission.check_room()
         options = web.read_options(request.headers)
         config = self.service.config
-        limit = limits.body_bytes(
-            config.context_length, prompts=prompts, most=config.max_body_bytes
+        limit = body_limit(
+            config.context_length, config.vision, prompts=prompts, most=config.max_body_bytes
         )
-        if config.vision is not None:
-            limit += limits.image_bytes(config.vision)
         body = await web.read_body(request, limit, self.service.claim_body())
         # Not before: a client that sends its body slowly must not hold a place.
         self.service.arrive()

@@ -5,26 +5,13 @@ from collections.abc import Iterable, Sequence
 from engine.memory.budget import MemoryBudget
 from engine.openai import prompts
 from engine.openai.request_body import GenerationRequest
-from schemas.vision import Vision
 from schemas.wire import errors
 from schemas.wire.errors import RefusedError
 
-# Room for options, tools and schemas, and for the text of each token: most stand for 4 bytes, and few for 64.
-_BODY_BYTES, _BODY_BYTES_PER_TOKEN = 1 << 20, 64
 # OpenAI's default for completions. The default of a chat is the rest of the context.
 _COMPLETION_MAX_TOKENS = 16
 # Prompt tokens of one request whose log probabilities are reported: with five alternatives each takes up to 1 kB.
 _SCORED_PROMPT_TOKENS = 32_768
-
-
-def body_bytes(context_length: int, *, prompts: int, most: int) -> int:
-    """Return the largest useful request body in bytes: that of `prompts` prompts which fill the context, at most `most`."""
-    return min(most, _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length * prompts)
-
-
-def image_bytes(vision: Vision) -> int:
-    """Return the bytes of a request's images in its body: base64 has four characters for three bytes."""
-    return vision.max_images * (vision.max_image_bytes * 4 // 3 + 128)
 
 
 def check_bias(request: GenerationRequest, vocab_size: int) -> None:

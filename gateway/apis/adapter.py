@@ -32,6 +32,13 @@ NO_MODEL = Refusal(
 )
 
 
+class _ModelName(msgspec.Struct):
+    model: str = ""
+
+
+_MODEL_NAME = msgspec.json.Decoder(_ModelName)
+
+
 class ModelMissingError(RefusedError):
     """A request that is valid but for the name of a model, which the gateway's default replaces."""
 
@@ -70,6 +77,13 @@ class ApiAdapter(Protocol):
     def error_translator(self) -> ResponseTranslator | None:
         """Return the translator of refusals before the request is parsed; None for OpenAI's format."""
         ...
+
+    def find_model(self, body: bytes) -> str:
+        """Return the model in a body that may be invalid otherwise; empty if there is none."""
+        try:
+            return _MODEL_NAME.decode(body).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ""
 
     def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
         """Return the inference request, and the translator of its response; None passes it through.

@@ -78,10 +78,6 @@ class _RoutingFields(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-class _ModelName(msgspec.Struct):
-    model: str = ""
-
-
 class _Conversation(msgspec.Struct):
     id: str = ""
 
@@ -89,7 +85,6 @@ class _Conversation(msgspec.Struct):
 _decode = msgspec.json.Decoder(_RoutingFields).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _CONVERSATION = msgspec.json.Decoder(str | _Conversation)
-_MODEL_NAME = msgspec.json.Decoder(_ModelName)
 
 
 class OpenAiAdapter(ApiAdapter):
@@ -181,14 +176,6 @@ def with_model(body: bytes, name: str) -> bytes:
 
     """
     return msgspec.json.encode({**decode_members(body), "model": name})
-
-
-def find_model_name(body: bytes) -> str:
-    """Return the model in a body that may be invalid otherwise; empty if there is none."""
-    try:
-        return _MODEL_NAME.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
 
 
 def _session(head: _RoutingFields, http_request: HttpRequest) -> str:

@@ -15,6 +15,7 @@ from gateway.http.request_context import (
     ResponseWriter,
 )
 from gateway.request import HttpRequest
+from schemas.wire.errors import RefusedError
 
 
 class _NoTransport(asyncio.Transport):
@@ -82,7 +83,12 @@ class InternalRequest:
 def start(
     handler: RequestHandler, principal: Principal | None, path: str, body: bytes, request_id: str
 ) -> InternalRequest:
-    """Begin a request in the name of an API key; None where keys are not required."""
+    """Begin a request in the name of an API key; None where keys are not required.
+
+    Raises:
+        RefusedError: there is no memory for its body.
+
+    """
     done = asyncio.get_running_loop().create_future()
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     http_request = HttpRequest(
@@ -99,6 +105,9 @@ def start(
     context.is_current, context.more_body, context.is_identified = True, False, True
     context.principal = principal
     context.limiter = None if principal is None else principal.limiter
+    refusal = context.hold(len(body), is_complete=True)
+    if refusal is not None:
+        raise RefusedError(refusal)
     context.began_s = handler.clock.monotonic()
     handler.start(context)
     return InternalRequest(context, response, done, handler)

@@ -37,6 +37,7 @@ from gateway.state.table_cache import TableCache
 from machinery import files
 from machinery.backoff import Backoff
 from machinery.clock import Clock
+from schemas.wire.errors import RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -282,11 +283,14 @@ class BatchRunner:
             # The request runs again once the disk has room.
             log.warning("cannot write a result of a batch", extra={"why": str(error)})
             self._yielded_until_s[line.model] = self._clock.monotonic() + _BACKOFF.limit_s
+        except RefusedError:
+            # The bodies of clients come first; the request runs once they leave memory for its own.
+            self._yielded_until_s[line.model] = self._clock.monotonic() + _YIELD_S
         finally:
             self._runs.pop(at, None)
 
     async def _answer(self, batch: StoredBatch, line: BatchLine) -> tuple[int, bytes, str]:
-        """Return status, body and request id of the answer to a line."""
+        """Return status, body and request id of the answer to a line. Raises RefusedError: no memory for its body."""
         principal: Principal | None = None
         try:
             body = await asyncio.to_thread(_body_of, self.store, batch, line)

@@ -263,8 +263,8 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             super().on_body(body)
         elif not self.ignores_input:
             self.is_in_trailer, self.head_bytes = False, 0
-            if latest.add_body(body) > self._handler.max_body:
-                self.refuse(body_too_large(self._handler.max_body).refusal)
+            if latest.add_body(body) > latest.body_limit:
+                self.refuse(body_too_large(latest.body_limit).refusal)
 
     @override
     def on_partial_body(self) -> None:

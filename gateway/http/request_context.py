@@ -30,6 +30,7 @@ from machinery.clock import NEVER, Clock
 from machinery.connection_limits import ConnectionLimiter
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire import headers
+from schemas.wire.body_limits import LEAST_LIMIT
 from schemas.wire.errors import CANCELLED_STATUS, Refusal
 
 Header: TypeAlias = tuple[bytes, bytes]
@@ -326,6 +327,8 @@ class RequestContext(msgspec.Struct, eq=False):
     adapter: ApiAdapter
     more_body: bool = True
     body: bytes | bytearray = b""
+    body_limit: int = LEAST_LIMIT
+    """Bytes that the body may have, by the head of the request."""
     is_current: bool = False
     """True once all earlier requests on the connection are answered."""
     expects_continue: bool = False

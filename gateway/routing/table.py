@@ -202,6 +202,8 @@ class ServedModel:
     """True if clients with different API keys share cached prompts."""
     context_length: int | None = None
     """Longest prompt plus output that each of its deployments takes, in tokens; None if there is no deployment."""
+    body_limit: int = 0
+    """Largest body of one prompt that any of its deployments takes, in bytes; 0 if that is not known of one of them."""
     has_one_endpoint: bool = False
     """True if there is at most one endpoint."""
     start_s: float = 0.0
@@ -241,6 +243,8 @@ class RoutingTable:
     """All models and endpoints that the gateway knows at one moment."""
 
     models: Mapping[str, ServedModel] = field(default_factory=lambda: MappingProxyType({}))
+    body_limit: int = 0
+    """The largest limit of a model's bodies; 0 if a model's limit is not known."""
     endpoints: int = 0
     """The number of endpoints with a lease."""
     kept: int = 0

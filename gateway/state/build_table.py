@@ -40,6 +40,7 @@ from schemas.records import ExternalKey
 from schemas.replica import Endpoint, EndpointHardware
 from schemas.route import Backend, ModelRoute
 from schemas.routing import Routing
+from schemas.wire.body_limits import body_limit
 from schemas.wire.engine_address import EngineAddress
 from store import keys
 
@@ -202,6 +203,7 @@ class TableBuilder:
         """Return the table as it is now."""
         return RoutingTable(
             models=MappingProxyType(self._models.copy()),
+            body_limit=_largest(model.body_limit for model in self._models.values()),
             endpoints=len(self._inputs.leased),
             kept=sum(map(len, self._orphans.values())),
             refused=len(self._inputs.refused),
@@ -350,6 +352,7 @@ class TableBuilder:
             is_prefix_aware=any(backend.uses_prefixes for backend in some),
             shares_cache=all(self._shares_cache(backend) for backend in some),
             context_length=self._context_length(backends),
+            body_limit=self._body_limit(deployments_of_all),
             has_one_endpoint=len(endpoints) <= 1,
             start_s=max((one.start_s for one in endpoints), default=0.0),
         )
@@ -396,6 +399,15 @@ class TableBuilder:
         lengths = [there[name].spec.context_length for name in names if name in there]
         return min(lengths, default=None)
 
+    def _body_limit(self, names: Iterable[str]) -> int:
+        """Return the limit of the deployment that takes the most; 0 with an external endpoint, whose limit is its own."""
+        there = self._inputs.deployments
+        specs = (there[name].spec if name in there else None for name in names)
+        return _largest(
+            0 if spec is None else body_limit(spec.context_length, spec.model.vision)
+            for spec in specs
+        )
+
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
         there = self._inputs.deployments
         return next((there[one].spec.routing for one in deployments if one in there), Routing())
@@ -404,6 +416,12 @@ class TableBuilder:
         """Return the deployment whose settings `_own_routing` returns."""
         there = self._inputs.deployments
         return next((f"ModelDeployment/{one}" for one in deployments if one in there), "")
+
+
+def _largest(limits: Iterable[int]) -> int:
+    """Return the largest limit; 0 if one is not known."""
+    found = list(limits)
+    return max(found, default=0) if all(found) else 0
 
 
 def _canary_splits(

@@ -125,9 +125,11 @@ def cancelled() -> RefusedError:
     return RefusedError(Refusal(status=CANCELLED_STATUS, message=message, code="request_cancelled"))
 
 
-def body_too_large(limit: int) -> RefusedError:
-    """Return the refusal (413) of a request body over `limit` bytes."""
+def body_too_large(limit: int, model: str = "") -> RefusedError:
+    """Return the refusal (413) of a request body over `limit` bytes, which is the limit of `model` if one is named."""
     message = f"The body is larger than {limit} bytes."
+    if model:
+        message = f"{message} No prompt that fits the context of the model '{model}' is as large."
     return RefusedError(Refusal(status=413, message=message, code="body_too_large"))
 
 

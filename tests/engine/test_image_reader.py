@@ -7,11 +7,12 @@ import orjson
 import pytest
 
 from engine.jobs import ImageInput
-from engine.openai import limits, messages, request_body
+from engine.openai import messages, request_body
 from engine.openai.request_body import Conversation, RequestPolicy
 from engine.vision import image_reader
 from engine.vision.image_reader import ImageRules
 from schemas.vision import Vision
+from schemas.wire.body_limits import image_bytes
 from schemas.wire.errors import RefusedError
 
 RULES = ImageRules(
@@ -140,4 +141,4 @@ def test_images_of_one_size_have_digests_of_their_own() -> None:
 
 
 def test_a_body_has_room_for_the_images_of_a_request() -> None:
-    assert limits.image_bytes(RULES.limits) >= 2 * len(base64.b64encode(bytes(1024)))
+    assert image_bytes(RULES.limits) >= 2 * len(base64.b64encode(bytes(1024)))

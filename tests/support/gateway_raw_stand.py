@@ -112,11 +112,13 @@ async def running_stand(
     files: int = 0,
     key: str = "",
     authority: Authority | None = None,
+    context_length: int = 1 << 17,
 ) -> AsyncIterator[Stand]:
     """Start everything; the model is `m`, with the alias `alias`.
 
     `flags`: further flags of the gateway; `files`: its limit of open files; `key`: an API key of the fleet, which
-    requests need; `authority`: it issues a certificate `gateway` for HTTPS.
+    requests need; `authority`: it issues a certificate `gateway` for HTTPS; `context_length`: of the model, which by default takes
+    bodies of 8 MiB.
     """
     tls = None
     if authority is not None:
@@ -134,7 +136,9 @@ async def running_stand(
         ]
         alias = route("alias", "alias", m=1)
         world = World(transport)
-        await world.put(deployment("m", replicas=2), alias, *endpoints)
+        await world.put(
+            deployment("m", replicas=2, context_length=context_length), alias, *endpoints
+        )
         if key:
             await put_api_key(world, key)
             flags = (*flags, "--auth", "on")

@@ -38,9 +38,14 @@ from tests.support.gateway_fake_engine import FakeEngine
 from tests.support.waiting import until
 
 
-def deployment(name: str, *served: str, replicas: int = 1) -> ModelDeployment:
+def deployment(
+    name: str, *served: str, replicas: int = 1, context_length: int = 4096
+) -> ModelDeployment:
     spec = ModelDeploymentSpec(
-        model=ModelSource(path="/models/m"), served_names=served, replicas=replicas
+        model=ModelSource(path="/models/m"),
+        served_names=served,
+        replicas=replicas,
+        context_length=context_length,
     )
     return ModelDeployment(metadata=ObjectMeta(name=name), spec=spec)
 

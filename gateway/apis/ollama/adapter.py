@@ -40,6 +40,10 @@ class OllamaAdapter(ApiAdapter):
         return OllamaClientErrorTranslator()
 
     @override
+    def find_model(self, body: bytes) -> str:
+        return resolve_name(self._table_cache, super().find_model(body))
+
+    @override
     def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         try:
             return self._read(http_request)

@@ -194,6 +194,46 @@ async def test_clients_come_first(
         assert len(engine.calls) == 2
 
 
+async def test_lines_count_in_the_memory_of_bodies_and_wait_for_it(
+    world: World, tmp_path: Path
+) -> None:
+    held, running_calls = asyncio.Event(), 0
+
+    async def slow(call: Call) -> None:
+        nonlocal running_calls
+        running_calls += 1
+        assert running_calls == 1
+        await held.wait()
+        running_calls -= 1
+        await call.answer(completion("late"))
+
+    limits = GatewayLimits(
+        drain_timeout_s=0.0,
+        state_dir=tmp_path / "state",
+        max_body_bytes=150_000,
+        max_body_memory_bytes=150_000,
+    )
+    async with (
+        running(FakeEngine("m-0", slow)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        memory = gateway.gateway.handler.body_memory
+        body = {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}
+        batch = await begin(client, line("0", body=body), line("1", body=body))
+        await until(lambda: len(engine.calls) == 1, what="the first line")
+        assert memory.used == len(engine.calls[0].body)
+        await asyncio.sleep(1.0)  # several looks of the runner
+        assert len(engine.calls) == 1
+        held.set()
+        done = await ended(client, batch)
+        assert done.request_counts is not None
+        assert done.request_counts.completed == 2
+        assert memory.used == 0
+
+
 async def _has_completed(client: openai.AsyncOpenAI, batch: Batch, number: int) -> bool:
     counts = (await client.batches.retrieve(batch.id)).request_counts
     return counts is not None and counts.completed >= number

@@ -123,6 +123,42 @@ async def test_complete_bodies_are_counted_until_they_are_answered_and_given_bac
     assert keyed.rss() - before < 48 * _MB
 
 
+@pytest.fixture
+async def short(tmp_path: Path) -> AsyncIterator[Stand]:
+    """A gateway of a model with a short context."""
+    async with running_stand(tmp_path, context_length=4096) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/api/chat"])
+async def test_bodies_larger_than_the_models_context_are_neither_kept_nor_translated(
+    short: Stand, path: bytes
+) -> None:
+    limit, before = _MB + 64 * 4096, short.rss()
+    # Neither the whole body nor the model's name has arrived.
+    declared = post(b" " * _LARGE, path=path)
+    async with AsyncExitStack() as stack:
+        answers = await send_all(short, stack, declared[:200_000])
+        assert {one for answer in answers for one in statuses(answer)} == {413}
+        assert await metric(short, "fleet_gateway_body_bytes") == 0
+    chunks = b"".join(
+        b"10000\r\n%b\r\n" % (b" " * (1 << 16)) for _ in range(limit // (1 << 16) + 1)
+    )
+    head = declared.partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
+    assert await short.statuses(head + chunks) == [413]
+    assert short.rss() - before < 40 * _MB
+    # What is no message at all would be refused with 400 if it were read.
+    text = b'{"messages":7,"x":"%b","model":"m%b"}'
+    latest = b":latest" if path == b"/api/chat" else b""
+    size = limit - len(text) + 4 - len(latest)
+    close = b"connection: close"
+    for more, status in ((0, 400), (1, 413)):
+        body = text % (b"x" * (size + more), latest)
+        assert len(body) == limit + more
+        is_passed = path == b"/v1/chat/completions" and status == 400  # the engine reads it
+        assert await short.statuses(post(body, close, path=path)) == [200 if is_passed else status]
+
+
 async def metric(stand: Stand, name: str) -> float:
     text = await stand.say(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     found = re.search(rb"^%b (\S+)$" % re.escape(name.encode()), text, re.MULTILINE)
