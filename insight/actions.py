@@ -8,16 +8,19 @@ await carry_out(transport, prepared)                    # only if the object is 
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from insight import edits, rollouts
+from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import delete as deleting
 from manifests import diff, ownership
-from schemas.deployment import ModelDeployment
+from schemas.deployment import ModelDeployment, Revision
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import FOREGROUND, ApiObject, ObjectKey, ObjectMeta
+from schemas.model_snapshot import pinned
 from schemas.node import Node, NodeStatus, Taint
 from schemas.rollout import CanaryDecision
 from store import codec, keys, objects
@@ -44,11 +47,28 @@ Verb: TypeAlias = Literal[
 ]
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 _SOURCE_VERBS: Final = frozenset({"sync", "suspend", "unsuspend"})
-_NODE_EDITS: Final[Mapping[str, Callable[[Node], Node | None]]] = MappingProxyType(
+_NODE_VERBS: Final = frozenset({"cordon", "uncordon", "drain", "taint", "untaint"})
+
+
+def _edit(
+    manager: str | None, done: str, edit: Callable[[Any], ApiObject | None]
+) -> ObjectEdit[Any]:
+    return ObjectEdit(edit=edit, manager=manager, done=done, unchanged=f"already {done}")
+
+
+EDITS: Final[Mapping[str, ObjectEdit[Any]]] = MappingProxyType(
     {
-        "cordon": edits.as_cordoned,
-        "uncordon": edits.as_uncordoned,
-        "drain": edits.as_draining,
+        "cordon": _edit(edits.CORDON_MANAGER, "cordoned", edits.as_cordoned),
+        "uncordon": _edit(edits.CORDON_MANAGER, "uncordoned", edits.as_uncordoned),
+        "drain": _edit(edits.CORDON_MANAGER, "cordoned", edits.as_draining),
+        "suspend": _edit(
+            edits.SUSPEND_MANAGER, "suspended", partial(edits.with_spec, suspend=True)
+        ),
+        "unsuspend": _edit(
+            edits.SUSPEND_MANAGER, "resumed", partial(edits.with_spec, suspend=False)
+        ),
+        "pause": _edit(ownership.ROLLOUT, "paused", edits.as_paused),
+        "resume": _edit(ownership.ROLLOUT, "resumed", edits.as_resumed),
     }
 )
 
@@ -72,16 +92,12 @@ class Action:
         """The kind of the object."""
         if self.verb in _SOURCE_VERBS:
             return GitSource
-        return Node if self._is_of_node else ModelDeployment
-
-    @property
-    def _is_of_node(self) -> bool:
-        return self.verb in _NODE_EDITS or self.verb in ("taint", "untaint")
+        return Node if self.verb in _NODE_VERBS else ModelDeployment
 
     @property
     def command(self) -> str:
         """The command that does the same."""
-        name, verb = self.name, self.verb
+        name = self.name
         revision = f" --to-revision {self.revision}" if self.revision else ""
         words = {
             "taint": f"taint {name} {self._taint_word}",
@@ -91,9 +107,9 @@ class Action:
             "sync": f"sync gs/{name}",
             "suspend": f"suspend gs/{name}",
             "unsuspend": f"resume gs/{name}",
-            **{one: f"{one} {name}" for one in _NODE_EDITS},
+            **{verb: f"{verb} {name}" for verb in ("cordon", "uncordon", "drain")},
         }
-        return f"fleetctl {words.get(verb, f'rollout {verb} {name}{revision}')}"
+        return f"fleetctl {words.get(self.verb, f'rollout {self.verb} {name}{revision}')}"
 
     @property
     def _taint_word(self) -> str:
@@ -101,8 +117,7 @@ class Action:
             return "KEY=VALUE:EFFECT"
         if self.verb == "untaint":
             return f"{self.taint.key}:{self.taint.effect}-"
-        value = f"={self.taint.value}" if self.taint.value else ""
-        return f"{self.taint.key}{value}:{self.taint.effect}"
+        return edits.taint_text(self.taint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,94 +149,104 @@ async def prepare(transport: Transport, clock: Clock, action: Action) -> Prepare
         StoreError: the store does not answer.
 
     """
+    obj: ApiObject | None
     if action.kind is Node:
-        node = await _read_node(transport, clock, action.name)
-        return _prepared(action, node, *_edited_node(node, action), clock)
-    if action.kind is GitSource:
-        source = await objects.get(transport, GitSource, action.name)
-        if source is None:
-            raise NotFoundError(f"there is no GitSource {action.name}")
-        return _prepared(
-            action, source, _edited_source(source, action), edits.SUSPEND_MANAGER, clock
-        )
-    deployment = await objects.get(transport, ModelDeployment, action.name)
-    if deployment is None:
-        raise NotFoundError(f"there is no ModelDeployment {action.name}")
-    edits.refuse_deleted(deployment)
+        obj = await _read_node(transport, clock, action.name)
+    else:
+        obj = await objects.get(transport, action.kind, action.name)
+    if obj is None:
+        raise NotFoundError(f"there is no {action.kind.__name__} {action.name}")
     if action.verb == "delete":
-        await deleting.check_unused(transport, ObjectKey("ModelDeployment", action.name))
-        # A mark is no field that a manager owns.
-        marked = deleting.with_deletion_mark(deployment, clock.now(), FOREGROUND)
-        return PreparedAction(action=action, before=deployment, after=marked)
-    if action.verb == "scale":
-        if action.replicas is None:
-            raise EditRefusedError("scale needs a number of replicas")
-        changed: ApiObject | None = edits.with_replicas(deployment, action.replicas)
-        return _prepared(action, deployment, changed, edits.SCALE_MANAGER, clock)
-    changed = await _rolled(transport, clock, deployment, action)
-    return _prepared(action, deployment, changed, ownership.ROLLOUT, clock)
+        edits.refuse_deleted(obj)
+        await deleting.check_unused(transport, ObjectKey(obj.kind, obj.name))
+    edit = await edit_of(transport, clock, obj, action)
+    return PreparedAction(action=action, before=obj, after=edit.applied(obj, clock.now()))
 
 
-def _edited_node(node: Node, action: Action) -> tuple[ApiObject | None, str]:
-    """Return the node after the action, None if nothing changes, and the field manager."""
-    if action.verb in _NODE_EDITS:
-        return _NODE_EDITS[action.verb](node), edits.CORDON_MANAGER
-    if action.taint is None:
-        raise EditRefusedError(f"{action.verb} needs a taint: a key, a value, an effect")
-    edit = edits.with_taint if action.verb == "taint" else edits.without_taint
-    return edit(node, action.taint), edits.TAINT_MANAGER
+async def edit_of(transport: Transport, clock: Clock, obj: Any, action: Action) -> ObjectEdit[Any]:
+    """Return the edit that carries out the action on this object, read with its status.
 
+    Raises:
+        EditRefusedError: the action makes no sense for the object; the message says why.
+        StoreError: the store does not answer.
 
-def _edited_source(source: GitSource, action: Action) -> GitSource | None:
-    """Return the Git source after the action; None if nothing changes."""
-    if action.verb == "suspend":
-        return edits.as_suspended(source)
-    if action.verb == "unsuspend":
-        return edits.as_unsuspended(source)
-    if source.spec.suspend:
-        raise EditRefusedError(f"gitsource/{source.name} is suspended; resume it first")
-    return with_sync_request(source, secrets.token_hex(4))
-
-
-async def _rolled(
-    transport: Transport, clock: Clock, deployment: ModelDeployment, action: Action
-) -> ModelDeployment | None:
-    """Return the deployment after a verb of `fleetctl rollout`."""
+    """
+    now = clock.now()
     match action.verb:
-        case "pause":
-            return edits.as_paused(deployment)
-        case "resume":
-            return edits.as_resumed(deployment)
+        case "taint" | "untaint":
+            if action.taint is None:
+                raise EditRefusedError(f"{action.verb} needs a taint: a key, a value, an effect")
+            is_removal = action.verb == "untaint"
+            edit = partial(
+                edits.with_taints,
+                added=() if is_removal else (action.taint,),
+                removed=((action.taint.key, action.taint.effect),) if is_removal else (),
+                overwrite=True,
+            )
+            change = _edit(edits.TAINT_MANAGER, "tainted", edit)
+        case "sync":
+            if obj.spec.suspend:
+                raise EditRefusedError(f"gitsource/{obj.name} is suspended; resume it first")
+            request = partial(with_sync_request, request_id=secrets.token_hex(4))
+            change = _edit(edits.SUSPEND_MANAGER, "requested", request)
+        case "scale":
+            if action.replicas is None:
+                raise EditRefusedError("scale needs a number of replicas")
+            change = scale(action.replicas)
+        case "delete":
+            # A mark is no field that a manager owns.
+            change = _edit(
+                None,
+                "deleted",
+                lambda current: deleting.with_deletion_mark(current, now, FOREGROUND),
+            )
         case "restart":
-            return edits.as_restarted(deployment, clock.now())
-        case "undo":
-            return await _undone(transport, deployment, action.revision)
+            change = _edit(ownership.ROLLOUT, "restarted", partial(edits.as_restarted, now=now))
         case "promote" | "abort":
             decision: CanaryDecision = action.verb
-            edits.check_canary_runs(deployment, decision)
-            generation = deployment.metadata.generation
-            return edits.with_canary_decision(deployment, decision, generation)
+            edits.check_canary_runs(obj, decision)
+            generation = obj.metadata.generation
+            decide = partial(edits.with_canary_decision, decision=decision, generation=generation)
+            change = _edit(ownership.ROLLOUT, f"{decision.removesuffix('e')}ed", decide)
+        case "undo":
+            change = await _undo(transport, obj, action.revision)
         case _:
-            raise EditRefusedError(f"{action.verb} is no action on a ModelDeployment")
+            change = EDITS[action.verb]
+    return change
 
 
-async def _undone(
-    transport: Transport, deployment: ModelDeployment, number: int | None
-) -> ModelDeployment | None:
-    revisions = await rollouts.read_revisions(transport, deployment)
-    now = await rollouts.read_pinned(transport, deployment)
-    served = "" if deployment.status is None else deployment.status.stable_template
-    target = edits.rollback_target(revisions, now, number=number, served=served)
-    return edits.with_revision(now, target, revisions[-1])
+def scale(replicas: int, current: int | None = None) -> ObjectEdit[ModelDeployment]:
+    """Return the edit that sets the number of replicas; it refuses another number than `current` before."""
+    edit = partial(edits.with_replicas, replicas=replicas, current=current)
+    return ObjectEdit(
+        edit=edit, manager=edits.SCALE_MANAGER, done="scaled", unchanged="scaled (no change)"
+    )
 
 
-def _prepared(
-    action: Action, before: ApiObject, changed: ApiObject | None, manager: str, clock: Clock
-) -> PreparedAction:
-    after = changed
-    if changed is not None:
-        after = ownership.record_update(before, changed, manager, clock.now())
-    return PreparedAction(action=action, before=before, after=after)
+async def _undo(
+    transport: Transport, obj: ModelDeployment, number: int | None
+) -> ObjectEdit[ModelDeployment]:
+    """Return the edit that rolls back to a revision; None: the one before."""
+    revisions, status = await rollouts.read_revisions(transport, obj), obj.status
+    snapshot = await rollouts.read_snapshot(transport, obj.name)
+    served = "" if status is None else status.stable_template
+
+    def target(deployment: ModelDeployment) -> Revision:
+        return edits.rollback_target(revisions, deployment, number=number, served=served)
+
+    def roll_back(current: ModelDeployment) -> ModelDeployment | None:
+        deployment = current if snapshot is None else pinned(current, snapshot)
+        return edits.with_revision(deployment, target(deployment), revisions[-1])
+
+    revision = target(obj if snapshot is None else pinned(obj, snapshot)).spec.revision
+    canary = None if status is None else status.canary
+    is_trial = canary is not None and canary.outcome == "Running"
+    return ObjectEdit(
+        edit=roll_back,
+        manager=ownership.ROLLOUT,
+        done="rolled back, and its canary ended" if is_trial else "rolled back",
+        unchanged=f"skipped rollback (current template already matches revision {revision})",
+    )
 
 
 async def _read_node(transport: Transport, clock: Clock, name: str) -> Node:

@@ -1,15 +1,16 @@
 """Edits of objects that verbs and the dashboard share: cordon, drain, scale, rollouts. Pure."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from manifests import ownership
 from manifests.trees import Tree
 from manifests.yaml import core_schema
 from reconciler.deployments.rollout.revisions import content_of, new_cause, restored_cause
 from schemas.deployment import ModelDeployment, Revision, with_content
-from schemas.gitsource import GitSource
 from schemas.meta import CHANGE_CAUSE, HUB_REFRESHED_AT, RESTARTED_AT, ApiObject
 from schemas.node import Node, Taint
 from schemas.rollout import CanaryDecision, canary_decision_notes
@@ -25,6 +26,34 @@ SUSPEND_MANAGER: Final = "fleetctl-suspend"
 """The field manager of suspended Git sources."""
 TAINT_MANAGER: Final = "fleetctl-taint"
 """The field manager of taints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectEdit(Generic[Obj]):
+    """A change of one object by a person: what it does, and the words for its result."""
+
+    edit: Callable[[Obj], Obj | None]
+    """Returns the changed object, or None if nothing changes; raises EditRefusedError. Pure."""
+    manager: str | None
+    """The field manager to record as the owner of the changed fields; None: `edit` records the owner itself."""
+    done: str
+    unchanged: str
+    """The words in place of `done` if nothing changes."""
+
+    def applied(self, current: Obj, now: datetime) -> Obj | None:
+        """Return the changed object with its field manager; None if nothing changes. Pure but for `edit`.
+
+        Raises:
+            EditRefusedError: the edit makes no sense for the object, or the object is being deleted.
+
+        """
+        changed = self.edit(current)
+        if changed is None:
+            return None
+        refuse_deleted(current)
+        if self.manager is None:
+            return changed
+        return ownership.record_update(current, changed, self.manager, now)
 
 
 def with_spec(obj: Obj, **fields: Any) -> Obj | None:
@@ -65,39 +94,51 @@ def as_draining(node: Node) -> Node | None:
     return with_spec(node, unschedulable=True, draining=True)
 
 
-def with_taint(node: Node, taint: Taint) -> Node | None:
-    """Return the node with a taint, which replaces one of the same key and effect; None if nothing changes. Pure."""
-    others = [one for one in node.spec.taints if not _is_same_taint(one, taint)]
-    if taint in node.spec.taints:
-        return None
-    return with_spec(node, taints=(*others, taint))
+def with_taints(
+    node: Node,
+    added: Sequence[Taint],
+    removed: Sequence[tuple[str, str]] = (),
+    *,
+    overwrite: bool = False,
+) -> Node | None:
+    """Return the node with taints added and removed; None if nothing changes. Pure.
 
-
-def without_taint(node: Node, taint: Taint) -> Node | None:
-    """Return the node without the taint of this key and effect. Pure.
+    `removed` are pairs of a key and an effect; an empty effect means all taints of the key.
 
     Raises:
-        EditRefusedError: the node has none.
+        EditRefusedError: a taint to add exists and `overwrite` is false, or a taint to remove does not exist.
 
     """
-    kept = tuple(one for one in node.spec.taints if not _is_same_taint(one, taint))
-    if len(kept) == len(node.spec.taints):
-        raise EditRefusedError(f"node/{node.name} has no taint {taint.key}:{taint.effect}")
-    return with_spec(node, taints=kept)
+    taints = node.spec.taints
+    for key, effect in removed:
+        if not any(_is_named(taint, key, effect) for taint in taints):
+            existing = ", ".join(taint_text(taint) for taint in taints) or "none"
+            name = f"{key}:{effect}" if effect else key
+            raise EditRefusedError(
+                f'taint "{name}" not found on node/{node.name}, which has {existing}'
+            )
+    fresh = {(taint.key, taint.effect): taint for taint in added}
+    clashes = [taint for taint in taints if (taint.key, taint.effect) in fresh]
+    if clashes and not overwrite:
+        raise EditRefusedError(
+            f"node/{node.name} already has {', '.join(taint_text(taint) for taint in clashes)}; "
+            "change the value with --overwrite"
+        )
+    remaining = [
+        fresh.pop((taint.key, taint.effect), taint)
+        for taint in taints
+        if not any(_is_named(taint, key, effect) for key, effect in removed)
+    ]
+    return with_spec(node, taints=(*remaining, *fresh.values()))
 
 
-def _is_same_taint(one: Taint, other: Taint) -> bool:
-    return (one.key, one.effect) == (other.key, other.effect)
+def _is_named(taint: Taint, key: str, effect: str) -> bool:
+    return taint.key == key and effect in ("", taint.effect)
 
 
-def as_suspended(source: GitSource) -> GitSource | None:
-    """Return the suspended Git source; None if nothing changes. Pure."""
-    return with_spec(source, suspend=True)
-
-
-def as_unsuspended(source: GitSource) -> GitSource | None:
-    """Return the Git source that is applied again; None if nothing changes. Pure."""
-    return with_spec(source, suspend=False)
+def taint_text(taint: Taint) -> str:
+    """Return `KEY=VALUE:EFFECT`. Pure."""
+    return f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
 
 
 def with_replicas(
@@ -106,11 +147,10 @@ def with_replicas(
     """Return the deployment with this number of replicas; None if nothing changes. Pure.
 
     Raises:
-        EditRefusedError: the deployment is autoscaled, has not the number `current`, or is being deleted.
+        EditRefusedError: the deployment is autoscaled, or has not the number `current`.
 
     """
     name = f"modeldeployment/{obj.name}"
-    refuse_deleted(obj)
     bounds = obj.spec.autoscaling
     if bounds is not None:
         raise EditRefusedError(

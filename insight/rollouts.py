@@ -118,8 +118,14 @@ def history_of(revisions: Sequence[Revision], deployment: ModelDeployment) -> li
 
 async def read_pinned(transport: Transport, deployment: ModelDeployment) -> ModelDeployment:
     """Return the deployment with the commit that its hub reference stands for now. Raises StoreError."""
-    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
-    return deployment if item is None else pinned(deployment, codec.decode(ModelSnapshot, item))
+    snapshot = await read_snapshot(transport, deployment.name)
+    return deployment if snapshot is None else pinned(deployment, snapshot)
+
+
+async def read_snapshot(transport: Transport, name: str) -> ModelSnapshot | None:
+    """Return what the hub reference of a deployment stands for now; None if it has none. Raises StoreError."""
+    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, name))
+    return None if item is None else codec.decode(ModelSnapshot, item)
 
 
 async def read_revision_before(

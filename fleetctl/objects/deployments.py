@@ -1,29 +1,26 @@
 """Deployments for `fleetctl rollout`: names on the command line, compare-and-swap, and revisions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import kind_args, reader, writer
+from fleetctl.objects import kind_args, reader
 from fleetctl.objects.kind_args import kind_of
-from machinery.clock import Clock
-from manifests import ownership
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
-from schemas.model_snapshot import ModelSnapshot, pinned
-from store import codec, keys, objects
+from store import objects
 from store.port import Transport
 
-_NO_DEPLOYMENT = (
+NO_DEPLOYMENT = (
     "have no placement and no rollout; give a ModelDeployment: NAME or modeldeployment/NAME"
 )
 
 
 def parse_names(words: Sequence[str]) -> list[str]:
     """Return the names in `md/qwen`, `modeldeployment qwen` or `qwen`. Raises as `kind_args.parse_names`."""
-    return kind_args.parse_names(words, kind_of("md"), otherwise=_NO_DEPLOYMENT)
+    return kind_args.parse_names(words, kind_of("md"), otherwise=NO_DEPLOYMENT)
 
 
 def parse_name(words: Sequence[str]) -> str:
@@ -46,28 +43,6 @@ async def read_deployment(transport: Transport, name: str) -> ModelDeployment:
         return found
     there = [obj.name for obj in await reader.read(transport, kind_of("md"), ())]
     raise FleetctlError(not_found_message(kind_of("md"), name, there))
-
-
-async def change_deployment(
-    transport: Transport,
-    clock: Clock,
-    name: str,
-    edit: writer.Edit[ModelDeployment],
-    *,
-    is_dry: bool = False,
-) -> bool:
-    """Change one deployment that is not being deleted. Raises as `writer.write_edit`."""
-
-    def checked(obj: ModelDeployment) -> ModelDeployment | None:
-        if obj.metadata.deletion_timestamp is not None:
-            raise FleetctlError(f"modeldeployment/{name} is being deleted; nothing was changed")
-        return edit(obj)
-
-    there = await read_deployment(transport, name)
-    written = await writer.write_edit(
-        transport, clock, there, checked, manager=ownership.ROLLOUT, is_dry=is_dry
-    )
-    return written.is_changed
 
 
 def trial_notes(revisions: Sequence[Revision], deployment: ModelDeployment) -> list[str]:
@@ -96,15 +71,3 @@ def template_tree(content: RevisionTemplate) -> dict[str, Tree]:
     if content.sharding == "Never":
         del tree["sharding"]
     return tree
-
-
-async def read_pin(transport: Transport, name: str) -> Callable[[ModelDeployment], ModelDeployment]:
-    """Return the function that puts the commit of its hub model into the deployment, as its revisions have it.
-
-    Raises:
-        StoreError: the store did not answer.
-
-    """
-    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, name))
-    snapshot = None if item is None else codec.decode(ModelSnapshot, item)
-    return lambda found: found if snapshot is None else pinned(found, snapshot)

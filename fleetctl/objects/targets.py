@@ -172,17 +172,6 @@ async def read_nodes(transport: Transport, chosen: Selection) -> list[Node]:
     return cast("list[Node]", await read_selected(transport, chosen))
 
 
-def refuse_several_versions(found: Sequence[ApiObject], version: str | None) -> None:
-    """Refuse one resourceVersion for several objects.
-
-    Raises:
-        click.UsageError: there are several objects.
-
-    """
-    if version is not None and len(found) > 1:
-        raise click.UsageError("--resource-version applies to one object; name one")
-
-
 def refuse_other_version(obj: ApiObject, version: str | None) -> None:
     """Refuse an object that was changed since the user read it.
 

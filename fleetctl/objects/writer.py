@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import git_warnings
 from fleetctl.objects.targets import object_ref
-from insight import edits
+from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import ownership, plan
 from manifests.documents import Document
@@ -26,7 +26,6 @@ from store.mutate import mutate
 from store.port import ModRevisionGuard, Transport
 
 Obj = TypeVar("Obj", bound=ApiObject)
-Edit = Callable[[Obj], Obj | None]
 ReportCreated = Callable[[ApiObject], None]
 
 # Only the reconciler may write a node's spec before us, and it does so once.
@@ -44,83 +43,55 @@ class WriteResult(Generic[Obj]):
     is_changed: bool
 
 
-async def apply_edit(
-    transport: Transport, clock: Clock, obj: Obj, edit: Edit[Obj], *, manager: str
-) -> bool:
-    """Change an object in the store; return whether anything changed. Raises as `write_edit`."""
-    return (await write_edit(transport, clock, obj, edit, manager=manager)).is_changed
-
-
 async def write_edit(
-    transport: Transport,
-    clock: Clock,
-    obj: Obj,
-    edit: Edit[Obj],
-    *,
-    manager: str | None,
-    is_dry: bool = False,
+    transport: Transport, clock: Clock, obj: Obj, change: ObjectEdit[Obj], *, is_dry: bool = False
 ) -> WriteResult[Obj]:
-    """Change an object in the store and record `manager` as the owner; with None, `edit` records the owner itself.
+    """Change an object in the store, as it is then; in a dry run only return what would be written.
 
-    `edit` (pure) receives the current object and returns the changed one, or None if nothing changes. A node that has
-    only a status, from its agent, gets its spec here. A change of a field that a GitSource keeps prints a warning, in a
-    dry run too.
+    A node that has only a status, from its agent, gets its spec here. A change of a field that a GitSource keeps prints
+    a warning, in a dry run too.
 
     Raises:
-        FleetctlError: the object is gone, or `edit` refused.
+        FleetctlError: the object is gone.
+        EditRefusedError: the edit refused.
         StoreError: as store.mutate.mutate.
 
     """
-    tracked = _TrackedEdit(edit, manager, clock)
-    if is_dry:
-        changed = tracked(obj)
-        await git_warnings.warn_of_fields(transport, obj, tracked.kept_in_git)
-        return WriteResult(obj=changed or obj, is_changed=changed is not None)
-    for _ in range(_ATTEMPTS):
-        try:
-            stored = await mutate(transport, clock, type(obj), obj.name, tracked)
-        except NotFoundError:
-            if not await _create_node_spec(transport, clock, obj, tracked):
-                continue
-            stored = tracked.result or obj
-        await git_warnings.warn_of_fields(transport, obj, tracked.kept_in_git)
-        return WriteResult(obj=_with_status_of(obj, stored), is_changed=tracked.result is not None)
-    raise ConflictError(f"{object_ref(obj)} is created and deleted repeatedly")
+    written: Obj | None = None
+    kept_in_git: dict[str, tuple[str, ...]] = {}
 
-
-class _TrackedEdit(Generic[Obj]):
-    """An edit that records its field manager and recognises its own result."""
-
-    def __init__(self, edit: Edit[Obj], manager: str | None, clock: Clock) -> None:
-        self.result: Obj | None = None
-        self.kept_in_git: dict[str, tuple[str, ...]] = {}
-        """The changed fields that GitSources keep, by the name of the source."""
-        self._edit = edit
-        self._manager = manager
-        self._clock = clock
-
-    def __call__(self, current: Obj) -> Obj | None:
+    def edit(current: Obj) -> Obj | None:
+        nonlocal written, kept_in_git
         # On a retry after a lost answer the edit may be in the store already; it must not run twice.
-        if self.result is not None and codec.encode_spec(current) == codec.encode_spec(self.result):
+        if written is not None and codec.encode_spec(current) == codec.encode_spec(written):
             return None
-        changed = self._edit(current)
-        if changed is not None and self._manager is not None:
-            changed = ownership.record_update(current, changed, self._manager, self._clock.now())
+        changed = change.applied(current, clock.now())
         if changed is not None:
-            self.result = changed
-            self.kept_in_git = ownership.fields_kept_in_git(current, changed)
+            written, kept_in_git = changed, ownership.fields_kept_in_git(current, changed)
         return changed
 
-
-def _with_status_of(seen: Obj, written: Obj) -> Obj:
-    """Return the written object with the status that was read before; specs are written without status."""
-    if "status" not in type(seen).model_fields:
-        return written
-    return written.model_copy(update={"status": getattr(seen, "status", None)})
+    stored: Obj = obj
+    if is_dry:
+        stored = edit(obj) or obj
+    else:
+        for _ in range(_ATTEMPTS):
+            try:
+                stored = await mutate(transport, clock, type(obj), obj.name, edit)
+                break
+            except NotFoundError:
+                if await _create_node_spec(transport, clock, obj, edit):
+                    stored = written or obj
+                    break
+        else:
+            raise ConflictError(f"{object_ref(obj)} is created and deleted repeatedly")
+        if "status" in type(obj).model_fields:  # specs are written without it
+            stored = stored.model_copy(update={"status": getattr(obj, "status", None)})
+    await git_warnings.warn_of_fields(transport, obj, kept_in_git)
+    return WriteResult(obj=stored, is_changed=written is not None)
 
 
 async def _create_node_spec(
-    transport: Transport, clock: Clock, obj: ApiObject, edit: Edit[Any]
+    transport: Transport, clock: Clock, obj: ApiObject, edit: Callable[[Any], Any]
 ) -> bool:
     """Write the spec of a node that has none yet, as the reconciler does for a new node; return whether it is written.
 
@@ -241,7 +212,7 @@ def merge_onto(now: ApiObject, target: ApiObject) -> ApiObject | None:
     """Return `now` with the labels, annotations and spec of `wanted`; None if nothing changes. Pure.
 
     Raises:
-        FleetctlError: an annotation of the fleet differs, or the object is being deleted.
+        FleetctlError: an annotation of the fleet differs.
 
     """
     ours, theirs = now.metadata, target.metadata
@@ -249,7 +220,6 @@ def merge_onto(now: ApiObject, target: ApiObject) -> ApiObject | None:
     is_same_spec = spec_of(now) == spec_of(target)
     if is_same_spec and (ours.labels, ours.annotations) == (theirs.labels, theirs.annotations):
         return None
-    edits.refuse_deleted(now)
     metadata = ours.model_copy(
         update={
             "labels": theirs.labels,

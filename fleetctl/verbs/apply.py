@@ -11,10 +11,12 @@ from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, recursive_option, result_options, tree_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
-from fleetctl.objects import git_preview, git_warnings, selectors, targets, writer
+from fleetctl.objects import git_preview, git_warnings, selectors, targets
+from fleetctl.objects.change import run_change
 from fleetctl.objects.kind_args import WRITABLE, kind_of
-from fleetctl.output.results import ResultPrinter, tree_text
+from fleetctl.objects.results import ResultPrinter, tree_text
 from insight.deployment_warnings import deployment_warnings
+from insight.edits import ObjectEdit
 from machinery.clock import SystemClock
 from machinery.gc_pause import pause_collection
 from manifests import apply as applying
@@ -115,7 +117,16 @@ earlier apply took some, --release gives them back.
 def apply(words: tuple[str, ...], **options: Any) -> None:
     """Create or change objects to match the manifests."""
     if options["release"]:
-        run(_release(words, options))
+        manager = _manager(options["field_manager"])
+
+        def release(obj: ApiObject) -> ApiObject | None:
+            released = ownership.release_manifest(obj, manager)
+            return None if released is obj else released
+
+        chosen = targets.parse_selections(words, options, verb="release", is_all=None)
+        unchanged = f"has no fields of {manager}"
+        change = ObjectEdit(edit=release, manager=None, done="released", unchanged=unchanged)
+        run_change(chosen, change, options)
         return
     if words:
         raise click.UsageError(
@@ -238,24 +249,6 @@ async def _warn_of_deployments(transport: Transport, changed: Sequence[ApiObject
     for one in deployments:
         for text in deployment_warnings(one, seen):
             click.echo(f"warning: {text}", err=True)
-
-
-async def _release(words: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Give up the ownership of objects' fields."""
-    manager, results = _manager(options["field_manager"]), ResultPrinter.of(options)
-    chosen = targets.parse_selections(words, options, verb="release", is_all=None)
-
-    def release(obj: ApiObject) -> ApiObject | None:
-        released = ownership.release_manifest(obj, manager)
-        return None if released is obj else released
-
-    async with open_store(options) as transport:
-        for obj in await targets.read_all_selected(transport, chosen):
-            written = await writer.write_edit(
-                transport, SystemClock(), obj, release, manager=None, is_dry=results.is_dry
-            )
-            done = "released" if written.is_changed else f"has no fields of {manager}"
-            results.print_object(written.obj, done)
 
 
 def _print_outcomes(applied: ApplyResult, results: ResultPrinter) -> None:

@@ -4,17 +4,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli import arguments
-from fleetctl.cli.arguments import dry_run_option
-from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.objects import targets, writer
-from fleetctl.objects.kind_args import kind_of
-from fleetctl.objects.targets import Selection
-from fleetctl.objects.writer import Edit
-from fleetctl.output.results import ResultPrinter
-from insight import edits
-from machinery.clock import SystemClock
-from schemas.node import Node
+from fleetctl.objects.change import change_options, run_action, select_of_kind
 
 _HELP = """Stop placing new replicas on nodes. Running replicas stay.
 
@@ -27,41 +17,17 @@ _HELP = """Stop placing new replicas on nodes. Running replicas stay.
 
 
 @click.command(help=_HELP)
-@click.argument("nodes", nargs=-1, metavar="NODE...")
-@arguments.selector_option
-@dry_run_option
-@store_options
-def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
+@change_options("NODE...", is_of_one_kind=True)
+def cordon(words: tuple[str, ...], **options: Any) -> None:
     """Stop placing new replicas on nodes. Running replicas stay."""
-    chosen = targets.selection(
-        kind_of("nodes"), targets.parse_node_names(nodes), labels=selector, is_all=None
-    )
-    run(_change_all(chosen, options, edits.as_cordoned, "cordoned"))
+    run_action("cordon", select_of_kind(words, "nodes", options), options)
 
 
 @click.command(short_help="Enable placement on nodes again.")
-@click.argument("nodes", nargs=-1, metavar="NODE...")
-@arguments.selector_option
-@dry_run_option
-@store_options
-def uncordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
+@change_options("NODE...", is_of_one_kind=True)
+def uncordon(words: tuple[str, ...], **options: Any) -> None:
     """Enable placement on nodes again, after `fleetctl cordon` or `fleetctl drain`.
 
     Replicas that were moved away do not return; new replicas may be placed on the nodes.
     """
-    chosen = targets.selection(
-        kind_of("nodes"), targets.parse_node_names(nodes), labels=selector, is_all=None
-    )
-    run(_change_all(chosen, options, edits.as_uncordoned, "uncordoned"))
-
-
-async def _change_all(
-    chosen: Selection, options: dict[str, Any], edit: Edit[Node], done: str
-) -> None:
-    clock, results = SystemClock(), ResultPrinter.of(options)
-    async with open_store(options) as transport:
-        for node in await targets.read_nodes(transport, chosen):
-            written = await writer.write_edit(
-                transport, clock, node, edit, manager=edits.CORDON_MANAGER, is_dry=results.is_dry
-            )
-            results.print_object(written.obj, done if written.is_changed else f"already {done}")
+    run_action("uncordon", select_of_kind(words, "nodes", options), options)

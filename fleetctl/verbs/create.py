@@ -12,8 +12,8 @@ from fleetctl.cli.arguments import manager_option, recursive_option, result_opti
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.spellings import KIND_SYNONYMS
+from fleetctl.objects.results import ResultPrinter
 from fleetctl.objects.writer import create_all
-from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import create_flags
 from fleetctl.verbs import create_flags as generators
 from fleetctl.verbs.create_apikey import apikey

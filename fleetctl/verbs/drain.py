@@ -16,7 +16,7 @@ from fleetctl.objects import reader, targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
 from fleetctl.verbs import drain_progress
-from insight import edits
+from insight import actions, edits
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
 from reconciler.deployments import snapshot
@@ -93,13 +93,10 @@ async def _drain(
     async with open_store(options) as transport:
         nodes = await targets.read_nodes(transport, chosen)
         for node in nodes:
-            was_open = not node.spec.unschedulable
             if not dry:
-                await writer.apply_edit(
-                    transport, clock, node, edits.as_draining, manager=edits.CORDON_MANAGER
-                )
+                await writer.write_edit(transport, clock, node, actions.EDITS["drain"])
                 started.append(node.name)
-            done = "cordoned" if was_open else "already cordoned"
+            done = "already cordoned" if node.spec.unschedulable else "cordoned"
             click.echo(f"{targets.object_ref(node)} {done}{' (dry run)' if dry else ''}")
         if not nodes:
             return

@@ -19,7 +19,7 @@ from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.objects import git_warnings, targets
-from fleetctl.output.results import ResultPrinter
+from fleetctl.objects.results import ResultPrinter
 from fleetctl.verbs import edit_session
 from fleetctl.verbs.edit_session import EditSession, RejectedError, load_text
 from machinery.clock import Clock, SystemClock

@@ -9,7 +9,8 @@ from pathlib import Path as pathlib_Path
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.patches import apply_merge_patch, create_merge_patch
-from fleetctl.output.results import ResultPrinter
+from fleetctl.objects.results import ResultPrinter
+from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import ownership, trees
 from manifests.errors import ManifestError, ManifestErrors
@@ -19,7 +20,6 @@ from manifests.yaml import parser
 from schemas.meta import ApiObject, ObjectKey
 from store.port import Transport
 
-_MANAGER = "fleetctl-edit"
 _MARK = "#|"
 
 INSTRUCTIONS = (
@@ -293,14 +293,16 @@ async def _write_object(
             raise _ConflictError(now, merge)
         return writer.merge_onto(now, writer.load_edited(now, merge.tree))
 
-    seen = session.opened[item.key]
+    change = ObjectEdit(
+        edit=edit, manager="fleetctl-edit", done="edited", unchanged="edited (no change)"
+    )
     try:
-        written = await writer.write_edit(transport, clock, seen, edit, manager=_MANAGER)
+        written = await writer.write_edit(transport, clock, session.opened[item.key], change)
     except _ConflictError as error:
         key = item.key
         _refuse_conflicts([item], {key: error.now}, {key: error.merge})
         raise
-    results.print_object(written.obj, "edited" if written.is_changed else "edited (no change)")
+    results.print_object(written.obj, change.done if written.is_changed else change.unchanged)
 
 
 async def _read_object(transport: Transport, key: ObjectKey) -> ApiObject:

@@ -31,7 +31,7 @@ from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote.errors import RemoteError
 from fleetctl.remote.ssh_flags import ssh_policy
 from fleetctl.verbs.drain import drain_node
-from insight import edits
+from insight import actions
 from machinery.clock import SystemClock
 from schemas import quantity
 from schemas.node import Node
@@ -166,7 +166,5 @@ async def _uncordon(transport: Transport, before: Node) -> None:
         return
     node = await objects.get(transport, Node, name)
     if node is not None:
-        await writer.apply_edit(
-            transport, SystemClock(), node, edits.as_uncordoned, manager=edits.CORDON_MANAGER
-        )
+        await writer.write_edit(transport, SystemClock(), node, actions.EDITS["uncordon"])
     click.echo(f"node/{name} uncordoned")

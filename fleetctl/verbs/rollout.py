@@ -1,25 +1,27 @@
 """`fleetctl rollout`: status, history, undo, pause, resume, restart, promote and abort."""
 
+from functools import partial
 from typing import Any
 
 import click
 import orjson
 
-from fleetctl.cli.arguments import dry_run_option, parse_duration, reason_option
+from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
-from fleetctl.objects import deployments, reader, writer
+from fleetctl.objects import deployments, reader
+from fleetctl.objects.change import change_options, run_action, run_change, select_of_kind
+from fleetctl.objects.targets import Selection
 from fleetctl.output import printers
-from fleetctl.output.results import ResultPrinter
 from insight import edits, rollouts
+from insight.edits import ObjectEdit
 from machinery.clock import Clock, SystemClock
+from manifests import ownership
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
-from schemas.rollout import CanaryDecision
 from store.errors import UnavailableError
-from store.port import Transport
 
 _LOOK_S = 0.1
 
@@ -104,8 +106,8 @@ def history(what: tuple[str, ...], number: int | None, output: str, **options: A
 
 async def _history(name: str, number: int | None, output: str, options: dict[str, Any]) -> str:
     async with open_store(options) as transport:
-        pin = await deployments.read_pin(transport, name)
-        deployment = pin(await deployments.read_deployment(transport, name))
+        deployment = await deployments.read_deployment(transport, name)
+        deployment = await rollouts.read_pinned(transport, deployment)
         found = await rollouts.read_revisions(transport, deployment)
     if number is not None:
         found = [one for one in found if one.spec.revision == number] or _refuse_missing_revision(
@@ -154,55 +156,8 @@ def _refuse_missing_revision(found: list[Revision], name: str, number: int) -> l
     )
 
 
-@click.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME")
-@click.option(
-    "--to-revision",
-    "number",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Revision to roll back to (default or 0: the previous one).",
-)
-@dry_run_option
-@store_options
-def undo(what: tuple[str, ...], number: int, **options: Any) -> None:
-    """Roll back to an earlier revision of a deployment.
-
-    This restores the settings that engines start with: model, served names, context length, concurrency, resources,
-    and the last restart. The annotation kubernetes.io/change-cause of the revision comes back too, unless a new one was
-    set for this rollback. Replicas, placement and other fields stay the same. A later apply keeps the rollback, unless
-    the manifest changes.
-    """
-    name = deployments.parse_name(what)
-    click.echo(run(_undo(name, number or None, options)))
-
-
-async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
-    """Roll back; return the status line."""
-    results = ResultPrinter.of(options)
-    async with open_store(options) as transport:
-        there = await deployments.read_deployment(transport, name)
-        revisions = await rollouts.read_revisions(transport, there)
-        served = there.status.stable_template if there.status is not None else ""
-        pin = await deployments.read_pin(transport, name)
-        chosen: list[Revision] = []
-
-        def edit(deployment: ModelDeployment) -> ModelDeployment | None:
-            deployment = pin(deployment)
-            chosen[:] = [edits.rollback_target(revisions, deployment, number=number, served=served)]
-            return edits.with_revision(deployment, chosen[0], revisions[-1])
-
-        clock = SystemClock()
-        is_changed = await deployments.change_deployment(
-            transport, clock, name, edit, is_dry=results.is_dry
-        )
-    if is_changed:
-        canary = None if there.status is None else there.status.canary
-        is_trial = canary is not None and canary.outcome == "Running"
-        done = "rolled back, and its canary ended" if is_trial else "rolled back"
-        return f"modeldeployment/{name} {done}{results.suffix}"
-    number = chosen[0].spec.revision
-    return f"modeldeployment/{name} skipped rollback (current template already matches revision {number})"
+def _select(words: tuple[str, ...], options: dict[str, Any]) -> list[Selection]:
+    return select_of_kind(words, "md", options, otherwise=deployments.NO_DEPLOYMENT)
 
 
 @click.group(cls=SuggestingGroup)
@@ -216,114 +171,74 @@ def rollout() -> None:
 
 rollout.add_command(status)
 rollout.add_command(history)
-rollout.add_command(undo)
 
 
 @rollout.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME...")
-@reason_option
-@store_options
-def refresh(what: tuple[str, ...], **options: Any) -> None:
+@click.option(
+    "--to-revision",
+    "revision",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Revision to roll back to (default or 0: the previous one).",
+)
+@change_options("NAME...", is_of_one_kind=True)
+def undo(words: tuple[str, ...], revision: int, **options: Any) -> None:
+    """Roll back to an earlier revision of a deployment.
+
+    This restores the settings that engines start with: model, served names, context length, concurrency, resources,
+    and the last restart. The annotation kubernetes.io/change-cause of the revision comes back too, unless a new one was
+    set for this rollback. Replicas, placement and other fields stay the same. A later apply keeps the rollback, unless
+    the manifest changes.
+    """
+    run_action("undo", _select(words, options), {**options, "revision": revision or None})
+
+
+@rollout.command()
+@change_options("NAME...", is_of_one_kind=True)
+def refresh(words: tuple[str, ...], **options: Any) -> None:
     """Resolve the branches of hub models again; a branch that moved becomes a new revision."""
-    now = SystemClock().now()
-    run(
-        _change_each(
-            what, lambda deployment: edits.as_refreshed(deployment, now), "refreshed", options
-        )
+    refreshed: ObjectEdit[ModelDeployment] = ObjectEdit(
+        edit=partial(edits.as_refreshed, now=SystemClock().now()),
+        manager=ownership.ROLLOUT,
+        done="refreshed",
+        unchanged="refreshed (no change)",
     )
+    run_change(_select(words, options), refreshed, options)
 
 
 @rollout.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME...")
-@reason_option
-@store_options
-def pause(what: tuple[str, ...], **options: Any) -> None:
+@change_options("NAME...", is_of_one_kind=True)
+def pause(words: tuple[str, ...], **options: Any) -> None:
     """Pause rollouts of deployments. Lost replicas are still replaced."""
-    run(_change_each(what, edits.as_paused, "paused", options))
+    run_action("pause", _select(words, options), options)
 
 
 @rollout.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME...")
-@reason_option
-@store_options
-def resume(what: tuple[str, ...], **options: Any) -> None:
+@change_options("NAME...", is_of_one_kind=True)
+def resume(words: tuple[str, ...], **options: Any) -> None:
     """Resume rollouts that `fleetctl rollout pause` paused."""
-    run(_change_each(what, edits.as_resumed, "resumed", options))
+    run_action("resume", _select(words, options), options)
 
 
 @rollout.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME...")
-@reason_option
-@store_options
-def promote(what: tuple[str, ...], **options: Any) -> None:
+@change_options("NAME...", is_of_one_kind=True)
+def promote(words: tuple[str, ...], **options: Any) -> None:
     """End the canary of deployments at once: the new version passes, and all replicas get it."""
-    run(_decide_each(what, "promote", "promoted", options))
+    run_action("promote", _select(words, options), options)
 
 
 @rollout.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME...")
-@reason_option
-@store_options
-def abort(what: tuple[str, ...], **options: Any) -> None:
+@change_options("NAME...", is_of_one_kind=True)
+def abort(words: tuple[str, ...], **options: Any) -> None:
     """End the canary of deployments at once: the new version fails, and the earlier one serves again.
 
     The spec stays as it is. `fleetctl rollout undo` rolls it back, `fleetctl rollout restart` tries again.
     """
-    run(_decide_each(what, "abort", "aborted", options))
+    run_action("abort", _select(words, options), options)
 
 
 @rollout.command()
-@click.argument("what", nargs=-1, required=True, metavar="NAME...")
-@reason_option
-@store_options
-def restart(what: tuple[str, ...], **options: Any) -> None:
+@change_options("NAME...", is_of_one_kind=True)
+def restart(words: tuple[str, ...], **options: Any) -> None:
     """Restart the engines of deployments as spec.rollout allows, without dropping requests."""
-    now = SystemClock().now()
-    run(
-        _change_each(
-            what, lambda deployment: edits.as_restarted(deployment, now), "restarted", options
-        )
-    )
-
-
-async def _change_each(
-    what: tuple[str, ...],
-    edit: writer.Edit[ModelDeployment],
-    done: str,
-    options: dict[str, Any],
-) -> None:
-    clock = SystemClock()
-    async with open_store(options) as transport:
-        for name in deployments.parse_names(what):
-            await deployments.change_deployment(transport, clock, name, edit)
-            click.echo(f"modeldeployment/{name} {done}")
-
-
-async def _decide_each(
-    what: tuple[str, ...], decision: CanaryDecision, done: str, options: dict[str, Any]
-) -> None:
-    clock = SystemClock()
-    async with open_store(options) as transport:
-        for name in deployments.parse_names(what):
-            await decide_canary(transport, clock, name, decision)
-            click.echo(f"modeldeployment/{name} {done}")
-
-
-async def decide_canary(
-    transport: Transport, clock: Clock, name: str, decision: CanaryDecision
-) -> None:
-    """Record a decision about the running canary of a deployment.
-
-    Raises:
-        FleetctlError: no canary runs, or the deployment was changed meanwhile.
-
-    """
-    seen = await deployments.read_deployment(transport, name)
-    edits.check_canary_runs(seen, decision)
-    generation = seen.metadata.generation
-    await deployments.change_deployment(
-        transport,
-        clock,
-        name,
-        lambda found: edits.with_canary_decision(found, decision, generation),
-    )
+    run_action("restart", _select(words, options), options)

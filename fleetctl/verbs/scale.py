@@ -5,14 +5,12 @@ from typing import Any
 
 import click
 
-from fleetctl.cli import arguments
-from fleetctl.cli.arguments import parse_duration, result_options
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.connect import open_store, run
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import targets, writer
-from fleetctl.objects.targets import Selection
-from fleetctl.output.results import ResultPrinter
-from insight import edits
+from fleetctl.objects import targets
+from fleetctl.objects.change import change_objects, change_options
+from insight import actions
 from machinery.clock import Clock, SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -36,7 +34,6 @@ command fails and shows how to change its bounds.
 
 
 @click.command(help=_HELP)
-@click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
 @click.option("--replicas", type=click.IntRange(0, 10_000), help="Number of replicas. Required.")
 @click.option(
     "--current-replicas",
@@ -49,13 +46,7 @@ command fails and shows how to change its bounds.
     show_default=True,
     help="Wait until this number of replicas is ready; 0s does not wait.",
 )
-@arguments.version_option
-@arguments.selector_option
-@arguments.all_option
-@arguments.files_option
-@arguments.recursive_option
-@result_options
-@store_options
+@change_options("[KIND NAME... | KIND/NAME...]")
 def scale(words: tuple[str, ...], **options: Any) -> None:
     """Set the number of replicas of deployments."""
     if options["replicas"] is None:
@@ -67,72 +58,51 @@ def scale(words: tuple[str, ...], **options: Any) -> None:
         )
         raise click.UsageError(f"Missing option '--replicas'{line}.")
     chosen = targets.parse_selections(words, options, verb="scale", is_all=options["is_all"])
-    for one in chosen:
-        if one.kind.type is not ModelDeployment:
+    for selection in chosen:
+        if selection.kind.type is not ModelDeployment:
             raise FleetctlError(
-                f"{one.kind.plural} have no replicas; scale modeldeployments, such as md/NAME"
+                f"{selection.kind.plural} have no replicas; scale modeldeployments, such as md/NAME"
             )
-    run(_scale(chosen, options, parse_duration(options["timeout"])))
+    change = actions.scale(options["replicas"], options["current_replicas"])
+    timeout_s = parse_duration(options["timeout"])
 
+    async def scale_all() -> None:
+        async with open_store(options) as transport:
+            scaled = await change_objects(transport, chosen, change, options)
+            if timeout_s and options["dry_run"] == "none":
+                await _wait(transport, SystemClock(), scaled, timeout_s)
 
-async def _scale(chosen: Sequence[Selection], options: dict[str, Any], timeout_s: float) -> None:
-    clock, results = SystemClock(), ResultPrinter.of(options)
-    replicas: int = options["replicas"]
-
-    def edit(obj: ApiObject) -> ApiObject | None:
-        targets.refuse_other_version(obj, options["resource_version"])
-        assert isinstance(obj, ModelDeployment)
-        return edits.with_replicas(obj, replicas, current=options["current_replicas"])
-
-    async with open_store(options) as transport:
-        found = await targets.read_all_selected(transport, chosen)
-        targets.refuse_several_versions(found, options["resource_version"])
-        for obj in found:
-            edit(obj)  # check all before the first write
-        updated: list[ApiObject] = []
-        for obj in found:
-            written = await writer.write_edit(
-                transport, clock, obj, edit, manager=edits.SCALE_MANAGER, is_dry=results.is_dry
-            )
-            results.print_object(
-                written.obj, "scaled" if written.is_changed else "scaled (no change)"
-            )
-            updated.append(written.obj)
-        if timeout_s and not results.is_dry:
-            await _wait(transport, clock, updated, timeout_s)
+    run(scale_all())
 
 
 async def _wait(
-    transport: Transport, clock: Clock, updated: Sequence[ApiObject], timeout_s: float
+    transport: Transport, clock: Clock, scaled: Sequence[ApiObject], timeout_s: float
 ) -> None:
-    """Wait until exactly the requested number of replicas is ready."""
+    """Wait until exactly the requested number of replicas is ready; outages of the store are waited through."""
     deadline = clock.monotonic() + timeout_s
-    for obj in updated:
-        while (left := await _unmet(transport, obj, clock, deadline)) is not None:
-            if clock.monotonic() >= deadline:
+    for before in scaled:
+        ref = targets.object_ref(before)
+        while True:
+            is_late = clock.monotonic() >= deadline
+            try:
+                obj = await objects.get(transport, ModelDeployment, before.name)
+            except UnavailableError:
+                if is_late:
+                    raise
+                await clock.sleep(_POLL_S)
+                continue
+            if obj is None or obj.metadata.uid != before.metadata.uid:
+                raise FleetctlError(f"{ref} was deleted meanwhile")
+            status, replicas = obj.status, obj.spec.replicas
+            if status is None or status.observed_generation < obj.metadata.generation:
+                unmet = "was not observed by a reconciler yet"
+            elif status.ready_replicas == replicas == status.replicas:
+                break
+            else:
+                unmet = f"has {status.ready_replicas} of {replicas} replicas ready, and {status.replicas} placed"
+            if is_late:
                 raise FleetctlError(
-                    f"timed out after {timeout_s:g} s: {targets.object_ref(obj)} {left}. The new number stays set; "
-                    f"`fleetctl describe {targets.object_ref(obj)}` shows details"
+                    f"timed out after {timeout_s:g} s: {ref} {unmet}. The new number stays set; "
+                    f"`fleetctl describe {ref}` shows details"
                 )
             await clock.sleep(_POLL_S)
-
-
-async def _unmet(
-    transport: Transport, updated: ApiObject, clock: Clock, deadline: float
-) -> str | None:
-    """Return what the deployment still waits for; None if it is complete."""
-    try:
-        obj = await objects.get(transport, ModelDeployment, updated.name)
-    except UnavailableError as error:
-        # Outages of the store are waited through.
-        if clock.monotonic() >= deadline:
-            raise
-        return str(error)
-    if obj is None or obj.metadata.uid != updated.metadata.uid:
-        raise FleetctlError(f"{targets.object_ref(updated)} was deleted meanwhile")
-    status, replicas = obj.status, obj.spec.replicas
-    if status is None or status.observed_generation < obj.metadata.generation:
-        return "was not observed by a reconciler yet"
-    if status.ready_replicas == replicas == status.replicas:
-        return None
-    return f"has {status.ready_replicas} of {replicas} replicas ready, and {status.replicas} placed"

@@ -10,9 +10,9 @@ from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects import git_preview, reader, targets, writer
+from fleetctl.objects import git_preview, reader, targets
+from fleetctl.objects.change import change_options, run_action, select_of_kind
 from fleetctl.objects.kind_args import kind_of, parse_names
-from insight import edits
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import Condition, ConditionStatus, find_condition
@@ -87,21 +87,17 @@ def _preview(names: tuple[str, ...], limit_s: float, options: dict[str, Any]) ->
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@reason_option
-@store_options
-def suspend(sources: tuple[str, ...], **options: Any) -> None:
+@change_options("SOURCE...", is_of_one_kind=True)
+def suspend(words: tuple[str, ...], **options: Any) -> None:
     """Stop applying new commits of GitSources until `fleetctl resume`."""
-    run(_set_suspended(_parse_names(sources), options, is_suspended=True))
+    run_action("suspend", select_of_kind(words, "gitsources", options), options)
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@reason_option
-@store_options
-def resume(sources: tuple[str, ...], **options: Any) -> None:
+@change_options("SOURCE...", is_of_one_kind=True)
+def resume(words: tuple[str, ...], **options: Any) -> None:
     """Resume applying new commits of suspended GitSources."""
-    run(_set_suspended(_parse_names(sources), options, is_suspended=False))
+    run_action("unsuspend", select_of_kind(words, "gitsources", options), options)
 
 
 def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -259,20 +255,3 @@ def _timeout_text(name: str, source: GitSource | None, request_id: str) -> str:
         f"gitsource/{name} was not fetched in time: check that a reconciler runs, for example with "
         "`fleetctl doctor`"
     )
-
-
-async def _set_suspended(
-    names: tuple[str, ...], options: dict[str, Any], *, is_suspended: bool
-) -> None:
-    clock = SystemClock()
-    done = "suspended" if is_suspended else "resumed"
-
-    def edit(source: GitSource) -> GitSource | None:
-        return edits.with_spec(source, suspend=is_suspended)
-
-    async with open_store(options) as transport:
-        for source in await _read_sources(transport, names):
-            is_changed = await writer.apply_edit(
-                transport, clock, source, edit, manager=edits.SUSPEND_MANAGER
-            )
-            click.echo(f"gitsource/{source.name} {done if is_changed else f'already {done}'}")

@@ -2,24 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, get_args
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from fleetctl.cli import arguments
-from fleetctl.cli.arguments import result_options
-from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import targets, writer
-from fleetctl.objects.kind_args import kind_of
-from fleetctl.objects.targets import Selection
-from fleetctl.output.results import ResultPrinter
+from fleetctl.objects.change import change_options, run_change, select_of_kind
 from insight import edits
-from machinery.clock import SystemClock
-from schemas import kinds
+from insight.edits import ObjectEdit
 from schemas.meta import LabelKey, LabelValue
 from schemas.node import Node, Taint, TaintEffect
 
@@ -28,43 +19,13 @@ _USAGE = "write KEY=VALUE:EFFECT or KEY:EFFECT, and KEY:EFFECT- or KEY- to remov
 _KEY, _VALUE = TypeAdapter(LabelKey), TypeAdapter(LabelValue)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaintRemoval:
-    """A taint to remove; without an effect, all taints of the key."""
-
-    key: str
-    effect: str = ""
-
-    @property
-    def text(self) -> str:
-        return f"{self.key}:{self.effect}" if self.effect else self.key
-
-    def means(self, taint: Taint) -> bool:
-        return taint.key == self.key and self.effect in ("", taint.effect)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaintChange:
-    """Taints to add and to remove."""
-
-    added: tuple[Taint, ...]
-    removed: tuple[TaintRemoval, ...]
-
-    @property
-    def done(self) -> str:
-        """The past participle that kubectl prints."""
-        if self.added and self.removed:
-            return "modified"
-        return "tainted" if self.added else "untainted"
-
-
 def is_taint_arg(word: str) -> bool:
     """Return whether a word is a taint; names of nodes cannot have these characters."""
     return ":" in word or "=" in word or word.endswith("-")
 
 
-def parse_changes(words: Sequence[str]) -> TaintChange:
-    """Return the change that the words describe.
+def parse_changes(words: Sequence[str]) -> tuple[list[Taint], list[tuple[str, str]]]:
+    """Return the taints to add, and the keys and effects of those to remove; an empty effect means all of the key.
 
     Raises:
         click.UsageError: a word is not of the form, or two words contradict each other.
@@ -72,42 +33,15 @@ def parse_changes(words: Sequence[str]) -> TaintChange:
     """
     added = [_parse_taint(word) for word in words if not word.endswith("-")]
     removed = [_parse_removal(word) for word in words if word.endswith("-")]
-    for number, taint in enumerate(added):
-        if any(_is_same_taint(taint, other) for other in added[:number]):
+    names = [(taint.key, taint.effect) for taint in added]
+    for number, (key, effect) in enumerate(names):
+        if (key, effect) in names[:number]:
             raise click.UsageError(
-                f"{taint.key}:{taint.effect} is given twice; a key can have each effect once"
+                f"{key}:{effect} is given twice; a key can have each effect once"
             )
-        if any(one.means(taint) for one in removed):
-            raise click.UsageError(
-                f"{taint.key}:{taint.effect} cannot be added and removed at once"
-            )
-    return TaintChange(added=tuple(added), removed=tuple(removed))
-
-
-def updated_taints(
-    node: str, taints: Sequence[Taint], change: TaintChange, *, overwrite: bool
-) -> tuple[Taint, ...]:
-    """Return the node's taints after the change.
-
-    Raises:
-        FleetctlError: a taint to add exists with another value, or a taint to remove does not exist.
-
-    """
-    for removal in change.removed:
-        if not any(removal.means(taint) for taint in taints):
-            existing = ", ".join(_taint_text(taint) for taint in taints) or "none"
-            raise FleetctlError(
-                f'taint "{removal.text}" not found on node/{node}, which has {existing}'
-            )
-    clash = [old for old in taints for new in change.added if _is_same_taint(old, new)]
-    if clash and not overwrite:
-        raise FleetctlError(
-            f"node/{node} already has {', '.join(_taint_text(old) for old in clash)}; change the value with --overwrite"
-        )
-    kept = [taint for taint in taints if not any(one.means(taint) for one in change.removed)]
-    fresh = {(taint.key, taint.effect): taint for taint in change.added}
-    replaced = [fresh.pop((taint.key, taint.effect), taint) for taint in kept]
-    return (*replaced, *fresh.values())
+        if (key, effect) in removed or (key, "") in removed:
+            raise click.UsageError(f"{key}:{effect} cannot be added and removed at once")
+    return added, removed
 
 
 def _parse_taint(word: str) -> Taint:
@@ -119,12 +53,12 @@ def _parse_taint(word: str) -> Taint:
     return Taint(key=key, value=value, effect=_parse_effect(word, effect))
 
 
-def _parse_removal(word: str) -> TaintRemoval:
+def _parse_removal(word: str) -> tuple[str, str]:
     key, colon, effect = word.removesuffix("-").partition(":")
     # As in kubectl, a value is accepted and ignored: a key has each effect once.
     key, _, value = key.partition("=")
     _check_key_value(word, key, value)
-    return TaintRemoval(key=key, effect=_parse_effect(word, effect) if colon else "")
+    return key, _parse_effect(word, effect) if colon else ""
 
 
 def _check_key_value(word: str, key: str, value: str) -> None:
@@ -140,7 +74,8 @@ def _check_key_value(word: str, key: str, value: str) -> None:
 def _parse_effect(word: str, text: str) -> TaintEffect:
     if text not in EFFECTS:
         near = next(
-            (one for one in EFFECTS if one.lower() == re.sub(r"[-_ ]", "", text.lower())), ""
+            (effect for effect in EFFECTS if effect.lower() == re.sub(r"[-_ ]", "", text.lower())),
+            "",
         )
         hint = f"Did you mean {near}? " if near else ""
         raise click.UsageError(f"{word!r}: {text!r} is not an effect. {hint}{_effects_text()}")
@@ -152,14 +87,6 @@ def _effects_text() -> str:
         "The effects are NoSchedule (no new replicas), PreferNoSchedule (only if no other node fits) and "
         "NoExecute (running replicas are moved away, too)"
     )
-
-
-def _is_same_taint(one: Taint, other: Taint) -> bool:
-    return (one.key, one.effect) == (other.key, other.effect)
-
-
-def _taint_text(taint: Taint) -> str:
-    return f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
 
 
 _HELP = """Keep replicas away from nodes unless their deployment tolerates the taint.
@@ -181,47 +108,23 @@ Deployments tolerate taints with spec.placement.tolerations.
 
 
 @click.command(help=_HELP, short_help="Keep replicas away that do not tolerate a taint.")
-@click.argument("words", nargs=-1, required=True, metavar="NODE... KEY[=VALUE]:EFFECT...")
 @click.option("--overwrite", is_flag=True, help="Replace the value of an existing taint.")
-@arguments.selector_option
-@arguments.all_option
-@result_options
-@store_options
+@change_options("NODE... KEY[=VALUE]:EFFECT...", is_of_one_kind=True)
 def taint(words: tuple[str, ...], overwrite: bool, **options: Any) -> None:
     """Keep replicas away from nodes unless their deployment tolerates the taint."""
     names = list(takewhile(lambda word: not is_taint_arg(word), words))
     taint_words = words[len(names) :]
-    # kubectl's own form names the kind: `taint nodes mac-1 key=value:Effect`.
-    if names and (found := kinds.by_alias(names[0])) and found.name == "Node":
-        names = names[1:]
     if not taint_words:
         raise click.UsageError(
             "which taint? Give KEY=VALUE:EFFECT to add one, KEY:EFFECT- or KEY- to remove one"
         )
-    chosen = targets.selection(
-        kind_of("nodes"),
-        targets.parse_node_names(names),
-        labels=options["selector"],
-        is_all=options["is_all"],
+    chosen = select_of_kind(names, "nodes", options)
+    added, removed = parse_changes(taint_words)
+    done = "tainted" if added else "untainted"
+    change: ObjectEdit[Node] = ObjectEdit(
+        edit=lambda node: edits.with_taints(node, added, removed, overwrite=overwrite),
+        manager=edits.TAINT_MANAGER,
+        done="modified" if added and removed else done,
+        unchanged="unchanged",
     )
-    run(_taint(chosen, parse_changes(taint_words), options, overwrite=overwrite))
-
-
-async def _taint(
-    chosen: Selection, change: TaintChange, options: dict[str, Any], *, overwrite: bool
-) -> None:
-    clock, results = SystemClock(), ResultPrinter.of(options)
-
-    def edit(node: Node) -> Node | None:
-        taints = updated_taints(node.name, node.spec.taints, change, overwrite=overwrite)
-        return edits.with_spec(node, taints=taints)
-
-    async with open_store(options) as transport:
-        nodes = await targets.read_nodes(transport, chosen)
-        for node in nodes:
-            edit(node)  # check all before the first write
-        for node in nodes:
-            written = await writer.write_edit(
-                transport, clock, node, edit, manager=edits.TAINT_MANAGER, is_dry=results.is_dry
-            )
-            results.print_object(written.obj, change.done if written.is_changed else "unchanged")
+    run_change(chosen, change, options)

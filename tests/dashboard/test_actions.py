@@ -238,7 +238,7 @@ async def test_a_taint_is_previewed_set_and_removed(running: RunningDashboard) -
     await running.post("/api/v1/actions/untaint", {**away, "version": seen["version"]})
     assert not (await stored(running, "Node", "mac-1"))["spec"].get("taints")
     refused = await running.post("/api/v1/actions/untaint", {**away, "dryRun": True}, 400)
-    assert "has no taint owner:NoExecute" in refused["error"]["message"]
+    assert 'taint "owner:NoExecute" not found on node/mac-1' in refused["error"]["message"]
     wrong = {"name": "mac-1", "taint": {"key": "no good", "effect": "NoExecute"}, "dryRun": True}
     await running.post(path, wrong, 400)
 

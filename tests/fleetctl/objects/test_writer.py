@@ -4,9 +4,10 @@ import pytest
 from typing_extensions import override
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import deployments, writer
+from fleetctl.objects import writer
 from fleetctl.verbs import drain_progress
-from insight import edits
+from insight import actions, edits
+from insight.actions import Action
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import RESTARTED_AT, ObjectMeta
 from schemas.node import Node
@@ -32,9 +33,8 @@ async def there(transport: FaultyTransport, name: str = "a") -> Node:
 
 
 async def change(transport: FaultyTransport, node: Node = JOINED) -> bool:
-    return await writer.apply_edit(
-        transport, InstantClock(), node, edits.as_cordoned, manager="fleetctl-cordon"
-    )
+    written = await writer.write_edit(transport, InstantClock(), node, actions.EDITS["cordon"])
+    return written.is_changed
 
 
 async def test_the_reconciler_creates_the_node_meanwhile(transport: FaultyTransport) -> None:
@@ -58,7 +58,7 @@ async def test_a_lost_answer_does_not_repeat_the_edit(transport: FaultyTransport
     assert (entry.manager, entry.fields) == ("fleetctl-cordon", ("spec.unschedulable",))
     assert not await change(transport)
     dry = await writer.write_edit(
-        transport, InstantClock(), JOINED, edits.as_cordoned, manager="fleetctl-cordon", is_dry=True
+        transport, InstantClock(), JOINED, actions.EDITS["cordon"], is_dry=True
     )
     assert dry.is_changed
     assert transport.commits == 1
@@ -100,10 +100,10 @@ async def test_a_node_that_is_created_and_deleted_repeatedly() -> None:
 async def test_a_restart_with_a_lost_answer_happens_once(transport: FaultyTransport) -> None:
     await transport.quietly([codec.put_spec(deployment())])
     transport.after = lost(1)
-    clock = InstantClock()
-    assert await deployments.change_deployment(
-        transport, clock, "qwen", lambda found: edits.as_restarted(found, clock.now())
-    )
+    clock, before = InstantClock(), await objects.get(transport, ModelDeployment, "qwen")
+    assert before is not None
+    restart = await actions.edit_of(transport, clock, before, Action(verb="restart", name="qwen"))
+    assert (await writer.write_edit(transport, clock, before, restart)).is_changed
     found = await objects.get(transport, ModelDeployment, "qwen")
     assert found is not None
     assert found.metadata.annotations == {RESTARTED_AT: "2026-01-01T00:00:00Z"}

@@ -51,7 +51,7 @@ async def test_a_node_without_a_spec_gets_one(
 
 MISUSED = [
     (("cordon",), 2, "which nodes? Give their names, or -l"),
-    (("cordon", "a", "-l", "b=c"), 2, "give the names of nodes, or -l, but not both"),
+    (("cordon", "a", "-l", "b=c"), 2, "give the names of nodes, or -l or --all, but not both"),
     (("cordon", "np/a"), 2, "nodepools are not nodes; write NAME or node/NAME"),
     (("cordon", "mac-1x"), 1, 'error: nodes "mac-1x" not found; did you mean mac-1?\n'),
 ]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.verbs.patch import PatchRequest
+from fleetctl.objects import writer
+from fleetctl.verbs.patch import patched
 from manifests.yaml import nodes, parser
 from store.port import Transport
 from tests.support.fleetctl_manifests import (
@@ -114,7 +115,7 @@ def test_fields_that_patches_may_not_change(patch: str, expected: str) -> None:
     now = item.obj.model_copy(update={"metadata": metadata})
     [root] = parser.parse(patch, "--patch").documents
     with pytest.raises(FleetctlError) as caught:
-        PatchRequest(nodes.plain_value(root), "merge").edit(now)
+        writer.merge_onto(now, patched(now, nodes.plain_value(root), "merge").obj)
     assert expected in caught.value.message
 
 

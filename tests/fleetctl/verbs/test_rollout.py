@@ -7,7 +7,8 @@ import pytest
 
 from fleetctl.simulate.fleet_file import model_geometry, nearest_shape
 from fleetctl.simulate.simulated_fleet import run_fleet
-from fleetctl.verbs.rollout import decide_canary
+from insight import actions
+from insight.actions import Action
 from insight.simulated_macs import FleetNode, node_status
 from machinery import virtual_time
 from machinery.clock import SystemClock
@@ -440,7 +441,9 @@ def test_a_decision_ends_a_canary_that_waits_for_requests(
             assert trial.status is not None
             assert trial.status.canary is not None
             assert trial.status.canary.outcome == "Running"
-            await decide_canary(simulated.store, simulated.clock, "chat", decision)
+            action = Action(verb=decision, name="chat")
+            prepared = await actions.prepare(simulated.store, simulated.clock, action)
+            await actions.carry_out(simulated.store, prepared, version=prepared.version)
             await simulated.rest()
             replicas = await objects.list_all(simulated.store, Replica)
             assert {one.spec.model.path for one in replicas} == models

@@ -3,10 +3,11 @@
 import click
 import pytest
 
-from fleetctl.cli.errors import FleetctlError
 from fleetctl.verbs import taint
-from fleetctl.verbs.taint import TaintRemoval
-from schemas.node import Taint
+from insight import edits
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeSpec, Taint
+from store.errors import EditRefusedError
 from store.port import Transport
 from tests.support.fleetctl_manifests import join_node, read_node
 from tests.support.fleetctl_runner import MemoryFleet
@@ -14,16 +15,12 @@ from tests.support.fleetctl_runner import MemoryFleet
 ANNA = Taint(key="owner", value="anna", effect="NoSchedule")
 SLOW = Taint(key="slow", effect="PreferNoSchedule")
 GONE = Taint(key="slow", effect="NoExecute")
+NODE = Node(metadata=ObjectMeta(name="mac-1"), spec=NodeSpec(taints=(ANNA, SLOW)))
 
 
 def test_parse_changes() -> None:
-    wish = taint.parse_changes(
-        ["owner=anna:NoSchedule", "slow:PreferNoSchedule", "a:NoExecute-", "b-"]
-    )
-    assert wish.added == (ANNA, SLOW)
-    assert wish.removed == (TaintRemoval(key="a", effect="NoExecute"), TaintRemoval(key="b"))
-    assert wish.done == "modified"
-    assert taint.parse_changes(["b-"]).done == "untainted"
+    words = ["owner=anna:NoSchedule", "slow:PreferNoSchedule", "a:NoExecute-", "b-"]
+    assert taint.parse_changes(words) == ([ANNA, SLOW], [("a", "NoExecute"), ("b", "")])
 
 
 @pytest.mark.parametrize(
@@ -56,14 +53,15 @@ def test_invalid_taints_are_errors(words: list[str], expected: str) -> None:
     ],
 )
 def test_updated_taints(words: list[str], overwrite: bool, after: tuple[Taint, ...]) -> None:
-    wish = taint.parse_changes(words)
-    assert taint.updated_taints("mac-1", (ANNA, SLOW), wish, overwrite=overwrite) == after
+    changed = edits.with_taints(NODE, *taint.parse_changes(words), overwrite=overwrite)
+    assert changed is not None
+    assert changed.spec.taints == after
 
 
 @pytest.mark.parametrize("words", [["slow:NoExecute-"], ["nobody-"], ["slow=x:PreferNoSchedule"]])
 def test_impossible_changes_are_errors(words: list[str]) -> None:
-    with pytest.raises(FleetctlError):
-        taint.updated_taints("mac-1", (ANNA, SLOW), taint.parse_changes(words), overwrite=False)
+    with pytest.raises(EditRefusedError):
+        edits.with_taints(NODE, *taint.parse_changes(words))
 
 
 async def test_taint(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
