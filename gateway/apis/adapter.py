@@ -21,6 +21,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _SESSION_ID = wire_headers.SESSION_ID.encode()
 _GENERATIONS = ("/v1/chat/completions", "/v1/completions")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_LONGEST_ERROR = 1000
 _WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 
@@ -113,6 +114,8 @@ def decode(
         return _with_model(decoder.decode(body), kind)
     except msgspec.ValidationError as error:
         text = str(error)
+        if len(text) > _LONGEST_ERROR:  # it has a name or a value of the client
+            text = f"{text[:_LONGEST_ERROR]}...{text[-_LONGEST_ERROR:]}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"The body is not valid JSON: {error}") from error
     except RecursionError:

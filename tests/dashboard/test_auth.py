@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from dashboard.auth import needed_role
+from dashboard.auth import needed_role, read_cookie
 from dashboard.sessions import IDLE_S, LIFE_S, Session, Sessions, session_secret
 from insight.tickets import issue_login_ticket
 from machinery.clock import SystemClock
@@ -208,6 +209,15 @@ async def test_every_answer_carries_the_policy(memory: MemoryTransport) -> None:
 )
 def test_roles_by_route(method: str, path: str, role: str) -> None:
     assert needed_role(method, path) == role
+
+
+def test_no_header_of_a_stranger_takes_quadratic_time() -> None:
+    scope = {"server": ("127.0.0.1", 4003), "scheme": "http"}
+    assert read_cookie(b'a="x; y"; fleet-session-4003=ann|1|x; b=c', scope) == "ann|1|x"
+    began_s = time.process_time()
+    for _ in range(5):
+        assert read_cookie(b'a="' + b"\\" * 60_000 + b'"', scope) == ""
+    assert time.process_time() - began_s < 0.3  # http.cookies: 0.4 s for the first 8 KiB alone
 
 
 async def test_a_session_ends_in_time_and_survives_a_restart(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ async def test_wrong_questions_are_refused(store: Transport) -> None:
         ):
             refusal = await ask(it, 400, **question)
             assert words in refusal["error"]["message"]
+        long = await ask(it, manifest="#" * (128 << 10) + "#")
+        assert "longer than 128 KiB" in long["errors"][0]["message"]
         huge = await ask(it, 413, manifest="#" * ((1 << 20) - 20))
         assert "larger than 1 MB" in huge["error"]["message"]
 

@@ -109,6 +109,7 @@ _BODIES: dict[str, dict[str, tuple[bytes, bytes, bytes]]] = {
         "tools": (_TOOLS, _TOOL, b"]}"),
         "calls": (_CHAT + b'{"role":"assistant","tool_calls":[', _OLLAMA_CALL, b"]}]}"),
         "options": (b'{"model":"m","options":{', b'"x%d":0', b"}}"),
+        "marks in a name": (b'{"', b"`" * 1000, b'":0}'),
     },
     "/api/generate": {
         "images": (b'{"model":"m","prompt":"x","images":[', b'"AA=="', b"]}"),
