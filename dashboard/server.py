@@ -33,6 +33,7 @@ from insight.fleet_caches import make_fleet_caches
 from machinery.clock import Clock
 from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
 from machinery.process_log import LogRing
+from machinery.state_disk import StateDisk
 from machinery.version import version
 from schemas.records import ApiKey, DashboardLease
 from schemas.wire.requests import EndedRequest
@@ -156,6 +157,7 @@ class Dashboard:
             security=replace(settings.security, allowed_hosts=settings.hosts),
         )
         self._transport = transport
+        self._state_disk = StateDisk(settings.state_dir, clock)
         self._lease_key = keys.named(keys.DASHBOARD_LEASE_PREFIX, id_)
 
     def known_keys(self) -> Mapping[str, ApiKey] | None:
@@ -170,6 +172,7 @@ class Dashboard:
             asks_for_keys=self._settings.asks_for_keys,
             has_store_password=self._settings.has_store_password,
             tls=self._settings.tls(),
+            full_disk=self._state_disk.full_folder,
         )
         return codec.encode(lease)
 
@@ -206,6 +209,7 @@ class Dashboard:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.model.run())
             group.create_task(self.server.run())
+            group.create_task(self._state_disk.run())
             if self.history is not None:
                 group.create_task(self.history.run())
                 group.create_task(self._rebuild_figures(self.history))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,7 @@ from machinery.connection_limits import AddressLimit, ConnectionLimiter
 from machinery.http_server import HttpServer
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge
+from machinery.state_disk import StateDisk
 from machinery.tls_server import ServerCertificate
 from machinery.version import version
 from schemas.records import GatewayLease
@@ -187,10 +189,15 @@ def _id(limits: GatewayLimits) -> str:
 
 
 def _registration(
-    transport: Transport, clock: Clock, limits: GatewayLimits, *, id_: str, url: str
+    transport: Transport,
+    clock: Clock,
+    limits: GatewayLimits,
+    *,
+    id_: str,
+    lease: Callable[[], GatewayLease],
 ) -> Registration:
     """Return the registration, which follows the fleet's mode."""
-    found = Registration(transport, clock, id_=id_, lease=lambda: limits.lease(url))
+    found = Registration(transport, clock, id_=id_, lease=lease)
     if limits.credentials is not None:
         limits.credentials.on_change(found.refresh)
     return found
@@ -246,7 +253,11 @@ class Gateway:
         self.versions = VersionMetrics()
         instance = f"{entropy.getrandbits(48):012x}"
         id_ = _id(limits) or instance
-        self.registration = _registration(transport, clock, limits, id_=id_, url=url)
+        self._state_disk = StateDisk(limits.state_dir, clock)
+        self.registration = _registration(
+            transport, clock, limits, id_=id_, lease=lambda: self._lease(url)
+        )
+        self._state_disk.on_change = self.registration.refresh
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
         self.recorder = self._recorder(id_, instance, model_states, tracer)
@@ -280,6 +291,10 @@ class Gateway:
     def metrics(self) -> GatewayMetrics:
         """All metrics of the gateway."""
         return self.recorder.metrics
+
+    def _lease(self, url: str) -> GatewayLease:
+        disk = self._state_disk.full_folder
+        return self._limits.lease(url).model_copy(update={"full_disk": disk})
 
     def _in_flight(self) -> InFlightSource:
         handler = self.handler
@@ -512,6 +527,7 @@ class Gateway:
             background = [
                 group.create_task(self.fleet_state.run()),
                 group.create_task(self.registration.run()),
+                group.create_task(self._state_disk.run()),
                 group.create_task(self.pool.run()),
                 group.create_task(self.health_checker.run()),
                 group.create_task(self.recorder.run()),

@@ -146,8 +146,7 @@ async def list_processes(
             reconcilers = await _list_leases(transport, prefix, ReconcilerLease)
             return [reconciler_address(dialer, *entry) for entry in reconcilers.items()]
         case "Dashboard":
-            prefix = keys.DASHBOARD_LEASE_PREFIX
-            dashboards = await _list_leases(transport, prefix, DashboardLease)
+            dashboards = await list_dashboard_leases(transport)
             return [dashboard_address(dialer, *entry) for entry in dashboards.items()]
         case _:
             raise ValueError(f"{kind} has no leases")
@@ -161,6 +160,11 @@ async def list_gateways(transport: Transport, dialer: Dialer | None = None) -> l
 async def list_gateway_leases(transport: Transport) -> dict[str, GatewayLease]:
     """Return the leases of registered gateways, by gateway id."""
     return await _list_leases(transport, keys.GATEWAY_LEASE_PREFIX, GatewayLease)
+
+
+async def list_dashboard_leases(transport: Transport) -> dict[str, DashboardLease]:
+    """Return the leases of registered dashboards, by id."""
+    return await _list_leases(transport, keys.DASHBOARD_LEASE_PREFIX, DashboardLease)
 
 
 async def _list_leases(transport: Transport, prefix: str, model: type[LeaseT]) -> dict[str, LeaseT]:

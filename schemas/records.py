@@ -154,6 +154,8 @@ class GatewayLease(ApiModel):
     """Its identity and TLS mode; None if it has no certificate."""
     is_announced: bool = False
     """True if it announces itself on its local networks (mDNS)."""
+    full_disk: Annotated[str, StringConstraints(max_length=1024)] = ""
+    """Its state folder while the disk of that is almost full; empty otherwise."""
 
 
 class ReconcilerLease(ApiModel):
@@ -184,6 +186,8 @@ class DashboardLease(ApiModel):
     """True if it was started with a password for the store."""
     tls: TlsReport | None = None
     """Its identity and TLS mode; None if it has no certificate."""
+    full_disk: Annotated[str, StringConstraints(max_length=1024)] = ""
+    """Its state folder while the disk of that is almost full; empty otherwise."""
 
 
 TICKET_TTL_S = 60

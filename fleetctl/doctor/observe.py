@@ -5,7 +5,7 @@ It writes nothing that stays: one lease, and tickets for agents and gateways und
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
-from schemas.records import GatewayLease
+from schemas.records import DashboardLease, GatewayLease
 from schemas.replica import Endpoint, EndpointSpec, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
@@ -83,6 +83,7 @@ async def observe_fleet(
     read_at = clock.monotonic()
     groups = [one for one in objects_by_kind["ShardGroup"] if isinstance(one, ShardGroup)]
     leases = await process_client.list_gateway_leases(transport)
+    dashboards = await process_client.list_dashboard_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
     (agents, answered, engines, machines), multicast = await asyncio.gather(
@@ -114,6 +115,7 @@ async def observe_fleet(
             unobserved=observe_control.unobserved_changes(reading, observed, clock),
         ),
         disk=_observe_disk(data_dir),
+        full_disks=dict(_full_disks(leases, dashboards)),
         machines=machines,
         security=await observe_security.read_security(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
@@ -229,6 +231,18 @@ def _observe_disk(data_dir: Path | None) -> DiskSpace | None:
         return None
     found = shutil.disk_usage(data_dir)
     return DiskSpace(path=str(data_dir), size_bytes=found.total, free_bytes=found.free)
+
+
+def _full_disks(
+    gateways: Mapping[str, GatewayLease], dashboards: Mapping[str, DashboardLease]
+) -> Iterator[tuple[str, str]]:
+    """Yield the processes whose state folder is on a disk that is almost full, with the folder."""
+    for id_, gateway in gateways.items():
+        if gateway.full_disk:
+            yield f"gateway/{id_}", gateway.full_disk
+    for id_, dashboard in dashboards.items():
+        if dashboard.full_disk:
+            yield f"dashboard/{id_}", dashboard.full_disk
 
 
 def _agent_address(node: Node, dialer: Dialer) -> ProcessAddress:

@@ -1,7 +1,7 @@
 """Health checks over an observation of the fleet. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -113,6 +113,8 @@ class FleetObservation:
     engines: Sequence[ProbeResult]
     control: ControlPlane
     """The state of the control plane: whether it acts on what the store holds."""
+    full_disks: Mapping[str, str] = field(default_factory=dict)
+    """State folders on disks that are almost full, by the labels of their gateways and dashboards."""
     disk: DiskSpace | None = None
     """None if the fleet has no data folder on this machine."""
     security: TransportSecurity = field(default_factory=TransportSecurity)
@@ -169,7 +171,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *network_checks.check_networks(fleet.nodes, _unreachable(fleet)),
         *network_checks.check_multicast(fleet.multicast, _answering(fleet.gateways)),
         *network_checks.check_builds(fleet.nodes),
-        *_disks(fleet.nodes, fleet.disk),
+        *_disks(fleet.nodes, fleet.disk, fleet.full_disks),
         *_memory(stored),
         *_probe_results("agents", fleet.agents, "agents", _AGENT_ADVICE),
         *_clocks(fleet.agents, fleet.gateways),
@@ -195,7 +197,7 @@ def check_objects(fleet: FleetObjects) -> list[Finding]:
         *_pressure(fleet.nodes),
         *network_checks.check_networks(fleet.nodes, lost),
         *network_checks.check_builds(fleet.nodes),
-        *_disks(fleet.nodes, None),
+        *_disks(fleet.nodes, None, {}),
         *_memory(fleet),
         *check_bridges(fleet.nodes),
         *_fabric(fleet),
@@ -346,7 +348,9 @@ def _pressure(nodes: Sequence[Node]) -> Iterator[Finding]:
                 )
 
 
-def _disks(nodes: Sequence[Node], own: DiskSpace | None) -> Iterator[Finding]:
+def _disks(
+    nodes: Sequence[Node], own: DiskSpace | None, full: Mapping[str, str]
+) -> Iterator[Finding]:
     places = [
         (f"node/{node.name}", node.status.disk_bytes, node.status.disk_free_bytes)
         for node in nodes
@@ -363,8 +367,15 @@ def _disks(nodes: Sequence[Node], own: DiskSpace | None) -> Iterator[Finding]:
             message=f"{label}: {quantity.show(free)} free of {quantity.show(size)}",
             advice="free disk space: models and etcd's database need it",
         )
+    for label, folder in full.items():
+        yield Finding(
+            check="disk",
+            level="FAIL",
+            message=f"{label}: the disk of {folder}, where it writes its state, is almost full",
+            advice="free space there, or give its --state-dir a folder on another disk",
+        )
     pressed = any(n.status and is_true(n.status.conditions, "DiskPressure") for n in nodes)
-    if places and not short and not pressed:
+    if places and not short and not pressed and not full:
         yield ok("disk", f"{counted(len(places), 'disk has', 'disks have')} enough free space")
 
 

@@ -3,21 +3,19 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import psutil
 
+from machinery.single_query import SingleQuery
 from models.model_files import model_folders
 from nodeagent.hardware import linux, macos, macos_fabric
 from nodeagent.hardware.readings import DiskReading, HardwareError, HardwareFacts, MachineReading
 from schemas.node import LocalModel, NodeFabric
 
-T = TypeVar("T")
-
-_QUERY_TIMEOUT_S: Final = 5.0
 # Every third reading, so every 30 s: system_profiler is expensive. Once at the start is not enough, because ports go dead
 # while a group idles (exo#1973) and addresses change (exo#2067).
 _READINGS_PER_FABRIC: Final = 3
@@ -116,27 +114,3 @@ def read_local_models(folder: Path) -> tuple[LocalModel, ...]:
     """Return the models below the models folder. Raises OSError."""
     found = model_folders(folder).items()
     return tuple(LocalModel(path=path, weights_bytes=size) for path, size in found)
-
-
-class SingleQuery(Generic[T]):
-    """A blocking query that runs in a thread, at most one at a time: a lost network disk blocks its thread for minutes."""
-
-    def __init__(self, query: Callable[[], T], *, limit_s: float = _QUERY_TIMEOUT_S) -> None:
-        self._query = query
-        self._limit_s = limit_s
-        self._pending: asyncio.Future[T] | None = None
-
-    async def ask(self) -> T | None:
-        """Return the result; None if it is late, or an OSError."""
-        is_late = self._pending is not None
-        if self._pending is None:
-            self._pending = asyncio.get_running_loop().run_in_executor(None, self._query)
-        # A query that was late once is not waited for again.
-        await asyncio.wait((self._pending,), timeout=0 if is_late else self._limit_s)
-        if not self._pending.done():
-            return None
-        done, self._pending = self._pending, None
-        try:
-            return done.result()
-        except OSError:
-            return None

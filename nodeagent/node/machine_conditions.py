@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from machinery.state_disk import is_almost_full, least_free_bytes
 from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import (
     DiskReading,
@@ -423,12 +424,12 @@ def _is_memory_short(seen: MemoryReading, *, was: bool) -> bool:
 def _disk_verdict(
     seen: DiskReading, state: DiskReading | None, past: MachineHistory, *, was: bool
 ) -> ConditionVerdict:
-    if state is not None and state.free_bytes < _least_state_bytes(state) * (2 if was else 1):
+    if state is not None and is_almost_full(state.free_bytes, state.total_bytes, was=was):
         return ConditionVerdict(
             holds=True,
             reason="DiskAlmostFull",
             message=f"the disk of {state.path}, where the agent and its engines write logs and state, is almost full: "
-            f"free more than {show(2 * _least_state_bytes(state))} of its {show(state.total_bytes)}",
+            f"free more than {show(2 * least_free_bytes(state.total_bytes))} of its {show(state.total_bytes)}",
         )
     percent, least = (7, 8 * _GIB) if was else (5, 5 * _GIB)
     if 100 * seen.free_bytes >= percent * seen.total_bytes and seen.free_bytes >= least:
@@ -443,11 +444,6 @@ def _disk_verdict(
         message=f"{free} of {show(seen.total_bytes)} are free on the disk of the models, {seen.path}. Remove unused "
         "models or files until more than 7 % and 8 GiB are free",
     )
-
-
-def _least_state_bytes(disk: DiskReading) -> int:
-    """Return the free bytes below which a disk without models is almost full: logs and state are small."""
-    return min(_GIB, disk.total_bytes // 10)
 
 
 def _is_above_limit(seen: HeatReading) -> bool:

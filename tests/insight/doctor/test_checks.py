@@ -207,6 +207,11 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="no-disk",
         ),
         pytest.param(
+            {"full_disks": {"dashboard/1f2e": "/state"}},
+            "FAIL disk: dashboard/1f2e: the disk of /state, where it writes its state, is almost full",
+            id="full-state-disk",
+        ),
+        pytest.param(
             {"agents": (ProbeResult(label="node/mac-1", url="", error="no answer"),)},
             "WARN agents: node/mac-1: no answer",
             id="agent-silent",

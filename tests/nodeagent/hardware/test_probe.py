@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from machinery.single_query import SingleQuery
 from nodeagent.hardware import macos, probe
-from nodeagent.hardware.probe import SingleQuery, SystemMachineReader
+from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import (
     HardwareError,
     MachineReader,
