@@ -11,6 +11,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import selectors
 from fleetctl.objects.external_endpoints import external_trees
 from fleetctl.objects.kind_args import API_KEYS, Target, parse_targets
+from fleetctl.objects.node_pools import read_node_pools
 from fleetctl.objects.selectors import with_selectable_labels
 from fleetctl.objects.table_context import TableContext
 from machinery.clock import Clock
@@ -146,9 +147,12 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
         candidates += found
         missing += unknown
     _refuse_unknown_fields(candidates, query)
-    has_nodes = any(target.kind.name == "Node" for target in query.targets)
-    ready = await object_trees.ready_nodes(store) if has_nodes else frozenset[str]()
-    context = TableContext(now=clock.now(), ready_nodes=ready)
+    context = TableContext(now=clock.now())
+    if any(target.kind.name == "Node" for target in query.targets):
+        context = context._replace(
+            ready_nodes=await object_trees.ready_nodes(store),
+            node_pools=await read_node_pools(store, candidates),
+        )
     return QueryResult(
         groups=_sorted_groups(groups, query), missing=tuple(missing), context=context
     )

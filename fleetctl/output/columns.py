@@ -382,6 +382,21 @@ def _node_bytes(field: str) -> Cell:
     return cell
 
 
+def _node_for_models(node: Tree, context: TableContext) -> str:
+    """Return the memory for models, without what pools reserve for the owner."""
+    status = node.get("status")
+    if status is None:
+        return UNKNOWN
+    pools = context.node_pools.get(object_trees.name_of(node))
+    reserved = 0 if pools is None else pools.reserved_bytes
+    return sizes.show(max(0, int(status["allocatableBytes"]) - reserved))
+
+
+def _node_pools(node: Tree, context: TableContext) -> str:
+    pools = context.node_pools.get(object_trees.name_of(node))
+    return "-" if pools is None or not pools.names else ",".join(pools.names)
+
+
 def _ranks(replica: Tree, _: TableContext) -> str:
     return ",".join(rank["node"] for rank in field_at(replica, "spec", "ranks") or ())
 
@@ -436,7 +451,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("STATUS", _node_ready),
         Column("CHIP", _node_field("chip")),
         Column("MEMORY", _node_bytes("memoryBytes")),
-        Column("FOR MODELS", _node_bytes("allocatableBytes")),
+        Column("FOR MODELS", _node_for_models),
         AGE,
         Column("CPU", _node_field("cpuCores"), is_wide=True),
         Column("GPU", _node_field("gpuCores"), is_wide=True),
@@ -444,6 +459,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("OS", _node_field("osVersion"), is_wide=True),
         Column("ADDRESS", _node_field("address"), is_wide=True),
         Column("TAINTS", _taints, is_wide=True),
+        Column("POOLS", _node_pools, is_wide=True),
         Column("FABRIC HEALTHY", condition("FabricHealthy"), is_wide=True),
         Column("VERSION", _node_field("agentVersion"), is_wide=True),
     ),

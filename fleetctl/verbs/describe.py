@@ -12,6 +12,7 @@ from fleetctl.fabric import history
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS, kind_of
+from fleetctl.objects.node_pools import read_node_pools
 from fleetctl.objects.selectors import selectable_labels
 from fleetctl.objects.targets import Selection
 from fleetctl.output import printers
@@ -186,6 +187,8 @@ async def _replica_section(transport: Transport, is_of_it: Callable[[Replica], b
 
 async def _node_table(transport: Transport, title: str, found: Sequence[Node]) -> str:
     context = await reader.table_context(transport, SystemClock(), kind_of("Node"))
+    trees = [object_tree(node) for node in found]
+    context = context._replace(node_pools=await read_node_pools(transport, trees))
     return titled(title, printers.table(found, context, is_wide=False))
 
 

@@ -29,7 +29,7 @@ _EXTRA_PREFIXES = {
     "Endpoint": (keys.ENDPOINT_PREFIX,),
     "Event": (keys.EVENT_PREFIX,),
     "FabricTest": (keys.FABRIC_TEST_PREFIX,),
-    "Node": (keys.NODE_LEASE_PREFIX, keys.NODE_LIFE_PREFIX),
+    "Node": (keys.NODE_LEASE_PREFIX, keys.NODE_LIFE_PREFIX, keys.spec_prefix("NodePool")),
 }
 
 # The last is shown first.
