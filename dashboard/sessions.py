@@ -103,6 +103,8 @@ class Sessions:
         clock: Clock,
         keys: Callable[[], Mapping[str, ApiKey] | None],
         folder: Path | None = None,
+        *,
+        most: int = _MOST_SESSIONS,
     ) -> None:
         """Read the sessions that were ended.
 
@@ -111,11 +113,13 @@ class Sessions:
             clock: The clock.
             keys: Returns the fleet's API keys by name; None before they were read.
             folder: Folder in which ended sessions are kept; None: a restart forgets them.
+            most: Sessions that are remembered by their ids.
 
         """
         self._secret = secret
         self._clock = clock
         self._keys = keys
+        self._most = most
         self._secrets: OrderedDict[str, str] = OrderedDict()
         self._used: OrderedDict[str, float] = OrderedDict()
         self._file = None if folder is None else folder / _ENDED_FILE
@@ -149,9 +153,9 @@ class Sessions:
         """Forget sessions that would be over by now; when there are too many others, end all that began as early."""
         now_s, ended = self._now().timestamp(), self._ended
         ended.ends_s = {id_: ends_s for id_, ends_s in ended.ends_s.items() if ends_s > now_s}
-        if len(ended.ends_s) >= _MOST_SESSIONS:
+        if len(ended.ends_s) >= self._most:
             by_end = sorted(ended.ends_s, key=ended.ends_s.__getitem__)
-            ended.until_s = ended.ends_s[by_end[_MOST_SESSIONS // 2]]
+            ended.until_s = ended.ends_s[by_end[self._most // 2]]
             ended.ends_s = {k: end_s for k, end_s in ended.ends_s.items() if end_s > ended.until_s}
 
     def _save_ended(self) -> None:
@@ -215,7 +219,7 @@ class Sessions:
             return None
         session = self._session(found)
         if session is not None:
-            _put(self._used, found.id, now_s, _MOST_SESSIONS)
+            _put(self._used, found.id, now_s, self._most)
         return session
 
     def _session(self, cookie: _Cookie) -> Session | None:

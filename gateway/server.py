@@ -20,7 +20,7 @@ from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
 from gateway.auth.rate_limits import Limits
 from gateway.batches.database import open_batches
-from gateway.batches.runner import BatchGateway, BatchRunner
+from gateway.batches.runner import GONE_KEY_S, BatchGateway, BatchRunner
 from gateway.floating_address.holder import AddressHolder, FloatingAddress, make_holder
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
@@ -120,6 +120,8 @@ class GatewayLimits:
     """Limits of each client without a key, by address; None: none."""
     state_dir: Path | None = None
     """Folder for the state that a start without the store needs; None: not saved."""
+    gone_key_s: float = GONE_KEY_S
+    """Seconds after which the files and batches of a deleted key go."""
     site: str = ""
     """Site of the gateway; engines of the same site are preferred."""
     default_model: str = ""
@@ -473,7 +475,7 @@ class Gateway:
             knows_keys=fleet.key_cache.is_current,
             clock=self._clock,
         )
-        return BatchRunner(store, gateway)
+        return BatchRunner(store, gateway, gone_key_s=self._limits.gone_key_s)
 
     def _http_server(self, app: FastAPI) -> HttpServer:
         """Return the HTTP or HTTPS server for clients."""

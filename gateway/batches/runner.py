@@ -49,8 +49,8 @@ _LINES_AT_ONCE: Final = 64
 _READ_BYTES: Final = records.MAX_LINE_BYTES + 1
 _MOST_ATTEMPTS: Final = 6
 _BACKOFF: Final = Backoff(first_s=1.0, limit_s=60.0)
-# A store that was emptied and is being restored has no keys for a while.
-_GONE_S: Final = 3600.0
+GONE_KEY_S: Final = 3600.0
+"""Seconds after which what belonged to a deleted key goes: a store that is being restored has no keys for a while."""
 _GONE_CHECK_S: Final = 60.0
 # Clients waited a moment ago: they come in waves.
 _YIELD_S: Final = 5.0
@@ -94,7 +94,9 @@ class _Retry:
 class BatchRunner:
     """Runs batches. Run `run()` in a task group."""
 
-    def __init__(self, store: BatchStore, gateway: BatchGateway) -> None:
+    def __init__(
+        self, store: BatchStore, gateway: BatchGateway, *, gone_key_s: float = GONE_KEY_S
+    ) -> None:
         self.store = store
         self._gateway = gateway
         self._clock = gateway.clock
@@ -104,7 +106,7 @@ class BatchRunner:
         self._yielded_until_s: dict[str, float] = {}
         self._gone_since_s: dict[str, float] = {}
         """Owners whose key is gone."""
-        self._gone_check_s = 0.0
+        self._gone_key_s, self._gone_check_s = gone_key_s, 0.0
 
     async def run(self) -> None:
         """Take the lock of the folder, and run its batches forever; a broken disk stops no gateway."""
@@ -157,15 +159,15 @@ class BatchRunner:
         return bool(batches)
 
     async def _delete_gone(self) -> None:
-        """Delete what belonged to keys that have been gone for an hour."""
+        """Delete what belonged to keys that have been gone for long."""
         gateway, now_s = self._gateway, self._clock.monotonic()
         if now_s < self._gone_check_s or not gateway.knows_keys():
             return
-        self._gone_check_s = now_s + _GONE_CHECK_S
+        self._gone_check_s = now_s + min(_GONE_CHECK_S, self._gone_key_s)
         gone = await asyncio.to_thread(self.store.owners) - gateway.keyring.identities() - {""}
         self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in gone}
         for owner, since_s in self._gone_since_s.items():
-            if now_s - since_s >= _GONE_S:
+            if now_s - since_s >= self._gone_key_s:
                 await asyncio.to_thread(self.store.delete_owner, owner)
                 log.info("deleted the files and batches of a deleted key", extra={"key": owner})
 

@@ -270,15 +270,12 @@ async def test_a_session_that_is_not_used_for_an_hour_ends() -> None:
     assert sessions.find(fresh) is None
 
 
-async def test_a_logout_survives_a_restart_and_later_logouts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_logout_survives_a_restart_and_later_logouts(tmp_path: Path) -> None:
     """Finding S11: whoever copied the cookie before gets in again otherwise."""
-    monkeypatch.setattr("dashboard.sessions._MOST_SESSIONS", 10)
     clock, known = FakeClock(), {"ann": api_key("ann", "viewer", "sk-2")}
 
     def restarted() -> Sessions:
-        return Sessions(session_secret(tmp_path), clock, lambda: known, tmp_path)
+        return Sessions(session_secret(tmp_path), clock, lambda: known, tmp_path, most=10)
 
     first, kept = restarted().make("ann"), restarted().make("ann")
     assert first is not None

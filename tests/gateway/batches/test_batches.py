@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -243,10 +244,7 @@ async def _has_status(client: openai.AsyncOpenAI, batch: Batch, status: str) -> 
     return (await client.batches.retrieve(batch.id)).status == status
 
 
-async def test_a_key_has_its_own_files_and_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.batches.runner._GONE_CHECK_S", 0.0)
+async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
     world = World(MemoryTransport(SystemClock()))
     await put_api_key(world, "sk-one", name="one", models=("m",))
     await put_api_key(world, "sk-two", name="two")
@@ -282,7 +280,7 @@ async def test_a_key_has_its_own_files_and_models(
         kept = await new.files.create(file=("in.jsonl", b"{}"), purpose="batch")
         content = tmp_path / "state" / "batches" / "content"
         assert len(list(content.iterdir())) == 4
-        monkeypatch.setattr("gateway.batches.runner._GONE_S", 0.0)
+    async with running_gateway(world.transport, replace(limits, gone_key_s=0.0)):
         await until(lambda: [one.name for one in content.iterdir()] == [kept.id], what="the end")
 
 
