@@ -174,6 +174,11 @@ class Requeue:
     after_s: float
 
 
+def soonest_s(*delays_s: float | None) -> float | None:
+    """Return the shortest of the delays; None if all are None."""
+    return min((delay_s for delay_s in delays_s if delay_s is not None), default=None)
+
+
 async def run_loop(
     queue: WorkQueue[K],
     reconcile: Callable[[K], Awaitable[Requeue | None]],

@@ -13,11 +13,10 @@ from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_l
 from machinery.version import version
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
-from reconciler.deployments.autoscaling.autoscaler import Autoscaler
 from reconciler.deployments.demand.scraper import DemandScraper
 from reconciler.deployments.execute import Executor
 from reconciler.deployments.lookup_problems import LookupProblems
-from reconciler.deployments.rollout.canary import CanaryBaselines
+from reconciler.deployments.reconcile import LeaderState
 from reconciler.event_handlers import EventHandlers
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
@@ -25,7 +24,7 @@ from reconciler.listers.own_writes import OwnWrites
 from reconciler.metrics import ReconcilerMetrics
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
-from reconciler.reconcile import LeaderState, Reconciler
+from reconciler.reconcile import Reconciler
 from reconciler.services.assignments import assignment_keeper
 from reconciler.services.change_retention import ChangeRetention
 from reconciler.services.fabric.checker import FabricChecker
@@ -41,7 +40,7 @@ from store.events import EventRecorder
 from store.informer import AnyInformer
 from store.leases import Election, Leadership
 from store.model_listings import read_listings
-from store.port import Transport
+from store.port import Delete, ModRevisionGuard, Transport
 
 log = logging.getLogger(__name__)
 
@@ -217,14 +216,13 @@ class Controller:
         state = LeaderState(
             liveness=self._liveness,
             nodes=NodeViewCache(version()),
-            autoscaler=Autoscaler(),
             demand=demand,
-            baselines=CanaryBaselines(),
-            fabric=fabric.view,
             lookups=self._lookups,
             waiting_for_room=self._handlers.waiting_for_room,
         )
-        reconciler = Reconciler(self._lister, state, executor, self._recorder, self._clock)
+        reconciler = Reconciler(
+            self._lister, state, executor, self._recorder, self._clock, fabric=fabric.view
+        )
 
         async def keep() -> None:
             await leadership.keep()
@@ -266,8 +264,12 @@ class Controller:
         found = list(find_leftovers(caches.specs.items, caches.statuses.items, caches.ranks.items))
         for key, owner in found:
             version = caches.statuses.version(key) or caches.ranks.version(key)
+            guards = [
+                ModRevisionGuard(key=owner, mod_revision=0),
+                ModRevisionGuard(key=key, mod_revision=version),
+            ]
             try:
-                await executor.sweep(key, version=version, owner=owner)
+                await executor.commit(guards, [Delete(key=key)])
             except StoreError as error:
                 log.info("leftover was not removed", extra={"key": key, "why": str(error)})
             else:

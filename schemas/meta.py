@@ -224,6 +224,27 @@ class Status(ApiModel):
     conditions: tuple[Condition, ...] = ()
 
 
+def make_condition(type_: str, reason: str, message: str = "", *, holds: bool) -> Condition:
+    """Return a condition; `stamp_conditions` adds generation and time."""
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+    return Condition(type=type_, status=truth, reason=reason, message=message)
+
+
+def stamp_conditions(
+    old: Status | None, new: Sequence[Condition], *, generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """Return the conditions as they are written: a time changes only if the truth of its condition changes."""
+    types = {condition.type for condition in new}
+    before = old.conditions if old is not None else ()
+    settled = tuple(condition for condition in before if condition.type in types)
+    for condition in new:
+        stamped = condition.model_copy(
+            update={"observed_generation": generation, "last_transition_time": now}
+        )
+        settled = with_condition(settled, stamped)
+    return settled
+
+
 class ApiObject(ApiModel):
     """The parts that every object has; each kind narrows `kind`, `spec` and `status`."""
 

@@ -19,12 +19,11 @@ from reconciler.deployments.writes import (
 from reconciler.listers.own_writes import OwnWrites
 from reconciler.metrics import ReconcilerMetrics
 from schemas.deployment import ModelDeployment
-from schemas.meta import ObjectKey, ObjectMeta, Status
-from schemas.node import Node, NodeLifeStatus, NodeSpec
+from schemas.meta import ObjectKey, Status
 from schemas.replica import Replica
-from store import codec, keys
+from store import keys
 from store.errors import ConflictError
-from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Operation, Put, Transport
+from store.port import Guard, KeyValue, ModRevisionGuard, Operation, Put, Transport
 
 # The fence, and the ledger as guard and as operation.
 _SHARED = 3
@@ -78,15 +77,6 @@ class Executor:
             self._ledger = ledger
         return self._assigned_at
 
-    async def do(
-        self, action: Action, deployment: ModelDeployment | None, replicas: Mapping[str, Replica]
-    ) -> int:
-        """Execute one action; return the revision of the write."""
-        write = make_write(action, deployment, replicas, self._stamp())
-        revision = await self._commit((write,))
-        self._metrics.actions.add(type(action).__name__)
-        return revision
-
     async def do_all(
         self,
         actions: Sequence[Action],
@@ -99,7 +89,9 @@ class Executor:
 
         `owner` is the deployment whose reconcile these writes are no news for (`OwnWrites`).
         """
-        stamp = self._stamp()
+        stamp = WriteContext(
+            now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES)
+        )
         writes = [make_write(action, deployment, replicas, stamp) for action in actions]
         done = 0
         async with aclosing(self._in_batches(writes, owner)) as batched:
@@ -108,11 +100,6 @@ class Executor:
                     self._metrics.actions.add(type(action).__name__)
                 yield actions[done : done + number], revision
                 done += number
-
-    def _stamp(self) -> WriteContext:
-        return WriteContext(
-            now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES)
-        )
 
     async def write_status(
         self, key: ObjectKey, status: Status, *, version: int, owner: str = ""
@@ -161,6 +148,10 @@ class Executor:
             note(revision)
             return revision
 
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        """Write something else for the leader; return the revision."""
+        return await self._write([self._fence(), *guards], operations)
+
     async def _commit(self, batch: Sequence[GuardedWrite], owner: str = "") -> int:
         guards, operations = [self._fence(), *guards_of(batch)], operations_of(batch)
         self._own_writes.expect(documents_of(batch))
@@ -179,48 +170,3 @@ class Executor:
             raise
         self._ledger = ledger._replace(mod_revision=self._assigned_at)
         return self._assigned_at
-
-    async def write_life(
-        self, node: str, life: NodeLifeStatus, *, version: int, registered: int
-    ) -> int:
-        """Write the document about a node, unless the node or the document changed meanwhile."""
-        put = Put(key=keys.node_life_key(node), value=codec.encode(life))
-        guards = [
-            self._fence(),
-            ModRevisionGuard(key=put.key, mod_revision=version),
-            ModRevisionGuard(key=keys.spec_key("Node", node), mod_revision=registered),
-        ]
-        return await self._write(guards, [put])
-
-    async def remove_life(self, node: str, *, version: int) -> int:
-        """Remove the document about a node that is gone."""
-        key = keys.node_life_key(node)
-        guards = [self._fence(), ModRevisionGuard(key=key, mod_revision=version)]
-        return await self._write(guards, [Delete(key=key)])
-
-    async def sweep(self, key: str, *, version: int, owner: str) -> int:
-        """Remove a document whose object, under the key `owner`, does not exist."""
-        guards = [
-            self._fence(),
-            ModRevisionGuard(key=owner, mod_revision=0),
-            ModRevisionGuard(key=key, mod_revision=version),
-        ]
-        return await self._write(guards, [Delete(key=key)])
-
-    async def register_node(self, name: str, uid: str, *, described: int, held: int) -> None:
-        """Write an empty spec for a node that joined, unless it has one.
-
-        `described` and `held` are the versions of its status and its lease: a node that was deleted meanwhile, or whose
-        agent has ended, must not come back.
-        """
-        metadata = ObjectMeta(
-            name=name, uid=uid, generation=1, creation_timestamp=self._clock.now()
-        )
-        put = codec.put_spec(Node(metadata=metadata, spec=NodeSpec()))
-        guards = [
-            self._fence(),
-            ModRevisionGuard(key=put.key, mod_revision=0),
-            ModRevisionGuard(key=keys.status_key("Node", name), mod_revision=described),
-            ModRevisionGuard(key=keys.node_lease_key(name), mod_revision=held),
-        ]
-        await self._write(guards, [put])

@@ -1,17 +1,18 @@
 """Plans one deployment: from its observed view to the actions that move it towards its spec. Pure."""
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reconciler.deployments.actions import (
     Action,
     AdoptReplica,
     DeleteReplica,
+    EndPreload,
     OrphanReplica,
     ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
+    StartPreload,
     StartRanks,
 )
 from reconciler.deployments.preload import plan_preloads
@@ -44,7 +45,7 @@ def group_by_eviction(
 ) -> EvictionGroups:
     """Group the replicas that do not drain yet; a replica on a lost node is moved, and counts as staying."""
     tolerations = deployment.spec.placement.tolerations
-    nodes = table.named({name for one in active for name in one.nodes})
+    nodes = table.named({name for replica in active for name in replica.nodes})
     evicting = {
         node.name
         for node in nodes
@@ -62,16 +63,16 @@ def group_by_eviction(
 
 
 def evictable_now(
-    found: EvictionGroups, observed: DeploymentView, deployment: ModelDeployment, *, is_stuck: bool
+    groups: EvictionGroups, observed: DeploymentView, deployment: ModelDeployment, *, is_stuck: bool
 ) -> tuple[Termination, ...]:
     """Return the terminations of leaving replicas that may drain now.
 
     All of them once their replacements are ready. With `is_stuck` there is no node for a replacement: then as many as
     minAvailable allows.
     """
-    idle = [r for r in found.leaving if r.is_idle]
-    ready = [r for r in found.leaving if r.is_ready]
-    elsewhere = sum(r.is_ready for r in found.staying)
+    idle = [r for r in groups.leaving if r.is_idle]
+    ready = [r for r in groups.leaving if r.is_ready]
+    elsewhere = sum(r.is_ready for r in groups.staying)
     if elsewhere < observed.desired_replicas:
         least = quantity.resolve_amount(
             deployment.spec.min_available, observed.desired_replicas, round_up=True
@@ -92,64 +93,86 @@ class DeploymentPlan:
     requeue_after_s: float | None = None
 
 
-def plan(observed: DeploymentView, table: NodeTable | None = None) -> DeploymentPlan:
+def plan(observed: DeploymentView) -> DeploymentPlan:
     """Return the actions that move the deployment towards its spec.
 
     Each action is independent: if execution stops between two of them, the next plan continues.
-    `table` holds the nodes of `observed` as columns; without it, it is computed here.
     """
-    gone = [RemoveReplica(name=r.name, version=r.version) for r in observed.replicas if is_gone(r)]
-    deployment = observed.deployment
+    deployment, after_s = observed.deployment, observed.requeue_after_s
+    actions: list[Action] = [
+        RemoveReplica(name=replica.name, version=replica.version)
+        for replica in observed.replicas
+        if is_gone(replica)
+    ]
     if deployment is None or observed.is_ending:
-        ended = plan_preloads(observed, table, {})
-        actions = (
-            *(*gone, *_wind_down(observed), *collect_revisions(observed)),
-            *(*ended, *_finished(observed)),
-        )
-        return DeploymentPlan(actions=actions, requeue_after_s=observed.requeue_after_s)
+        actions += _wind_down(observed)
+        actions += collect_revisions(observed)
+        actions += _preloads(observed, {})
+        if deployment is not None and all(replica.is_orphan for replica in observed.replicas):
+            version = int(deployment.metadata.resource_version or 0)
+            actions.append(RemoveDeployment(name=observed.name, version=version))
+        return DeploymentPlan(actions=tuple(actions), requeue_after_s=after_s)
     if not observed.has_model:
-        return DeploymentPlan(actions=tuple(gone), requeue_after_s=observed.requeue_after_s)
-    kept = [r for r in observed.replicas if not is_gone(r)]
+        return DeploymentPlan(actions=tuple(actions), requeue_after_s=after_s)
+    remaining = [replica for replica in observed.replicas if not is_gone(replica)]
     # A draining replica needs no owner, and each replica gets one action at most.
-    adopted = [
-        AdoptReplica(name=r.name, version=r.version)
-        for r in kept
-        if r.is_orphan and not r.is_deleting
-    ]
-    if adopted:
-        return DeploymentPlan(actions=(*gone, *adopted), requeue_after_s=observed.requeue_after_s)
-    foreign = [r for r in kept if not r.is_owned and not r.is_deleting]
-    active = [r for r in kept if r.is_owned and not r.is_deleting]
-    table = table or NodeTable(observed.nodes)
-    found = group_by_eviction(deployment, active, table)
+    orphans = [replica for replica in remaining if replica.is_orphan and not replica.is_deleting]
+    if orphans:
+        actions += [AdoptReplica(name=r.name, version=r.version) for r in orphans]
+        return DeploymentPlan(actions=tuple(actions), requeue_after_s=after_s)
+    foreign = [r for r in remaining if not r.is_owned and not r.is_deleting]
+    active = [r for r in remaining if r.is_owned and not r.is_deleting]
+    groups = group_by_eviction(deployment, active, observed.table)
     goal = steps.rollout_goal(observed, deployment)
-    step = steps.next_step(goal, observed, deployment, found.staying)
-    scheduler = ReplicaScheduler(observed, deployment, goal, table)
-    scheduler.schedule(found.staying, step, len(found.leaving))
-    terminations = [
-        *(Termination(replica=r, because="OwnerReplaced") for r in foreign),
-        *(Termination(replica=r, because="Evicted") for r in found.evicted),
-        *step.terminations,
-        *scheduler.terminations,
-        *evictable_now(found, observed, deployment, is_stuck=scheduler.is_stuck),
-    ]
-    first = None
+    step = steps.next_step(goal, observed, deployment, groups.staying)
+    scheduler = ReplicaScheduler(observed, deployment, goal)
+    scheduler.schedule(groups.staying, step, len(groups.leaving))
+    terminations = [Termination(replica=replica, because="OwnerReplaced") for replica in foreign]
+    terminations += [Termination(replica=r, because="Evicted") for r in groups.evicted]
+    terminations += step.terminations
+    terminations += scheduler.terminations
+    terminations += evictable_now(groups, observed, deployment, is_stuck=scheduler.is_stuck)
+    needed: dict[str, HubReference] = {}
     # A replica that is created now is not ready yet: until then, no other may end in place.
-    if not terminations and not found.leaving and not scheduler.actions:
-        first = _first_in_place(observed, deployment, found.staying, scheduler)
-    if first is not None and not first.needed:
-        terminations.append(Termination(replica=first.replica, because="OutdatedInPlace"))
-    done = (*gone, *collect_revisions(observed), *map(_delete, terminations), *scheduler.actions)
-    done = (*done, *_released(kept, {action.name for action in done}))
+    if not terminations and not groups.leaving and not scheduler.actions:
+        in_place = _first_in_place(observed, deployment, groups.staying, scheduler)
+        if in_place is not None:
+            needed = in_place.needed
+            if not needed:
+                terminations.append(
+                    Termination(replica=in_place.replica, because="OutdatedInPlace")
+                )
+    actions += collect_revisions(observed)
+    actions += map(_delete, terminations)
+    actions += scheduler.actions
+    busy = {action.name for action in actions}
+    for replica in remaining:
+        if replica.name in busy:
+            continue
+        if replica.leaving_ranks != replica.replica.spec.leaving:
+            # Ranks of earlier epochs have ended.
+            actions.append(
+                ReleaseRanks(
+                    name=replica.name, leaving=replica.leaving_ranks, version=replica.version
+                )
+            )
+        elif replica.awaits_files and replica.has_files and not replica.is_deleting:
+            actions.append(StartRanks(name=replica.name, version=replica.version))
+    actions += _preloads(observed, needed)
     return DeploymentPlan(
-        actions=(
-            *(*done, *_started(kept, {action.name for action in done})),
-            *plan_preloads(observed, table, {} if first is None else first.needed),
-        ),
+        actions=tuple(actions),
         unschedulable=scheduler.unschedulable,
         stuck=None if terminations else scheduler.stuck,
-        requeue_after_s=observed.requeue_after_s,
+        requeue_after_s=after_s,
     )
+
+
+def _preloads(
+    observed: DeploymentView, needed: dict[str, HubReference]
+) -> Iterable[StartPreload | EndPreload]:
+    deployment = observed.deployment
+    has_any = deployment is not None and deployment.spec.preload is not None
+    return plan_preloads(observed, needed) if has_any or needed or observed.preloads else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,31 +201,13 @@ def _first_in_place(
     )
     template = goal.canary or goal.target
     # Skip a replica whose node cannot take the new version: it would end for nothing.
-    fit = [one for one in old if scheduler.fits_in_place(template, of=one)]
-    if not fit:
+    fitting = [replica for replica in old if scheduler.fits_in_place(template, of=replica)]
+    if not fitting:
         return None
-    first = min(fit, key=lambda one: scheduler.fetch_cost(template, of=one))
+    first = min(fitting, key=lambda replica: scheduler.fetch_cost(template, of=replica))
     source = scheduler.source_of(template)
     lacking = scheduler.missing_bytes(template, of=first)
     return _InPlace(replica=first, needed={} if source is None else dict.fromkeys(lacking, source))
-
-
-def _released(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[ReleaseRanks]:
-    """Release ranks of earlier epochs that have ended, except of replicas with another action."""
-    return [
-        ReleaseRanks(name=r.name, leaving=r.leaving_ranks, version=r.version)
-        for r in replicas
-        if r.leaving_ranks != r.replica.spec.leaving and r.name not in busy
-    ]
-
-
-def _started(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[StartRanks]:
-    """Start the ranks of epochs whose files are all there, except of replicas with another action."""
-    return [
-        StartRanks(name=r.name, version=r.version)
-        for r in replicas
-        if r.awaits_files and r.has_files and not r.is_deleting and r.name not in busy
-    ]
 
 
 def is_gone(replica: ReplicaView) -> bool:
@@ -216,14 +221,6 @@ def _wind_down(observed: DeploymentView) -> list[DeleteReplica | OrphanReplica]:
     if observed.deployment is not None and ORPHAN in observed.deployment.metadata.finalizers:
         return [OrphanReplica(name=r.name, version=r.version) for r in active if r.is_owned]
     return [_delete(Termination(replica=r, because="OwnerDeleted")) for r in active]
-
-
-def _finished(observed: DeploymentView) -> list[RemoveDeployment]:
-    """Remove a deployment that is being deleted, once it has no replicas."""
-    if observed.deployment is None or any(not r.is_orphan for r in observed.replicas):
-        return []
-    version = int(observed.deployment.metadata.resource_version or 0)
-    return [RemoveDeployment(name=observed.name, version=version)]
 
 
 def _delete(ending: Termination) -> DeleteReplica:

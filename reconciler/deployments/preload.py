@@ -25,12 +25,12 @@ _MOST_LISTED: Final = 100
 
 
 def plan_preloads(
-    observed: DeploymentView, table: NodeTable | None, needed: Mapping[str, HubReference]
+    observed: DeploymentView, needed: Mapping[str, HubReference]
 ) -> Iterator[StartPreload | EndPreload]:
     """Yield the preloads that start and end now; `needed` are nodes that a rollout is about to use, with its model."""
     deployment = observed.deployment
     is_ending = deployment is None or observed.is_ending
-    wanted = {} if deployment is None or is_ending else _wanted(deployment, observed, table)
+    wanted = {} if deployment is None or is_ending else _wanted(deployment, observed)
     wanted |= {} if is_ending else needed
     current = {one.node: one for one in observed.preloads}
     for one in observed.preloads:
@@ -42,7 +42,7 @@ def plan_preloads(
         if name in current and current[name].source == source
     }
     waiting = [name for name in wanted if name not in started]
-    nodes = {node.name: node for node in observed.nodes} if waiting else {}
+    nodes = {node.name: node for node in observed.table.nodes} if waiting else {}
     free = _free_places(nodes, [(name, wanted[name]) for name in started], wanted)
     for name in waiting:
         source, node = wanted[name], nodes.get(name)
@@ -70,19 +70,15 @@ def _free_places(
     return min(_MOST_AT_ONCE, max(1, givers)) - fetching
 
 
-def _wanted(
-    deployment: ModelDeployment, observed: DeploymentView, table: NodeTable | None
-) -> dict[str, HubReference]:
+def _wanted(deployment: ModelDeployment, observed: DeploymentView) -> dict[str, HubReference]:
     source = deployment.spec.model.hub
     if deployment.spec.preload is None or source is None or not source.is_pinned:
         return {}
-    chosen = choose_nodes(observed, deployment, table or NodeTable(observed.nodes))
+    chosen = choose_nodes(observed, deployment)
     return {node.name: source for node in chosen}
 
 
-def choose_nodes(
-    observed: DeploymentView, deployment: ModelDeployment, table: NodeTable
-) -> tuple[NodeView, ...]:
+def choose_nodes(observed: DeploymentView, deployment: ModelDeployment) -> tuple[NodeView, ...]:
     """Return the nodes that spec.preload asks for, in the order in which they fetch.
 
     Those with a replica come first, then those that were chosen before, then those with the fewest bytes to fetch, then
@@ -91,7 +87,7 @@ def choose_nodes(
     preload = deployment.spec.preload
     if preload is None:
         return ()
-    request = request_for(deployment, apart_from=observed.apart_from)
+    table, request = observed.table, request_for(deployment, apart_from=observed.apart_from)
     evaluated = table.evaluate(request)
     here = {name for one in observed.replicas if not one.is_deleting for name in one.nodes}
     before = {one.node for one in observed.preloads}
@@ -127,15 +123,13 @@ def _is_in(pools: Sequence[str], node: NodeView) -> bool:
     return not pools or not node.pools.isdisjoint(pools)
 
 
-def preload_status(
-    observed: DeploymentView, table: NodeTable
-) -> tuple[PreloadStatus, Condition] | None:
+def preload_status(observed: DeploymentView) -> tuple[PreloadStatus, Condition] | None:
     """Return the state of spec.preload and its condition; None without it, or while the model is not resolved."""
     deployment = observed.deployment
     if deployment is None or deployment.spec.preload is None or not observed.has_model:
         return None
     folder = deployment.spec.model.folder
-    chosen = choose_nodes(observed, deployment, table)
+    chosen = choose_nodes(observed, deployment)
     lacking = [node for node in chosen if not node.has_files(folder)]
     found = PreloadStatus(
         desired=len(chosen),

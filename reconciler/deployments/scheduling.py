@@ -35,7 +35,6 @@ from reconciler.groups.gang import given_up_refusal
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placement.table import NodeTable
 from schemas.deployment import HubReference, ModelDeployment, with_content
 from schemas.formation import GoldenAnswer
 from schemas.replica import LeavingRank, replica_name
@@ -49,12 +48,11 @@ class ReplicaScheduler:
         observed: DeploymentView,
         deployment: ModelDeployment,
         goal: RolloutGoal,
-        table: NodeTable,
     ) -> None:
         self._observed = observed
         self._deployment = deployment
         self._goal = goal
-        self._table = table
+        self._table = observed.table
         self._contents = known_contents(observed)
         self._requests: dict[str, PlacementRequest] = {}
         self._placer: Placer | None = None
@@ -179,7 +177,7 @@ class ReplicaScheduler:
         if request.spec.sharding == "Never":
             return any(find_rejection(request, node) is None for node in freed)
         by_name = {node.name: node for node in freed}
-        nodes = [by_name.get(node.name, node) for node in self._observed.nodes]
+        nodes = [by_name.get(node.name, node) for node in self._table.nodes]
         return isinstance(place_replica(request, nodes, self._observed.groups), Assignment)
 
     def missing_bytes(self, template: str, *, of: ReplicaView) -> dict[str, int]:

@@ -108,7 +108,7 @@ class FleetSnapshot:
 
     def observe(self, name: str, table: NodeTable) -> DeploymentView:
         """Return the view of a deployment; away nodes count as not lost, because only the leader knows since when."""
-        return observe(self.lister, name, Now(time=self.now), nodes=table.nodes)
+        return observe(self.lister, name, Now(time=self.now), table=table)
 
     def outlook(self, name: str, table: NodeTable) -> PlacementOutlook:
         """Place one more replica of an existing deployment, and explain every node.

@@ -1,11 +1,12 @@
 """The planner's input: one deployment and its replicas as frozen values; observe.py makes them from the caches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import NodeView, Rival
-from schemas.deployment import CanaryStatus, HubReference, ModelDeployment, PreloadStatus, Revision
+from reconciler.placement.table import NodeTable
+from schemas.deployment import CanaryStatus, HubReference, ModelDeployment, Revision
 from schemas.meta import Condition
 from schemas.replica import LeavingRank, Replica
 
@@ -102,7 +103,8 @@ class DeploymentView:
     deployment: ModelDeployment | None
     """None if it is gone and only replicas of it are left."""
     replicas: tuple[ReplicaView, ...] = ()
-    nodes: tuple[NodeView, ...] = ()
+    table: NodeTable = field(default_factory=lambda: NodeTable(()))
+    """All nodes."""
     apart_from: frozenset[str] = frozenset()
     """Deployments whose replicas must not share a node with its own: it or they set antiAffinity."""
     rivals: tuple[Rival, ...] = ()
@@ -123,10 +125,6 @@ class DeploymentView:
     """Seconds until a grace period or a wait ends; None if only changes matter."""
     preloads: tuple[PreloadView, ...] = ()
     """Preloads of its model in the store, by node."""
-    preload: PreloadStatus | None = None
-    """State of spec.preload; None without it."""
-    preloaded: Condition | None = None
-    """Condition that explains the state of spec.preload; None without it."""
     unresolved: Condition | None = None
     """Condition that says why the commit of the hub model is not known; None if it is."""
     awaits_reports: bool = False
@@ -139,15 +137,12 @@ class DeploymentView:
 
     def preparing_nodes(self) -> tuple[NodeView, ...]:
         """Return the nodes with a replica that fetch the files of another version before it is replaced."""
-        folders = {one.node: one.source.folder for one in self.preloads}
+        folders = {preload.node: preload.source.folder for preload in self.preloads}
         busy = {name for one in self.replicas if not one.is_deleting for name in one.nodes}
-        names = busy & folders.keys()
         return tuple(
             node
-            for node in (self.nodes if names else ())
-            if node.name in names
-            and node.missing_bytes(folders[node.name])
-            and not node.fetch_problem(folders[node.name])
+            for node in self.table.named(sorted(busy & folders.keys()))
+            if node.missing_bytes(folders[node.name]) and not node.fetch_problem(folders[node.name])
         )
 
     @property

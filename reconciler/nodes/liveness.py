@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from machinery.clock import Clock
+from reconciler.listers.lister import Lister
+
 # A reboot for an update often takes two. Later returns are a loose cable, or a Mac that falls asleep.
 _FREE_RETURNS: Final = 2
 _FIRST_HOLD_S: Final = 30.0
@@ -33,8 +36,6 @@ class Now:
     """Nodes that are held back for flapping."""
     lost: frozenset[str] = frozenset()
     """Nodes whose grace period is over."""
-    requeue_after_s: float | None = None
-    """Seconds until one of these states ends by itself; None if none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,13 @@ class NodeLiveness:
         changed = frozenset(away ^ self._away_since.keys())
         self._away_since = {name: self._away_since.get(name, now) for name in away}
         return changed
+
+    def now(self, lister: Lister, clock: Clock) -> Now:
+        """Return the time with the state of nodes that depends on it."""
+        now, wall = clock.monotonic(), clock.now()
+        # A node that is back is not lost, even if its return is not recorded yet.
+        lost = frozenset(name for name in self.lost(now) if not lister.is_ready(name))
+        return Now(time=wall, flapping=self.flapping(now, wall), lost=lost)
 
     def lost(self, now: float) -> frozenset[str]:
         """Return the nodes that have been away for the whole grace period."""

@@ -98,7 +98,7 @@ async def revision_of_content(store: Transport) -> int:
 async def test_an_applied_deployment_serves_without_further_writes(
     store: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "reconciler.reconcile")
+    caplog.set_level(logging.DEBUG, "reconciler.deployments.reconcile")
     async with running(store, "a", "b"):
         await apply(store, deployment(replicas=2))
         await until_async(lambda: is_available(store))
@@ -204,7 +204,7 @@ async def _is_on(store: Transport, node: str) -> bool:
 async def test_each_node_that_cannot_is_named_in_an_event(
     store: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "reconciler.reconcile")
+    caplog.set_level(logging.DEBUG, "reconciler.deployments.reconcile")
     async with running(store, "a"):
         small = put_node("small", node_status("small", memory_gib=1))
         await store.commit([], [small])

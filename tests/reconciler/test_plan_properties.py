@@ -29,6 +29,7 @@ from reconciler.deployments.rollout import steps
 from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import NodeView
+from reconciler.placement.table import NodeTable
 from schemas import quantity
 from schemas.deployment import with_content
 from schemas.rollout import Canary, CanaryStep, Rollout
@@ -118,7 +119,7 @@ situations = st.builds(
 def sound(seen: DeploymentView) -> DeploymentView:
     """Return the situation with the memory of what runs counted, as observing does."""
     counted = []
-    for view in seen.nodes:
+    for view in seen.table.nodes:
         there = [r for r in seen.replicas if r.node == view.name]
         used = sum(r.replica.spec.ranks[0].memory.total_bytes for r in there)
         siblings = {seen.name: len(there)} if there else {}
@@ -132,7 +133,7 @@ def sound(seen: DeploymentView) -> DeploymentView:
                 is_ready=view.is_ready and not lost,
             )
         )
-    return replace(seen, nodes=tuple(counted))
+    return replace(seen, table=NodeTable(tuple(counted)))
 
 
 def apply(seen: DeploymentView, action: Action) -> DeploymentView:
@@ -202,7 +203,9 @@ def settle(seen: DeploymentView) -> DeploymentView:
 def test_planning_is_deterministic_and_blind_to_order(seen: DeploymentView) -> None:
     seen = sound(seen)
     shuffled = replace(
-        seen, nodes=tuple(reversed(seen.nodes)), replicas=tuple(reversed(seen.replicas))
+        seen,
+        table=NodeTable(tuple(reversed(seen.table.nodes))),
+        replicas=tuple(reversed(seen.replicas)),
     )
     assert plan(seen) == plan(seen)
     assert set(plan(seen).actions) == set(plan(shuffled).actions)
@@ -264,7 +267,7 @@ def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
 
 def view_of(seen: DeploymentView, name: str) -> NodeView:
     return next(
-        (one for one in seen.nodes if one.name == name), NodeView(name=name, is_ready=False)
+        (one for one in seen.table.nodes if one.name == name), NodeView(name=name, is_ready=False)
     )
 
 
@@ -295,8 +298,8 @@ def check_ending(
 @given(situations)
 def test_no_node_is_assigned_more_than_it_has(seen: DeploymentView) -> None:
     seen = sound(seen)
-    before = {view.name: view for view in seen.nodes}
-    assert_fits(settle(seen).nodes, before)
+    before = {view.name: view for view in seen.table.nodes}
+    assert_fits(settle(seen).table.nodes, before)
 
 
 def assert_fits(after: Sequence[NodeView], before: dict[str, NodeView]) -> None:

@@ -1,229 +1,85 @@
-"""Documents about nodes: they join, go away, come back, are cloned and deleted; and nothing else is written."""
-
-import asyncio
-from collections.abc import AsyncIterator
-from datetime import timedelta
-from typing import Any
+"""Statuses of objects that are only described: pools, groups and routes."""
 
 import pytest
 
-from fleetctl.objects import reader
-from machinery.control_loop import Requeue
-from manifests import delete
-from reconciler.deployments.autoscaling.autoscaler import Autoscaler
-from reconciler.deployments.demand.scraper import DemandScraper
-from reconciler.deployments.execute import Executor
-from reconciler.deployments.rollout.canary import CanaryBaselines
-from reconciler.groups.fabric_checks import FabricCheckView
-from reconciler.listers.caches import make_caches
-from reconciler.listers.lister import Lister
-from reconciler.nodes.liveness import NodeLiveness
-from reconciler.nodes.node_views import NodeViewCache
-from reconciler.reconcile import LeaderState, NodeReconciler
-from schemas import kinds
-from schemas.event import Event
-from schemas.meta import Condition, ConditionStatus, ObjectKey, ObjectMeta, find_condition
-from schemas.node import Node, NodeLifeStatus
+from reconciler.reconcile import GroupContext, group_status, pool_status, route_status
+from schemas.meta import Condition, ObjectMeta, Status, find_condition
 from schemas.pools import NodePool, NodePoolSpec
-from store import codec, keys, objects
-from store.events import EventRecorder
-from store.memory import MemoryTransport
-from store.port import CreateRevisionGuard, Delete, KeyValue, Operation, Put
-from tests.support.clock import FakeClock
-from tests.support.reconciler_agents import node_status, put_lease, put_node
-
-ELECTION = keys.ELECTION_RECONCILER
-NODE = kinds.by_name("Node")
+from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
+from tests.support.fleets import NOW
 
 
-class World:
-    """A store, and a leader that reconciles nodes."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.transport = MemoryTransport(self.clock)
-        self.caches = make_caches(self.transport, self.clock)
-        self.life = NodeLiveness(30)
-        self.epoch = 0
-        fence = lambda: CreateRevisionGuard(key=ELECTION, create_revision=self.epoch)  # noqa: E731
-        demand = DemandScraper(
-            self.transport, self.clock, needed=frozenset, on_change=lambda _: None
-        )
-        senses = LeaderState(
-            liveness=self.life,
-            nodes=NodeViewCache("1.0.0"),
-            autoscaler=Autoscaler(),
-            demand=demand,
-            baselines=CanaryBaselines(),
-            fabric=lambda _: FabricCheckView(),
-            waiting_for_room=set(),
-        )
-        recorder = EventRecorder(self.transport, self.clock, source="reconciler")
-        executor = Executor(self.transport, self.clock, fence)
-        self.nodes = NodeReconciler(Lister(self.caches), senses, executor, recorder, self.clock)
-
-    async def write(self, *operations: Operation) -> None:
-        """Write, and wait until the caches show it."""
-        revision = await self.transport.commit([], operations)
-        async with asyncio.timeout(30):
-            for prefix, informer in (
-                (keys.SPEC_PREFIX, self.caches.specs),
-                (keys.STATUS_PREFIX, self.caches.statuses),
-                (keys.NODE_LEASE_PREFIX, self.caches.leases),
-            ):
-                if any(one.key.startswith(prefix) for one in operations):
-                    await informer.reached(revision)
-        fleet = {name for name in "ab" if keys.node_lease_key(name) in self.caches.leases.items}
-        self.life.update("ab", fleet, self.clock.monotonic())
-
-    async def join(self, name: str, **said: Any) -> None:
-        status = node_status(name).model_copy(update=said)
-        await self.write(put_node(name, status), put_lease(name))
-        await self.look(name)
-        await self.look(name)
-
-    async def look(self, name: str) -> Requeue | None:
-        found = await self.nodes.reconcile(ObjectKey("Node", name))
-        written = (await self.transport.list(keys.spec_prefix("Node"))).items
-        async with asyncio.timeout(30):
-            for item in written:
-                await self.caches.specs.reached(item.mod_revision)
-        return found
-
-    async def document(self, name: str) -> NodeLifeStatus | None:
-        item = await self.transport.get(keys.node_life_key(name))
-        return None if item is None else codec.decode(NodeLifeStatus, item)
-
-    async def true(self, name: str) -> list[str]:
-        """Return what fleetctl shows as true of the node."""
-        assert NODE is not None
-        (found,) = await reader.read(self.transport, NODE, [name])
-        assert isinstance(found, Node)
-        assert found.status is not None
-        return [c.type for c in found.status.conditions if c.status is ConditionStatus.TRUE]
-
-    async def events(self) -> list[tuple[str, str]]:
-        found = await objects.list_all(self.transport, Event)
-        return sorted((one.spec.about.name, one.spec.reason) for one in found)
+def get(found: Status, type_: str) -> Condition:
+    condition = find_condition(found.conditions, type_)
+    assert condition is not None
+    return condition
 
 
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World()
-    made.epoch = await made.transport.commit([], [Put(key=ELECTION, value=b"me")])
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
-        async with asyncio.timeout(30):
-            for informer in made.caches.all():
-                await informer.wait_synced()
-        yield made
-        for task in tasks:
-            task.cancel()
+def said(found: Status, type_: str) -> tuple[str, str, str]:
+    condition = get(found, type_)
+    return condition.status.value, condition.reason, condition.message
 
 
-async def test_a_node_joins_leaves_and_is_deleted(world: World) -> None:
-    await world.join("a")
-    assert await world.true("a") == ["Ready"]
-    before = (await world.transport.status()).revision
-    await world.clock.advance(60)
-    assert await world.look("a") is None
-    assert (await world.transport.status()).revision == before
-    joined = ready(await world.document("a"))
-    await world.write(Delete(key=keys.node_lease_key("a")))
-    await world.look("a")
-    away = ready(await world.document("a"))
-    assert (away.reason, str(away.status)) == ("LeaseLost", "False")
-    assert joined.last_transition_time is not None
-    assert away.last_transition_time == joined.last_transition_time + timedelta(seconds=60)
-    assert await world.true("a") == []
-    await world.write(
-        Delete(key=keys.spec_key("Node", "a")), Delete(key=keys.status_key("Node", "a"))
+def test_pool() -> None:
+    pool = NodePool(metadata=ObjectMeta(name="lab", generation=3), spec=NodePoolSpec())
+    made = pool_status(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
+    assert said(made, "Ready") == ("True", "NodesReady", "1 of 2 nodes ready")
+    assert (made.nodes, made.ready_nodes, made.observed_generation) == (2, 1, 3)
+    empty = pool_status(pool, [], set(), old=None, now=NOW)
+    assert said(empty, "Ready") == ("False", "NoNodes", "0 of 0 nodes ready")
+    named = pool.model_copy(update={"spec": NodePoolSpec(nodes=("a", *"tuvwxyz"))})
+    made = pool_status(named, ["a"], {"a"}, old=None, now=NOW)
+    text = "1 of 1 nodes ready; of spec.nodes these do not exist: t, u, v, w, x and 2 more"
+    assert said(made, "Ready") == ("True", "NodesReady", text)
+
+
+@pytest.mark.parametrize(
+    ("known", "ready", "wanted"),
+    [
+        (["a", "b"], {"a", "b"}, ("True", "MembersReady", "")),
+        (["a", "b"], {"a"}, ("False", "MemberNotReady", "1 of 2 members ready; not ready: b")),
+        (["a"], {"a"}, ("False", "UnknownNode", "1 of 2 members ready; no such node: b")),
+    ],
+)
+def test_group(known: list[str], ready: set[str], wanted: tuple[str, str, str]) -> None:
+    members = (GroupMember(node="a"), GroupMember(node="b"))
+    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members))
+    around = GroupContext(members=["a", "b"], known={*known}, ready=ready)
+    made = group_status(group, around, old=None, now=NOW)
+    assert said(made, "Ready") == wanted
+    assert (made.members, made.ready_members) == (2, len(ready))
+
+
+def test_a_group_is_ready_without_its_spare() -> None:
+    members = tuple(GroupMember(node=name) for name in "abc")
+    spec = ShardGroupSpec(members=members, size=2)
+    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=spec)
+    around = GroupContext(
+        members=["a", "b", "c"], known={"a", "b", "c"}, ready={"a", "c"}, replicas=["qwen-0"]
     )
-    await world.look("a")
-    assert await world.document("a") is None
-    assert await world.look("a") is None
+    made = group_status(group, around, old=None, now=NOW)
+    assert said(made, "Ready") == ("True", "MembersReady", "not ready: b")
+    assert made.replicas == ("qwen-0",)
 
 
-async def test_a_deleted_node_does_not_come_back(world: World) -> None:
-    """The deletion of its spec arrives before that of its status: they are two watches."""
-    await world.join("a")
-    await world.write(Delete(key=keys.node_lease_key("a")))
-    statuses = world.caches.statuses
-    await delete.delete(world.transport, "Node", "a", world.clock)
-    revision = (await world.transport.status()).revision
-    await world.caches.specs.reached(revision)
-    await statuses.reached(revision)
-    # What the watch of statuses has not told yet.
-    statuses.suppose(
-        KeyValue(
-            key=keys.status_key("Node", "a"),
-            value=codec.encode(node_status("a")),
-            create_revision=1,
-            mod_revision=revision + 1,
-            lease=0,
-        )
+def test_route() -> None:
+    backends = (Backend(deployment="x"), Backend(deployment="y"))
+    route = ModelRoute(
+        metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="m", backends=backends)
     )
-    await world.look("a")
-    assert await world.transport.get(keys.spec_key("Node", "a")) is None
+    made = route_status(route, {"x", "y"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("True", "BackendsFound", "")
+    made = route_status(route, {"x"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y")
 
 
-def ready(document: NodeLifeStatus | None) -> Condition:
-    assert document is not None
-    found = find_condition(document.conditions, "Ready")
-    assert found is not None
-    return found
-
-
-async def test_a_node_that_comes_and_goes_is_held_back_and_released(world: World) -> None:
-    await world.join("a")
-    for _ in range(3):
-        await world.write(Delete(key=keys.node_lease_key("a")))
-        await world.write(put_lease("a"))
-    assert await world.look("a") == Requeue(after_s=30)
-    assert await world.true("a") == ["Flapping", "Ready"]
-    assert await world.events() == [("a", "Flapping")]
-    await world.clock.advance(30)
-    assert await world.look("a") is None
-    assert await world.true("a") == ["Ready"]
-
-
-async def test_a_clone_is_distinguished_from_its_original(world: World) -> None:
-    await world.join("b", hardware_uuid="M")
-    await world.clock.advance(5)
-    await world.join("a", hardware_uuid="M")
-    assert await world.true("a") == ["DuplicateHardware", "Ready"]
-    assert await world.true("b") == ["Ready"]
-    # The changed node is reconciled, and the other one with it.
-    await world.write(put_node("b", node_status("b").model_copy(update={"hardware_uuid": "N"})))
-    await world.look("b")
-    assert await world.true("a") == ["Ready"]
-
-
-async def test_a_pool_withholds_its_nodes_and_requeues(world: World) -> None:
-    now = world.clock.now()
-    window = {"start": f"{now:%H:%M}", "end": f"{now + timedelta(minutes=2):%H:%M}"}
-    spec = NodePoolSpec.model_validate(
-        {"nodes": ("a",), "policy": {"quiet_hours": (window,), "mains_only": True}}
-    )
-    await world.join("a", power="Battery")
-    await world.write(codec.put_spec(NodePool(metadata=ObjectMeta(name="desk"), spec=spec)))
-    again = await world.look("a")
-    assert again is not None
-    assert 0 < again.after_s <= 120
-    document = await world.document("a")
-    assert document is not None
-    withheld = find_condition(document.conditions, "Withheld")
-    assert withheld is not None
-    assert withheld.message.endswith("; pool desk: mainsOnly, until it runs on mains power again")
-    await world.clock.advance(again.after_s)
-    await world.write(put_node("a", node_status("a")))
-    await world.look("a")
-    assert await world.true("a") == ["Ready"]
-
-
-async def test_an_agent_of_another_version_is_named(world: World) -> None:
-    await world.join("a", agent_version="0.9.0")
-    await world.join("b", agent_version="1.1.0")
-    assert await world.true("a") == ["Ready", "VersionSkew"]
-    assert await world.true("b") == ["Ready"]
-    assert await world.events() == [("a", "VersionSkew")]
+def test_route_with_rules_and_fallbacks() -> None:
+    backends = (Backend(deployment="x"),)
+    rule = RouteRule(headers=(HeaderMatch(name="a"),), backends=(Backend(deployment="y"),))
+    spec = ModelRouteSpec(model="m", backends=backends, rules=(rule,), fallbacks=("y", "z"))
+    route = ModelRoute(metadata=ObjectMeta(name="r"), spec=spec)
+    made = route_status(route, {"x"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
+    made = route_status(route, {"x", "y", "z"}, old=None, now=NOW)
+    assert said(made, "Accepted") == ("True", "BackendsFound", "")

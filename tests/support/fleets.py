@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from reconciler.deployments.rollout.revisions import content_of, revision_name, template_hash
 from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import NodeView
+from reconciler.placement.table import NodeTable
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,
@@ -169,5 +170,9 @@ def observed(
         is_there = wanted is not None and wanted.metadata.deletion_timestamp is None
         revisions = (revision(wanted),) if wanted is not None and is_there else ()
     return DeploymentView(
-        name="qwen", deployment=wanted, replicas=replicas, nodes=nodes, revisions=revisions
+        name="qwen",
+        deployment=wanted,
+        replicas=replicas,
+        table=NodeTable(nodes),
+        revisions=revisions,
     )

@@ -23,8 +23,8 @@ _FIELDS = frozenset({"reason", "because", "over"})
 _SENTENCES = {
     "nodeagent/hardware/system_text.py: error.strerror",
     "reconciler/deployments/demand/scraper.py: dict(named[:_GATEWAYS])",
-    "reconciler/reconcile.py: found.type",
-    "reconciler/reconcile.py: self._state.demand.demand(name)",
+    "reconciler/nodes/reconcile.py: now.type",
+    "reconciler/deployments/reconcile.py: self._state.demand.demand(name)",
     "reconciler/deployments/scheduling.py: epoch.message",
     "store/events.py: ', '.join(reasons)",
 }

@@ -8,6 +8,7 @@ from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import Allocation, NodeView
+from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment
 from schemas.formation import Formation
 from schemas.node import ModelReport, SplitOptions
@@ -101,7 +102,7 @@ def seen(
 def counted(situation: DeploymentView) -> DeploymentView:
     """Return the situation with every replica's ranks as tenants of their nodes."""
     views = []
-    for view in situation.nodes:
+    for view in situation.table.nodes:
         others = [one for one in view.allocations if one.deployment != situation.name]
         ours = [one for r in situation.replicas if (one := _tenant(r, view.name)) is not None]
         allocations = (*others, *ours)
@@ -116,7 +117,7 @@ def counted(situation: DeploymentView) -> DeploymentView:
                 replicas=counts,
             )
         )
-    return replace(situation, nodes=tuple(views))
+    return replace(situation, table=NodeTable(tuple(views)))
 
 
 def _tenant(one: ReplicaView, name: str) -> Allocation | None:

@@ -251,5 +251,5 @@ class World:
                 assert len(nodes) == group_shapes(named.spec)[spec.formation.fallback].size
                 assert set(nodes) <= set(named.members)
                 assert sum(rank.layers for rank in spec.ranks) in (0, 16)
-        for view in counted(self.observe()).nodes:
+        for view in counted(self.observe()).table.nodes:
             assert view.used_bytes <= view.allocatable_bytes, view.name

@@ -1,8 +1,11 @@
 """A store with the reconciler's caches, and a store with a leader that writes to it."""
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
 
 from machinery.clock import SystemClock
+from reconciler.deployments.actions import Action
 from reconciler.deployments.execute import Executor
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
@@ -95,3 +98,14 @@ class LeaderStore:
         return {item.key.removeprefix(keys.ROOT) for item in listing.items} - {
             ELECTION.removeprefix(keys.ROOT)
         }
+
+
+async def do(
+    executor: Executor,
+    action: Action,
+    deployment: ModelDeployment | None,
+    replicas: Mapping[str, Replica],
+) -> int:
+    """Execute one action; return the revision of the write."""
+    async with aclosing(executor.do_all([action], deployment, replicas)) as batches:
+        return [revision async for _, revision in batches][-1]

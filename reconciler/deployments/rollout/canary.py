@@ -17,6 +17,17 @@ _FEWEST = 5
 _P95 = 0.95
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryProgress:
+    """The state of a canary analysis."""
+
+    status: CanaryStatus | None = None
+    requeue_after_s: float | None = None
+    """Seconds until it may change; None if only changes matter."""
+    count: str = ""
+    """Number of requests that the running step has had, in words; empty while no step runs."""
+
+
 def advance(
     canary: Canary,
     status: CanaryStatus | None,

@@ -1,9 +1,10 @@
 """The progress of a rollout: the condition Progressing, and the rollout's part of a deployment's status. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
+from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.deployments.views import DeploymentView, ReplicaView
@@ -30,20 +31,21 @@ class RolloutProgress:
 
 
 def compute_progress(
-    deployment: ModelDeployment,
     observed: DeploymentView,
     obstacle: Unschedulable | None,
     *,
-    canary: CanaryStatus | None,
+    canary: CanaryProgress,
     old: ModelDeploymentStatus | None,
     now: datetime,
 ) -> RolloutProgress:
-    """Return the progress; `canary` is the state of the analysis, `obstacle` a replica that could not be placed."""
+    """Return the progress; `obstacle` is a replica that could not be placed."""
+    deployment = observed.deployment
+    assert deployment is not None
     newest = template_hash(deployment)
     active = [r for r in observed.replicas if r.is_owned and not r.is_deleting]
     updated = [r for r in active if r.replica.spec.template == newest]
     progressed_at = None if old is None else old.progressed_at
-    numbers = (len(active), sum(r.is_ready for r in active), len(updated), newest, canary)
+    numbers = (len(active), sum(r.is_ready for r in active), len(updated), newest, canary.status)
     if old is None or progressed_at is None or numbers != _numbers(old):
         progressed_at = now
     limit_s = duration.parse(deployment.spec.rollout.progress_deadline)
@@ -51,13 +53,13 @@ def compute_progress(
     is_done = _is_done(observed, active, updated, newest, old)
     phase = rollout_goal(observed, deployment).phase
     waits = phase in (RolloutPhase.PAUSED, RolloutPhase.ROLLED_BACK) or (
-        phase is RolloutPhase.CANARY and _is_under_way(deployment, canary)
+        phase is RolloutPhase.CANARY and _is_under_way(deployment, canary.status)
     )
     # A large model takes longer to fetch than any deadline; a fetch that stands still has another reason.
     preparing = () if is_done else observed.preparing_nodes()
     waits = waits or bool(preparing) or any(r.is_fetching and not r.is_ready for r in updated)
     if is_done or waits or left_s > 0:
-        found = _condition_of(deployment, observed, canary, active, is_done=is_done)
+        found = _condition_of(deployment, observed, canary.status, active, is_done=is_done)
         if found.reason in ("RollingOut", "CanaryRunning") and obstacle is not None and not waits:
             message = f"{found.message}; {summary_line(obstacle)}"
             found = found.model_copy(update={"message": message})
@@ -66,6 +68,9 @@ def compute_progress(
             message = (
                 f"{found.message}; the old replica serves while {names} fetches the new version"
             )
+            found = found.model_copy(update={"message": message})
+        if found.reason == "CanaryRunning" and canary.count:
+            message = f"{found.message}; {canary.count}"
             found = found.model_copy(update={"message": message})
     else:
         why = f"no progress for {duration.show(limit_s)} (progressDeadline)"
@@ -79,21 +84,12 @@ def compute_progress(
         revision=_number(observed, newest),
         stable_template=newest if found.reason == "RolloutComplete" else stable,
         updated_replicas=len(updated),
-        canary=canary,
+        canary=canary.status,
         progressed_at=progressed_at,
         requeue_after_s=(
             left_s if found.reason in ("RollingOut", "CanaryRunning") and not waits else None
         ),
     )
-
-
-def with_count(rollout: RolloutProgress, text: str) -> RolloutProgress:
-    """Return the progress with the count of a running canary step in its message."""
-    found = rollout.condition
-    if not text or found.reason != "CanaryRunning":
-        return rollout
-    message = f"{found.message}; {text}"
-    return replace(rollout, condition=found.model_copy(update={"message": message}))
 
 
 def _is_under_way(deployment: ModelDeployment, canary: CanaryStatus | None) -> bool:

@@ -23,7 +23,6 @@ from reconciler.deployments.execute import Executor
 from reconciler.deployments.rollout.revisions import content_of, template_hash
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus, ObjectKey, Status
-from schemas.node import Node
 from schemas.replica import RankAssignment, Replica
 from store import keys, objects
 from store.errors import ConflictError, UnavailableError
@@ -31,8 +30,8 @@ from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put
 from tests.support.clock import FakeClock
 from tests.support.fleets import NOW, PROOF, deployment, replica
-from tests.support.reconciler_agents import put_lease, put_node
-from tests.support.reconciler_store import ELECTION, LeaderStore
+from tests.support.reconciler_agents import put_node
+from tests.support.reconciler_store import ELECTION, LeaderStore, do
 from tests.support.store_faults import FaultyTransport
 
 CONTENT = content_of(deployment())
@@ -50,7 +49,7 @@ async def world() -> LeaderStore:
 
 async def test_create(world: LeaderStore) -> None:
     owner = await world.have(deployment())
-    revision = await world.executor.do(CREATE, owner, {})
+    revision = await do(world.executor, CREATE, owner, {})
     made = await world.replica()
     assert made is not None
     assert made.metadata.resource_version == str(revision)
@@ -66,10 +65,10 @@ async def test_create(world: LeaderStore) -> None:
 
 async def test_creating_twice_collides(world: LeaderStore) -> None:
     owner = await world.have(deployment())
-    await world.executor.do(CREATE, owner, {})
+    await do(world.executor, CREATE, owner, {})
     first = await world.replica()
     with pytest.raises(ConflictError):
-        await world.executor.do(CREATE, owner, {})
+        await do(world.executor, CREATE, owner, {})
     assert await world.replica() == first
 
 
@@ -82,17 +81,17 @@ async def test_a_plan_without_the_last_assignment_is_refused(world: LeaderStore)
         lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch),
     )
     with pytest.raises(ConflictError):  # last_assignment() was not called before
-        await another.do(CREATE, owner, {})
+        await do(another, CREATE, owner, {})
     assert await another.last_assignment() == version
     # A write whose answer was lost is carried out only now.
-    late = await world.executor.do(CREATE, owner, {})
+    late = await do(world.executor, CREATE, owner, {})
     second = CreateReplica(
         name="qwen-1", ranks=(RankAssignment(node="a", memory=PROOF),), content=CONTENT
     )
     with pytest.raises(ConflictError):
-        await another.do(second, owner, {})
+        await do(another, second, owner, {})
     assert await another.last_assignment() == late
-    assert await another.do(second, owner, {}) > late
+    assert await do(another, second, owner, {}) > late
     assert await another.last_assignment() > late
 
 
@@ -107,7 +106,7 @@ async def test_the_lead_outlives_an_assignment(world: LeaderStore) -> None:
         lambda: CreateRevisionGuard(key=ELECTION, create_revision=world.epoch),
     )
     await another.last_assignment()
-    revision = await another.do(CREATE, await world.have(deployment()), {})
+    revision = await do(another, CREATE, await world.have(deployment()), {})
     now = await world.transport.get(ELECTION)
     assert now is not None
     assert (now.value, now.lease, now.create_revision) == (b"me", lease, world.epoch)
@@ -116,13 +115,15 @@ async def test_the_lead_outlives_an_assignment(world: LeaderStore) -> None:
 
 async def test_a_reused_name_is_a_new_replica(world: LeaderStore) -> None:
     owner = await world.have(deployment())
-    await world.executor.do(CREATE, owner, {})
+    await do(world.executor, CREATE, owner, {})
     first = await world.replica()
     assert first is not None
     version = int(first.metadata.resource_version)
-    await world.executor.do(RemoveReplica(name="qwen-0", version=version), owner, {"qwen-0": first})
+    await do(
+        world.executor, RemoveReplica(name="qwen-0", version=version), owner, {"qwen-0": first}
+    )
     await world.clock.advance(1)
-    await world.executor.do(CREATE, owner, {})
+    await do(world.executor, CREATE, owner, {})
     second = await world.replica()
     assert second is not None
     assert second.metadata.uid != first.metadata.uid
@@ -139,7 +140,7 @@ async def test_move(world: LeaderStore) -> None:
         content=CONTENT,
         version=version,
     )
-    await world.executor.do(move, owner, {"qwen-0": old})
+    await do(world.executor, move, owner, {"qwen-0": old})
     made = await world.replica()
     assert made is not None
     assert made.spec.ranks[0].node == "b"
@@ -152,7 +153,7 @@ async def test_delete_only_marks_the_replica(world: LeaderStore) -> None:
     old = replica(0).replica
     version = await world.have_replica(old)
     action = DeleteReplica(name="qwen-0", because="ScaledDown", version=version)
-    await world.executor.do(action, None, {"qwen-0": old})
+    await do(world.executor, action, None, {"qwen-0": old})
     made = await world.replica()
     assert made is not None
     assert made.metadata.deletion_timestamp == NOW
@@ -164,7 +165,7 @@ async def test_delete_only_marks_the_replica(world: LeaderStore) -> None:
 async def test_remove_leaves_nothing(world: LeaderStore) -> None:
     old = replica(0).replica
     version = await world.have_replica(old)
-    await world.executor.do(RemoveReplica(name="qwen-0", version=version), None, {"qwen-0": old})
+    await do(world.executor, RemoveReplica(name="qwen-0", version=version), None, {"qwen-0": old})
     assert await world.keys() == set()
 
 
@@ -174,7 +175,7 @@ async def test_remove_deployment_leaves_nothing(world: LeaderStore) -> None:
     key = ObjectKey("ModelDeployment", "qwen")
     await world.executor.write_status(key, Status(observed_generation=4), version=version)
     assert await world.keys() == {"/spec/ModelDeployment/qwen", "/status/ModelDeployment/qwen"}
-    await world.executor.do(RemoveDeployment(name="qwen", version=version), there, {})
+    await do(world.executor, RemoveDeployment(name="qwen", version=version), there, {})
     assert await world.keys() == set()
 
 
@@ -203,7 +204,7 @@ async def test_a_deposed_leader_writes_nothing(world: LeaderStore, action: Actio
     await world.lose()
     before = await world.transport.list(keys.ROOT)
     with pytest.raises(ConflictError):
-        await world.executor.do(action, owner, {"qwen-0": replica(0).replica})
+        await do(world.executor, action, owner, {"qwen-0": replica(0).replica})
     assert await world.transport.list(keys.ROOT) == before
 
 
@@ -228,7 +229,7 @@ async def test_every_write_names_the_fence(world: LeaderStore) -> None:
     there = await world.have(deployment())
     version = int(there.metadata.resource_version)
     store.guards.clear()
-    await world.executor.do(CREATE, there, {})
+    await do(world.executor, CREATE, there, {})
     actions: tuple[MoveReplica | DeleteReplica | RemoveReplica, ...] = (
         MoveReplica(
             name="qwen-0",
@@ -243,13 +244,11 @@ async def test_every_write_names_the_fence(world: LeaderStore) -> None:
         made = await world.replica()
         assert made is not None
         current = replace(action, version=int(made.metadata.resource_version))
-        await world.executor.do(current, there, {"qwen-0": made})
+        await do(world.executor, current, there, {"qwen-0": made})
     key = ObjectKey("ModelDeployment", "qwen")
     await world.executor.write_status(key, Status(), version=version)
-    joined = [put_node("a"), put_lease("a")]
-    described = await MemoryTransport.commit(store, [], joined)  # as its agent, and not recorded
-    await world.executor.register_node("a", "uid-a", described=described, held=described)
-    await world.executor.do(RemoveDeployment(name="qwen", version=version), there, {})
+    await world.executor.commit([], [put_node("a")])
+    await do(world.executor, RemoveDeployment(name="qwen", version=version), there, {})
     assert len(store.guards) == 7
     assert all(fence in guards for guards in store.guards)
 
@@ -263,7 +262,7 @@ async def test_nor_statuses_nor_nodes(world: LeaderStore) -> None:
             ObjectKey("ModelDeployment", "qwen"), Status(), version=version
         )
     with pytest.raises(ConflictError):
-        await world.executor.register_node("a", "uid-a", described=0, held=0)
+        await world.executor.commit([], [put_node("a")])
     assert await world.keys() == {"/spec/ModelDeployment/qwen"}
 
 
@@ -284,7 +283,7 @@ async def test_a_concurrent_edit_is_planned_again(world: LeaderStore, *, is_move
     )
     before = await world.keys()
     with pytest.raises(ConflictError):
-        await world.executor.do(action, seen, {"qwen-0": replica(0).replica})
+        await do(world.executor, action, seen, {"qwen-0": replica(0).replica})
     assert await world.keys() == before
 
 
@@ -309,7 +308,7 @@ async def test_an_outdated_replica_version_is_refused(world: LeaderStore, action
     await world.have_replica(replica(0).replica)
     before = await world.transport.list(keys.ROOT)
     with pytest.raises(ConflictError):
-        await world.executor.do(action, owner, {"qwen-0": replica(0).replica})
+        await do(world.executor, action, owner, {"qwen-0": replica(0).replica})
     assert await world.transport.list(keys.ROOT) == before
 
 
@@ -322,28 +321,6 @@ async def test_no_status_without_its_object(world: LeaderStore) -> None:
             ObjectKey("ModelDeployment", "qwen"), Status(), version=version
         )
     assert await world.keys() == set()
-
-
-async def test_a_node_is_registered_once(world: LeaderStore) -> None:
-    joined = await world.transport.commit([], [put_node("a"), put_lease("a")])
-    await world.executor.register_node("a", "uid-a", described=joined, held=joined)
-    made = await objects.get(world.transport, Node, "a")
-    assert made is not None
-    assert (made.metadata.uid, made.metadata.generation) == ("uid-a", 1)
-    assert not made.spec.unschedulable
-    with pytest.raises(ConflictError):
-        await world.executor.register_node("a", "uid-b", described=joined, held=joined)
-
-
-@pytest.mark.parametrize(
-    "gone", [keys.status_key("Node", "a"), keys.node_lease_key("a")], ids=["status", "lease"]
-)
-async def test_a_node_that_is_gone_is_not_registered(world: LeaderStore, gone: str) -> None:
-    joined = await world.transport.commit([], [put_node("a"), put_lease("a")])
-    await world.transport.commit([], [Delete(key=gone)])
-    with pytest.raises(ConflictError):
-        await world.executor.register_node("a", "uid-a", described=joined, held=joined)
-    assert await objects.get(world.transport, Node, "a") is None
 
 
 def creates(number: int, *, first: int = 0) -> list[Action]:

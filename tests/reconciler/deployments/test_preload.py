@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from reconciler.deployments.actions import EndPreload, StartPreload
 from reconciler.deployments.plan import plan
 from reconciler.deployments.preload import preload_status
+from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.rollout.progress import compute_progress
 from reconciler.deployments.views import DeploymentView, PreloadView
 from reconciler.placement.inputs import NodeView
@@ -194,7 +195,7 @@ def test_preloads_end_with_the_number_that_is_asked_for(
         if not actions and not busy:
             break
         nodes = [mac(one.name, new_gib=0) if one in busy[:1] else one for one in nodes]
-    found = preload_status(seen, NodeTable(nodes))
+    found = preload_status(replace(seen, table=NodeTable(nodes)))
     assert found is not None
     number, condition = found
     expected = -(-len(nodes) * int(wanted[:-1]) // 100) if isinstance(wanted, str) else wanted
@@ -204,13 +205,13 @@ def test_preloads_end_with_the_number_that_is_asked_for(
 
 def test_the_status_says_what_is_missing_and_why() -> None:
     nodes = (mac("a", new_gib=0), mac("b", problem="NoSpace: 3 GiB too little"), mac("c"))
-    found = preload_status(view(wanting(), *nodes), NodeTable(nodes))
+    found = preload_status(view(wanting(), *nodes))
     assert found is not None
     number, condition = found
     assert (number.desired, number.present, number.missing_bytes) == (3, 1, 8 * GIB)
     assert condition.reason == "PreloadFailing"
     assert condition.message == "1 of 3 nodes have the files; b: NoSpace: 3 GiB too little"
-    found = preload_status(view(wanting(), mac("a"), mac("b")), NodeTable((mac("a"), mac("b"))))
+    found = preload_status(view(wanting(), mac("a"), mac("b")))
     assert found is not None
     assert found[1].reason == "Preloading"
     assert found[1].message.endswith("the others lack 8.0 GiB")
@@ -240,7 +241,7 @@ def test_a_replica_in_place_serves_until_its_node_has_the_new_files() -> None:
     fetching = rolling(mac("a", new_gib=1), preloads=("a",))
     assert steps(fetching) == []
     assert fetching.deployment is not None
-    progress = compute_progress(fetching.deployment, fetching, None, canary=None, old=None, now=NOW)
+    progress = compute_progress(fetching, None, canary=CanaryProgress(), old=None, now=NOW)
     assert "the old replica serves while a fetches the new version" in progress.condition.message
     done = rolling(mac("a", new_gib=0), preloads=("a",))
     assert steps(done) == ["-qwen-0 OutdatedInPlace", "xp@a"]

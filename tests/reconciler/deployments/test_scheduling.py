@@ -16,6 +16,7 @@ from reconciler.deployments.actions import (
 from reconciler.deployments.plan import plan
 from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
+from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment
 from schemas.node import Taint
 from schemas.placement import Placement, Toleration
@@ -47,7 +48,7 @@ class World:
             name=name,
             deployment=me,
             replicas=tuple(mine),
-            nodes=tuple(map(self.seen, self.nodes.values())),
+            table=NodeTable(tuple(map(self.seen, self.nodes.values()))),
             rivals=tuple(rivals),
             revisions=(revision(me),),
         )

@@ -9,16 +9,21 @@ from reconciler.deployments import status
 from reconciler.deployments.autoscaling.autoscaler import ScalingDecision
 from reconciler.deployments.placer import place_replica
 from reconciler.deployments.rollout import progress
+from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.status import replica_status
 from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import request_for
 from reconciler.placement.refusals import Unschedulable
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, ConditionStatus, ObjectMeta, Status, find_condition
-from schemas.pools import NodePool, NodePoolSpec
+from schemas.deployment import ModelDeploymentStatus
+from schemas.meta import (
+    Condition,
+    ConditionStatus,
+    Status,
+    find_condition,
+    make_condition,
+    stamp_conditions,
+)
 from schemas.replica import FetchStatus, RankStatus
-from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
-from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from tests.support.fleets import NOW, deployment, node, observed, replica
 from tests.support.reconciler_group_situations import on
 
@@ -46,19 +51,19 @@ def of_deployment(
     *replicas: object, wanted: int = 2, why: Unschedulable | None = None
 ) -> ModelDeploymentStatus:
     seen = observed(deployment(replicas=wanted), replicas)  # type: ignore[arg-type]  # ReplicaViews
-    return whole(deployment(replicas=wanted), seen, why)
+    return whole(seen, why)
 
 
 def whole(
-    of: ModelDeployment,
     seen: DeploymentView,
     why: Unschedulable | None = None,
     *,
     old: ModelDeploymentStatus | None = None,
     now: datetime = NOW,
 ) -> ModelDeploymentStatus:
-    moved = progress.compute_progress(of, seen, why, canary=seen.canary, old=old, now=now)
-    return status.deployment_status(of, seen, why, moved, old=old, now=now)
+    canary = CanaryProgress(status=seen.canary)
+    moved = progress.compute_progress(seen, why, canary=canary, old=old, now=now)
+    return status.deployment_status(seen, why, moved, old=old, now=now)
 
 
 def test_all_is_well() -> None:
@@ -105,7 +110,7 @@ def test_autoscaling_says_why() -> None:
         scaling=status.scaling_condition(decided),
         autoscaled_replicas=2,
     )
-    made = whole(deployment(replicas=1), seen)
+    made = whole(seen)
     assert said(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
     assert made.desired_replicas == 2
     unknown = status.scaling_condition(
@@ -161,25 +166,25 @@ def test_replicas_of_an_earlier_deployment_do_not_count() -> None:
 )
 def test_times_move_only_with_the_truth(*, before: bool, after: bool, moves: bool) -> None:
     old = Status(
-        conditions=status.stamp_conditions(
-            None, [status.condition("Ready", "Old", "old", holds=before)], generation=1, now=NOW
+        conditions=stamp_conditions(
+            None, [make_condition("Ready", "Old", "old", holds=before)], generation=1, now=NOW
         )
     )
-    fresh = status.condition("Ready", "New", "new", holds=after)
-    (made,) = status.stamp_conditions(old, [fresh], generation=2, now=LATER)
+    fresh = make_condition("Ready", "New", "new", holds=after)
+    (made,) = stamp_conditions(old, [fresh], generation=2, now=LATER)
     assert (made.reason, made.message, made.observed_generation) == ("New", "new", 2)
     assert made.last_transition_time == (LATER if moves else NOW)
 
 
 def test_a_condition_that_is_no_longer_computed_is_removed() -> None:
     old = Status(conditions=(Condition(type="Gone", status=ConditionStatus.TRUE, reason="X"),))
-    assert [c.type for c in status.stamp_conditions(old, [], generation=1, now=NOW)] == []
+    assert [c.type for c in stamp_conditions(old, [], generation=1, now=NOW)] == []
 
 
 def test_a_repeated_computation_changes_nothing() -> None:
     seen = observed(deployment(), (replica(0),))
-    first = whole(deployment(), seen)
-    assert whole(deployment(), seen, old=first, now=LATER) == first
+    first = whole(seen)
+    assert whole(seen, old=first, now=LATER) == first
 
 
 def rank(reason: str, *, holds: bool) -> RankStatus:
@@ -294,72 +299,8 @@ def test_a_group_shows_the_rank_that_keeps_it_from_starting(
         assert said(made, "ModelPresent") == present
 
 
-def test_pool() -> None:
-    pool = NodePool(metadata=ObjectMeta(name="lab", generation=3), spec=NodePoolSpec())
-    made = status.pool_status(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
-    assert said(made, "Ready") == ("True", "NodesReady", "1 of 2 nodes ready")
-    assert (made.nodes, made.ready_nodes, made.observed_generation) == (2, 1, 3)
-    empty = status.pool_status(pool, [], set(), old=None, now=NOW)
-    assert said(empty, "Ready") == ("False", "NoNodes", "0 of 0 nodes ready")
-    named = pool.model_copy(update={"spec": NodePoolSpec(nodes=("a", *"tuvwxyz"))})
-    made = status.pool_status(named, ["a"], {"a"}, old=None, now=NOW)
-    text = "1 of 1 nodes ready; of spec.nodes these do not exist: t, u, v, w, x and 2 more"
-    assert said(made, "Ready") == ("True", "NodesReady", text)
-
-
-@pytest.mark.parametrize(
-    ("known", "ready", "wanted"),
-    [
-        (["a", "b"], {"a", "b"}, ("True", "MembersReady", "")),
-        (["a", "b"], {"a"}, ("False", "MemberNotReady", "1 of 2 members ready; not ready: b")),
-        (["a"], {"a"}, ("False", "UnknownNode", "1 of 2 members ready; no such node: b")),
-    ],
-)
-def test_group(known: list[str], ready: set[str], wanted: tuple[str, str, str]) -> None:
-    members = (GroupMember(node="a"), GroupMember(node="b"))
-    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members))
-    around = status.GroupContext(members=["a", "b"], known={*known}, ready=ready)
-    made = status.group_status(group, around, old=None, now=NOW)
-    assert said(made, "Ready") == wanted
-    assert (made.members, made.ready_members) == (2, len(ready))
-
-
-def test_a_group_is_ready_without_its_spare() -> None:
-    members = tuple(GroupMember(node=name) for name in "abc")
-    spec = ShardGroupSpec(members=members, size=2)
-    group = ShardGroup(metadata=ObjectMeta(name="pair"), spec=spec)
-    around = status.GroupContext(
-        members=["a", "b", "c"], known={"a", "b", "c"}, ready={"a", "c"}, replicas=["qwen-0"]
-    )
-    made = status.group_status(group, around, old=None, now=NOW)
-    assert said(made, "Ready") == ("True", "MembersReady", "not ready: b")
-    assert made.replicas == ("qwen-0",)
-
-
-def test_route() -> None:
-    backends = (Backend(deployment="x"), Backend(deployment="y"))
-    route = ModelRoute(
-        metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="m", backends=backends)
-    )
-    made = status.route_status(route, {"x", "y"}, old=None, now=NOW)
-    assert said(made, "Accepted") == ("True", "BackendsFound", "")
-    made = status.route_status(route, {"x"}, old=None, now=NOW)
-    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y")
-
-
-def test_route_with_rules_and_fallbacks() -> None:
-    backends = (Backend(deployment="x"),)
-    rule = RouteRule(headers=(HeaderMatch(name="a"),), backends=(Backend(deployment="y"),))
-    spec = ModelRouteSpec(model="m", backends=backends, rules=(rule,), fallbacks=("y", "z"))
-    route = ModelRoute(metadata=ObjectMeta(name="r"), spec=spec)
-    made = status.route_status(route, {"x"}, old=None, now=NOW)
-    assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
-    made = status.route_status(route, {"x", "y", "z"}, old=None, now=NOW)
-    assert said(made, "Accepted") == ("True", "BackendsFound", "")
-
-
 def test_the_priorities_of_the_macs_with_replicas_are_told_to_gateways() -> None:
     priorities = {"a": 80, "b": 0, "c": 100}
     nodes = tuple(replace(node(name), pool_priority=pool) for name, pool in priorities.items())
     seen = observed(deployment(), (replica(0), replica(1, on="b")), nodes)
-    assert whole(deployment(), seen).node_priorities == {"a": 80}
+    assert whole(seen).node_priorities == {"a": 80}

@@ -301,7 +301,7 @@ def test_the_next_epoch_keeps_leaving_ranks() -> None:
 def test_leaving_ranks_count_until_they_have_ended() -> None:
     replica = on("ab", epoch=replace(OVER, is_steady=True))
     nodes = (A, replace(B, holds=(REBOOT,)), C)
-    placer = Placer(NodeTable(seen(sharded(), [replica], nodes, [SPARE]).nodes), [SPARE])
+    placer = Placer(NodeTable(seen(sharded(), [replica], nodes, [SPARE]).table.nodes), [SPARE])
     found = placer.reform(request_for(sharded()), replica.replica, STEADY)
     assert isinstance(found, Assignment)
     free = placer.assumed.free.tolist()
@@ -411,7 +411,7 @@ def test_actions_name_every_rank() -> None:
 
 def test_counting_counts_each_rank() -> None:
     situation = counted(seen(sharded(), [on("ab")], [A, B, node("c")]))
-    assert [view.used_bytes for view in situation.nodes] == [9 * GIB, 9 * GIB, 0]
+    assert [view.used_bytes for view in situation.table.nodes] == [9 * GIB, 9 * GIB, 0]
 
 
 NAMES = ("mac-0", "mac-1", "mac-2")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.deployments.plan import plan
+from reconciler.placement.table import NodeTable
 from tests.support.reconciler_group_worlds import World
 from tests.support.sampling import samples
 
@@ -49,7 +50,9 @@ def test_a_repeated_plan_writes_nothing(seed: int, steps: int) -> None:
     seen = world.observe()
     assert plan(seen) == plan(seen)
     shuffled = replace(
-        seen, nodes=tuple(reversed(seen.nodes)), replicas=tuple(reversed(seen.replicas))
+        seen,
+        table=NodeTable(tuple(reversed(seen.table.nodes))),
+        replicas=tuple(reversed(seen.replicas)),
     )
     assert set(plan(shuffled).actions) == set(plan(seen).actions)
     again = [one for one in plan(seen).actions if "Revision" not in type(one).__name__]

@@ -15,6 +15,7 @@ from reconciler.deployments.views import ReplicaView
 from reconciler.groups.group_view import GroupForm
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
+from reconciler.placement.table import NodeTable
 from schemas.deployment import HubReference, ModelDeployment, ModelSource
 from schemas.formation import EpochSecret, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
@@ -28,7 +29,7 @@ from store.port import Delete, Put
 from tests.support.fleets import GIB, NOW, PROOF
 from tests.support.reconciler_agents import put_endpoint, put_lease, put_node
 from tests.support.reconciler_group_situations import on, sharded
-from tests.support.reconciler_store import CachedStore, LeaderStore
+from tests.support.reconciler_store import CachedStore, LeaderStore, do
 
 FORM = GroupForm(
     group="pair",
@@ -55,7 +56,7 @@ CREATE = CreateReplica(
 
 async def created(store: LeaderStore) -> tuple[Replica, int]:
     await store.lead()
-    revision = await store.executor.do(CREATE, await store.have(sharded()), {})
+    revision = await do(store.executor, CREATE, await store.have(sharded()), {})
     found = await store.replica()
     assert found is not None
     return found, revision
@@ -103,7 +104,7 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
         version=version,
     )
     deployment = await store.have(sharded())
-    revision = await store.executor.do(again, deployment, {"qwen-0": before})
+    revision = await do(store.executor, again, deployment, {"qwen-0": before})
     found = await store.replica()
     assert found is not None
     now = found.spec.formation
@@ -121,9 +122,9 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
     # Reports of b are removed; the report of a stays until its rank has ended.
     assert {key for key in await store.keys() if key.startswith("/rank/")} == {"/rank/a/qwen-0/0"}
     with pytest.raises(ConflictError):
-        await store.executor.do(again, deployment, {"qwen-0": before})
+        await do(store.executor, again, deployment, {"qwen-0": before})
     freed = ReleaseRanks(name="qwen-0", leaving=(), version=revision)
-    await store.executor.do(freed, deployment, {"qwen-0": found})
+    await do(store.executor, freed, deployment, {"qwen-0": found})
     found = await store.replica()
     assert found is not None
     assert found.spec.leaving == ()
@@ -141,7 +142,7 @@ async def test_a_fallback_may_use_another_model() -> None:
         because="it ended",
         version=version,
     )
-    await store.executor.do(again, await store.have(sharded()), {"qwen-0": before})
+    await do(store.executor, again, await store.have(sharded()), {"qwen-0": before})
     found = await store.replica()
     assert found is not None
     assert (found.spec.model.path, found.spec.template) == ("qwen-4bit", before.spec.template)
@@ -161,13 +162,13 @@ async def test_the_ranks_of_a_hub_model_wait_until_they_are_started() -> None:
     await store.lead()
     form = replace(FORM, model=HUB.folder)
     create = replace(CREATE, form=form, content=content_of(of_hub()))
-    version = await store.executor.do(create, await store.have(of_hub()), {})
+    version = await do(store.executor, create, await store.have(of_hub()), {})
     before = await store.replica()
     assert before is not None
     assert before.spec.formation is not None
     assert before.spec.formation.awaits_files
     start = StartRanks(name="qwen-0", version=version)
-    version = await store.executor.do(start, None, {"qwen-0": before})
+    version = await do(store.executor, start, None, {"qwen-0": before})
     started = await store.replica()
     assert started is not None
     formation = before.spec.formation.model_copy(update={"awaits_files": False})
@@ -184,7 +185,7 @@ async def test_the_ranks_of_a_hub_model_wait_until_they_are_started() -> None:
             version=version,
         )
         # Each epoch waits again: its ranks may need other files.
-        revision = await store.executor.do(again, await store.have(of_hub()), {"qwen-0": before})
+        revision = await do(store.executor, again, await store.have(of_hub()), {"qwen-0": before})
         found = await store.replica()
         assert found is not None
         return found, revision
@@ -225,7 +226,7 @@ def put_rank(replica: Replica, number: int, type_: str, *, epoch: int = 1) -> Pu
 
 
 def observed(world: CachedStore, looked: Now = LATER) -> ReplicaView:
-    (found,) = observe.observe(world.fleet, "qwen", looked, nodes=()).replicas
+    (found,) = observe.observe(world.fleet, "qwen", looked, table=NodeTable(())).replicas
     return found
 
 
@@ -253,7 +254,7 @@ async def test_ranks_start_once_each_mac_has_its_files(world: CachedStore) -> No
     await world.have(sharded(), replica)
 
     def starts() -> list[str]:
-        seen = observe.observe(world.fleet, "qwen", LATER, nodes=())
+        seen = observe.observe(world.fleet, "qwen", LATER, table=NodeTable(()))
         return [one.name for one in plan(seen).actions if isinstance(one, StartRanks)]
 
     assert starts() == []

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from reconciler.deployments import status
 from reconciler.deployments.rollout import progress
+from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.refusals import RefusalCount, Unschedulable
@@ -38,11 +39,9 @@ def look(
     now: datetime = NOW,
     why: Unschedulable | None = None,
 ) -> ModelDeploymentStatus:
-    assert found.deployment is not None
-    moved = progress.compute_progress(
-        found.deployment, found, why, canary=found.canary, old=old, now=now
-    )
-    return status.deployment_status(found.deployment, found, why, moved, old=old, now=now)
+    canary = CanaryProgress(status=found.canary)
+    moved = progress.compute_progress(found, why, canary=canary, old=old, now=now)
+    return status.deployment_status(found, why, moved, old=old, now=now)
 
 
 def said(found: ModelDeploymentStatus, type_: str = "Progressing") -> tuple[str, str, str]:
@@ -104,7 +103,9 @@ def test_an_unplaced_replica_stalls_with_a_reason() -> None:
 def test_the_deadline_requeues() -> None:
     first = look(seen(old(0), old(1)))
     found = seen(old(0), old(1))
-    moved = progress.compute_progress(WANTED, found, None, canary=None, old=first, now=after(100))
+    moved = progress.compute_progress(
+        found, None, canary=CanaryProgress(), old=first, now=after(100)
+    )
     assert moved.requeue_after_s == 500
 
 

@@ -15,6 +15,7 @@ from reconciler.deployments.rollout.revisions import (
 from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.deployments.writes import WriteContext, make_write
 from reconciler.placement.refusals import summary_line
+from reconciler.placement.table import NodeTable
 from schemas.deployment import CanaryStatus, ModelDeployment, Revision
 from schemas.meta import CHANGE_CAUSE
 from schemas.placement import Placement
@@ -196,7 +197,7 @@ def test_a_replica_with_an_absent_agent_is_not_idle() -> None:
     seen = observed(rolling(2), (away(0), away(1)), (A,))
     assert [short(action) for action in plan(seen).actions] == ["+qwen-2@a"]
     tight = replace(node("a"), used_bytes=int(7.5 * 2**30))
-    assert plan(replace(seen, nodes=(tight,))).actions == ()
+    assert plan(replace(seen, table=NodeTable((tight,)))).actions == ()
 
 
 def test_a_lost_replica_keeps_its_version_if_the_new_one_fits_nowhere() -> None:
@@ -211,7 +212,7 @@ def test_a_lost_replica_keeps_its_version_if_the_new_one_fits_nowhere() -> None:
     assert decided.stuck is not None
     # One on a lost node moves as it was.
     lost = replica(0, of=BEFORE, on="gone", is_node_lost=True)
-    seen = replace(seen, replicas=(lost, running), nodes=(GONE, A))
+    seen = replace(seen, replicas=(lost, running), table=NodeTable((GONE, A)))
     assert [short(action) for action in plan(seen).actions] == [">qwen-0@a"]
     assert made_of(seen) == 512
 
@@ -415,13 +416,13 @@ def test_a_trial_that_failed_is_rolled_back() -> None:
 def test_a_trial_loses_a_node() -> None:
     lost = before(0, on="gone", is_node_lost=True)
     seen = stable(2, lost, before(1), fresh(2), canary=trial(weight=10))
-    seen = replace(seen, nodes=(GONE, A, B))
+    seen = replace(seen, table=NodeTable((GONE, A, B)))
     assert [short(action) for action in plan(seen).actions] == [">qwen-0@a"]
     assert made_of(seen) == 512
 
 
 def test_without_room_a_trial_takes_the_place_of_one() -> None:
-    seen = replace(stable(2, before(0), before(1)), nodes=(FULL,))
+    seen = replace(stable(2, before(0), before(1)), table=NodeTable((FULL,)))
     assert [short(action) for action in plan(seen).actions] == ["-qwen-0 OutdatedInPlace"]
     # Its place is the trial's, and the other stays alone for so long.
     seen = stable(2, before(1))

@@ -1,0 +1,215 @@
+"""Documents about nodes: they join, go away, come back, are cloned and deleted; and nothing else is written."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fleetctl.objects import reader
+from machinery.control_loop import Requeue
+from manifests import delete
+from reconciler.deployments.execute import Executor
+from reconciler.listers.caches import make_caches
+from reconciler.listers.lister import Lister
+from reconciler.nodes.liveness import NodeLiveness
+from reconciler.nodes.reconcile import NodeReconciler
+from schemas import kinds
+from schemas.event import Event
+from schemas.meta import Condition, ConditionStatus, ObjectKey, ObjectMeta, find_condition
+from schemas.node import Node, NodeLifeStatus
+from schemas.pools import NodePool, NodePoolSpec
+from store import codec, keys, objects
+from store.events import EventRecorder
+from store.memory import MemoryTransport
+from store.port import CreateRevisionGuard, Delete, KeyValue, Operation, Put
+from tests.support.clock import FakeClock
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+ELECTION = keys.ELECTION_RECONCILER
+NODE = kinds.by_name("Node")
+
+
+class World:
+    """A store, and a leader that reconciles nodes."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.transport = MemoryTransport(self.clock)
+        self.caches = make_caches(self.transport, self.clock)
+        self.life = NodeLiveness(30)
+        self.epoch = 0
+        fence = lambda: CreateRevisionGuard(key=ELECTION, create_revision=self.epoch)  # noqa: E731
+        recorder = EventRecorder(self.transport, self.clock, source="reconciler")
+        executor = Executor(self.transport, self.clock, fence)
+        lister = Lister(self.caches)
+        self.nodes = NodeReconciler(
+            lister, self.life, executor.commit, recorder, self.clock, "1.0.0"
+        )
+
+    async def write(self, *operations: Operation) -> None:
+        """Write, and wait until the caches show it."""
+        revision = await self.transport.commit([], operations)
+        async with asyncio.timeout(30):
+            for prefix, informer in (
+                (keys.SPEC_PREFIX, self.caches.specs),
+                (keys.STATUS_PREFIX, self.caches.statuses),
+                (keys.NODE_LEASE_PREFIX, self.caches.leases),
+            ):
+                if any(one.key.startswith(prefix) for one in operations):
+                    await informer.reached(revision)
+        fleet = {name for name in "ab" if keys.node_lease_key(name) in self.caches.leases.items}
+        self.life.update("ab", fleet, self.clock.monotonic())
+
+    async def join(self, name: str, **said: Any) -> None:
+        status = node_status(name).model_copy(update=said)
+        await self.write(put_node(name, status), put_lease(name))
+        await self.look(name)
+        await self.look(name)
+
+    async def look(self, name: str) -> Requeue | None:
+        found = await self.nodes.reconcile(ObjectKey("Node", name))
+        written = (await self.transport.list(keys.spec_prefix("Node"))).items
+        async with asyncio.timeout(30):
+            for item in written:
+                await self.caches.specs.reached(item.mod_revision)
+        return found
+
+    async def document(self, name: str) -> NodeLifeStatus | None:
+        item = await self.transport.get(keys.node_life_key(name))
+        return None if item is None else codec.decode(NodeLifeStatus, item)
+
+    async def true(self, name: str) -> list[str]:
+        """Return what fleetctl shows as true of the node."""
+        assert NODE is not None
+        (found,) = await reader.read(self.transport, NODE, [name])
+        assert isinstance(found, Node)
+        assert found.status is not None
+        return [c.type for c in found.status.conditions if c.status is ConditionStatus.TRUE]
+
+    async def events(self) -> list[tuple[str, str]]:
+        found = await objects.list_all(self.transport, Event)
+        return sorted((one.spec.about.name, one.spec.reason) for one in found)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    made.epoch = await made.transport.commit([], [Put(key=ELECTION, value=b"me")])
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
+        async with asyncio.timeout(30):
+            for informer in made.caches.all():
+                await informer.wait_synced()
+        yield made
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_node_joins_leaves_and_is_deleted(world: World) -> None:
+    await world.join("a")
+    assert await world.true("a") == ["Ready"]
+    before = (await world.transport.status()).revision
+    await world.clock.advance(60)
+    assert await world.look("a") is None
+    assert (await world.transport.status()).revision == before
+    joined = ready(await world.document("a"))
+    await world.write(Delete(key=keys.node_lease_key("a")))
+    await world.look("a")
+    away = ready(await world.document("a"))
+    assert (away.reason, str(away.status)) == ("LeaseLost", "False")
+    assert joined.last_transition_time is not None
+    assert away.last_transition_time == joined.last_transition_time + timedelta(seconds=60)
+    assert await world.true("a") == []
+    await world.write(
+        Delete(key=keys.spec_key("Node", "a")), Delete(key=keys.status_key("Node", "a"))
+    )
+    await world.look("a")
+    assert await world.document("a") is None
+    assert await world.look("a") is None
+
+
+async def test_a_deleted_node_does_not_come_back(world: World) -> None:
+    """The deletion of its spec arrives before that of its status: they are two watches."""
+    await world.join("a")
+    await world.write(Delete(key=keys.node_lease_key("a")))
+    statuses = world.caches.statuses
+    await delete.delete(world.transport, "Node", "a", world.clock)
+    revision = (await world.transport.status()).revision
+    await world.caches.specs.reached(revision)
+    await statuses.reached(revision)
+    # What the watch of statuses has not told yet.
+    statuses.suppose(
+        KeyValue(
+            key=keys.status_key("Node", "a"),
+            value=codec.encode(node_status("a")),
+            create_revision=1,
+            mod_revision=revision + 1,
+            lease=0,
+        )
+    )
+    await world.look("a")
+    assert await world.transport.get(keys.spec_key("Node", "a")) is None
+
+
+def ready(document: NodeLifeStatus | None) -> Condition:
+    assert document is not None
+    found = find_condition(document.conditions, "Ready")
+    assert found is not None
+    return found
+
+
+async def test_a_node_that_comes_and_goes_is_held_back_and_released(world: World) -> None:
+    await world.join("a")
+    for _ in range(3):
+        await world.write(Delete(key=keys.node_lease_key("a")))
+        await world.write(put_lease("a"))
+    assert await world.look("a") == Requeue(after_s=30)
+    assert await world.true("a") == ["Flapping", "Ready"]
+    assert await world.events() == [("a", "Flapping")]
+    await world.clock.advance(30)
+    assert await world.look("a") is None
+    assert await world.true("a") == ["Ready"]
+
+
+async def test_a_clone_is_distinguished_from_its_original(world: World) -> None:
+    await world.join("b", hardware_uuid="M")
+    await world.clock.advance(5)
+    await world.join("a", hardware_uuid="M")
+    assert await world.true("a") == ["DuplicateHardware", "Ready"]
+    assert await world.true("b") == ["Ready"]
+    # The changed node is reconciled, and the other one with it.
+    await world.write(put_node("b", node_status("b").model_copy(update={"hardware_uuid": "N"})))
+    await world.look("b")
+    assert await world.true("a") == ["Ready"]
+
+
+async def test_a_pool_withholds_its_nodes_and_requeues(world: World) -> None:
+    now = world.clock.now()
+    window = {"start": f"{now:%H:%M}", "end": f"{now + timedelta(minutes=2):%H:%M}"}
+    spec = NodePoolSpec.model_validate(
+        {"nodes": ("a",), "policy": {"quiet_hours": (window,), "mains_only": True}}
+    )
+    await world.join("a", power="Battery")
+    await world.write(codec.put_spec(NodePool(metadata=ObjectMeta(name="desk"), spec=spec)))
+    again = await world.look("a")
+    assert again is not None
+    assert 0 < again.after_s <= 120
+    document = await world.document("a")
+    assert document is not None
+    withheld = find_condition(document.conditions, "Withheld")
+    assert withheld is not None
+    assert withheld.message.endswith("; pool desk: mainsOnly, until it runs on mains power again")
+    await world.clock.advance(again.after_s)
+    await world.write(put_node("a", node_status("a")))
+    await world.look("a")
+    assert await world.true("a") == ["Ready"]
+
+
+async def test_an_agent_of_another_version_is_named(world: World) -> None:
+    await world.join("a", agent_version="0.9.0")
+    await world.join("b", agent_version="1.1.0")
+    assert await world.true("a") == ["Ready", "VersionSkew"]
+    assert await world.true("b") == ["Ready"]
+    assert await world.events() == [("a", "VersionSkew")]
