@@ -1,7 +1,7 @@
 """Generates the parts of the documentation that follow from the code.
 
 These are the JSON Schemas, a page for each kind, the reference of fleetctl, the gateway's OpenAPI document, the
-tables of reasons and of model sizes, the picture of the layers and the tables of life cycles.
+page of reasons, the table of model sizes, the picture of the layers and the tables of life cycles.
 `tests/test_docs.py` compares the committed files with what this generates.
 """
 
@@ -39,6 +39,7 @@ def generated() -> dict[Path, str]:
     for page, (name, content) in sections().items():
         files[DOCS / page] = with_section((DOCS / page).read_text(), name, content)
     files[DOCS / "adr" / "README.md"] = decisions()
+    files[DOCS / "reference" / "reasons.md"] = reason_tables.page()
     files[DOCS / "reference" / "fleetctl.md"] = fleetctl_reference.page()
     files[DOCS / "api" / "openapi.json"] = gateway_openapi.text()
     files[ROOT / "gateway" / "admin" / "openapi.json"] = gateway_openapi.compact_text()
@@ -53,8 +54,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "internals/lifecycles.md": ("lifecycles", lifecycles()),
         "models.md": ("sizes", model_sizes.table()),
         "reference/http-api.md": ("routes", gateway_openapi.table()),
-        "operations/doctor.md": ("machine checks", machine_checks()),
-        "troubleshooting.md": ("reasons", reason_tables.tables()),
+        "troubleshooting.md": ("machine checks", machine_checks()),
     }
 
 

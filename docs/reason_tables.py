@@ -1,4 +1,4 @@
-"""Generates the tables of reasons for the troubleshooting page."""
+"""Generates the page of reasons."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,28 @@ from schemas.reasons import SECTIONS
 from schemas.reasons.reason import ReasonSection
 
 
-def tables() -> str:
+_HEAD = """# Reasons
+
+With this page you can look up a reason that a command shows. `fleetctl get -o wide`, `fleetctl describe` and `fleetctl
+events` show reasons: one word each, with a message. [Troubleshooting](../troubleshooting.md) starts from symptoms.
+
+```sh
+fleetctl describe md/qwen        # conditions and events of one object
+fleetctl explain placement qwen  # for each Mac: does the replica fit, and why not
+```
+
+`make docs` generates this page from `schemas/reasons/`, and the tests hold it complete.
+"""
+
+
+def page() -> str:
     """Return one section for each place where reasons appear."""
-    return "\n\n".join(_section(section) for section in SECTIONS)
+    return "\n".join((_HEAD, "\n\n".join(_section(section) for section in SECTIONS), ""))
 
 
 def _section(section: ReasonSection) -> str:
     return "\n".join(
-        (f"### {section.title}", "", f"Shown by `{section.shown_by}`.", "", *_rows(section))
+        (f"## {section.title}", "", f"Shown by `{section.shown_by}`.", "", *_rows(section))
     )
 
 

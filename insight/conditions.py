@@ -15,7 +15,7 @@ CURES: Final[Mapping[str, str]] = {
     for reason in section.reasons
     if reason.cure
 }
-"""The remedy of each reason that is a problem, from the troubleshooting tables."""
+"""The remedy of each reason that is a problem, from the tables of reasons."""
 
 # What stands in a remedy for the name of the object, by its kind.
 _PLACEHOLDERS: Final[Mapping[str, str]] = {

@@ -96,7 +96,7 @@ def test_no_page_of_operations_tells_meanings_and_remedies_of_reasons() -> None:
             told = [row[0] for row in rows if _words(row[0]) and _words(row[0]) <= names]
             if len(told) > 1 and not _TOLD_ONCE.isdisjoint(header):
                 found[page.name] = told
-    assert found == {}, "move them to schemas/reasons/, and link to docs/troubleshooting.md"
+    assert found == {}, "move them to schemas/reasons/, and link to docs/reference/reasons.md"
 
 
 def _words(cell: str) -> set[str]:
