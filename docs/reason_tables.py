@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from schemas.reasons import SECTIONS
 from schemas.reasons.reason import ReasonSection
 
-
 _HEAD = """# Reasons
 
 With this page you can look up a reason that a command shows. `fleetctl get -o wide`, `fleetctl describe` and `fleetctl

@@ -135,7 +135,7 @@ def _refusal_of_node(node: NodeFacts, release: TargetRelease) -> PlanRefusal | N
     if "nodeagent" not in mac.parts:
         return PlanRefusal(
             f"node/{node.name}: its agent is no service, so nothing can restart it. Install it with `fleetctl service "
-            "install nodeagent`, or upgrade this Mac by hand (docs/upgrade.md)"
+            "install nodeagent`, or upgrade this Mac by hand (docs/install.md#upgrade)"
         )
     has_begun = mac.current == version or any(mac.runs(part, version) for part in mac.parts)
     if not (node.is_ready or has_begun):

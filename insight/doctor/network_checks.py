@@ -130,7 +130,7 @@ def check_multicast(
                 message=f"{_listed(silent)} answers on {one.interface}, and nothing is heard of its announcements within "
                 f"{one.listened_s:.0f} s: the network drops multicast, or macOS keeps it from this program",
                 advice="name addresses, which need no multicast: `fleetctl join HOST:4002`, or seeds, and `--gateway URL` "
-                "(docs/operations/discovery.md)",
+                "(docs/operations/add-nodes.md#find-the-fleet-on-the-network)",
             )
 
 
