@@ -35,6 +35,11 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag --update-golden."""
+    parser.addoption("--update-golden", action="store_true", help="Write tests/golden anew.")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files that take longest first, after everything else has been shuffled."""
     run_order.sort_by_length(items)

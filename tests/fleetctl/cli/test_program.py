@@ -132,32 +132,6 @@ async def test_help_verb() -> None:
     assert "fleetctl get has no subcommand md" in deep.err
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("explain", "md..spec"), "md..spec: a name is missing next to a dot; write KIND.FIELD.FIELD"),
-        (("explain", "md.spec."), "a name is missing next to a dot"),
-        (("get", "foo"), "unknown kind 'foo'; available: apikeys, endpoints, events, fabrictests,"),
-        (("delete", "foo", "x"), "available: apikeys, endpoints,"),
-        (("label", "foo", "x", "a=b"), "available: gitsources, modeldeployments, modelroutes, nodepools, nodes, shardgroups\n"),
-    ],
-)  # fmt: skip
-async def test_misspelled_kinds_and_fields_get_hints(words: tuple[str, ...], sentence: str) -> None:
-    done = await fleetctl(*words)
-    assert done.code == 2
-    assert sentence in done.err
-    assert "ep," not in done.err
-
-
-async def test_a_url_is_not_a_file() -> None:
-    done = await fleetctl("apply", "-f", "https://example.org/a.yaml")
-    assert done.code == 1
-    assert done.err == (
-        "error: nothing was written:\nhttps://example.org/a.yaml: is a URL, not a file. Pipe it: "
-        "curl -fsSL https://example.org/a.yaml | fleetctl ... -f -\n"
-    )
-
-
 def commands(
     group: click.Group, names: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:

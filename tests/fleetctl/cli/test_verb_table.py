@@ -18,52 +18,6 @@ from schemas import kinds
 from tests.support.fleet import fleetctl, from_scratch
 
 
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (("aply",), "unknown command 'aply'. Did you mean apply?"),
-        (("desribe",), "unknown command 'desribe'. Did you mean describe?"),
-        (("ls",), "unknown command 'ls'. Did you mean get?"),
-        (("autoscale", "md/x"), "unknown command 'autoscale'. Did you mean patch?"),
-        (("bundle", "crate"), "unknown command 'crate'"),
-        (("create", "deployment", "x"), "unknown kind 'deployment'; did you mean modeldeployment?"),
-        (("create", "secret", "x"), "unknown kind 'secret'; did you mean apikey?"),
-        (("get", "pods"), "unknown kind 'pods'; did you mean replicas?"),
-        (("get", "deployments"), "unknown kind 'deployments'; did you mean modeldeployments?"),
-        (("delete", "svc", "x"), "unknown kind 'svc'; did you mean modelroutes?"),
-        (("config", "list"), "unknown command 'list'. Did you mean get-contexts?"),
-        (("rm", "md", "x"), "unknown command 'rm'. Did you mean delete?"),
-        (("xyzzy",), "unknown command 'xyzzy'"),
-        (("__complte",), "unknown command '__complte'"),
-        (("rollout", "stauts", "x"), "status"),
-        (("config", "use-contxt", "x"), "use-context"),
-        (("config", "use"), "unknown command 'use'. Did you mean use-context?"),
-        (("config", "foo"), "unknown command 'foo'; available: current-context, "),
-        (("rollout", "foo"), "unknown command 'foo'; available: abort, history, pause, promote, refresh, restart, resume, status, undo"),
-        (("import", "hostfiel", "x"), "unknown command 'hostfiel'. Did you mean hostfile?"),
-        (("import", "foo"), "unknown command 'foo'; available: hostfile, jaccl, localai, mesh, ring, serving"),
-        (("export", "foo"), "unknown command 'foo'; available: alerts, grafana, hostfile, prometheus"),
-        (("fabric", "foo"), "unknown command 'foo'; available: bench, check, history, matrix"),
-        (("fabric", "chek"), "unknown command 'chek'. Did you mean check?"),
-        (("get", "qwen"), "shardgroups. For an object named qwen write its kind, too, such as md/qwen"),
-        (("delete", "qwen"), "For an object named qwen write its kind, too, such as md/qwen"),
-        (("scale", "qwen", "--replicas=2"), "For an object named qwen write its kind, too, such as md/qwen"),
-        (("get", "qwen/a"), "unknown kind 'qwen'; available: "),
-        (("get", "md", "-o", "xy"), "unknown output format 'xy'; available: wide, yaml"),
-        (("top", "pods"), "there are no usage data for replicas; use nodes or models"),
-        (("logs", "etcd"), "etcd.log below the data folder of `fleetctl up`"),
-        (("get", "modeldeploymets"), "unknown kind 'modeldeploymets'; did you mean modeldeployments?"),
-        (("get", "md", "--wacth"), "--watch"),
-        (("--contxt", "x", "get"), "--context"),
-    ],
-)  # fmt: skip
-async def test_typos_get_suggestions(words: tuple[str, ...], refusal: str) -> None:
-    done = await fleetctl(*words)
-    assert done.code == 2
-    assert refusal in done.err
-    assert done.err.startswith("Usage: fleetctl")
-
-
 async def test_the_whole_error_about_an_unknown_verb() -> None:
     done = await fleetctl("aply")
     assert done.err == (
