@@ -57,6 +57,7 @@ FOREIGN: Mapping[str, str] = {
     "lm_eval": "model tasks",
     "mlx_lm.convert": "hf-path mlx-path q-bits",
     "xcode-select": "install",
+    "kubectl": "all-namespaces kustomize namespace server-side",
     "flux": "with-source",
     "curl": "cacert unix-socket",
     "install.sh": "keep-current link-dir list prefix python uninstall use uv",

@@ -23,6 +23,14 @@ KIND_SYNONYMS = {
     "kustomization": "gitsources", "gitrepository": "gitsources", "secret": "apikeys", "secrets": "apikeys",
 }  # fmt: skip
 
+_NO_NAMESPACES = "fleets have no namespaces: remove the flag"
+# Flags of kubectl that no command has, and what to do instead.
+_FLAG_ANSWERS = {
+    "--server-side": "apply is always a three-way merge by field owner: remove the flag",
+    **dict.fromkeys(("-k", "--kustomize"), "use -f DIR, where DIR has an overlay.yaml"),
+    **dict.fromkeys(("-n", "--namespace", "-A", "--all-namespaces"), _NO_NAMESPACES),
+}
+
 # The booleans of Go's flags.
 _BOOLEANS = {
     **dict.fromkeys(("true", "True", "TRUE", "t", "T", "1"), True),
@@ -34,7 +42,12 @@ def translate_switches(command: click.Command, args: Sequence[str]) -> list[str]
     """Return a command's arguments with kubectl's `--wait=true` and `--wait=false` in click's spelling.
 
     True is the switch itself; false is its opposite, such as `--no-wait`, or nothing where there is none.
+
+    Raises:
+        click.UsageError: it has a flag of kubectl that has no meaning here.
+
     """
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     switches: dict[str, tuple[list[str], list[str]]] = {}
     for option in command.params:
         if isinstance(option, click.Option) and option.is_bool_flag:
@@ -45,6 +58,8 @@ def translate_switches(command: click.Command, args: Sequence[str]) -> list[str]
     translated: list[str] = []
     for arg in args[:end]:
         name, _, text = arg.partition("=")
+        if name in _FLAG_ANSWERS and name not in known and not isinstance(command, click.Group):
+            raise click.UsageError(f"{name} is not supported: {_FLAG_ANSWERS[name]}")
         if name in switches and text in _BOOLEANS:
             on, off = switches[name]
             translated += on if _BOOLEANS[text] else off

@@ -169,6 +169,12 @@ def test_every_switch_is_taken_in_kubectls_spelling() -> None:
 
 
 async def test_switches_with_values_reach_their_commands() -> None:
+    for args, answer in (
+        (("apply", "-f", "x.yaml", "--server-side=true"), "apply is always a three-way merge"),
+        (("get", "md", "-A"), "fleets have no namespaces"),
+    ):
+        refused = await fleetctl(*args)
+        assert (refused.code, answer in refused.err) == (2, True), refused.err
     no_boolean = await fleetctl("get", "md", "--no-headers=maybe")
     assert "'--no-headers' does not take a value" in no_boolean.err
     # The subcommand of a group, and an argument behind `--`.
