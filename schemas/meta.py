@@ -1,5 +1,6 @@
 """The parts that every API object has: metadata, owner references, conditions. Names no kind."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -22,6 +23,12 @@ LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$", max_length=63)
 ]
 Labels = dict[LabelKey, LabelValue]
+
+
+def object_name(text: str, fallback: str) -> str:
+    """Return a valid object name: `mlx-community/Qwen3-8B-4bit` becomes `qwen3-8b-4bit`."""
+    last = text.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^a-z0-9.]+", "-", last.lower()).strip("-.")[:100] or fallback
 
 
 # The slots of a model: setting one directly takes a third of `object.__setattr__`.

@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 from pydantic import ValidationError
 
 from fleetctl.convert.hostfile_reader import Host, HostFile
-from fleetctl.convert.manifest_drafts import comment_lines
-from fleetctl.convert.node_names import ADVICE, NodeNames
+from fleetctl.convert.node_names import NodeNames
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
+from manifests.yaml.comments import comment_lines
 from schemas.formation import Seat
 from schemas.meta import API_VERSION, ObjectMeta
 from schemas.shardgroup import Backend, GroupMember, ShardGroup, ShardGroupSpec
@@ -34,6 +34,8 @@ class GroupOptions:
     """Finds the nodes of the ranks."""
     backend: Backend | None = None
     """Overrides the file's backend."""
+    fast_synch: str | None = None
+    """MLX_METAL_FAST_SYNCH of every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ def build_group(file: HostFile, options: GroupOptions) -> GroupImport:
     """
     nodes = _nodes(file, options.nodes)
     environment, notes = _environment(file)
+    if options.fast_synch is not None:
+        environment["MLX_METAL_FAST_SYNCH"] = options.fast_synch
     backend = options.backend or _backend(file)
     members = tuple(
         GroupMember(node=node, addresses=host.addresses, rdma=_links(host, rank, nodes))
@@ -100,7 +104,7 @@ def one_mac_pool(file: HostFile, options: GroupOptions) -> str:
         raise file.refusal((), f"has 1 rank, but --nodes names {given} Macs", "")
     node = options.nodes.find(0, host.ssh, *host.addresses)
     if not node:
-        raise file.refusal(host.path, "does not name the node of rank 0", ADVICE)
+        raise file.refusal(host.path, "does not name the node of rank 0", options.nodes.advice)
     _, notes = _environment(file)
     about = "one Mac needs no ShardGroup; deployments name this pool in spec.placement.pools"
     tree: dict[str, Tree] = {
@@ -132,7 +136,7 @@ def _nodes(file: HostFile, names: NodeNames) -> tuple[str, ...]:
     for rank, name in enumerate(found):
         if not name:
             raise file.refusal(
-                file.hosts[rank].path, f"does not name the node of rank {rank}", ADVICE
+                file.hosts[rank].path, f"does not name the node of rank {rank}", names.advice
             )
         if name in found[:rank]:
             raise file.refusal(

@@ -4,12 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from nodeagent.node.identity import dns_label
 from store.object_trees import Tree, name_of
 
 _ADDRESS = re.compile(r"[0-9.]*|.*:.*")
-ADVICE = (
+_ADVICE: Final = (
     "Give --nodes NODE,NODE,... in the file's order (`fleetctl get nodes -o wide` lists names and addresses), or name "
     "with --context or --etcd a fleet whose agents report the address"
 )
@@ -29,6 +30,8 @@ class NodeNames:
     """The nodes in the file's order; () to find them."""
     by_address: Callable[[], Mapping[str, str]] = dict
     """Returns the nodes by address; called only for a file with addresses."""
+    advice: str = _ADVICE
+    """Ways to name nodes, for refusals."""
 
     def find(self, index: int, *hosts: str) -> str:
         """Return the node of a Mac.
@@ -38,8 +41,10 @@ class NodeNames:
             hosts: what the file calls it: names, addresses, and ssh destinations, the best name first.
 
         """
-        if self.given:
-            return self.given[index]
+        return self.given[index] if self.given else self.look_up(*hosts)
+
+    def look_up(self, *hosts: str) -> str:
+        """Return the node with one of the names and addresses, whatever --nodes gives; "" if there is none."""
         bare = [host.rpartition("@")[2] for host in hosts if host]
         addresses = [host for host in bare if _ADDRESS.fullmatch(host)]
         known = self.by_address() if addresses else {}

@@ -14,7 +14,6 @@ import orjson
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.doctor import observe
-from fleetctl.support_bundle import redaction
 from identity.dialer import Dialer
 from identity.log_access import log_path
 from insight import process_client, version_skew
@@ -25,6 +24,7 @@ from insight.logs import LEASED_HOLDERS
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
 from insight.version_skew import ComponentVersion
+from machinery import redaction
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
 from manifests.trees import object_tree

@@ -19,11 +19,11 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import source_option
-from fleetctl.convert.manifest_drafts import object_name
 from fleetctl.fleets import gateways
 from fleetctl.verbs import run_hub_model
 from identity.dialer import Dial
 from machinery.clock import SystemClock
+from schemas.meta import object_name
 
 _HELP = """Chat with a model through a gateway.
 

@@ -13,10 +13,10 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.convert import hostfile_groups
 from fleetctl.convert.hostfile_groups import HostFileExport, HostFileExportError
-from fleetctl.convert.manifest_drafts import save_text
 from fleetctl.fabric import admission
 from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
+from fleetctl.output.text_file import save_text
 from fleetctl.verbs import export_metrics
 from machinery.typing_compat import override
 from manifests.declaration import clean_manifest, is_bare

@@ -9,10 +9,10 @@ import click
 
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.convert.manifest_drafts import save_text
 from fleetctl.convert.prometheus.alert_rules import RUNBOOKS, alert_rules
 from fleetctl.convert.prometheus.grafana import PAGES, grafana_dashboard
 from fleetctl.convert.prometheus.scrape_config import ScrapeAccess, scrape_config
+from fleetctl.output.text_file import save_text
 from fleetctl.verbs.dashboard import find_dashboard
 from manifests.yaml import parser
 

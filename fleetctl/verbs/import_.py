@@ -3,20 +3,25 @@
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
+from compat.importers import jaccl as jaccl_importer
+from compat.importers import localai as localai_importer
+from compat.importers import mesh as mesh_importer
+from compat.importers import ring_env as ring_importer
+from compat.importers import serving_cluster as serving_importer
+from compat.importers.drafts import GroupMaker
 from fleetctl.cli.connect import read_once, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
-from fleetctl.convert import jaccl_import, localai_import, mesh_import, ring_import, serving_import
 from fleetctl.convert.hostfile_groups import GroupOptions, build_group, one_mac_pool
 from fleetctl.convert.hostfile_reader import read_hostfile
-from fleetctl.convert.manifest_drafts import save_text
 from fleetctl.convert.node_names import NodeNames, reported_addresses
+from fleetctl.output.text_file import save_text
 from manifests import sources
 from manifests.errors import ManifestError, ManifestErrors
 from nodeagent.node.identity import dns_label
@@ -89,15 +94,14 @@ def hostfile(
         nodes=_node_names(nodes, fleet),
         backend=cast(Backend | None, backend),
     )
-    try:
-        found = read_hostfile(*_read_text(file))
-        if len(found.hosts) == 1 and backend is None:
-            text = one_mac_pool(found, group_options)
-        else:
-            text = build_group(found, group_options).manifest()
-    except ManifestErrors as error:
-        raise FleetctlError(f"nothing was imported:\n{error}") from error
-    save_text(text, output)
+
+    def convert(text: str, source: str) -> str:
+        hosts = read_hostfile(text, source)
+        if len(hosts.hosts) == 1 and backend is None:
+            return one_mac_pool(hosts, group_options)
+        return build_group(hosts, group_options).manifest()
+
+    _convert(file, output, convert)
 
 
 @importing.command()
@@ -109,14 +113,13 @@ def hostfile(
 @store_options
 def mesh(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-stack's mesh YAML to a NodePool, and a ModelDeployment per tier."""
-    pool, macs = _object_name(file, name), _node_names(nodes, options)
-    _convert(
-        file,
-        output,
-        lambda text, source: mesh_import.convert(
-            text, source, name=pool, nodes=macs, models=options["models"]
-        ),
+    convert = partial(
+        mesh_importer.convert,
+        name=_object_name(file, name),
+        nodes=_node_names(nodes, options),
+        models=options["models"],
     )
+    _convert(file, output, convert)
 
 
 @importing.command()
@@ -129,13 +132,8 @@ def serving(
     file: str, nodes: str, models: tuple[str, ...], output: Path | None, **fleet: Any
 ) -> None:
     """Convert mlx-serving's cluster.yaml to NodePools, Node labels, and a ModelDeployment per --model in its tier."""
-    _convert(
-        file,
-        output,
-        lambda text, source: serving_import.convert(
-            text, source, nodes=_node_names(nodes, fleet), models=models
-        ),
-    )
+    names = _node_names(nodes, fleet)
+    _convert(file, output, partial(serving_importer.convert, nodes=names, models=models))
 
 
 @importing.command()
@@ -147,13 +145,8 @@ def serving(
 def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: Any) -> None:
     """Convert mlx_distributed_ring_inference's .env to a ShardGroup and its ModelDeployment."""
     group = _object_name(file, name, fallback="ring")
-    _convert(
-        file,
-        output,
-        lambda text, source: ring_import.convert(
-            text, source, name=group, nodes=_node_names(nodes, fleet)
-        ),
-    )
+    names = _node_names(nodes, fleet)
+    _convert(file, output, partial(ring_importer.convert, name=group, nodes=names))
 
 
 @importing.command()
@@ -170,13 +163,12 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: 
 @store_options
 def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-jaccl-cluster's variables (.env or Makefile) and host file to a ShardGroup and a ModelDeployment."""
-    context = jaccl_import.JacclContext(
-        host_file=_beside(file, options["host_file"]),
+    context = jaccl_importer.JacclContext(
+        make_group=_group_maker(file, options["host_file"], _node_names(nodes, options)),
         name=_object_name(file, name, fallback="jaccl"),
-        nodes=_node_names(nodes, options),
         model=options["model"],
     )
-    _convert(file, output, lambda text, source: jaccl_import.convert(text, source, context))
+    _convert(file, output, partial(jaccl_importer.convert, context=context))
 
 
 @importing.command()
@@ -205,21 +197,31 @@ def localai(
     file: str, host_file: str | None, nodes: str, output: Path | None, **options: Any
 ) -> None:
     """Convert LocalAI's model YAML to ModelDeployments, and its host files to ShardGroups."""
-    context = localai_import.LocalAiContext(
-        host_file=_beside(file, host_file),
-        nodes=_node_names(nodes, options),
-        default_host_file=str(Path(options["default_hostfile"]).absolute())
-        if options["default_hostfile"]
-        else "",
+    default = options["default_hostfile"]
+    context = localai_importer.LocalAiContext(
+        make_group=_group_maker(file, host_file, _node_names(nodes, options)),
+        default_host_file=str(Path(default).absolute()) if default else "",
         default_backend=options["default_backend"] or "",
     )
-    _convert(file, output, lambda text, source: localai_import.convert(text, source, context))
+    _convert(file, output, partial(localai_importer.convert, context=context))
 
 
-def _beside(file: str, given: str | None) -> Callable[[str], tuple[str, str]]:
-    """Return what reads a host file: the given one, else the one at a path relative to the file."""
+def _group_maker(file: str, given: str | None, names: NodeNames) -> GroupMaker:
+    """Return what converts a host file: the given one, else the one at a path relative to the file."""
     folder = Path(file).parent if file != sources.STDIN else Path()
-    return lambda path: _read_text(given or str(folder / path))
+
+    def make_group(
+        host_file: str, *, group: str, pool: str, backend: Backend, fast_synch: str | None
+    ) -> tuple[bool, str]:
+        hosts = read_hostfile(*_read_text(given or str(folder / host_file)))
+        if len(hosts.hosts) == 1:
+            return False, one_mac_pool(hosts, GroupOptions(name=pool, nodes=names))
+        group_options = GroupOptions(
+            name=group, nodes=names, backend=backend, fast_synch=fast_synch
+        )
+        return True, build_group(hosts, group_options).manifest()
+
+    return make_group
 
 
 def _convert(file: str, output: Path | None, convert: Callable[[str, str], str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.convert.manifest_drafts import object_name
 from fleetctl.objects import reader
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.writer import create_all
@@ -17,7 +16,7 @@ from machinery.clock import Clock, SystemClock
 from manifests.errors import ManifestErrors
 from manifests.trees import Tree
 from schemas.deployment import HUB_REPO_PATTERN, ModelDeployment, served_names
-from schemas.meta import Condition, find_condition, is_true
+from schemas.meta import Condition, find_condition, is_true, object_name
 from schemas.replica import MODEL_PRESENT, FetchStatus, Replica
 from store import objects
 from store.port import Transport

@@ -4,7 +4,7 @@ A comment on a line of its own belongs to the field below it, one after a value 
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -92,6 +92,12 @@ def with_comments(text: str, comments: DocumentComments) -> str:
             lines[mark.line - 1] += f"  {_spell(one.beside)}"
     shown = [line for at, own in enumerate(lines) for line in (*inserted.get(at, ()), own)]
     return "".join(f"{line}\n" for line in (*shown, *map(_spell, comments.end)))
+
+
+def comment_lines(notes: Iterable[str]) -> str:
+    """Return the notes as comments, a line each; unprintable characters are replaced."""
+    shown = ("".join(char if char.isprintable() else "?" for char in note) for note in notes)
+    return "".join(f"# {note}\n" for note in shown)
 
 
 def keep_comments(old: str, new: str) -> tuple[str, tuple[str, ...]]:

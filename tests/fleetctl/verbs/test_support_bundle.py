@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetctl.support_bundle import redaction
 from fleetctl.support_bundle.contents import LOG_BYTES, BundleArchive
+from machinery import redaction
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.sampling import samples
