@@ -82,6 +82,7 @@ PERIODS = {
     "machinery/mdns.py": "looks at the interfaces every ten seconds",
     "machinery/process_log.py": "polls a file",
     "machinery/processes.py": "polls the end of a process",
+    "machinery/state_disk.py": "looks at the disk of its own state at an interval",
     "machinery/supervisor.py": "polls the end of a process",
     "store/etcd/space.py": "asks etcd for its size every 30 seconds",
     "machinery/tls_server.py": "polls files for changes",

@@ -1,7 +1,7 @@
 """Facts of one gateway about the fleet and its requests, for `compat.routes`.
 
 A gateway sees requests and leases. Values that only a Mac itself can measure (CPU and GPU load,
-memory in use, uptime) are null; docs/operations/gateway.md lists them.
+memory in use, uptime) are null; docs/reference/http-api.md lists them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
