@@ -33,7 +33,7 @@ import psutil
 
 from bench import engine_fuzz_corpus as corpus
 from bench.engine_fuzz_corpus import HostileRequest
-from bench.engine_start import asked, free_port, tiny_model, until
+from bench.engine_start import asked, free_port, start_engine, tiny_model, until
 from bench.result import arguments, finish, sized
 from models import model_files
 from reconciler.placement import memory_proof
@@ -208,14 +208,6 @@ def load(port: int, turns: Iterator[HostileRequest], outcomes: Outcomes) -> None
             done.result()
 
 
-def engine_command(model: Path, port: int, proof_bytes: int) -> list[str]:
-    """Return the command line that an agent would write."""
-    command = [sys.executable, "-m", "engine", "--model-dir", str(model), "--port", str(port)]
-    command += ["--replica", "fuzz-0", "--replica-uid", "fuzz", "--node", "fuzz"]
-    command += ["--served-name", corpus.MODEL, "--memory-limit-bytes", str(proof_bytes)]
-    return [*command, "--context-length", str(_CONTEXT), "--concurrency", str(_CONCURRENCY)]
-
-
 def prove(model: Path) -> int:
     """Return the bytes of the engine's memory proof."""
     shape = model_files.model_geometry(
@@ -244,7 +236,13 @@ def measure(model: Path, log: Path) -> None:
     port, proof_bytes = free_port(), prove(model)
     outcomes = Outcomes()
     with log.open("wb") as errors:
-        process = subprocess.Popen(engine_command(model, port, proof_bytes), stderr=errors)
+        fields = {
+            "served_names": (corpus.MODEL,),
+            "memory_limit_bytes": proof_bytes,
+            "context_length": _CONTEXT,
+            "concurrency": _CONCURRENCY,
+        }
+        process = start_engine(model, port, fields=fields, stderr=errors)
     watch = MemoryWatch(process.pid)
     watching = threading.Thread(target=watch.run)
     phases: dict[str, Callable[[], object]] = {

@@ -6,7 +6,6 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -17,11 +16,12 @@ from typing import Any
 import aiohttp
 import psutil
 
-from bench.engine_start import free_port, theirs
+from bench.engine_start import free_port, start_engine, theirs
 from bench.result import of_peer
 
 Json = dict[str, Any]
 _READY_S = 90.0
+_FIELDS = {"context_length": 4096, "concurrency": 32}
 _WORDS = "time year people way day man thing woman life child world school state family group hand"
 
 
@@ -170,19 +170,16 @@ def _begun(name: str, model: Path, library: Path | None) -> Server:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
     environment |= {"HF_HUB_CACHE": str(hub)}
     environment |= {} if library is None else {"LD_PRELOAD": str(library)}
-    command = _ours(model, port) if name == "ours" else theirs(model, port)
     log = model.parent / f"{name}-{model.name}.log"
     with log.open("wb") as words:
-        process = subprocess.Popen(command, env=environment, stdout=words, stderr=subprocess.STDOUT)
+        options: dict[str, Any] = {"env": environment, "stdout": words, "stderr": subprocess.STDOUT}
+        process = (
+            start_engine(model, port, fields=_FIELDS, **options)
+            if name == "ours"
+            else subprocess.Popen(theirs(model, port), **options)
+        )
     served = "bench" if name == "ours" else str(model)
     return Server(name=name, model=served, port=port, process=process, log=log)
-
-
-def _ours(model: Path, port: int) -> list[str]:
-    command = [sys.executable, "-m", "engine", "--model-dir", str(model)]
-    command += ["--port", str(port), "--replica", "bench-0", "--replica-uid", "bench"]
-    command += ["--node", "bench", "--served-name", "bench", "--context-length", "4096"]
-    return [*command, "--concurrency", "32"]
 
 
 async def _ready(server: Server, path: str) -> None:

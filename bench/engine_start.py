@@ -16,14 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from subprocess import Popen
+from typing import Any, TypeAlias
 
 import psutil
 
 from bench.result import SMOKE, arguments, finish, of_peer, recorded, sized
+from schemas.wire.engine_config import EngineConfig
 
+Fields: TypeAlias = Mapping[str, Any]
 ROUNDS = sized(5, smoke=1)
 _LOOK_S = 0.025
 _GIVE_UP_S = 120.0
@@ -46,19 +51,15 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ours(model: Path, port: int) -> list[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "engine",
-        "--model-dir",
-        str(model),
-        "--port",
-        str(port),
-    ]
-    command += ["--replica", "bench-0", "--replica-uid", "bench", "--node", "bench"]
-    command += ["--served-name", "bench", "--context-length", "2048", "--concurrency", "4"]
-    return command
+def start_engine(model: Path, port: int, *, fields: Fields, **options: Any) -> Popen[bytes]:
+    """Start an engine that serves `bench`, with these fields of its configuration and options of Popen."""
+    given = {"replica": "bench-0", "served_names": ("bench",), "context_length": 2048, **fields}
+    config = EngineConfig(model_dir=model, url=f"http://127.0.0.1:{port}", **given)
+    process = Popen([sys.executable, "-m", "engine"], stdin=subprocess.PIPE, **options)
+    assert process.stdin is not None
+    process.stdin.write(config.to_json())
+    process.stdin.close()
+    return process
 
 
 def theirs(model: Path, port: int) -> list[str]:
@@ -88,15 +89,13 @@ def until(holds: Callable[[], bool], began: float) -> float:
     return time.perf_counter() - began
 
 
-def one(command: list[str], port: int, *, ready: str, name: str) -> Start:
+def one(begin: Callable[..., Popen[Any]], port: int, *, ready: str, name: str) -> Start:
     """Start a server, ask it for a token, and end it."""
     body = json.dumps({"model": name, "prompt": "One", "max_tokens": 1, "temperature": 0})
     began = time.perf_counter()
     # Containers like to set it; each start would then compile all that is not a package's.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
+    process = begin(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
         health_s = until(lambda: asked(port, "GET", "/health") > 0, began)
         ready_s = until(lambda: asked(port, "GET", ready) == 200, began)
@@ -144,10 +143,15 @@ def measure(model: Path) -> dict[str, dict[str, float]]:
     found: dict[str, list[Start]] = {"ours": [], "theirs": []}
     for number in range(ROUNDS + 1):
         port = free_port()
-        mine = one(ours(model, port), port, ready="/ready", name="bench")
+        mine = one(
+            partial(start_engine, model, port, fields={"concurrency": 4}),
+            port,
+            ready="/ready",
+            name="bench",
+        )
         port = free_port()
         with of_peer():
-            other = one(theirs(model, port), port, ready="/health", name=str(model))
+            other = one(partial(Popen, theirs(model, port)), port, ready="/health", name=str(model))
         if number:  # the first reads what the others find in the page cache
             found["ours"].append(mine)
             found["theirs"].append(other)

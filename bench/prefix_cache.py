@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.engine_start import free_port, real_model
+from bench.engine_start import free_port, real_model, start_engine
 from bench.result import SMOKE, finish, of_peer, recorded, sized
+from schemas.kv_cache import KvCache
 
 ROUNDS: Final = sized(3, smoke=1)
 PROMPT_TOKENS: Final = sized(1_500, smoke=256)
@@ -110,12 +111,11 @@ def _wait(holds: object, what: str) -> None:
 @contextmanager
 def _engine(model: Path, disk: Path | None) -> Iterator[_Server]:
     port = free_port()
-    command = [sys.executable, "-m", "engine", "--model-dir", str(model), "--port", str(port)]
-    command += ["--replica", "bench-0", "--replica-uid", "bench", "--node", "bench"]
-    command += ["--served-name", "bench", "--context-length", "4096", "--concurrency", "2"]
+    fields: dict[str, object] = {"context_length": 4096, "concurrency": 2}
     if disk is not None:
-        command += ["--prefix-disk-bytes", str(4 << 30), "--prefix-disk-dir", str(disk)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        fields |= {"kv_cache": KvCache(disk_bytes="4Gi"), "prefix_disk_dir": disk}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start_engine(model, port, fields=fields, **quiet)
     server = _Server(port, process)
     try:
         _wait(lambda: server.call("GET", "/ready")[0] == 200, "the engine did not start")

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.engine_start import free_port, ours, theirs
+from bench.engine_start import free_port, start_engine, theirs
 from bench.result import of_peer
+from schemas.wire.engine_config import GroupConfig
 
 READY_S = 120.0
 _LOOK_S = 0.05
@@ -134,19 +135,23 @@ def start_ours(settings: Settings, size: int, *, epoch: int = 1) -> Side:
     hosts = settings.folder / f"hosts-{ports[0]}"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[size : 2 * size]]))
     for rank in range(size):
-        command = ours(settings.model, ports[rank])
+        fields: dict[str, object] = {"concurrency": 4}
         environment = _environment(settings, size)
         if size > 1:
-            command += ["--rank", str(rank), "--world-size", str(size), "--epoch", str(epoch)]
-            command += ["--coordinator", f"127.0.0.1:{ports[-1]}"]
+            fields["group"] = GroupConfig(
+                rank=rank,
+                world_size=size,
+                host="127.0.0.1",
+                port=ports[-1],
+                secret=f"bench {epoch}",
+                epoch=epoch,
+            )
             environment |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
         log = settings.folder / f"ours-{size}-{rank}.log"
         side.logs.append(log)
-        process = _start(command, environment, log)
-        if size > 1:
-            assert process.stdin is not None
-            process.stdin.write(f"bench {epoch}".encode())
-            process.stdin.close()
+        with log.open("ab") as words:
+            options = {"env": environment, "stdout": words, "stderr": words}
+            process = start_engine(settings.model, ports[rank], fields=fields, **options)
         side.started.append(process)
     return side
 

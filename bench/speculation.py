@@ -19,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.engine_start import asked, free_port, real_model, until
+from bench.engine_start import Fields, asked, free_port, real_model, start_engine, until
 from bench.result import arguments, finish, sized
 
 _PAIRS: Final = sized(6, smoke=1)
@@ -83,13 +83,11 @@ _CHATS: Final = (("copy", copying), ("new", inventing))
 
 
 @contextmanager
-def engine(model: Path, flags: Sequence[str]) -> Iterator[int]:
+def engine(model: Path, guesses: Fields) -> Iterator[int]:
     """Run an engine; yield its port when it serves."""
     port = free_port()
-    command = [sys.executable, "-m", "engine", "--model-dir", str(model), "--port", str(port)]
-    command += ["--replica", "bench-0", "--replica-uid", "bench", "--node", "bench"]
-    command += ["--served-name", "bench", "--context-length", "2048", "--concurrency", "2", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    fields = {"concurrency": 2, **guesses}
+    process = start_engine(model, port, fields=fields, stderr=subprocess.DEVNULL)
     try:
         until(lambda: asked(port, "GET", "/ready") == 200, time.perf_counter())
         yield port
@@ -139,7 +137,7 @@ class Comparison:
 
     name: str
     model: Path
-    flags: tuple[str, ...]
+    guesses: Fields
     """Those that make it guess."""
     chats: tuple[tuple[str, Callable[[int], dict[str, Any]]], ...]
     """Makers of what is asked, by name; a number makes each chat another one."""
@@ -151,8 +149,8 @@ def compare(one: Comparison) -> tuple[dict[str, float], dict[str, Any], int]:
     figures: dict[str, Any] = {}
     differ = 0
     with ExitStack() as engines:
-        plain = engines.enter_context(engine(one.model, ()))
-        guessing = engines.enter_context(engine(one.model, one.flags))
+        plain = engines.enter_context(engine(one.model, {}))
+        guessing = engines.enter_context(engine(one.model, one.guesses))
         for port in (plain, guessing):  # what is compiled and loaded at first use
             ask(port, inventing(99))
         for chat, make in one.chats:
@@ -188,16 +186,16 @@ def synthetic(folder: Path, *flags: str) -> Path:
 
 def measure(model: Path, scratch: Path) -> None:
     """Compare, and print the last line."""
-    ngram, mtp = ("--ngram-tokens", str(_GUESS)), ("--mtp-tokens", str(_MTP_GUESS))
+    ngram, mtp = {"ngram_tokens": _GUESS}, {"mtp_tokens": _MTP_GUESS}
     comparisons = (
-        Comparison(name="", model=model, flags=ngram, chats=_CHATS),
+        Comparison(name="", model=model, guesses=ngram, chats=_CHATS),
         Comparison(
-            name="mtp_", model=synthetic(scratch / "mtp"), flags=mtp, chats=(("any", inventing),)
+            name="mtp_", model=synthetic(scratch / "mtp"), guesses=mtp, chats=(("any", inventing),)
         ),
         Comparison(
             name="mtp_",
             model=synthetic(scratch / "wrong", "--wrong"),
-            flags=mtp,
+            guesses=mtp,
             chats=(("wrong", inventing),),
         ),
     )

@@ -17,7 +17,6 @@ from engine.batch.speculative import DraftProposer, TokenProposer
 from engine.cache.interface import KvOptions
 from engine.cache.layer_caches import make_caches
 from engine.cache.prefix_cache import BlockPrefixCache
-from engine.config import EngineConfig
 from engine.gauges import Gauges
 from engine.memory import allocation
 from engine.memory.budget import MemoryBudget, full_bytes
@@ -33,6 +32,7 @@ from engine.ranks.rendezvous import RankLink, WaitContext
 from machinery.clock import Clock
 from models import fingerprint, model_files
 from models.model_files import ModelFacts, ModelUnusableError
+from schemas.wire.engine_config import EngineConfig
 
 # Larger than any real share of memory; JSON has no infinity.
 _AMPLE = 1e9
@@ -139,7 +139,7 @@ class ModelRank:
 
     def _loaded_message(self, rank: int) -> LoadedMessage:
         config, budget = self.config, self.memory.budget
-        settings = (config.kv_bits, config.window_setting)
+        settings = (config.kv_cache.bits, config.window_setting)
         full = full_bytes(budget.footprint, budget.load)
         return LoadedMessage(
             rank=rank,
@@ -173,7 +173,8 @@ def make_executor(
     `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size.
     `by_rows` says that the caches of a batch may be kept row by row.
     """
-    options = KvOptions(bits=config.kv_bits, window=config.kv_window, keep=config.kv_keep)
+    cache = config.kv_cache
+    options = KvOptions(bits=cache.bits, window=cache.window, keep=cache.keep or 0)
     model = loaded.model
     proposer: TokenProposer | None = None
     if config.ngram_tokens:
@@ -267,7 +268,7 @@ def load(
             f"{config.model_dir}: an embedding model cannot be split over a group of ranks"
         )
     if config.ngram_tokens:
-        draft_model.check_guesses(loaded, config.model_dir, "--ngram-tokens")
+        draft_model.check_guesses(loaded, config.model_dir, "spec.model.ngram")
     loaded = mtp_head.add_head(loaded, facts, config, gauges, is_stopping=is_stopping)
     loaded = draft_model.add_draft(loaded, config, gauges, is_stopping=is_stopping)
     models = [(loaded.model, facts)]

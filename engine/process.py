@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import importlib
 import os
@@ -12,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +22,6 @@ import uvloop
 from engine.api.app import make_app
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
 from engine.api.tls import EngineTls, read_credentials
-from engine.config import EngineConfig
-from engine.flags import parse
 from engine.request_log import SpanRecorder
 from engine.service import Service
 from identity.credentials import Credentials, CredentialsError
@@ -37,6 +33,7 @@ from machinery.process_log import LogLevel
 from models import generation_config
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_config import EngineConfig
 from schemas.wire.exit_codes import ExitCode
 
 # For responses whose last bytes are on their way at the end of the drain.
@@ -52,13 +49,11 @@ _FILES, _MIN_HARD_FILES = 2048, 4096
 
 
 def run(
-    arguments: Sequence[str] | None,
+    config: EngineConfig,
     *,
-    read_secret: Callable[[], str],
     log_level: LogLevel = "info",
 ) -> int:
-    """Run one engine; return its exit code. `read_secret` returns what authenticates the ranks of a group."""
-    config = parse(arguments, read_secret=read_secret)
+    """Run one engine; return its exit code."""
     fleet_logging.setup("engine", log_level)
     sys.setswitchinterval(_SWITCH_S)
     # The engine outlives the agent that started it, so the hang-up of the agent's terminal does not concern it.
@@ -75,7 +70,7 @@ def run(
     try:
         credentials = read_credentials(config.identity_dir, config.node, SystemClock())
     except CredentialsError as error:
-        write_exit_reason(f"--identity-dir: {error}")
+        write_exit_reason(f"identityDir: {error}")
         return ExitCode.UNUSABLE
     try:
         listener = open_listener(config.address)
@@ -83,7 +78,7 @@ def run(
         write_exit_reason(_listen_error(config.address, error))
         return ExitCode.ADDRESS_IN_USE
     sampling = generation_config.fill_in(config.sampling, config.model_dir)
-    config = dataclasses.replace(config, sampling=sampling)
+    config = config.model_copy(update={"sampling": sampling})
     # Loading a model creates no garbage, and collecting takes a fifth of the start. The service turns it on again.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from engine import errors
 from engine.admission import Admission, AdmittedJob, ByteBudget, ClaimedBytes, Ticket
-from engine.config import EngineConfig
 from engine.errors import GroupError, RefusedError
 from engine.gauges import Gauges
 from engine.input_workers.fork_server import WorkerModel
@@ -37,6 +36,7 @@ from machinery.clock import Clock
 from models import fingerprint, footprint
 from models.model_files import ModelUnusableError
 from schemas.wire.body_limits import image_bytes
+from schemas.wire.engine_config import EngineConfig
 from schemas.wire.exit_codes import ExitCode
 
 # A thread that takes longer is stuck in the driver and will not end by itself.
@@ -152,7 +152,11 @@ class Service:
         if next_state(self.state, EngineEvent.LOADED) is None:
             return
         config = self.config
-        settings = (config.kv_bits, config.window_setting, config.adapter and config.adapter.name)
+        settings = (
+            config.kv_cache.bits,
+            config.window_setting,
+            config.adapter and config.adapter.name,
+        )
         self._processor = InputProcessor(
             ready=model,
             context_length=config.context_length,

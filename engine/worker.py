@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from engine.config import EngineConfig
 from engine.errors import GroupError, StoppedError
 from engine.gauges import Gauges
 from engine.jobs import CancelJob, EmbedJob, Job, StopWorker, WorkerEvent, WorkerOrder
@@ -25,6 +24,7 @@ from engine.ranks.rendezvous import WaitContext
 from machinery.clock import Clock
 from models import model_files, partial_model
 from models.model_files import ModelFacts, ModelUnusableError
+from schemas.wire.engine_config import EngineConfig
 
 # The time that an idle worker waits for requests whose prompts are being tokenized: 1,000 words take 2 ms.
 _STRAGGLERS_S = 0.02

@@ -27,7 +27,7 @@ from models.cache_rules import NotUnderstoodError
 from models.model_files import ModelFacts
 from models.weight_headers import WeightHeaders
 from schemas.node import ModelGeometry, SplitOptions
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
 
 # Increased when the child's answer changes in form or meaning: stored answers of the old version are discarded.
 _FORMAT_VERSION: Final = 1
@@ -149,7 +149,7 @@ class SplitInspector:
             output.unlink(missing_ok=True)
             if skeleton is not None:
                 model = self._write_skeleton(skeleton)
-            module = engine_flags.SHAPE_PROBE_MODULE
+            module = engine_config.SHAPE_PROBE_MODULE
             argv = [sys.executable, "-m", module, str(model), str(os.getpid())]
             child = processes.spawn(argv, log=output, cwd=self._folder)
         except OSError as error:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
@@ -34,13 +35,14 @@ from nodeagent.replicas.engine_tracker import RESTART_BACKOFF, EngineProber, Eng
 from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.observation import EngineFault
 from nodeagent.status import describe_end
-from schemas import quantity
 from schemas.deployment import adapter_names
 from schemas.formation import EpochSecret
 from schemas.kv_cache import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
+from schemas.sampling import Sampling
 from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_config import EngineConfig
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
 from store.port import Delete, ModRevisionGuard, Put, Transport
@@ -344,42 +346,31 @@ def engine_order(
 
     """
     spec, model = replica.spec, replica.spec.model
-    kv_cache = spec.kv_cache or KvCache()
-    draft = model.draft
-    return EngineOrder(
+    resolve = partial(inspection.resolve_path, models_dir=models_dir)
+    launch, draft = group_launch.group_launch(replica, rank, secret), model.draft
+    config = EngineConfig(
+        model_dir=resolve(model.folder),
         replica=replica.name,
         replica_uid=replica.metadata.uid,
-        model_dir=inspection.resolve_path(model.folder, models_dir),
         served_names=spec.served_names,
         context_length=spec.context_length,
         concurrency=spec.concurrency,
-        memory_limit_bytes=spec.ranks[rank].memory.total_bytes,
         queue_depth=spec.queue_depth,
-        sampling=spec.sampling,
+        memory_limit_bytes=spec.ranks[rank].memory.total_bytes,
+        sampling=spec.sampling or Sampling(),
         unknown_parameters=spec.unknown_parameters,
         performance=spec.performance,
         vision=model.vision,
-        kv_tokens=kv_cache.tokens,
-        kv_bits=kv_cache.bits,
-        kv_window=kv_cache.window,
-        kv_keep=kv_cache.keep,
-        prefix_cache_bytes=None
-        if kv_cache.prefix_bytes is None
-        else quantity.parse(kv_cache.prefix_bytes),
-        prefix_disk_bytes=None
-        if kv_cache.disk_bytes is None
-        else quantity.parse(kv_cache.disk_bytes),
-        deployment=spec.deployment,
-        adapter=None
-        if model.adapter is None
-        else inspection.resolve_path(model.adapter, models_dir),
-        lora_modules=tuple(
-            f"{name}={inspection.resolve_path(one.path, models_dir)}"
-            for name, one in adapter_names(spec.served_names, model).items()
-        ),
-        draft_model=None if draft is None else inspection.resolve_path(draft.path, models_dir),
-        draft_tokens=None if draft is None else draft.tokens,
-        ngram_tokens=None if model.ngram is None else model.ngram.tokens,
-        mtp_tokens=None if model.mtp is None else model.mtp.tokens,
-        group=group_launch.group_order(replica, rank, secret),
+        kv_cache=spec.kv_cache or KvCache(),
+        adapter=None if model.adapter is None else resolve(model.adapter),
+        adapters={
+            name: resolve(adapter.path)
+            for name, adapter in adapter_names(spec.served_names, model).items()
+        },
+        draft_model=None if draft is None else resolve(draft.path),
+        draft_tokens=0 if draft is None else draft.tokens,
+        ngram_tokens=0 if model.ngram is None else model.ngram.tokens,
+        mtp_tokens=0 if model.mtp is None else model.mtp.tokens,
+        group=None if launch is None else launch.group,
     )
+    return EngineOrder(config=config, deployment=spec.deployment, launch=launch)

@@ -246,8 +246,8 @@ class GenerationRoutes:
         return RequestPolicy(
             context_length=config.context_length,
             sampling=config.sampling,
-            refuses_unknown=config.refuses_unknown,
-            always_performance=config.always_performance,
+            refuses_unknown=config.unknown_parameters == "Refuse",
+            always_performance=config.performance == "Always",
             sees_images=config.vision is not None,
         )
 

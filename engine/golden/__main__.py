@@ -1,7 +1,7 @@
 """`python -m engine.golden`: prints the answer of one process, with the whole model, to the golden question.
 
-Takes an engine's flags about the model (--model-dir, --kv-bits, ...), serves on a socket of its own while it asks, and
-prints the answer as JSON (schemas.formation.GoldenAnswer) on stdout. Exit codes are the engine's.
+Takes an engine's configuration, of which it keeps the model and its settings, serves on a socket of its own while it
+asks, and prints the answer as JSON (schemas.formation.GoldenAnswer) on stdout. Exit codes are the engine's.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from engine.flags import parse
+from engine import config as engine_config
 from engine.lifecycle import EngineState
 from engine.process import (
     EngineListener,
@@ -33,13 +33,12 @@ from machinery import process_log as fleet_logging
 from machinery.process_secrets import disable_core_dumps
 from models import golden_question
 from schemas.formation import GoldenAnswer
-from schemas.wire import engine_flags
+from schemas.kv_cache import KvCache
 from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_config import EngineConfig
 from schemas.wire.exit_codes import ExitCode
 
 _NAME = "golden"
-# The question and its answer have about 40 tokens.
-_CONTEXT = 256
 _POLL_S = 0.1
 # The time for one answer, on a machine that may be busy.
 _ANSWER_S = 120.0
@@ -48,6 +47,7 @@ _ANSWER_S = 120.0
 def run(arguments: Sequence[str]) -> int:
     """Ask the question and print the answer; return the exit code."""
     disable_core_dumps()
+    config = engine_config.read(arguments)
     complaint = raise_file_limit()
     if complaint:
         write_exit_reason(complaint)
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         except (OSError, ValueError) as error:
             write_exit_reason(f"cannot listen on a socket in {folder}: {error}")
             return ExitCode.ADDRESS_IN_USE
-        code, answer = _run_at(address, listener, arguments)
+        code, answer = _run_at(address, listener, config)
     if code != ExitCode.OK or not isinstance(answer, GoldenAnswer):
         return finish(code, str(answer))
     sys.stdout.write(f"{answer.model_dump_json(by_alias=True)}\n")
@@ -68,18 +68,18 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_at(
-    address: EngineAddress, listener: EngineListener, arguments: Sequence[str]
+    address: EngineAddress, listener: EngineListener, config: EngineConfig
 ) -> tuple[int, GoldenAnswer | str]:
-    defaults = engine_flags.to_argv(
+    cache = config.kv_cache
+    config = EngineConfig(
+        model_dir=config.model_dir,
         replica=_NAME,
-        replica_uid=_NAME,
-        node=_NAME,
         served_names=(_NAME,),
-        context_length=_CONTEXT,
-        concurrency=1,
-        prefix_cache_bytes=0,
+        url=address.url,
+        context_length=config.context_length,
+        kv_cache=KvCache(bits=cache.bits, window=cache.window, keep=cache.keep, prefix_bytes="0"),
+        adapter=config.adapter,
     )
-    config = parse([*defaults, *arguments, "--socket", address.socket])
     fleet_logging.setup("golden")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_ask(new_service(config), listener))

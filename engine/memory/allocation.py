@@ -13,7 +13,6 @@ import mlx.core as mx
 
 from engine.cache import layer_caches
 from engine.cache.interface import KvOptions
-from engine.config import EngineConfig
 from engine.memory import budget
 from engine.memory.budget import MemoryBudget, MemoryRequest, full_bytes
 from engine.memory.guard import MemoryGuard
@@ -21,6 +20,8 @@ from machinery import linux_memory
 from models import model_files
 from models.footprint import KvFootprint, ServingLoad, activation_bytes, mtp_bytes, vision_bytes
 from models.model_files import ModelFacts, ModelUnusableError
+from schemas import quantity
+from schemas.wire.engine_config import EngineConfig
 
 # The least unused buffers to keep: with fewer, every step would allocate again.
 _MIN_BUFFER_BYTES = 64 << 20
@@ -130,21 +131,21 @@ def plan_budget(
     models: list[tuple[Any, ModelFacts]], config: EngineConfig, *, ranks: int
 ) -> MemoryBudget:
     """Return the memory budget; arguments and errors are those of `allocate`."""
-    has_draft = len(models) > 1
+    has_draft, cache = len(models) > 1, config.kv_cache
     load = ServingLoad(
         context_length=config.context_length,
         concurrency=config.concurrency,
         ranks=ranks,
-        kv_tokens=config.kv_tokens,
-        kv_bits=config.kv_bits,
-        kv_window=config.kv_window,
+        kv_tokens=cache.tokens,
+        kv_bits=cache.bits,
+        kv_window=cache.window,
         draft_tokens=config.draft_tokens if has_draft else config.ngram_tokens or config.mtp_tokens,
         has_mtp=bool(config.mtp_tokens),
         image_pixels=0 if config.vision is None else config.vision.max_pixels,
         images=0 if config.vision is None else config.vision.max_images,
     )
     (model, facts), *drafts = models
-    options = KvOptions(bits=config.kv_bits, window=config.kv_window, keep=config.kv_keep)
+    options = KvOptions(bits=cache.bits, window=cache.window, keep=cache.keep or 0)
     try:
         kinds = layer_caches.try_model(model, options)
     except ValueError as error:
@@ -161,7 +162,8 @@ def plan_budget(
         footprint,
         load,
         MemoryRequest(
-            promised_bytes=config.memory_limit_bytes, prefix_bytes=config.prefix_cache_bytes
+            promised_bytes=config.memory_limit_bytes,
+            prefix_bytes=None if cache.prefix_bytes is None else quantity.parse(cache.prefix_bytes),
         ),
         machine_bytes=machine_bytes(),
         held=(mx.get_active_memory(), activations),

@@ -2,7 +2,7 @@
 
     promised = process + weights + activations + KV caches of requests + prefix cache
 
-The memory proof promises the amount (`--memory-limit-bytes`). Without a promise it is the machine's recommendation, and
+The memory proof promises the amount (`memoryLimitBytes`). Without a promise it is the machine's recommendation, and
 requests get only the part below the high mark, because no proof has counted them.
 """
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from engine.cache.block_files import BlockFiles
 from engine.cache.disk_blocks import BlockDisk
-from engine.config import EngineConfig
 from models import fingerprint
+from schemas import quantity
+from schemas.wire.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +22,13 @@ def open_disk(config: EngineConfig) -> BlockDisk | None:
 
     Ranks of a group must hold the same blocks, and their disks need not.
     """
-    if not config.prefix_disk_bytes or config.group is not None:
+    if config.kv_cache.disk_bytes is None or config.group is not None:
         return None
     try:
         model = name_model(config)
-        files = BlockFiles(config.prefix_disk_dir, limit_bytes=config.prefix_disk_bytes)
+        files = BlockFiles(
+            config.prefix_disk_dir, limit_bytes=quantity.parse(config.kv_cache.disk_bytes)
+        )
         return BlockDisk(files=files, model=model)
     except OSError as error:
         extra = {"folder": str(config.prefix_disk_dir), "reason": str(error)}
@@ -47,7 +50,7 @@ def name_model(config: EngineConfig) -> str:
     folders = [config.model_dir, *([config.adapter] if config.adapter else [])]
     found = hashlib.blake2b(digest_size=32)
     for folder in folders:
-        _add_folder(folder, (config.kv_bits, config.window_setting), found)
+        _add_folder(folder, (config.kv_cache.bits, config.window_setting), found)
     return found.hexdigest()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
-from engine.config import EngineConfig
 from engine.gauges import Gauges
 from engine.model.loader import LoadedModel, Model, load_codec, materialize, raise_unusable
 from models import model_files
 from models.model_files import ModelUnusableError
+from schemas.wire.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ def add_draft(
         model, found = load_model(folder, lazy=True, trust_remote_code=False)
     codec = load_codec(folder, found)
     _check_vocabulary(folder, codec.vocabulary, loaded.codec.vocabulary)
-    check_guesses(loaded, config.model_dir, "--draft-model")
-    _check_caches(folder, model, "--draft-model")
+    check_guesses(loaded, config.model_dir, "spec.model.draft")
+    _check_caches(folder, model, "spec.model.draft")
     materialize(model, gauges, is_stopping=is_stopping)
     log.info("draft model loaded", extra={"bytes": facts.weight_bytes})
     return replace(loaded, draft=model)

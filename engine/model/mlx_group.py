@@ -15,9 +15,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.config import GroupConfig
 from engine.errors import GroupError
 from schemas.shardgroup import Parallelism
+from schemas.wire.engine_config import GroupConfig
 
 # More than the 31 s after which MLX's ring gives up by itself with a reason.
 _CONNECT_S = 40.0
@@ -116,7 +116,7 @@ def _pipeline(model: Any, pipeline: Any, parts: ModelSplit) -> None:
     if parts.layers and own != parts.layers[parts.group.rank()]:
         raise ValueError(
             f"model type {model.model_type} splits its layers itself in mlx-lm: rank {parts.group.rank()} gets "
-            f"{own}, not {parts.layers[parts.group.rank()]}; leave --layers out"
+            f"{own}, not {parts.layers[parts.group.rank()]}; leave group.layers out"
         )
 
 

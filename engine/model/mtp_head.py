@@ -17,18 +17,18 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_config
 from typing_extensions import override
 
-from engine.config import EngineConfig
 from engine.gauges import Gauges
 from engine.model.draft_model import check_guesses
 from engine.model.loader import LoadedModel, Model, materialize, raise_unusable
 from models.model_files import ModelFacts, ModelUnusableError
 from models.mtp_layout import LAYOUTS, MtpLayout
+from schemas.wire.engine_config import EngineConfig
 
 Array: TypeAlias = Any  # mlx ships no types
 
 # The head's layer, as the only one of a model.
 _ONLY: Final = "model.layers.0."
-_FLAG: Final = "--mtp-tokens"
+_FIELD: Final = "spec.model.mtp"
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,12 @@ def add_head(
     if not config.mtp_tokens:
         return loaded
     folder = config.model_dir
-    check_guesses(loaded, folder, _FLAG)
+    check_guesses(loaded, folder, _FIELD)
     layout = LAYOUTS.get(facts.module)
     if layout is None:
         raise ModelUnusableError(
-            f"{_FLAG}: heads of {facts.model_type} cannot be used, only those of {', '.join(LAYOUTS)}; leave it out, or "
-            "use --ngram-tokens"
+            f"{_FIELD}: heads of {facts.model_type} cannot be used, only those of {', '.join(LAYOUTS)}; leave it out, or "
+            "use spec.model.ngram"
         )
     with raise_unusable(f"{folder}: the multi-token prediction head"):
         head = _build(loaded.model, folder, layout)
@@ -110,7 +110,7 @@ def _build(model: Model, folder: Path, layout: MtpLayout) -> MtpHead:
     if not any(name.startswith(f"{_ONLY}{layout.projection}.") for name in found):
         raise ModelUnusableError(
             f"{folder} has no multi-token prediction head (no {prefix}{layout.projection}.weight): converters often drop "
-            f"it; use a checkpoint with a head, leave {_FLAG} out, or use --ngram-tokens"
+            f"it; use a checkpoint with a head, leave {_FIELD} out, or use spec.model.ngram"
         )
     weights = {_own_name(name, layout): array for name, array in shell.sanitize(found).items()}
     head = MtpHead(

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
 
-from engine.config import GroupConfig
 from engine.errors import GroupError, StoppedError
 from engine.ranks import messages
 from engine.ranks.coordinator import Coordinator
@@ -26,6 +25,7 @@ from engine.ranks.messages import (
 )
 from machinery.clock import Clock
 from machinery.http_server import listen
+from schemas.wire.engine_config import GroupConfig
 
 # The time and the size of a whole first message, and the connections that may be sending one: a foreign process on the
 # port must not keep the ranks waiting.

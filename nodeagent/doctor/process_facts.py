@@ -25,7 +25,7 @@ from nodeagent.doctor.host_facts import (
 from nodeagent.engines import engine_logs
 from nodeagent.engines.engine_logs import EngineRun
 from nodeagent.engines.engine_processes import EngineProcess, find_engines
-from schemas.wire.engine_flags import EngineIdentity
+from schemas.wire.engine_config import EngineIdentity
 
 FAST_SYNCH: Final = "MLX_METAL_FAST_SYNCH"
 # An exception's traceback ends a log.

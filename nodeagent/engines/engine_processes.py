@@ -1,6 +1,6 @@
 """Engine processes of this node: start, find again, stop, and the epochs that were used up. Knows nothing of the store.
 
-The process table is the record: an engine's command line holds its orders, and its working folder says to which agent
+The process table is the record: an engine's command line holds its identity, and its working folder says to which agent
 it belongs. So an agent that was killed at any moment, even between the start of an engine and a note of it, finds all
 its engines again (docs/adr/0005-engines-are-child-processes.md).
 """
@@ -25,11 +25,9 @@ from machinery.processes import process_start
 from nodeagent.engines import engine_logs, group_launch, prefix_folders
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.group_launch import RankLaunch
-from schemas.sampling import Performance, Sampling, UnknownParameters
-from schemas.vision import Vision
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
 from schemas.wire.engine_address import EngineAddress
-from schemas.wire.engine_flags import EngineFlags, EngineIdentity
+from schemas.wire.engine_config import EngineConfig, EngineIdentity
 
 # mlx-lm sets this limit when it is imported, which fails below it.
 _MIN_OPEN_FILES = 4096
@@ -39,38 +37,14 @@ _ADDRESS_FILE = "address"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
-    """The parameters of one engine, without its node and address; None leaves a value to the engine."""
+    """An engine to start."""
 
-    replica: str
-    replica_uid: str
-    model_dir: Path
-    served_names: tuple[str, ...]
-    context_length: int
-    concurrency: int
-    memory_limit_bytes: int
-    """The memory that the proof grants this process."""
-    queue_depth: int | None = None
-    sampling: Sampling | None = None
-    unknown_parameters: UnknownParameters = "Warn"
-    performance: Performance = "OnRequest"
-    vision: Vision | None = None
-    kv_tokens: int | None = None
-    kv_bits: int | None = None
-    kv_window: int | None = None
-    kv_keep: int | None = None
-    prefix_cache_bytes: int | None = None
-    prefix_disk_bytes: int | None = None
+    config: EngineConfig
+    """Its configuration, without its node and address."""
     deployment: str = ""
     """Its deployment, whose engines share cached prompts on the disk."""
-    adapter: Path | None = None
-    lora_modules: tuple[str, ...] = ()
-    """NAME=FOLDER of adapters that requests choose."""
-    draft_model: Path | None = None
-    draft_tokens: int | None = None
-    ngram_tokens: int | None = None
-    mtp_tokens: int | None = None
-    group: RankLaunch | None = None
-    """Its place among the ranks that share the model; None for an engine that has the whole model."""
+    launch: RankLaunch | None = None
+    """The start of its rank; None for an engine that has the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,78 +105,25 @@ class EpochRecords:
             return 0
 
 
-def flags_of(
+def place(
     order: EngineOrder,
     *,
     node: str,
     address: EngineAddress,
     identity_dir: Path | None = None,
     prefixes: Path | None = None,
-) -> EngineFlags:
-    """Return the flags of the engine on a node; it serves TLS with the identity in the folder.
+) -> EngineConfig:
+    """Return the configuration of an engine at an address of the node; a port serves TLS with the identity in the folder.
 
     `prefixes` is the folder of all deployments' cached prompts.
     """
-    group = order.group
-    is_tcp = not address.socket
-    return EngineFlags(
-        model_dir=order.model_dir,
-        replica=order.replica,
-        replica_uid=order.replica_uid,
-        node=node,
-        served_names=order.served_names,
-        socket=None if is_tcp else Path(address.socket),
-        host=address.host if is_tcp else None,
-        port=address.port if is_tcp else None,
-        context_length=order.context_length,
-        concurrency=order.concurrency,
-        memory_limit_bytes=order.memory_limit_bytes,
-        queue_limit=order.queue_depth,
-        sampling=order.sampling,
-        # Defaults are not written: an engine of an earlier release does not know the flags.
-        unknown_parameters=None if order.unknown_parameters == "Warn" else order.unknown_parameters,
-        performance=None if order.performance == "OnRequest" else order.performance,
-        vision=order.vision,
-        kv_tokens=order.kv_tokens,
-        kv_bits=order.kv_bits,
-        kv_window=order.kv_window,
-        kv_keep=order.kv_keep,
-        prefix_cache_bytes=order.prefix_cache_bytes,
-        prefix_disk_bytes=order.prefix_disk_bytes,
-        prefix_disk_dir=prefix_folders.folder_of(prefixes, order.deployment)
-        if prefixes is not None and order.prefix_disk_bytes
-        else None,
-        identity_dir=identity_dir if is_tcp else None,
-        adapter=order.adapter,
-        lora_modules=order.lora_modules or None,
-        draft_model=order.draft_model,
-        draft_tokens=order.draft_tokens,
-        ngram_tokens=order.ngram_tokens,
-        mtp_tokens=order.mtp_tokens,
-        rank=group.rank if group is not None else None,
-        world_size=group.world_size if group is not None else None,
-        coordinator=group.coordinator if group is not None else None,
-        epoch=group.epoch if group is not None else None,
-        backend=group.backend if group is not None else None,
-        parallelism=group.parallelism if group is not None else None,
-        layers=(group.layers or None) if group is not None else None,
-        join_timeout_s=group.join_timeout_s if group is not None else None,
-    )
-
-
-def engine_command(
-    order: EngineOrder,
-    *,
-    node: str,
-    address: EngineAddress,
-    identity_dir: Path | None = None,
-    prefixes: Path | None = None,
-) -> list[str]:
-    """Return the engine's command line."""
-    flags = flags_of(
-        order, node=node, address=address, identity_dir=identity_dir, prefixes=prefixes
-    )
-    return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
+    changes: dict[str, object] = {"node": node, "url": address.url}
+    if identity_dir is not None and not address.socket:
+        changes["identity_dir"] = identity_dir
+        changes["url"] = address._replace(node=node).url
+    if prefixes is not None and order.config.kv_cache.disk_bytes is not None:
+        changes["prefix_disk_dir"] = prefix_folders.folder_of(prefixes, order.deployment)
+    return order.config.model_copy(update=changes)
 
 
 class StoppedError(OSError):
@@ -251,42 +172,34 @@ class EngineProcesses:
         refusal = self.refusal()
         if refusal:
             raise OSError(refusal)
-        group = order.group
+        launch, folder = order.launch, self.folder / order.config.replica
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        if group is not None:
-            self._epochs.use(order.replica, order.replica_uid, group.epoch)
-        folder = self.folder / order.replica
+        if launch is not None:
+            self._epochs.use(order.config.replica, order.config.replica_uid, launch.group.epoch)
         folder.mkdir(parents=True, exist_ok=True)
         address = self._address(folder, taken)
-        argv = engine_command(
+        config = place(
             order,
             node=self.node,
             address=address,
             identity_dir=self.identity_dir,
             prefixes=self.prefixes,
         )
-        if self.identity_dir is not None and not address.socket:
-            address = address._replace(node=self.node)
         variables = environment.child_environment(self.variables, without=())
-        if group is not None:
-            group_launch.write_group_files(group, folder)
+        if launch is not None:
+            group_launch.write_group_files(launch, folder)
             variables = environment.child_environment(
-                {**self.variables, **group_launch.group_variables(group, folder)},
+                {**self.variables, **group_launch.group_variables(launch, folder)},
                 without=group_launch.CLEARED_VARIABLES,
             )
-        secret = group.secret.encode() if group is not None else b""
-        log = engine_logs.new_run(folder)
-        child = processes.spawn(argv, log=log, cwd=folder, environment=variables, stdin=secret)
-        return EngineProcess(
-            replica=order.replica,
-            replica_uid=order.replica_uid,
-            served_name=order.served_names[0],
-            address=address,
-            child=child,
-            log=log,
-            epoch=group.epoch if group is not None else 0,
-            memory_bytes=order.memory_limit_bytes,
+        child = processes.spawn(
+            [sys.executable, "-m", engine_config.MODULE, *config.identity.to_argv()],
+            log=engine_logs.new_run(folder),
+            cwd=folder,
+            environment=variables,
+            stdin=config.to_json(),
         )
+        return _engine_process(config.identity, child, folder)
 
     def _address(self, folder: Path, taken: Collection[EngineAddress]) -> EngineAddress:
         """Return a free address, that of the replica's engine before if possible.
@@ -322,18 +235,22 @@ def _adopt(process: psutil.Process, engines: Path | None) -> EngineProcess | Non
         return None
     if engines is not None and folder.parent.resolve() != engines:
         return None
-    if not identity.served_names:
-        return None
     record = processes.ProcessRecord(pid=process.pid, start=start, command=tuple(argv))
+    return _engine_process(identity, processes.ChildProcess(record, None), folder)
+
+
+def _engine_process(
+    identity: EngineIdentity, child: processes.ProcessHandle, folder: Path
+) -> EngineProcess:
     return EngineProcess(
         replica=identity.replica,
-        replica_uid=identity.replica_uid,
-        served_name=identity.served_names[0],
+        replica_uid=identity.uid,
+        served_name=identity.model,
         address=identity.address,
-        child=processes.ChildProcess(record, None),
+        child=child,
         log=folder / engine_logs.LOG_FILE,
         epoch=identity.epoch,
-        memory_bytes=identity.memory_limit_bytes,
+        memory_bytes=identity.memory,
     )
 
 
@@ -360,7 +277,7 @@ def end_references(folder: Path) -> None:
     """Kill the processes below an agent's folder that answer the golden question (nodeagent/engines/references.py)."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_reference = engine_flags.is_golden(process.cmdline())
+            is_reference = engine_config.is_golden(process.cmdline())
             if is_reference and Path(process.cwd()).parent.resolve() == folder.resolve():
                 process.kill()
 

@@ -7,14 +7,14 @@ Every agent derives the same values from the Replica and its epoch (schemas/form
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from machinery.files import write_atomically
 from schemas.formation import Formation, Rendezvous, rendezvous
 from schemas.replica import Replica
-from schemas.shardgroup import Backend, Parallelism
+from schemas.wire.engine_config import GroupConfig
 
 CLEARED_VARIABLES: Final = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_")
 """Prefixes of variables that MLX would read and that an agent may have inherited; ranks do not inherit them."""
@@ -30,26 +30,12 @@ DEVICE_FILE: Final = "devices.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLaunch:
-    """The place of one process in its group, for one epoch."""
+    """The start of one rank: its configuration, and what MLX reads."""
 
-    rank: int
-    world_size: int
-    epoch: int
-    backend: Backend
-    parallelism: Parallelism
-    layers: tuple[int, ...]
-    """The number of layers of each rank; () unless the model is split as a Pipeline."""
+    group: GroupConfig
     rendezvous: Rendezvous
     environment: Mapping[str, str]
     """Variables that the ShardGroup declares."""
-    secret: str = field(repr=False)
-    join_timeout_s: float
-    """The time to wait for the other ranks, in seconds."""
-
-    @property
-    def coordinator(self) -> str:
-        """HOST:PORT on which rank 0 listens to the other ranks."""
-        return _host_port(self.rendezvous.control)
 
 
 def join_timeout_s(formation: Formation) -> float:
@@ -70,7 +56,7 @@ def wanted_epoch(replica: Replica) -> int:
     return 0 if formation is None else formation.epoch
 
 
-def group_order(replica: Replica, rank: int, secret: str = "") -> RankLaunch | None:
+def group_launch(replica: Replica, rank: int, secret: str = "") -> RankLaunch | None:
     """Return the launch of a rank, with the secret of its epoch; None if the replica is one process.
 
     Raises:
@@ -81,49 +67,50 @@ def group_order(replica: Replica, rank: int, secret: str = "") -> RankLaunch | N
     if formation is None:
         return None
     is_pipeline = formation.parallelism == "Pipeline"
-    return RankLaunch(
+    places = rendezvous(replica.metadata.uid, formation, ranks)
+    host, port = places.control
+    group = GroupConfig(
         rank=rank,
         world_size=len(ranks),
+        host=host,
+        port=port,
+        secret=secret,
         epoch=formation.epoch,
         backend=formation.backend,
         parallelism=formation.parallelism,
         layers=tuple(one.layers for one in ranks) if is_pipeline else (),
-        rendezvous=rendezvous(replica.metadata.uid, formation, ranks),
-        environment=formation.environment,
-        secret=secret,
-        join_timeout_s=join_timeout_s(formation),
+        timeout_s=join_timeout_s(formation),
     )
+    return RankLaunch(group=group, rendezvous=places, environment=formation.environment)
 
 
-def _host_port(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
-
-
-def group_variables(group: RankLaunch, folder: Path) -> dict[str, str]:
+def group_variables(launch: RankLaunch, folder: Path) -> dict[str, str]:
     """Return the environment variables of the rank; `folder` holds its files."""
+    group = launch.group
     variables = {
-        **group.environment,
+        **launch.environment,
         "MLX_RANK": str(group.rank),
         "MLX_HOSTFILE": str(folder / HOST_FILE),
     }
     if group.backend != "ring":
         variables["MLX_IBV_DEVICES"] = str(folder / DEVICE_FILE)
-        variables["MLX_JACCL_COORDINATOR"] = _host_port(group.rendezvous.coordinator)
+        host, port = launch.rendezvous.coordinator
+        variables["MLX_JACCL_COORDINATOR"] = f"{host}:{port}"
     if group.backend == "jaccl-ring":
         variables["MLX_JACCL_RING"] = "1"
     return variables
 
 
-def write_group_files(group: RankLaunch, folder: Path) -> None:
+def write_group_files(launch: RankLaunch, folder: Path) -> None:
     """Write the files that MLX reads when the ranks connect.
 
     Raises:
         OSError: the folder cannot be written to.
 
     """
-    write_atomically(folder / HOST_FILE, json.dumps(group.rendezvous.hosts))
-    if group.rendezvous.devices is not None:
-        matrix = [[_device_cell(names) for names in row] for row in group.rendezvous.devices]
+    write_atomically(folder / HOST_FILE, json.dumps(launch.rendezvous.hosts))
+    if launch.rendezvous.devices is not None:
+        matrix = [[_device_cell(names) for names in row] for row in launch.rendezvous.devices]
         write_atomically(folder / DEVICE_FILE, json.dumps(matrix))
 
 

@@ -15,7 +15,7 @@ from models import fingerprint
 from nodeagent.engines.engine_processes import EngineOrder, end_references
 from nodeagent.engines.group_launch import REFERENCE_TIMEOUT_S
 from schemas.formation import GoldenAnswer
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +48,6 @@ class ReferencesPort(Protocol):
         ...
 
 
-def reference_command(order: EngineOrder) -> list[str]:
-    """Return the command line of the process that answers alone (engine/golden/__main__.py)."""
-    flags = engine_flags.to_argv(
-        model_dir=order.model_dir,
-        context_length=order.context_length,
-        kv_bits=order.kv_bits,
-        kv_window=order.kv_window,
-        kv_keep=order.kv_keep,
-        adapter=order.adapter,
-    )
-    return [sys.executable, "-m", engine_flags.GOLDEN_MODULE, *flags]
-
-
 class GoldenReferences:
     """The reference answers below one agent's state folder (`ReferencesPort`)."""
 
@@ -83,22 +70,23 @@ class GoldenReferences:
         return answer
 
     def _path(self, order: EngineOrder) -> Path:
-        # As engines name it (engine/config.py).
-        window = f"{order.kv_window} after {order.kv_keep}" if order.kv_keep else order.kv_window
-        settings = (order.kv_bits, window, order.adapter and order.adapter.name)
+        config = order.config
+        adapter = config.adapter and config.adapter.name
+        settings = (config.kv_cache.bits, config.window_setting, adapter)
         try:
-            return self._answers / f"{fingerprint.compute(order.model_dir, settings)}.json"
+            return self._answers / f"{fingerprint.compute(config.model_dir, settings)}.json"
         except ImportError as error:
             raise OSError(f"MLX is not installed on this node: {error}") from error
 
     async def _run(self, order: EngineOrder) -> GoldenAnswer:
-        folder = self._engines / order.replica
+        folder = self._engines / order.config.replica
         folder.mkdir(parents=True, exist_ok=True)
+        alone = order.config.model_copy(update={"group": None})
         error_log = folder / "golden.log"
         with error_log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
-                *reference_command(order),
-                stdin=asyncio.subprocess.DEVNULL,
+                *(sys.executable, "-m", engine_config.GOLDEN_MODULE),
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 cwd=folder,
@@ -106,7 +94,7 @@ class GoldenReferences:
             )
         try:
             async with asyncio.timeout(REFERENCE_TIMEOUT_S):
-                output, _ = await process.communicate()
+                output, _ = await process.communicate(alone.to_json())
         except TimeoutError as error:
             raise OSError(
                 f"the reference process gave no answer in {REFERENCE_TIMEOUT_S:g} s"
@@ -158,9 +146,9 @@ class ReferenceTasks:
 
     def start(self, order: EngineOrder) -> None:
         """Start to make a reference; an earlier one of the replica is ended."""
-        self.stop(order.replica)
-        reference = _ReferenceTask(order.replica_uid)
-        self._references[order.replica] = reference
+        self.stop(order.config.replica)
+        reference = _ReferenceTask(order.config.replica_uid)
+        self._references[order.config.replica] = reference
         reference.task = self._group.create_task(self._make(order, reference))
 
     async def _make(self, order: EngineOrder, reference: "_ReferenceTask") -> None:
@@ -171,7 +159,7 @@ class ReferenceTasks:
             # The group's own first answer is used then, if it is sane.
             log.warning(
                 "no reference for the golden answer",
-                extra={"replica": order.replica, "why": str(error)},
+                extra={"replica": order.config.replica, "why": str(error)},
             )
             reference.state = ReferenceState.FAILED
 

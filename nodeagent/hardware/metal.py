@@ -20,7 +20,7 @@ from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.meta import Condition, ConditionStatus, find_condition, with_condition
 from schemas.node import NodeStatus
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class MetalVerdict:
 
 
 async def check_device(
-    argv: Sequence[str] = (sys.executable, "-m", engine_flags.DEVICE_CHECK_MODULE),
+    argv: Sequence[str] = (sys.executable, "-m", engine_config.DEVICE_CHECK_MODULE),
     *,
     needs_metal: bool = True,
     limit_s: float = LIMIT_S,
@@ -120,7 +120,7 @@ class MetalPreflight:
     def __init__(
         self,
         clock: Clock,
-        argv: Sequence[str] = (sys.executable, "-m", engine_flags.DEVICE_CHECK_MODULE),
+        argv: Sequence[str] = (sys.executable, "-m", engine_config.DEVICE_CHECK_MODULE),
         *,
         needs_metal: bool = True,
         limit_s: float = LIMIT_S,

@@ -130,9 +130,9 @@ class HollowEngine:
     @property
     def _lost_at(self) -> float:
         """The time at which it notices the end of another rank; an engine that hangs notices none."""
-        if self.epoch is None or self.is_silent or self.order.group is None:
+        if self.epoch is None or self.is_silent or self.order.config.group is None:
             return float("inf")
-        return self.epoch.lost_at(self.order.group.rank)
+        return self.epoch.lost_at(self.order.config.group.rank)
 
     def running(self) -> bool:
         return self.now() < min(self.ends_at, self._lost_at)
@@ -200,9 +200,9 @@ class HollowEngines:
             OSError: `start_error` is set.
 
         """
-        group = order.group
+        group = order.config.group
         if group is not None:
-            self._epochs[order.replica, order.replica_uid] = group.epoch
+            self._epochs[order.config.replica, order.config.replica_uid] = group.epoch
         if self.start_error:
             raise OSError(self.start_error)
         used = {*taken, *(engine.address for engine in self.running())}
@@ -223,7 +223,7 @@ class HollowEngines:
         )
         if group is not None:
             engine.epoch = self.epochs.join(
-                order.replica_uid,
+                order.config.replica_uid,
                 group.epoch,
                 number=group.rank,
                 world_size=group.world_size,
@@ -261,7 +261,7 @@ class HollowHealth:
         """Return the health of the replica's engine; None at once if it hangs."""
         del limit_s  # nothing waits here
         engine = self.engines.at(address)
-        if engine is None or engine.is_silent or engine.order.replica_uid != replica_uid:
+        if engine is None or engine.is_silent or engine.order.config.replica_uid != replica_uid:
             return None
         return engine.health()
 
@@ -273,7 +273,7 @@ class HollowHealth:
         await self.engines.clock.sleep(self.engines.pace(model_path(engine.order)).probe_s)
         if not engine.running() or engine.is_silent:
             return "the first token failed: the engine ended"
-        if model not in engine.order.served_names:
+        if model not in engine.order.config.served_names:
             return f"the first token failed: the engine does not serve {model}"
         return self.probe_error
 
@@ -288,7 +288,7 @@ class HollowHealth:
 
 def model_path(order: EngineOrder) -> str:
     """Return the model's path as in its deployment."""
-    folder = order.model_dir
+    folder = order.config.model_dir
     return str(
         folder.relative_to(HOLLOW_FOLDER) if folder.is_relative_to(HOLLOW_FOLDER) else folder
     )
@@ -296,14 +296,14 @@ def model_path(order: EngineOrder) -> str:
 
 def _engine_process(engine: HollowEngine) -> EngineProcess:
     return EngineProcess(
-        replica=engine.order.replica,
-        replica_uid=engine.order.replica_uid,
-        served_name=engine.order.served_names[0],
+        replica=engine.order.config.replica,
+        replica_uid=engine.order.config.replica_uid,
+        served_name=engine.order.config.served_names[0],
         address=engine.address,
         child=engine,
         log=_NO_LOG,
-        epoch=engine.order.group.epoch if engine.order.group is not None else 0,
-        memory_bytes=engine.order.memory_limit_bytes,
+        epoch=engine.order.config.identity.epoch,
+        memory_bytes=engine.order.config.identity.memory,
     )
 
 

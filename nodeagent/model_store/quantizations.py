@@ -31,7 +31,7 @@ from models.model_store.store import ModelStore, StoredModel
 from models.quantization import QuantizationOrigin
 from nodeagent.model_store.collector import ModelCollector
 from schemas import quantity
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
 from schemas.wire.stored_models import QuantizationPhase, QuantizationReport
 
 log = logging.getLogger(__name__)
@@ -332,7 +332,7 @@ class Quantizations:
             os.getpid(),
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", engine_flags.QUANTIZE_MODULE, *map(str, words)),
+            *(sys.executable, "-m", engine_config.QUANTIZE_MODULE, *map(str, words)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

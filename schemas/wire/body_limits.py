@@ -7,7 +7,7 @@ from schemas.vision import Vision
 LEAST_LIMIT: Final = 1 << 20
 """Bytes that every model takes: room for options, tools and schemas."""
 MOST_LIMIT: Final = 8 << 20
-"""Bytes that an engine takes at most, unless its flags say otherwise; images come on top."""
+"""Bytes that an engine takes at most, unless its configuration says otherwise; images come on top."""
 # The text of a token: most stand for 4 bytes, and few for 64.
 _BYTES_PER_TOKEN: Final = 64
 

@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     CRASHED = 1
     """An error of the program; the log says more."""
     UNUSABLE = 2
-    """A flag is wrong or the model cannot be used: a restart does not help."""
+    """The configuration is wrong, or the model cannot be used: a restart does not help."""
     ADDRESS_IN_USE = 3
     """The address cannot be listened on; another port may work."""
     GROUP_LOST = 4

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from schemas.kv_cache import KvCache
 from tests.support.engine_process import START_S, Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx]
@@ -34,15 +35,15 @@ def metric(engine: Engine, name: str) -> float:
 def test_a_restarted_engine_reads_prompts_from_disk(
     engine: Engine, start: Start, tiny: Path, tmp_path: Path, end: signal.Signals
 ) -> None:
-    flags = {"prefix_disk_bytes": 1 << 30, "prefix_disk_dir": tmp_path / "kv"}
+    fields = {"kv_cache": KvCache(disk_bytes="1Gi"), "prefix_disk_dir": tmp_path / "kv"}
     wanted = answers(engine)
-    first = start(tiny, **flags)
+    first = start(tiny, **fields)
     eventually(first.is_ready, within_s=START_S)
     assert answers(first) == wanted
     eventually(lambda: len(list((tmp_path / "kv").glob("*.kv"))) > 2, what="blocks on disk")
     first.process.send_signal(end)
     first.process.wait(START_S)
-    second = start(tiny, **flags)
+    second = start(tiny, **fields)
     eventually(second.is_ready, within_s=START_S)
     assert answers(second) == wanted
     assert metric(second, "read_blocks_total") > 2

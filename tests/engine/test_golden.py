@@ -8,21 +8,21 @@ import pytest
 
 from models import golden_question
 from schemas.formation import GoldenAnswer
+from schemas.wire.engine_config import EngineConfig
 from tests.support.engine_process import Engine
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
 
-def ask(model: Path, *flags: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "engine.golden", "--model-dir", str(model), *flags]
-    return subprocess.run(command, capture_output=True, check=False, timeout=100)
+def ask(model: Path) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "engine.golden"]
+    document = EngineConfig(model_dir=model).to_json()
+    return subprocess.run(command, input=document, capture_output=True, check=False, timeout=100)
 
 
 @pytest.mark.ci
-def test_one_process_answers_as_an_engine_does(
-    tiny: Path, engine: Engine, blas_cache: Path
-) -> None:
-    done = ask(tiny, "--blas-cache", str(blas_cache))
+def test_one_process_answers_as_an_engine_does(tiny: Path, engine: Engine) -> None:
+    done = ask(tiny)
     assert done.returncode == 0, done.stderr
     answer = GoldenAnswer.model_validate_json(done.stdout)
     assert answer.is_reference

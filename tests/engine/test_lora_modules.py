@@ -34,9 +34,8 @@ def multi(
     blas_cache: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
-    modules = tuple(f"{name}={folder}" for name, folder in folders.items())
     with forking(tmp_path_factory.mktemp("multi"), blas_cache) as function:
-        engine = function(tiny, lora_module=modules)
+        engine = function(tiny, adapters=folders)
         eventually(engine.is_ready, within_s=START_S)
         yield engine
 
@@ -101,6 +100,6 @@ def test_an_adapter_of_another_model_ends_the_engine_with_a_sentence(
     tiny: Path, folders: dict[str, Path], tmp_path: Path, start: Start
 ) -> None:
     broken = write_peft(tmp_path / "broken", folders["tiny:law"], r=5)
-    engine = start(tiny, lora_module=f"tiny:law={broken}")
+    engine = start(tiny, adapters={"tiny:law": broken})
     assert engine.wait(120) == 2
     assert "rank 4, and the config says r: 5" in engine.last_words()

@@ -112,7 +112,7 @@ def assert_a_drain_refuses_a_prompt_in_the_tokenizer(engine: Engine) -> None:
 
 
 def test_a_drain_lets_running_requests_finish(start: Start, tiny: Path) -> None:
-    engine = ready(start(tiny, concurrency=1, queue_limit=2))
+    engine = ready(start(tiny, concurrency=1, queue_depth=2))
     assert_the_queue_is_bounded_and_in_order(engine)
     running = engine.begin(max_tokens=600)
     eventually(lambda: engine.busy() == (1, 0))
@@ -183,7 +183,7 @@ def test_a_drain_waits_for_every_choice_and_for_deadlines(start: Start, tiny: Pa
 
 @pytest.mark.parametrize("is_hurried", [True, False], ids=["second signal", "timeout"])
 def test_a_drain_is_bounded(start: Start, tiny: Path, *, is_hurried: bool) -> None:
-    engine = ready(start(tiny, drain_timeout=60 if is_hurried else 0.2))
+    engine = ready(start(tiny, drain_timeout_s=60 if is_hurried else 0.2))
     streamed = engine.begin(max_tokens=4000, stream=True)
     whole = engine.begin(max_tokens=4000)
     response = streamed.getresponse()
@@ -209,7 +209,7 @@ def test_values_that_a_request_leaves_out_are_the_deployments_and_then_the_model
     shutil.copytree(tiny, model)
     recommended = {"temperature": 2.0, "top_k": 1}
     (model / "generation_config.json").write_text(json.dumps(recommended))
-    engine = start(model, sampling='{"maxTokens": 6}')
+    engine = start(model, sampling={"maxTokens": 6})
     ready(engine)
     own: dict[str, Any] = {"temperature": None, "max_tokens": None}
     told = engine.chat(**own).json
@@ -233,10 +233,13 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
     assert engine.last_words().startswith(f"engine: port {port} is in use on 127.0.0.1")
 
 
-def test_wrong_flags(start_process: Start, tiny: Path) -> None:
+def test_a_wrong_configuration(start_process: Start, tiny: Path) -> None:
     engine = start_process(tiny, concurrency=0)
     assert engine.wait() == 2
-    assert engine.last_words() == "engine: error: argument --concurrency: 0 is less than 1"
+    assert engine.last_words() == (
+        "engine: error: the configuration is wrong: "
+        "concurrency: Input should be greater than or equal to 1"
+    )
 
 
 @pytest.mark.ci

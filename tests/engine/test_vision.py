@@ -166,7 +166,7 @@ def engine(
     folder: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     with launching(tmp_path_factory.mktemp("vision"), blas_cache) as start:
-        started = start(folder, concurrency=4, vision=VISION.model_dump_json(by_alias=True))
+        started = start(folder, concurrency=4, vision=VISION)
         eventually(started.is_ready, within_s=START_S)
         yield started
 

@@ -102,7 +102,7 @@ def test_the_room_for_caches(engine: Engine) -> None:
 
 @pytest.mark.ci
 def test_an_engine_with_adapters_shows_them(start: Start, tiny: Path, tmp_path: Path) -> None:
-    engine = start(tiny, lora_module=f"tiny:poet={make_adapter(tmp_path / 'poet', tiny)}")
+    engine = start(tiny, adapters={"tiny:poet": make_adapter(tmp_path / "poet", tiny)})
     eventually(engine.is_ready, within_s=60)
 
     def lora() -> Sample:

@@ -161,7 +161,7 @@ class Fleet:
 
     async def engine(self, replica: str) -> Engine:
         """Start an engine that nobody knows of yet."""
-        engine = self.start(self.model, replica=replica, served_name="m", concurrency=16)
+        engine = self.start(self.model, replica=replica, served_names=("m",), concurrency=16)
         await asyncio.to_thread(eventually, engine.is_ready, within_s=START_S)
         return engine
 

@@ -87,7 +87,7 @@ def _leftovers(world: World) -> Iterator[str]:
         if key.removeprefix(keys.status_prefix("Replica")) not in replicas:
             yield f"{key} is left over"
     running = [
-        (mac.name, engine.order.replica)
+        (mac.name, engine.order.config.replica)
         for mac in world.macs.values()
         for engine in mac.engines.running()
         if not engine.is_silent  # not observed yet

@@ -80,7 +80,7 @@ class World:
 
     def _runs_engine(self, node: str, replica_uid: str) -> bool:
         engines = self.macs[node].engines.running()
-        return any(engine.order.replica_uid == replica_uid for engine in engines)
+        return any(engine.order.config.replica_uid == replica_uid for engine in engines)
 
     def start_agent(self, name: str) -> None:
         """Start the Mac's agent, unless it runs."""

@@ -5,12 +5,11 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
 from engine.gauges import Gauges
 from engine.jobs import Job, SamplingParams, TokenOutput, WorkerEvent
 from machinery.clock import SystemClock
 from models import model_files
-from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_config import EngineConfig
 from tests.support.mlx_models import module
 
 GREEDY = SamplingParams(temperature=0)
@@ -21,10 +20,9 @@ CONFIG = EngineConfig(
     replica_uid="u",
     node="n",
     served_names=("m",),
-    address=EngineAddress("127.0.0.1", 1),
     context_length=2048,
     concurrency=16,
-    queue_limit=16,
+    queue_depth=16,
     drain_timeout_s=1,
     max_body_bytes=1,
     blas_cache=Path(),
@@ -44,7 +42,7 @@ def new_batch(
     loaded: Any, folder: Path, *, model: Any = None, gauges: Gauges | None = None, **changes: Any
 ) -> Any:
     """Make an idle batch loop; `model` replaces the loaded one, `changes` are fields of the config."""
-    config = dataclasses.replace(CONFIG, model_dir=folder, **changes)
+    config = CONFIG.model_copy(update={"model_dir": folder, **changes})
     facts = model_files.inspect_model(folder)
     models = [(loaded.model, facts)]
     if loaded.draft is not None:

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from engine.linux import blas
 from tests.support import forker
-from tests.support.engine_process import NO_HEADERS, Engine, Headers, Start, engine_argv, launching
+from tests.support.engine_process import (
+    NO_HEADERS,
+    Engine,
+    Headers,
+    Start,
+    engine_document,
+    launching,
+)
 from tests.support.ports import free_port
 
 _END_S = 30.0
@@ -62,13 +69,12 @@ def forking(folder: Path, cache: Path) -> Iterator[Start]:
         *,
         port: int = 0,
         variables: Headers = NO_HEADERS,
-        secret: str = "",
-        **flags: object,
+        **fields: object,
     ) -> Engine:
         port = port or free_port()
         stderr = folder / f"stderr-{len(started)}"
-        words = engine_argv(model, port, cache, flags)
-        process = context.Process(target=_run, args=(words, dict(variables), secret, stderr))
+        document = engine_document(model, port, cache, fields)
+        process = context.Process(target=_run, args=(document, dict(variables), stderr))
         process.start()
         started.append(Engine(process=Forked(process), port=port, stderr=stderr))
         return started[-1]
@@ -101,11 +107,11 @@ def _context(cache: Path) -> ForkServerContext:
     return context
 
 
-def _run(words: list[str], variables: Mapping[str, str], secret: str, stderr: Path) -> None:
+def _run(document: bytes, variables: Mapping[str, str], stderr: Path) -> None:
     """Run an engine in this process."""
-    from engine import process  # noqa: PLC0415 - as a fork has it already
+    from engine import config, process  # noqa: PLC0415 - as a fork has it already
 
     os.environ.update(variables)
     with stderr.open("wb") as file:
         os.dup2(file.fileno(), 2)
-    sys.exit(process.run(words, read_secret=lambda: secret))
+    sys.exit(process.run(config.parse(document)))

@@ -3,16 +3,18 @@
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.support.engine_process import Engine, Start, eventually
 from tests.support.ports import free_port
 
 READY_S = 120.0
 SECRET = "of this epoch"
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,8 @@ class Meeting:
     """The address and settings of one start of a group."""
 
     size: int
-    coordinator: str
+    port: int
+    """The port on which rank 0 listens to the others."""
     hostfile: Path
 
     @classmethod
@@ -28,22 +31,38 @@ class Meeting:
         ports = [free_port() for _ in range(size + 1)]
         hostfile = folder / f"hosts-{ports[0]}"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))
-        return cls(size=size, coordinator=f"127.0.0.1:{ports[0]}", hostfile=hostfile)
+        return cls(size=size, port=ports[0], hostfile=hostfile)
 
-    def rank(self, start: Start, model: Path, number: int, **flags: object) -> Engine:
-        """Start one rank."""
+    def rank(
+        self,
+        start: Start,
+        model: Path,
+        number: int,
+        fields: Mapping[str, object] = NOTHING,
+        **group: object,
+    ) -> Engine:
+        """Start one rank, with fields of its configuration and of its group."""
         variables = {
             "MLX_RANK": str(number),
             "MLX_HOSTFILE": str(self.hostfile),
         }
-        given = {"rank": number, "world_size": self.size, "coordinator": self.coordinator} | flags
-        return start(model, variables=variables, secret=SECRET, **given)
+        place = {"rank": number, "worldSize": self.size, "host": "127.0.0.1", "port": self.port}
+        return start(
+            model, variables=variables, group={**place, "secret": SECRET, **group}, **fields
+        )
 
 
-def form(start: Start, model: Path, folder: Path, size: int, **flags: object) -> list[Engine]:
+def form(
+    start: Start,
+    model: Path,
+    folder: Path,
+    size: int,
+    fields: Mapping[str, object] = NOTHING,
+    **group: object,
+) -> list[Engine]:
     """Start all ranks of a group, and wait until it serves."""
     meeting = Meeting.of(size, folder)
-    ranks = [meeting.rank(start, model, number, **flags) for number in range(size)]
+    ranks = [meeting.rank(start, model, number, fields, **group) for number in range(size)]
     for rank in ranks:
         eventually(rank.is_ready, within_s=READY_S)
     return ranks

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
 from tests.support.ports import free_port
 
 START_S = 60.0
@@ -135,19 +138,28 @@ class Engine:
 Start = Callable[..., Engine]
 
 
-def engine_argv(model: Path, port: int, cache: Path, flags: Mapping[str, object]) -> list[str]:
-    """Return the command line of an engine; `flags` are added to those that all tests need."""
-    given = {"context_length": 4096, "concurrency": 8, **flags}
-    return [
-        *("--model-dir", str(model), "--replica", "tiny-0", "--replica-uid", "uid-0"),
-        *("--node", "mac-1", "--served-name", "tiny", "--served-name", "fast"),
-        *("--port", str(port), "--blas-cache", str(cache)),
-        *(
-            f"--{name.replace('_', '-')}={one}"
-            for name, value in given.items()
-            for one in (value if isinstance(value, tuple) else (value,))
-        ),
-    ]
+def engine_document(model: Path, port: int, cache: Path, fields: Mapping[str, object]) -> bytes:
+    """Return the configuration of an engine; `fields` are added to those that all tests need."""
+    scheme = "https" if "identity_dir" in fields else "http"
+    given = {
+        "model_dir": model,
+        "replica": "tiny-0",
+        "replica_uid": "uid-0",
+        "node": "mac-1",
+        "served_names": ("tiny", "fast"),
+        "url": f"{scheme}://127.0.0.1:{port}",
+        "blas_cache": cache,
+        "context_length": 4096,
+        "concurrency": 8,
+    }
+    tree = {to_camel(name): value for name, value in {**given, **fields}.items()}
+    return json.dumps(tree, default=_as_json).encode()
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return str(value)
 
 
 @contextlib.contextmanager
@@ -161,12 +173,11 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
         port: int = 0,
         shadow: str = "",
         variables: Headers = NO_HEADERS,
-        secret: str = "",
-        **flags: object,
+        **fields: object,
     ) -> Engine:
         """Start an engine; `shadow` is a folder of modules that replace installed ones."""
         port = port or free_port()
-        command = [sys.executable, "-m", "engine", *engine_argv(model, port, cache, flags)]
+        command = [sys.executable, "-m", "engine"]
         stderr = folder / f"stderr-{len(started)}"
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         environment |= {"PYTHONPATH": shadow} if shadow else {}
@@ -174,7 +185,7 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
         with stderr.open("wb") as file:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=file, env=environment)
         assert process.stdin is not None
-        process.stdin.write(secret.encode())
+        process.stdin.write(engine_document(model, port, cache, fields))
         process.stdin.close()
         started.append(Engine(process=process, port=port, stderr=stderr))
         return started[-1]

@@ -51,7 +51,7 @@ def ranks_of(fleet: Fleet) -> list[Rank]:
         except psutil.Error:
             continue
         if fleet.root.resolve() in folder.resolve().parents:
-            epoch, rank = int(_said(argv, "--epoch")), int(_said(argv, "--rank"))
+            epoch, rank = _number(argv, "epoch"), _number(argv, "rank")
             node = folder.parent.parent.name
             found.append(
                 Rank(pid=process.pid, node=node, replica=folder.name, epoch=epoch, rank=rank)
@@ -59,8 +59,8 @@ def ranks_of(fleet: Fleet) -> list[Rank]:
     return found
 
 
-def _said(argv: Sequence[str], flag: str) -> str:
-    return argv[argv.index(flag) + 1] if flag in argv else "0"
+def _number(argv: Sequence[str], name: str) -> int:
+    return int(dict(word.partition("=")[::2] for word in argv).get(name, "0"))
 
 
 async def nothing_runs(fleet: Fleet) -> None:

@@ -343,7 +343,7 @@ def test_an_engine_answers_a_client_that_only_stops_sending(engine: Engine) -> N
 def test_a_stream_that_nobody_reads_gives_up_its_slot(start: Start, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.tiny_model", str(tmp_path / "tiny")]
     subprocess.run([*command, "--endless", "--context", "60000"], check=True)
-    engine = start(tmp_path / "tiny", context_length=60_000, concurrency=1, queue_limit=4)
+    engine = start(tmp_path / "tiny", context_length=60_000, concurrency=1, queue_depth=4)
     eventually(engine.is_ready, within_s=START_S)
     unread_ = engine.begin(max_tokens=59_000, stream=True, logprobs=True, top_logprobs=20)
     eventually(lambda: engine.busy() == (1, 0))

@@ -40,7 +40,7 @@ def limited(
     path.write_text(json.dumps(config))
     with forking(folder, blas_cache) as function:
         engine = function(
-            model, concurrency=1, queue_limit=3, input_limit=1, max_body_bytes=1 << 18
+            model, concurrency=1, queue_depth=3, input_limit_s=1, max_body_bytes=1 << 18
         )
         eventually(engine.is_ready, within_s=START_S)
         yield engine

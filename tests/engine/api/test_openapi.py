@@ -52,7 +52,7 @@ def own(tiny: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("fuzz")
     with forking(folder, blas_cache) as function:
         model = make_embedder(tiny, folder / "model")
-        engine = function(model, context_length=300, concurrency=8, queue_limit=64)
+        engine = function(model, context_length=300, concurrency=8, queue_depth=64)
         eventually(engine.is_ready, within_s=START_S)
         yield engine
 

@@ -73,7 +73,7 @@ def test_a_disconnect_while_in_prefill(engine: Engine) -> None:
 @pytest.mark.ci
 def test_a_stop_under_load(start: Start, tiny: Path) -> None:
     """Running requests finish, queued ones are refused at once, and the process exits with 0."""
-    engine = start(tiny, concurrency=16, queue_limit=8)
+    engine = start(tiny, concurrency=16, queue_depth=8)
     eventually(engine.is_ready, within_s=START_S)
     streams = [engine.begin(max_tokens=600, stream=True) for _ in range(16)]
     # Requests get slots in the order in which their inputs are ready, which need not be that of their arrival.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from schemas.kv_cache import KvCache
 from tests.engine.batch.conftest import NewBatch
 from tests.support.engine_batches import PROMPTS, job, load_once, new_batch, run
 
@@ -21,7 +22,7 @@ def lines(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]
 def test_memory_that_requests_wait_for_and_give_up(
     new: NewBatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = new(prefix_cache_bytes=1 << 20)
+    batch = new(kv_cache=KvCache(prefix_bytes=str(1 << 20)))
     room = 4 * 256 * batch.memory.budget.footprint.token_bytes
     batch.memory.budget = dataclasses.replace(batch.memory.budget, kv_bytes=room)
     prompts = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(250)] for n in range(3)]
@@ -43,7 +44,7 @@ def test_memory_that_requests_wait_for_and_give_up(
 def test_what_the_prefix_cache_had_and_lost(
     new: NewBatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = new(prefix_cache_bytes=1 << 18)
+    batch = new(kv_cache=KvCache(prefix_bytes=str(1 << 18)))
     with caplog.at_level(logging.DEBUG, logger="engine"):
         for number in (1, 7, 7):
             run(batch, job(number, PROMPTS[number], request_id="r"))

@@ -5,7 +5,7 @@ import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,6 +13,7 @@ from engine.batch.mtp import GuessPolicy
 from engine.gauges import Gauges
 from engine.jobs import SamplingParams
 from models import model_files
+from schemas.kv_cache import KvCache
 from tests.support.engine_batches import CONFIG, PROMPTS, job, load, new_batch, run
 from tests.support.mlx_models import module
 
@@ -66,7 +67,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
 
 
 def with_head(folder: Path) -> Any:
-    config = dataclasses.replace(CONFIG, model_dir=folder, mtp_tokens=1)
+    config = CONFIG.model_copy(update={"model_dir": folder, "mtp_tokens": 1})
     return module("engine.model.mtp_head").add_head(
         load(folder),
         model_files.inspect_model(folder),
@@ -206,11 +207,11 @@ def test_a_long_text_keeps_a_bounded_number_of_states(
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_caches_take_guesses_back(tmp_path: Path, bits: int) -> None:
+def test_quantized_caches_take_guesses_back(tmp_path: Path, bits: Literal[4, 8]) -> None:
     folder = module("tests.support.mtp_models").make(tmp_path / "wide", hidden=128, influence=0.2)
     loaded, one = with_head(folder), job(0, PROMPTS[5], max_tokens=60)
-    wanted = run(new_batch(without(loaded), folder, kv_bits=bits), one)
-    batch = eager(loaded, folder, kv_bits=bits)
+    wanted = run(new_batch(without(loaded), folder, kv_cache=KvCache(bits=bits)), one)
+    batch = eager(loaded, folder, kv_cache=KvCache(bits=bits))
     assert run(batch, one) == wanted
     assert batch.executor.proposer.accepted_tokens > 0
 

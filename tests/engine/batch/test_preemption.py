@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.jobs import Job, SamplingParams, TokenOutput
+from schemas.kv_cache import KvCache
 from tests.engine.batch.conftest import NewBatch
 from tests.support.engine_adapters import load_adapted, make_adapter
 from tests.support.engine_batches import job, load_once, new_batch, run, step, tokens
@@ -92,8 +93,11 @@ def test_quantized_rows_continue(tmp_path: Path) -> None:
     wide = module("tests.support.tiny_model").make(tmp_path / "wide", hidden=128)
     loaded = load_once(wide)
     jobs = [job(at, prompt(at), max_tokens=LONG, sampling=SEEDED) for at in range(3)]
-    wanted = run(new_batch(loaded, wide, kv_bits=4), *jobs)
-    assert run_short_of_memory(new_batch(loaded, wide, kv_bits=4), jobs, steps=8) == wanted
+    wanted = run(new_batch(loaded, wide, kv_cache=KvCache(bits=4)), *jobs)
+    assert (
+        run_short_of_memory(new_batch(loaded, wide, kv_cache=KvCache(bits=4)), jobs, steps=8)
+        == wanted
+    )
 
 
 @pytest.mark.ci

@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from engine.jobs import SamplingParams
+from schemas.kv_cache import KvCache
 from tests.support.engine_batches import PROMPTS, job, load_once, new_batch, run, step
 from tests.support.mlx_models import module
 
@@ -125,11 +126,13 @@ def test_ngrams_pause_in_a_batch_and_resume_after_it(loaded: Any, tiny: Path) ->
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_ngrams_take_guesses_back_from_quantized_caches(tmp_path: Path, bits: int) -> None:
+def test_ngrams_take_guesses_back_from_quantized_caches(
+    tmp_path: Path, bits: Literal[4, 8]
+) -> None:
     folder = module("tests.support.tiny_model").make(tmp_path / "wide", hidden=128)
     loaded = load_once(folder)
     one = job(0, PROMPTS[5], max_tokens=200)
-    wanted = run(new_batch(loaded, folder, kv_bits=bits), one)
-    batch = with_ngrams(loaded, folder, kv_bits=bits)
+    wanted = run(new_batch(loaded, folder, kv_cache=KvCache(bits=bits)), one)
+    batch = with_ngrams(loaded, folder, kv_cache=KvCache(bits=bits))
     assert run(batch, one) == wanted
     assert batch.executor.proposer.proposed_tokens > 0

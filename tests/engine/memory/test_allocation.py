@@ -1,6 +1,5 @@
 """Memory allocation with real models and real MLX limits."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ from models import model_files
 from models.model_files import ModelUnusableError
 from reconciler.placement import memory_proof
 from reconciler.placement.memory_proof import ProofExtras
+from schemas import quantity
+from schemas.kv_cache import KvCache
 from tests.support import tiny_model
 from tests.support.engine_batches import CONFIG as BASE
 from tests.support.mlx_models import Late
@@ -23,7 +24,7 @@ mx: Any = Late("mlx.core")
 allocation: Any = Late("engine.memory.allocation")
 mlx_lm_utils: Any = Late("mlx_lm.utils")
 
-CONFIG = dataclasses.replace(BASE, context_length=1000, concurrency=4, queue_limit=4)
+CONFIG = BASE.model_copy(update={"context_length": 1000, "concurrency": 4})
 
 
 @pytest.fixture(scope="module")
@@ -53,44 +54,45 @@ def limits_as_before() -> Iterator[None]:
     "changes",
     [
         {},
-        {"kv_bits": 8},
-        {"kv_window": 300},
-        {"kv_window": 300, "kv_keep": 4},
+        {"kv_cache": KvCache(bits=8)},
+        {"kv_cache": KvCache(window=300)},
+        {"kv_cache": KvCache(window=300, keep=4)},
         {"prefix_cache_bytes": 3 << 20},
         {"draft_model": Path("draft")},
         {"mtp_tokens": 3},
         {"concurrency": 1, "context_length": 300},
-        {"concurrency": 16, "kv_tokens": 5_000, "prefix_cache_bytes": 1 << 20},
+        {"concurrency": 16, "kv_cache": KvCache(tokens=5_000, prefix_bytes="1Mi")},
     ],
     ids=str,
 )
 def test_the_promised_memory_is_enough_for_full_contexts(
     model: Any, folder: Path, changes: dict[str, Any]
 ) -> None:
-    config = dataclasses.replace(CONFIG, **changes)
+    config = CONFIG.model_copy(update=changes)
     facts = model_files.inspect_model(folder)
     shape = model_files.model_geometry(facts, casts_to_float32=True)
+    cache, prefix_bytes = config.kv_cache, quantity.parse(config.kv_cache.prefix_bytes or "0")
     drafts = [(model, facts)] if config.draft_model is not None else []
     proved = memory_proof.prove(
         shape,
         context_length=config.context_length,
         concurrency=config.concurrency,
         extras=ProofExtras(
-            kv_tokens=config.kv_tokens,
-            kv_bits=config.kv_bits,
-            kv_window=config.kv_window,
-            prefix_cache_bytes=config.prefix_cache_bytes or 0,
+            kv_tokens=cache.tokens,
+            kv_bits=cache.bits,
+            kv_window=cache.window,
+            prefix_cache_bytes=prefix_bytes,
             draft=shape if drafts else None,
             draft_tokens=config.draft_tokens if drafts else config.mtp_tokens,
             has_mtp=bool(config.mtp_tokens),
         ),
     )
-    config = dataclasses.replace(config, memory_limit_bytes=proved.total_bytes)
+    config = config.model_copy(update={"memory_limit_bytes": proved.total_bytes})
     memory = allocation.allocate([(model, facts), *drafts], config)
     shared = memory.budget
     assert shared.kv_bytes >= full_bytes(shared.footprint, shared.load)
     assert shared.longest == config.context_length
-    assert shared.prefix_kept_bytes == (config.prefix_cache_bytes or 0)
+    assert shared.prefix_kept_bytes == prefix_bytes
     # The rest of the proof's memory for the process covers the rounding of allocations.
     assert shared.limit_bytes == proved.total_bytes - PROCESS_BYTES
     assert mx.get_memory_limit() == shared.limit_bytes
@@ -105,14 +107,14 @@ def test_without_a_promise_the_machine_recommends_the_memory(model: Any, folder:
 
 
 def test_too_little_memory_is_refused_at_the_start(model: Any, folder: Path) -> None:
-    config = dataclasses.replace(CONFIG, memory_limit_bytes=PROCESS_BYTES + 1)
+    config = CONFIG.model_copy(update={"memory_limit_bytes": PROCESS_BYTES + 1})
     with pytest.raises(ModelUnusableError, match="the memory limit leaves 0 B for requests"):
         allocation.allocate([(model, model_files.inspect_model(folder))], config)
 
 
 def test_caches_that_the_model_cannot_use_are_refused(tiny: Path) -> None:
     found = mlx_lm_utils.load_model(tiny)[0]
-    config = dataclasses.replace(CONFIG, kv_bits=4)
+    config = CONFIG.model_copy(update={"kv_cache": KvCache(bits=4)})
     with pytest.raises(ModelUnusableError, match="a multiple of 32"):
         allocation.allocate([(found, model_files.inspect_model(tiny))], config)
 

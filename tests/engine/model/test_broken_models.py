@@ -3,7 +3,6 @@
 The worker itself is asked, in this process: what it raises is what a process ends with, which two real ones show.
 """
 
-import dataclasses
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from engine.ports import ServedModel
 from engine.worker import Worker
 from machinery.clock import SystemClock
 from models.model_files import ModelUnusableError
-from tests.support.engine_batches import CONFIG
+from schemas.wire.engine_config import EngineConfig
 from tests.support.engine_embedders import make_embedder
 from tests.support.engine_process import START_S, Start
 from tests.support.mlx_models import module
@@ -339,9 +338,7 @@ class Ear:
 def end_of(folder: Path, blas_cache: Path) -> Exception | None:
     """Return the error with which a worker's thread ends on this folder."""
     module("engine.model.loader")  # restores what mlx_lm does to the process
-    config = dataclasses.replace(
-        CONFIG, model_dir=folder, context_length=4096, concurrency=1, blas_cache=blas_cache
-    )
+    config = EngineConfig(model_dir=folder, blas_cache=blas_cache)
     ear = Ear()
     ear.worker = Worker(config=config, gauges=Gauges(), clock=SystemClock())
     ear.worker._run(ear)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.flags import parse
 from engine.gauges import Gauges
 from models import model_files
 from models.model_files import ModelUnusableError
+from schemas.wire.engine_config import EngineConfig
 from tests.support.engine_adapters import PROMPT, load_adapted, logits
 from tests.support.engine_process import Start, eventually
 from tests.support.mlx_models import module
@@ -21,14 +20,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
 
 def config_of(folder: Path, draft: Path, *, context: int = 1024) -> EngineConfig:
-    return parse(
-        [
-            *("--model-dir", str(folder), "--replica", "tiny-0"),
-            *("--replica-uid", "u", "--node", "a"),
-            *("--served-name", "tiny", "--port", "4100", "--context-length", str(context)),
-            *("--concurrency", "2", "--draft-model", str(draft)),
-        ]
-    )
+    return EngineConfig(model_dir=folder, draft_model=draft, context_length=context, concurrency=2)
 
 
 def drafted(folder: Path, draft: Path, *, context: int = 1024, gauges: Gauges | None = None) -> Any:
@@ -86,9 +78,11 @@ def test_an_unusable_draft_model_is_refused(
 def test_ngrams_need_caches_that_can_drop_a_token(tmp_path: Path) -> None:
     folder = module("tests.support.tiny_model").make(tmp_path / "sliding", arch="llama")
     sliding(folder)
-    with pytest.raises(ModelUnusableError, match=r"RotatingKVCache.*--ngram-tokens; leave it out"):
+    with pytest.raises(
+        ModelUnusableError, match=r"RotatingKVCache.*spec.model.ngram; leave it out"
+    ):
         module("engine.model.draft_model").check_guesses(
-            load_adapted(folder), folder, "--ngram-tokens"
+            load_adapted(folder), folder, "spec.model.ngram"
         )
 
 

@@ -1,6 +1,5 @@
 """Multi-token prediction heads of checkpoints: found, loaded, counted in the memory, or refused with a reason."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ def add_head(folder: Path, gauges: Gauges | None = None) -> Any:
     return module("engine.model.mtp_head").add_head(
         load(folder, gauges),
         model_files.inspect_model(folder),
-        dataclasses.replace(CONFIG, model_dir=folder, mtp_tokens=2),
+        CONFIG.model_copy(update={"model_dir": folder, "mtp_tokens": 2}),
         gauges,
         is_stopping=lambda: False,
     )
@@ -63,7 +62,7 @@ def test_a_config_may_promise_a_head_that_is_not_there(tmp_path: Path) -> None:
     assert model_files.model_geometry(facts, casts_to_float32=True).has_mtp_head is False
     with pytest.raises(
         ModelUnusableError,
-        match=r"no multi-token prediction head \(no model\.mtp_l.*or use --ngram",
+        match=r"no multi-token prediction head \(no model\.mtp_l.*or use spec.model.ngram",
     ):
         add_head(folder)
 

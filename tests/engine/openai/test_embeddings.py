@@ -86,7 +86,7 @@ def own(
     folder: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     with forking(tmp_path_factory.mktemp("engine"), blas_cache) as function:
-        engine = function(folder, context_length=600, concurrency=4, queue_limit=16)
+        engine = function(folder, context_length=600, concurrency=4, queue_depth=16)
         eventually(engine.is_ready, within_s=START_S)
         yield engine
 

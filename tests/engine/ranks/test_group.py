@@ -18,6 +18,7 @@ from engine.errors import StoppedError
 from engine.ranks import rendezvous
 from engine.ranks.messages import JoinMessage
 from machinery.clock import SystemClock
+from schemas.kv_cache import KvCache
 from tests.engine.ranks.conftest import Make
 from tests.support.engine_groups import SECRET, Meeting, end, form, lose, streaming
 from tests.support.engine_process import Engine, Start, eventually
@@ -122,9 +123,9 @@ def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
 
 @pytest.mark.ci
 def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_path: Path) -> None:
-    """The prefix cache takes what the proof leaves, so that requests get the memory of `kv_tokens` and no more."""
-    room = {"context_length": 1024, "kv_tokens": 1536, "prefix_cache_bytes": 1 << 40}
-    ranks = form(fork, make(), tmp_path, 2, **room)
+    """The prefix cache takes what the proof leaves, so that requests get the memory of `kvCache.tokens` and no more."""
+    room = {"context_length": 1024, "kv_cache": KvCache(tokens=1536, prefix_bytes="1Ti")}
+    ranks = form(fork, make(), tmp_path, 2, room)
     fields: dict[str, Any] = {"prompt": [*range(20, 270)], "max_tokens": 520}
     asked: list[dict[str, Any]] = [
         {"temperature": 0, "min_tokens": 520},
@@ -166,7 +167,7 @@ def test_tensor(fork: Start, make: Make, tmp_path: Path, flags: tuple[str, ...],
 @pytest.mark.ci
 def test_pipeline_with_an_uneven_split(fork: Start, make: Make, tmp_path: Path) -> None:
     model = make(*FOUR_LAYERS)
-    ranks = form(fork, model, tmp_path, 2, parallelism="Pipeline", layers="3,1")
+    ranks = form(fork, model, tmp_path, 2, parallelism="Pipeline", layers=(3, 1))
     first, second = (rank.health().json["loadedBytes"] for rank in ranks)
     assert first > second
     assert answers(ranks[0]) == alone(fork, model)
@@ -229,11 +230,13 @@ def test_an_incomplete_group_waits_and_can_be_stopped(
 
 def test_a_rank_of_an_older_epoch_is_rejected(fork: Start, make: Make, tmp_path: Path) -> None:
     meeting = Meeting.of(2, tmp_path)
-    host, _, port = meeting.coordinator.partition(":")
     own, over = JoinMessage(rank=0, world_size=2, epoch=3, secret=SECRET), threading.Event()
 
     def gather() -> None:
-        with socket.create_server((host, int(port))) as listener, pytest.raises(StoppedError):
+        with (
+            socket.create_server(("127.0.0.1", meeting.port)) as listener,
+            pytest.raises(StoppedError),
+        ):
             rendezvous.accept_ranks(listener, own, SystemClock(), over.is_set, 120)
 
     thread = threading.Thread(target=gather)

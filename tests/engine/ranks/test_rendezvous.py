@@ -9,7 +9,6 @@ import pytest
 from typing_extensions import override
 
 from engine.batch.step_plan import StepPlan
-from engine.config import GroupConfig
 from engine.errors import GroupError, StoppedError
 from engine.jobs import TokenOutput
 from engine.ranks import messages, rendezvous
@@ -24,6 +23,7 @@ from engine.ranks.messages import (
 )
 from engine.ranks.rendezvous import RankLink, WaitContext
 from machinery.clock import SystemClock
+from schemas.wire.engine_config import GroupConfig
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)

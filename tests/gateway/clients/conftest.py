@@ -25,7 +25,7 @@ def clients_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]
     # Clients rarely send a limit of their own, and random weights find no end: never by a greedy choice, rarely by a draw.
     folder, limit = (
         tmp_path_factory.mktemp("clients"),
-        json.dumps({"maxTokens": 150, "temperature": 0}),
+        {"maxTokens": 150, "temperature": 0},
     )
     with tiny_engine(folder, has_markers=False, sampling=limit) as engine:
         yield engine

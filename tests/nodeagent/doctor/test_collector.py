@@ -17,6 +17,7 @@ from nodeagent.doctor import checks, collector, process_facts
 from nodeagent.doctor.host_facts import HostFacts
 from nodeagent.doctor.readers import AgentKnowledge, CollectionScope, in_thread, read_bounded
 from nodeagent.engines import engine_logs
+from schemas.wire.engine_config import EngineIdentity
 from schemas.wire.findings import Finding
 from tests.support.ports import free_port
 
@@ -53,10 +54,8 @@ SLEEP = "import time; print('runs', flush=True); time.sleep(600)"
 
 def engine_argv(port: int) -> tuple[str, ...]:
     """Return the command line of a process that is an engine to its agent."""
-    return (
-        *(sys.executable, "-c", SLEEP, "-m", "engine", "--replica", "tiny-0", "--replica-uid", "u"),
-        *("--served-name", "tiny", "--port", str(port)),
-    )
+    identity = EngineIdentity(replica="tiny-0", model="tiny", url=f"http://127.0.0.1:{port}")
+    return (sys.executable, "-c", SLEEP, "-m", "engine", *identity.to_argv())
 
 
 @linux

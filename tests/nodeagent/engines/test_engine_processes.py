@@ -1,6 +1,5 @@
 """Engine processes: started, found again and stopped, with real processes and a tiny model."""
 
-import dataclasses
 import os
 import signal
 import socket
@@ -10,11 +9,11 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from engine import flags
 from machinery import processes, unix_sockets
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes
@@ -32,7 +31,9 @@ from schemas.kv_cache import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.sampling import Sampling
+from schemas.vision import Vision
 from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_config import EngineConfig
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -72,169 +73,114 @@ def agent(folder: Path, first_port: int, sockets: Path | None = None) -> EngineP
 
 def order(models_dir: Path) -> EngineOrder:
     return EngineOrder(
-        replica="tiny-0",
-        replica_uid="u1",
-        model_dir=models_dir / "tiny",
-        served_names=("tiny", "fast"),
-        context_length=64,
-        concurrency=1,
-        memory_limit_bytes=2**30,
-    )
-
-
-def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
-    """The agent's words are those that the engine understands: both sides of the command line."""
-    plain = order(tmp_path)
-    words = engine_processes.engine_command(plain, node="a", address=EngineAddress(HOST, 4100))
-    assert not {
-        "--queue-limit",
-        "--sampling",
-        "--unknown-parameters",
-        "--kv-bits",
-        "--adapter",
-        "--draft-tokens",
-        "--ngram-tokens",
-        "--mtp-tokens",
-    } & set(words)
-    config = flags.parse(words[3:])
-    assert (config.queue_limit, config.kv_bits, config.kv_window) == (4, None, None)
-    assert (config.adapter, config.draft_model) == (None, None)
-    assert (config.prefix_cache_bytes, config.memory_limit_bytes) == (None, 2**30)
-
-    told = dataclasses.replace(
-        plain,
-        queue_depth=0,
-        sampling=Sampling(max_tokens=9, top_p=0.5),
-        unknown_parameters="Refuse",
-        performance="Always",
-        kv_bits=8,
-        prefix_cache_bytes=0,
-        prefix_disk_bytes=5,
-        deployment="tiny",
-        adapter=tmp_path / "law",
-        draft_model=tmp_path / "small",
-        draft_tokens=5,
-    )
-    words = engine_processes.engine_command(
-        told, node="a", address=EngineAddress(HOST, 4100), prefixes=tmp_path / "prefixes"
-    )
-    config = flags.parse(words[3:])
-    assert (config.prefix_disk_bytes, config.prefix_disk_dir) == (5, tmp_path / "prefixes" / "tiny")
-    assert (config.queue_limit, config.kv_bits, config.prefix_cache_bytes) == (0, 8, 0)
-    assert (config.adapter, config.draft_model) == (tmp_path / "law", tmp_path / "small")
-    assert config.draft_tokens == 5
-    assert (config.sampling, config.refuses_unknown) == (Sampling(max_tokens=9, top_p=0.5), True)
-    assert config.always_performance
-    guessing = dataclasses.replace(plain, ngram_tokens=6)
-    words = engine_processes.engine_command(guessing, node="a", address=EngineAddress(HOST, 1))
-    assert (config.ngram_tokens, flags.parse(words[3:]).ngram_tokens) == (0, 6)
-    guessing = dataclasses.replace(plain, mtp_tokens=2)
-    words = engine_processes.engine_command(guessing, node="a", address=EngineAddress(HOST, 1))
-    assert (config.mtp_tokens, flags.parse(words[3:]).mtp_tokens) == (0, 2)
-    windowed = dataclasses.replace(plain, kv_window=32)
-    assert (
-        flags.parse(
-            engine_processes.engine_command(windowed, node="a", address=EngineAddress(HOST, 1))[3:]
-        ).kv_window
-        == 32
-    )
-
-
-def test_every_field_of_a_replica_reaches_its_engine() -> None:
-    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
-    replica = Replica(
-        metadata=ObjectMeta(name="tiny-0", uid="u1"),
-        spec=ReplicaSpec(
-            deployment="tiny",
-            template="t",
-            model=ModelSource(
-                path="tiny", adapter="law", draft=DraftModel(path="/m/small", tokens=4)
-            ),
+        config=EngineConfig(
+            model_dir=models_dir / "tiny",
+            replica="tiny-0",
+            replica_uid="u1",
             served_names=("tiny", "fast"),
             context_length=64,
-            concurrency=2,
-            queue_depth=3,
-            sampling=Sampling(temperature=0.5),
-            unknown_parameters="Refuse",
-            performance="Always",
-            kv_cache=KvCache(tokens=99, bits=4, prefix_bytes="1Ki", disk_bytes="2Ki"),
-            ranks=(RankAssignment(node="a", memory=proof),),
-        ),
+            memory_limit_bytes=2**30,
+        )
     )
-    assert engine_order(replica, Path("/models")) == EngineOrder(
-        replica="tiny-0",
-        replica_uid="u1",
-        model_dir=Path("/models/tiny"),
-        served_names=("tiny", "fast"),
+
+
+def replica_of(model: ModelSource, **fields: Any) -> Replica:
+    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+    spec = ReplicaSpec(
+        deployment="tiny",
+        template="t",
+        model=model,
+        served_names=("tiny", "org/m"),
         context_length=64,
         concurrency=2,
-        memory_limit_bytes=7,
-        queue_depth=3,
-        sampling=Sampling(temperature=0.5),
-        unknown_parameters="Refuse",
-        performance="Always",
-        kv_tokens=99,
-        kv_bits=4,
-        prefix_cache_bytes=1024,
-        prefix_disk_bytes=2048,
-        deployment="tiny",
-        adapter=Path("/models/law"),
-        draft_model=Path("/m/small"),
-        draft_tokens=4,
+        ranks=(RankAssignment(node="a", memory=proof),),
     )
+    return Replica(
+        metadata=ObjectMeta(name="tiny-0", uid="u1"), spec=spec.model_copy(update=fields)
+    )
+
+
+BASE = EngineConfig(
+    model_dir=Path("/models/tiny"),
+    replica="tiny-0",
+    replica_uid="u1",
+    node="a",
+    served_names=("tiny", "org/m"),
+    context_length=64,
+    concurrency=2,
+    memory_limit_bytes=7,
+    draft_tokens=0,
+)
+SPEC: dict[str, Any] = {
+    "queue_depth": 3,
+    "sampling": Sampling(temperature=0.5),
+    "unknown_parameters": "Refuse",
+    "performance": "Always",
+    "kv_cache": KvCache(tokens=99, bits=4, prefix_bytes="1Ki", disk_bytes="2Ki"),
+}
+ADAPTERS = (NamedAdapter(name="law", path="law"), NamedAdapter(name="p", path="/x/poems"))
 
 
 @pytest.mark.parametrize(
-    ("source", "ngram_tokens", "mtp_tokens"),
+    ("replica", "changes"),
     [
-        (ModelSource(path="tiny", ngram=NgramGuesses(tokens=6)), 6, None),
-        (ModelSource(path="tiny", mtp=MtpGuesses(tokens=2)), None, 2),
+        pytest.param(replica_of(ModelSource(path="tiny")), {}, id="least"),
+        pytest.param(
+            replica_of(
+                ModelSource(
+                    path="tiny", adapter="law", draft=DraftModel(path="/m/small", tokens=4)
+                ),
+                **SPEC,
+            ),
+            {
+                **SPEC,
+                "prefix_disk_dir": Path("/prefixes/tiny"),
+                "adapter": Path("/models/law"),
+                "draft_model": Path("/m/small"),
+                "draft_tokens": 4,
+            },
+            id="most",
+        ),
+        pytest.param(
+            replica_of(ModelSource(path="tiny", ngram=NgramGuesses(tokens=6))),
+            {"ngram_tokens": 6},
+            id="ngram",
+        ),
+        pytest.param(
+            replica_of(ModelSource(path="tiny", mtp=MtpGuesses(tokens=2))),
+            {"mtp_tokens": 2},
+            id="mtp",
+        ),
+        pytest.param(
+            replica_of(ModelSource(path="tiny", vision=Vision(max_images=2))),
+            {"vision": Vision(max_images=2)},
+            id="vision",
+        ),
+        pytest.param(
+            replica_of(ModelSource(path="tiny", adapters=ADAPTERS)),
+            {
+                "adapters": {
+                    "tiny:law": Path("/models/law"),
+                    "tiny:p": Path("/x/poems"),
+                    "org/m:law": Path("/models/law"),
+                    "org/m:p": Path("/x/poems"),
+                }
+            },
+            id="adapters",
+        ),
     ],
-    ids=["ngram", "mtp"],
 )
-def test_guesses_of_a_replica_reach_its_engine(
-    source: ModelSource, ngram_tokens: int | None, mtp_tokens: int | None
+def test_every_field_of_a_replica_reaches_its_engine(
+    replica: Replica, changes: dict[str, Any]
 ) -> None:
-    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
-    replica = Replica(
-        metadata=ObjectMeta(name="tiny-0", uid="u1"),
-        spec=ReplicaSpec(
-            deployment="tiny",
-            template="t",
-            model=source,
-            served_names=("tiny",),
-            context_length=64,
-            concurrency=2,
-            ranks=(RankAssignment(node="a", memory=proof),),
-        ),
+    config = engine_processes.place(
+        engine_order(replica, Path("/models")),
+        node="a",
+        address=BASE.address,
+        prefixes=Path("/prefixes"),
     )
-    found = engine_order(replica, Path("/models"))
-    assert (found.ngram_tokens, found.mtp_tokens) == (ngram_tokens, mtp_tokens)
-    assert found.draft_tokens is None
-
-
-def test_adapters_reach_the_engine_under_each_name_of_the_model() -> None:
-    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
-    adapters = (NamedAdapter(name="law", path="law"), NamedAdapter(name="p", path="/x/poems"))
-    replica = Replica(
-        metadata=ObjectMeta(name="tiny-0", uid="u1"),
-        spec=ReplicaSpec(
-            deployment="tiny",
-            template="t",
-            model=ModelSource(path="tiny", adapters=adapters),
-            served_names=("tiny", "org/m"),
-            context_length=64,
-            concurrency=2,
-            ranks=(RankAssignment(node="a", memory=proof),),
-        ),
-    )
-    made = engine_order(replica, Path("/models"))
-    assert made.lora_modules == (
-        *("tiny:law=/models/law", "tiny:p=/x/poems"),
-        *("org/m:law=/models/law", "org/m:p=/x/poems"),
-    )
-    words = engine_processes.engine_command(made, node="a", address=EngineAddress(HOST, 4100))
-    assert flags.parse(words[3:]).adapters["org/m:p"] == Path("/x/poems")
+    assert config == BASE.model_copy(update=changes)
+    assert EngineConfig.model_validate_json(config.to_json()) == config
 
 
 async def ready(client: HealthClient, engine: EngineProcess) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine import flags
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes, group_launch
 from nodeagent.engines.addresses import EngineAddresses
@@ -22,7 +21,7 @@ from nodeagent.execute import engine_order
 from schemas.deployment import ModelSource
 from schemas.formation import GoldenAnswer, rendezvous
 from schemas.replica import Replica
-from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_config import EngineConfig
 from tests.support.nodeagent_groups import GOLDEN, group
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
@@ -44,10 +43,10 @@ def rdma(replica: Replica) -> Replica:
 @pytest.mark.parametrize("parallelism", ["Tensor", "Pipeline"])
 def test_a_rank_gets_its_place(parallelism: str) -> None:
     replica = group("a", "b", epoch=7, parallelism=parallelism)
-    order = engine_order(replica, Path("/models"), 1)
-    assert order.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
-    words = engine_processes.engine_command(order, node="b", address=EngineAddress(HOST, 4100))
-    found = flags.parse(words[3:], read_secret=lambda: "s3cret").group
+    config = engine_order(replica, Path("/models"), 1, "s3cret").config
+    assert config.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
+    assert EngineConfig.model_validate_json(config.to_json()) == config
+    found = config.group
     assert found is not None
     assert (found.rank, found.world_size, found.epoch) == (1, 2, 7)
     assert (found.backend, found.parallelism) == ("ring", parallelism)
@@ -56,7 +55,7 @@ def test_a_rank_gets_its_place(parallelism: str) -> None:
     assert formation is not None
     meeting = rendezvous("u1", formation, replica.spec.ranks)
     assert (found.host, found.port) == meeting.control
-    assert "s3cret" not in words
+    assert "s3cret" not in f"{config.identity.to_argv()} {config!r}"
     assert found.timeout_s == 120
 
 
@@ -65,14 +64,12 @@ def test_ranks_wait_for_the_reference_that_is_made_first(
     golden: GoldenAnswer | None, seconds: float
 ) -> None:
     order = engine_order(group("a", "b", fits_single=True, golden=golden), Path("/models"), 1)
-    words = engine_processes.engine_command(order, node="b", address=EngineAddress(HOST, 4100))
-    found = flags.parse(words[3:], read_secret=lambda: "s3cret").group
-    assert found is not None
-    assert found.timeout_s == seconds
+    assert order.config.group is not None
+    assert order.config.group.timeout_s == seconds
 
 
 def test_a_ring_has_a_hostfile(tmp_path: Path) -> None:
-    order = group_launch.group_order(group("a", "b", environment={"MLX_METAL_FAST_SYNCH": "1"}), 1)
+    order = group_launch.group_launch(group("a", "b", environment={"MLX_METAL_FAST_SYNCH": "1"}), 1)
     assert order is not None
     group_launch.write_group_files(order, tmp_path)
     assert group_launch.group_variables(order, tmp_path) == {
@@ -89,7 +86,7 @@ def test_a_ring_has_a_hostfile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
 def test_jaccl_has_a_matrix_of_devices(tmp_path: Path, backend: str) -> None:
-    order = group_launch.group_order(rdma(group("a", "b", backend=backend)), 0)
+    order = group_launch.group_launch(rdma(group("a", "b", backend=backend)), 0)
     assert order is not None
     group_launch.write_group_files(order, tmp_path)
     found = group_launch.group_variables(order, tmp_path)

@@ -1,7 +1,6 @@
 """A reference answer: one process with the whole model, and the stored answer."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,23 +9,19 @@ import pytest
 from nodeagent.engines.engine_processes import EngineOrder
 from nodeagent.engines.references import GoldenReferences, ReferenceState, ReferenceTasks
 from schemas.formation import GoldenAnswer
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
+from schemas.wire.engine_config import EngineConfig
 from tests.support.nodeagent_groups import GOLDEN
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(180)]
 
 
-def order(models_dir: Path) -> EngineOrder:
-    return EngineOrder(
-        replica="tiny-0",
-        replica_uid="u1",
-        model_dir=models_dir / "tiny",
-        served_names=("tiny",),
-        context_length=64,
-        concurrency=1,
-        memory_limit_bytes=2**30,
+def order(models_dir: Path, uid: str = "u1") -> EngineOrder:
+    config = EngineConfig(
+        model_dir=models_dir / "tiny", replica="tiny-0", replica_uid=uid, context_length=64
     )
+    return EngineOrder(config=config)
 
 
 def running(folder: Path) -> list[psutil.Process]:
@@ -34,7 +29,7 @@ def running(folder: Path) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         try:
-            if engine_flags.is_golden(one.cmdline()) and folder in Path(one.cwd()).parents:
+            if engine_config.is_golden(one.cmdline()) and folder in Path(one.cwd()).parents:
                 found.append(one)
         except psutil.Error:
             continue
@@ -85,8 +80,8 @@ class Told:
         self.answers: dict[str, asyncio.Future[GoldenAnswer]] = {}
 
     async def make(self, order: EngineOrder) -> GoldenAnswer:
-        self.answers[order.replica_uid] = asyncio.get_running_loop().create_future()
-        return await self.answers[order.replica_uid]
+        self.answers[order.config.replica_uid] = asyncio.get_running_loop().create_future()
+        return await self.answers[order.config.replica_uid]
 
     def sweep(self) -> None:
         """Nothing is left behind."""
@@ -102,14 +97,14 @@ async def test_a_reference_is_of_one_replica_and_not_of_the_next(tmp_path: Path)
         assert maker.observe("tiny-0", "u1") == (ReferenceState.RUNNING, None)
         assert maker.observe("tiny-0", None) == (ReferenceState.RUNNING, None)
         assert maker.observe("tiny-0", "u2") == (ReferenceState.NOT_TRIED, None)
-        maker.start(replace(order(tmp_path), replica_uid="u2"))
+        maker.start(order(tmp_path, "u2"))
         await asyncio.sleep(0)
         told.answers["u2"].set_result(GOLDEN)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert maker.observe("tiny-0", "u2") == (ReferenceState.FOUND, GOLDEN)
         assert told.answers["u1"].cancelled()
-        maker.start(replace(order(tmp_path), replica_uid="u3"))
+        maker.start(order(tmp_path, "u3"))
         await asyncio.sleep(0)
         told.answers["u3"].set_exception(OSError("no memory"))
         await asyncio.sleep(0)

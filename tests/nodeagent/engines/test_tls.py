@@ -1,10 +1,9 @@
-"""TLS between an agent and its engines: flags, adoption, health over TLS, and the URL that the mode asks for."""
+"""TLS between an agent and its engines: configuration, adoption, health over TLS, and the URL that the mode asks for."""
 
 from pathlib import Path
 
 import pytest
 
-from engine import flags
 from identity.credentials import Credentials
 from identity.names import Role
 from machinery.clock import SystemClock
@@ -14,22 +13,14 @@ from nodeagent.engines.health_client import HealthClient
 from nodeagent.engines.tls import NodeTls
 from schemas.trust import TlsMode
 from schemas.wire.engine_address import EngineAddress
-from schemas.wire.engine_flags import EngineIdentity
+from schemas.wire.engine_config import EngineConfig, EngineIdentity
 from tests.support.clock import FakeClock
 from tests.support.identities import TestAuthority
 from tests.support.tls_engine import HOST, on_loop, serving_tls
 
 PLAIN = EngineAddress(HOST, 4100)
 TLS = EngineAddress(HOST, 4100, "", "mac-1")
-ORDER = EngineOrder(
-    replica="tiny-0",
-    replica_uid="u1",
-    model_dir=Path("/models/tiny"),
-    served_names=("tiny",),
-    context_length=64,
-    concurrency=1,
-    memory_limit_bytes=2**30,
-)
+ORDER = EngineOrder(config=EngineConfig(model_dir=Path("/models/tiny"), replica="tiny-0"))
 
 
 @pytest.fixture
@@ -43,21 +34,19 @@ def fleet(tmp_path: Path) -> TestAuthority:
 def test_an_adopted_engine_is_dialled_as_it_was_started(
     folder: Path | None, address: EngineAddress
 ) -> None:
-    words = engine_processes.engine_command(ORDER, node="mac-1", address=PLAIN, identity_dir=folder)
-    assert flags.parse(words[3:]).identity_dir == folder
-    identity = EngineIdentity.from_argv(words)
+    config = engine_processes.place(ORDER, node="mac-1", address=PLAIN, identity_dir=folder)
+    assert config.identity_dir == folder
+    identity = EngineIdentity.from_argv(["python", "-m", "engine", *config.identity.to_argv()])
     assert identity is not None
-    assert identity.address == address
+    assert identity.address == config.address == address
 
 
 def test_an_engine_on_a_socket_needs_no_identity() -> None:
-    words = engine_processes.engine_command(
-        ORDER,
-        node="mac-1",
-        address=EngineAddress.at_socket(Path("/s/4100.sock")),
-        identity_dir=Path("/state/identity"),
+    address = EngineAddress.at_socket(Path("/s/4100.sock"))
+    config = engine_processes.place(
+        ORDER, node="mac-1", address=address, identity_dir=Path("/state/identity")
     )
-    assert "--identity-dir" not in words
+    assert (config.identity_dir, config.address) == (None, address)
 
 
 async def test_the_mode_decides_how_gateways_dial_and_engines_have_time_to_follow(

@@ -12,6 +12,7 @@ from nodeagent.engines.engine_processes import EngineOrder, EngineProcesses
 from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalPreflight, MetalVerdict
 from schemas.meta import ConditionStatus, find_condition
+from schemas.wire.engine_config import EngineConfig
 from tests.support.reconciler_agents import node_status
 
 CLOCK = SystemClock()
@@ -77,15 +78,7 @@ async def test_no_engine_starts_until_the_gpu_works(tmp_path: Path) -> None:
         addresses=EngineAddresses(host="127.0.0.1", first=4100),
         refusal=lambda: preflight.refusal,
     )
-    order = EngineOrder(
-        replica="qwen-0",
-        replica_uid="u1",
-        model_dir=tmp_path,
-        served_names=("qwen",),
-        context_length=16,
-        concurrency=1,
-        memory_limit_bytes=1,
-    )
+    order = EngineOrder(config=EngineConfig(model_dir=tmp_path))
     with pytest.raises(OSError, match="is being checked"):
         engines.start(order, [])
     changed = asyncio.Event()

@@ -52,7 +52,11 @@ def test_replicas_that_come_at_once_load_two_at_a_time(count: int, load_s: float
         for _ in range(20 * count):
             engines = mac.engines.running()
             assert sum(one.health().state == "Loading" for one in engines) <= DEFAULT_CONCURRENCY
-            started += [one.order.replica for one in engines if one.order.replica not in started]
+            started += [
+                one.order.config.replica
+                for one in engines
+                if one.order.config.replica not in started
+            ]
             if len(started) == len(names):
                 break
             if len(started) == 1:

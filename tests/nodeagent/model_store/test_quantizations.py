@@ -24,7 +24,7 @@ from nodeagent.model_store.quantizations import (
     Quantizations,
 )
 from nodeagent.model_store.usage import ModelUsers
-from schemas.wire import engine_flags
+from schemas.wire import engine_config
 from schemas.wire.stored_models import QuantizationReport
 from store.events import EventRecorder
 from store.memory import MemoryTransport
@@ -75,7 +75,7 @@ async def ended(jobs: Quantizations) -> QuantizationReport:
 def converters() -> list[psutil.Process]:
     """Return the converters that this process started."""
     return [
-        one for one in psutil.Process().children() if engine_flags.QUANTIZE_MODULE in one.cmdline()
+        one for one in psutil.Process().children() if engine_config.QUANTIZE_MODULE in one.cmdline()
     ]
 
 
@@ -220,7 +220,7 @@ def test_a_converter_that_takes_too_much_memory_ends(tmp_path: Path) -> None:
     )
     words = (folder, tmp_path / "out", 4, 64, 8 << 20, os.getpid())
     done = subprocess.run(
-        [sys.executable, "-m", engine_flags.QUANTIZE_MODULE, *map(str, words)],
+        [sys.executable, "-m", engine_config.QUANTIZE_MODULE, *map(str, words)],
         capture_output=True,
         check=False,
         timeout=100,
