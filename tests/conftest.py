@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,24 +25,6 @@ settings.load_profile("full" if FULL else "default")
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that accepts what commands print now."""
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
-
-
-@pytest.fixture
-def check_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """Function that compares a text with a golden file, or writes it with --update-golden."""
-
-    def check(path: Path, text: str) -> None:
-        if request.config.getoption("--update-golden"):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        assert text == path.read_text(), f"{path.name}: read the difference, then --update-golden"
-
-    return check
 
 
 @pytest.fixture
