@@ -168,7 +168,7 @@ class KeptCopies(Generic[T]):
                 task = group.create_task(cache.run())
                 # While the new cache is read, the one before serves.
                 if is_narrow and not await _has_list(cache):
-                    task.cancel()  # a role of an earlier release: see docs/operations/security.md
+                    task.cancel()  # its role may not read the copies
                     if self.synced:
                         await self._looks.wait()
                     may_be_narrow = self.synced

@@ -64,7 +64,6 @@ PERIODS = {
     "fleetctl/verbs/models.py": "shows the progress of a fetch",
     "fleetctl/verbs/models_fleet.py": "polls the progress of a command",
     "fleetctl/verbs/models_quantize.py": "polls the progress of a command",
-    "fleetctl/verbs/replace.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/rollout.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/scale.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/secure.py": "polls the progress of a command until its timeout",

@@ -153,7 +153,7 @@ def _check_transport(address: EtcdAddress, *, insecure: bool) -> None:
     if exposed and not insecure:
         raise FleetctlError(
             f"{exposed[0]} is on another machine and uses http, so passwords would be sent in plain text. Give etcd "
-            "a certificate and use https:// (docs/operations/security.md), or pass --insecure if you "
+            "a certificate and use https:// (docs/operations/etcd-security.md), or pass --insecure if you "
             "trust that network"
         )
 

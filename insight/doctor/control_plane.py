@@ -116,7 +116,7 @@ def check_leader(name: str, unobserved: Sequence[UnobservedChange]) -> Finding:
         check="leader",
         level="FAIL",
         message=f"reconciler {name} holds its lease, but does not act: it has not observed {', '.join(named)}{more}",
-        advice="its log says why; if etcd enforces passwords, it needs --etcd-password-file (docs/operations/security.md)",
+        advice="its log says why; if etcd enforces passwords, it needs --etcd-password-file (docs/operations/etcd-security.md)",
     )
 
 
@@ -182,7 +182,7 @@ def check_etcd(etcd: EtcdHealth) -> Iterator[Finding]:
             level="WARN",
             message=f"etcd at {url} is reached over the network, and "
             + ("whether it has users is unknown" if is_unknown else "has no users"),
-            advice="whoever reaches it controls the fleet: see `fleetctl init-auth` (docs/operations/security.md)",
+            advice="whoever reaches it controls the fleet: see `fleetctl init-auth` (docs/operations/etcd-security.md)",
         )
     if etcd.is_nearly_full:
         yield _full_etcd(etcd)

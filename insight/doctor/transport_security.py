@@ -118,7 +118,7 @@ def _mode(found: TransportSecurity) -> Iterator[Finding]:
             check="tls",
             level="WARN",
             message=f"etcd at {url} is reached in clear: others on the network read passwords of the store",
-            advice="give etcd a certificate, and https:// in --etcd (docs/operations/security.md)",
+            advice="give etcd a certificate, and https:// in --etcd (docs/operations/etcd-security.md)",
         )
 
 

@@ -1,6 +1,6 @@
 """The etcd users of a fleet: the keys that each may read and write, and the files with their passwords.
 
-A role has the permissions that one process needs, and no others; docs/operations/security.md gives the reasons.
+A role has the permissions that one process needs, and no others; docs/operations/etcd-security.md gives the reasons.
 `store.keys` defines the keys themselves.
 """
 

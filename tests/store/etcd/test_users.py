@@ -576,7 +576,7 @@ async def test_a_lease_with_foreign_keys_cannot_be_revoked(
 
 @pytest.mark.etcd
 async def test_limits_of_etcds_roles(guarded: Guarded, way: str, everything: Transport) -> None:
-    """The gaps of etcd's permissions that docs/operations/security.md lists; hence client certificates."""
+    """The gaps of etcd's permissions that docs/operations/etcd-security.md lists; hence client certificates."""
     nobody = connect(replace(guarded.address("gateway", way=way), username="", password=""))
     agent = connect(guarded.address("node-mac-1", way=way))
     theirs = connect(guarded.address("node-mac-2", way=way))
