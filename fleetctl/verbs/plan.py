@@ -123,7 +123,7 @@ def plan_tree(
     blocks: Sequence[MacBlock],
     warnings: Sequence[str],
 ) -> dict[str, Tree]:
-    """Return a plan for programs; docs/operations/fleetctl.md describes the fields. Pure."""
+    """Return a plan for programs; docs/operations/rollouts-and-nodes.md describes the fields. Pure."""
     return {
         "changes": [change_tree(change) for change in changes],
         "unplaced": sum(isinstance(step.outcome, Unschedulable) for step in steps),
