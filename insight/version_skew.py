@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from insight import process_client
 from machinery.version import parse_release
-from reconciler.nodes.version_skew import VersionedPart, mlx_skew_text, skew_text
+from reconciler.nodes.node_state import VersionedPart, mlx_skew_text, skew_text
 from schemas.node import Node
 from store import keys, objects
 from store.etcd.member.binary import is_sound, parse_version_number

@@ -18,9 +18,8 @@ from reconciler.deployments.execute import Executor
 from reconciler.deployments.lookup_problems import LookupProblems
 from reconciler.deployments.reconcile import LeaderState
 from reconciler.event_handlers import EventHandlers
-from reconciler.listers.caches import make_caches
+from reconciler.listers.caches import OwnWrites, make_caches
 from reconciler.listers.lister import Lister
-from reconciler.listers.own_writes import OwnWrites
 from reconciler.metrics import ReconcilerMetrics
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache

@@ -10,9 +10,8 @@ from functools import partial
 
 from machinery.clock import Clock
 from machinery.control_loop import WorkQueue
-from reconciler.listers.caches import object_key
+from reconciler.listers.caches import OwnWrites, object_key
 from reconciler.listers.lister import Lister
-from reconciler.listers.own_writes import OwnWrites
 from reconciler.nodes.liveness import NodeLiveness
 from schemas.meta import ObjectKey
 from store import keys

@@ -83,16 +83,6 @@ class ReconcilerMetrics:
             self.reconciles.observe(self._clock.monotonic() - began_s, kind)
             self.results.add(kind, result)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Count one transaction."""
-        try:
-            yield
-        except ConflictError:
-            self.conflicts.add()
-            raise
-        self.writes.add()
-
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus text format."""
         parts: tuple[MetricFamily, ...] = (

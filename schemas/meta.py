@@ -241,15 +241,19 @@ def stamp_conditions(
     old: Status | None, new: Sequence[Condition], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """Return the conditions as they are written: a time changes only if the truth of its condition changes."""
-    types = {condition.type for condition in new}
-    before = old.conditions if old is not None else ()
-    settled = tuple(condition for condition in before if condition.type in types)
+    before = {condition.type: condition for condition in old.conditions} if old is not None else {}
+    stamped = []
     for condition in new:
-        stamped = condition.model_copy(
-            update={"observed_generation": generation, "last_transition_time": now}
-        )
-        settled = with_condition(settled, stamped)
-    return settled
+        previous, time = before.get(condition.type), now
+        if previous is not None and previous.status == condition.status:
+            known = previous.reason, previous.message, previous.observed_generation
+            if known == (condition.reason, condition.message, generation):
+                stamped.append(previous)
+                continue
+            time = previous.last_transition_time or now
+        update = {"observed_generation": generation, "last_transition_time": time}
+        stamped.append(condition.model_copy(update=update))
+    return tuple(sorted(stamped, key=lambda condition: condition.type))
 
 
 class ApiObject(ApiModel):

@@ -21,7 +21,7 @@ from reconciler.deployments.actions import (
     StartPreload,
     StartRanks,
 )
-from reconciler.deployments.views import DeploymentView
+from reconciler.deployments.observe import DeploymentView
 from reconciler.listers.lister import Lister
 from reconciler.placement.refusals import Unschedulable
 from schemas import quantity, sizes

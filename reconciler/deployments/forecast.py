@@ -10,12 +10,12 @@ from enum import StrEnum
 from typing import Final
 
 from reconciler.deployments import plan
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.placer import Assignment, PlacementOutcome, Placer
+from reconciler.deployments.plan import free_names
 from reconciler.deployments.rollout import steps
 from reconciler.deployments.rollout.revisions import known_contents, template_hash
 from reconciler.deployments.rollout.steps import RolloutPhase
-from reconciler.deployments.scheduling import free_names
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import Allocation, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable

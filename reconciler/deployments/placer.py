@@ -15,9 +15,8 @@ from reconciler.groups.gang import (
 )
 from reconciler.groups.group_view import GroupForm, GroupView, by_size, group_shapes
 from reconciler.placement import filters, preemption
-from reconciler.placement.assumed_state import AssumedState
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest
-from reconciler.placement.ranking import Ranking
+from reconciler.placement.ranking import AssumedState, Ranking
 from reconciler.placement.refusals import Unschedulable, collect_refusals
 from reconciler.placement.table import NodeTable
 from schemas import quantity
@@ -75,7 +74,6 @@ class Placer:
     def __init__(self, table: NodeTable, groups: Sequence[GroupView] = ()) -> None:
         self.assumed = AssumedState(table)
         self._groups = {group.name: group for group in groups}
-        self._gang = GangPlacer(self.assumed)
         self._rankings: dict[tuple[str, bool], Ranking] = {}
 
     def place(self, request: PlacementRequest) -> Assignment | Unschedulable:
@@ -84,7 +82,7 @@ class Placer:
         if isinstance(options, Unschedulable):
             return options
         if options is not None:
-            found = self._gang.try_now(request, options, waits=True)
+            found = GangPlacer(self.assumed).try_now(request, options, waits=True)
             return found if isinstance(found, Unschedulable) else _assignment_of(found)
         ranking = self._ranking(request)
         row = ranking.best()
@@ -101,7 +99,7 @@ class Placer:
             return outcome
         if options is None:
             return self._wait(request, outcome) or self._preempt(request, outcome) or outcome
-        deferred = self._gang.try_after(request, options, outcome)
+        deferred = GangPlacer(self.assumed).try_after(request, options, outcome)
         return outcome if deferred is None else self._deferred(deferred)
 
     def reform(
@@ -115,7 +113,7 @@ class Placer:
             return no_such_group(formation.group)
         shapes = group_shapes(group.spec)
         options = [(group, shapes[at]) for at in next_shapes(formation, epoch, len(shapes))]
-        found = self._gang.reform(request, replica, options)
+        found = GangPlacer(self.assumed).reform(request, replica, options)
         return found if isinstance(found, Unschedulable) else _assignment_of(found)
 
     def discount(self, deployment: str, nodes: Iterable[str]) -> None:

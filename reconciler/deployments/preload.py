@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from reconciler.deployments.actions import EndPreload, StartPreload
-from reconciler.deployments.views import DeploymentView
+from reconciler.deployments.observe import DeploymentView
 from reconciler.placement import filters
 from reconciler.placement.inputs import NodeView, PlacementRequest, request_for
 from reconciler.placement.table import NodeTable

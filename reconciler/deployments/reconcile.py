@@ -18,10 +18,9 @@ from reconciler.deployments.demand.scraper import DemandScraper
 from reconciler.deployments.events import DeploymentEvents
 from reconciler.deployments.execute import Executor
 from reconciler.deployments.lookup_problems import LookupProblems
-from reconciler.deployments.observe import LeaderFacts, observe
+from reconciler.deployments.observe import DeploymentView, LeaderFacts, observe
 from reconciler.deployments.plan import DeploymentPlan, plan
 from reconciler.deployments.preload import preload_status
-from reconciler.deployments.rollout import progress
 from reconciler.deployments.rollout.canary import (
     CanaryBaselines,
     CanaryProgress,
@@ -31,7 +30,6 @@ from reconciler.deployments.rollout.canary import (
 )
 from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.rollout.steps import RolloutPhase, rollout_goal
-from reconciler.deployments.views import DeploymentView
 from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
@@ -150,7 +148,7 @@ class DeploymentReconciler:
         """Return the autoscaler's decision; None for a deployment without autoscaling."""
         deployment = self._lister.deployment(name)
         if deployment is None or deployment.spec.autoscaling is None:
-            self._state.autoscaler.forget(name)
+            self._state.autoscaler.histories.pop(name, None)
             return None
         return self._state.autoscaler.desired(
             deployment,
@@ -212,7 +210,7 @@ class DeploymentReconciler:
         else:
             self._state.waiting_for_room.discard(name)
         if observed.deployment is None or observed.is_ending:
-            self._state.autoscaler.forget(name)
+            self._state.autoscaler.histories.pop(name, None)
             self._state.baselines.forget(name)
         return Converged(
             observed=observed,
@@ -260,12 +258,11 @@ class DeploymentReconciler:
         )
         canary = self._advance_canary(deployment, observed)
         unschedulable = converged.plan.unschedulable
-        rollout = progress.compute_progress(
+        rollout = status.compute_progress(
             observed, unschedulable or converged.plan.stuck, canary=canary, old=old, now=now
         )
-        new = status.deployment_status(
-            observed, unschedulable, rollout, preload_status(observed), old=old, now=now
-        )
+        preload = None if deployment.spec.preload is None else preload_status(observed)
+        new = status.deployment_status(observed, unschedulable, rollout, preload, old=old, now=now)
         has_changed = old != new and not lister.is_newer(key)
         if has_changed:
             changes.append(StatusChange(key, new, lister.spec_version(key)))

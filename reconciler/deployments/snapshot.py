@@ -16,7 +16,7 @@ from reconciler.deployments.explain import (
     group_name_of,
     summarize,
 )
-from reconciler.deployments.observe import observe
+from reconciler.deployments.observe import DeploymentView, observe
 from reconciler.deployments.placer import (
     Assignment,
     PendingAssignment,
@@ -24,7 +24,6 @@ from reconciler.deployments.placer import (
     Placer,
     PreemptingAssignment,
 )
-from reconciler.deployments.views import DeploymentView
 from reconciler.listers.caches import Caches, make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import Now
@@ -113,7 +112,7 @@ class FleetSnapshot:
     def outlook(self, name: str, table: NodeTable) -> PlacementOutlook:
         """Place one more replica of an existing deployment, and explain every node.
 
-        Deployments of a higher priority place their missing replicas before, as in scheduling.py.
+        Deployments of a higher priority place their missing replicas before, as in plan.py.
         """
         observed = self.observe(name, table)
         assert observed.deployment is not None

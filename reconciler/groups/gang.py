@@ -19,8 +19,8 @@ from reconciler.groups.formation import (
 )
 from reconciler.groups.group_view import GroupShape, GroupView, group_shapes
 from reconciler.placement import preemption, refusals
-from reconciler.placement.assumed_state import AssumedState
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, Rejection
+from reconciler.placement.ranking import AssumedState
 from reconciler.placement.refusals import Unschedulable, summary_line
 from schemas.formation import Formation
 from schemas.replica import RankAssignment, Replica

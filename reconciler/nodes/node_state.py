@@ -4,20 +4,167 @@ Each rule is a function from the node's documents to a NodeHold or None; the fir
 A hold keeps new replicas away; only the holds in `_REASONS_TO_LEAVE` move replicas elsewhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from typing import Final
+from zoneinfo import ZoneInfo
 
+from machinery.version import is_compatible, parse_release
 from reconciler.nodes.liveness import Flapping
-from reconciler.nodes.quiet_hours import QuietCalendar
-from reconciler.nodes.version_skew import VersionedPart, mlx_skew_text, skew_text
 from reconciler.placement.inputs import NodeHold
 from schemas import quantity
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import Node, NodeStatus
-from schemas.pools import NodePool
+from schemas.pools import NodePool, QuietHours
+
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+# A window comes at least once a week, or once in two weeks if clocks go forward over it.
+_HORIZON: Final = timedelta(days=16)
+_MINUTE: Final = timedelta(minutes=1)
+
+
+def is_quiet(hours: QuietHours, now: datetime) -> bool:
+    """Return whether `now` is inside the window."""
+    local = now.astimezone(ZoneInfo(hours.time_zone))
+    clock, today = local.time().isoformat("minutes"), local.date()
+    if hours.start < hours.end:
+        return hours.start <= clock < hours.end and _begins_on(hours, today)
+    if clock >= hours.start and _begins_on(hours, today):
+        return True
+    return clock < hours.end and _begins_on(hours, today - timedelta(days=1))
+
+
+def _begins_on(hours: QuietHours, day: date) -> bool:
+    return not hours.days or _DAYS[day.weekday()] in hours.days
+
+
+def next_change(hours: QuietHours, now: datetime) -> datetime | None:
+    """Return when the window next begins or ends; None if it never does."""
+    was = is_quiet(hours, now)
+    first = now.astimezone(ZoneInfo(hours.time_zone)).date() - timedelta(days=1)
+    instants = (
+        at
+        for number in range(_HORIZON.days + 1)
+        for at in _instants(hours, first + timedelta(days=number))
+    )
+    return next((at for at in sorted(instants) if at > now and is_quiet(hours, at) != was), None)
+
+
+def _instants(hours: QuietHours, day: date) -> Iterator[datetime]:
+    """Yield the instants of a day at which the answer may change: both ends of the window, and a clock change."""
+    zone = ZoneInfo(hours.time_zone)
+    for text in (hours.start, hours.end):
+        for fold in (0, 1):
+            wall = datetime.combine(day, time.fromisoformat(text).replace(fold=fold), zone)
+            yield wall.astimezone(UTC)
+    yield from _clock_change(day, zone)
+
+
+def _clock_change(day: date, zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield the minute of that day at which the zone's offset changes, if it does."""
+    low = datetime.combine(day, time(), zone).astimezone(UTC)
+    high = datetime.combine(day + timedelta(days=1), time(), zone).astimezone(UTC)
+
+    def offset(at: datetime) -> timedelta | None:
+        return at.astimezone(zone).utcoffset()
+
+    before = offset(low)
+    if offset(high) == before:
+        return
+    while high - low > _MINUTE:
+        middle = low + (high - low) // _MINUTE // 2 * _MINUTE
+        low, high = (middle, high) if offset(middle) == before else (low, middle)
+    yield high
+
+
+def quiet_until(windows: Sequence[QuietHours], now: datetime) -> tuple[datetime, str] | None:
+    """Return when quiet hours end, and the time zone for it; `now` outside of them, None if no end is in sight."""
+    until, zone = now, "UTC"
+    while until - now < _HORIZON:
+        active = [one for one in windows if is_quiet(one, until)]
+        if not active:
+            return until, zone
+        ends = [(end, one.time_zone) for one in active if (end := next_change(one, until))]
+        if len(ends) < len(active):
+            return None
+        until, zone = max(ends)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuietCalendar:
+    """The pools that are in quiet hours, and how long that holds."""
+
+    quiet: dict[str, str]
+    """Message by name of a pool in quiet hours."""
+    since: datetime
+    until: datetime | None
+    """The time at which the calendar must be computed again; None if no pool has quiet hours."""
+
+    def holds(self, now: datetime) -> bool:
+        """Return whether the calendar is valid at `now`; it is not after the clock was set back."""
+        return self.since <= now and (self.until is None or now < self.until)
+
+
+def quiet_calendar(pools: Iterable[NodePool], now: datetime) -> QuietCalendar:
+    """Return which of the pools are in quiet hours at `now`."""
+    quiet: dict[str, str] = {}
+    changes: list[datetime] = []
+    for pool in pools:
+        windows = pool.spec.policy.quiet_hours if pool.spec.policy else ()
+        # A window without a change is checked again after the horizon of the search.
+        changes.extend(next_change(one, now) or now + _HORIZON for one in windows)
+        if any(is_quiet(one, now) for one in windows):
+            quiet[pool.name] = f"quiet hours{_end_text(quiet_until(windows, now))}"
+    return QuietCalendar(quiet=quiet, since=now, until=min(changes, default=None))
+
+
+def _end_text(until: tuple[datetime, str] | None) -> str:
+    if until is None:
+        return " that do not end"
+    at, zone = until
+    return f" until {at.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} {zone}"
+
+
+MLX_LM: Final = "0.32"
+"""The mlx-lm that the memory rules were tested with (pyproject.toml pins it, models/cache_rules.py has them)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionedPart:
+    """One part of a fleet and its version."""
+
+    label: str
+    """Such as `gateway g`, or `its agent` in a message of the node."""
+    version: str
+    upgrade: str = ""
+    """The part to upgrade; the label if empty."""
+
+
+def skew_text(part: VersionedPart, other: VersionedPart) -> str:
+    """Describe how far two parts are apart, and which one to upgrade; empty if they may work together."""
+    theirs, ours = parse_release(part.version), parse_release(other.version)
+    if theirs is None or ours is None or is_compatible(part.version, other.version):
+        return ""  # a checkout and a foreign program have no release
+    older = part if theirs < ours else other
+    return (
+        f"{part.label} is {part.version}, {other.label} is {other.version}; they may differ by one minor version: "
+        f"upgrade {older.upgrade or older.label}"
+    )
+
+
+def mlx_skew_text(label: str, version: str) -> str:
+    """Describe how an mlx-lm differs from the tested version; empty if it does not, or is unknown."""
+    theirs = parse_release(version)
+    if theirs is None or theirs == parse_release(MLX_LM):
+        return ""
+    return (
+        f"{label} is {version}, memory proofs were tested with {MLX_LM}: install mlx-lm {MLX_LM} there. Until then "
+        "replicas may take more memory than proven"
+    )
+
 
 # The agent's conditions that keep new replicas away.
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")

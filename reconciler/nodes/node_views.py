@@ -14,8 +14,7 @@ from machinery.gc_pause import freeze_survivors, pause_collection
 from reconciler.listers.caches import object_key
 from reconciler.listers.lister import GroupReservations, Lister
 from reconciler.nodes.liveness import Flapping, Now
-from reconciler.nodes.node_state import NodeContext, evaluate_node
-from reconciler.nodes.quiet_hours import QuietCalendar, quiet_calendar
+from reconciler.nodes.node_state import NodeContext, QuietCalendar, evaluate_node, quiet_calendar
 from reconciler.placement.inputs import Allocation, NodeView
 from reconciler.placement.table import NodeTable
 from schemas import chips, quantity

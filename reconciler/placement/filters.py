@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from models.footprint import SMALL_QUANT_GROUP, layer_groups
-from reconciler.placement import columns
-from reconciler.placement.columns import AnyColumn, Column, ColumnPair
-from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
+from reconciler.placement import inputs
+from reconciler.placement.inputs import (
+    AnyColumn,
+    Column,
+    ColumnPair,
+    NodeView,
+    PlacementRequest,
+    Rejection,
+)
 from reconciler.placement.memory_proof import describe_proof, draft_of, geometry_of, proof_of
 from schemas import quantity
 from schemas.kv_cache import KvCache
@@ -23,7 +29,7 @@ _NO_FULL_LAYERS = "has no layers that keep keys and values of all tokens"
 def source_columns(request: PlacementRequest) -> AnyColumn:
     """Return the columns that the checks of the folders depend on."""
     found: AnyColumn
-    found, *others = columns.source_columns(request.spec.model)
+    found, *others = inputs.source_columns(request.spec.model)
     for column in others:
         found = ColumnPair(found, column)
     return found
@@ -291,31 +297,31 @@ def _on(column: Column) -> Callable[[PlacementRequest], Column]:
 
 
 FIXED: tuple[NodeFilter, ...] = (
-    NodeFilter(check=is_ready, column=_on(columns.READY), is_passing=True),
-    NodeFilter(check=is_not_held_back, column=_on(columns.HOLDS), is_passing=True),
-    NodeFilter(check=is_not_cordoned, column=_on(columns.CORDONED), is_passing=True),
+    NodeFilter(check=is_ready, column=_on(inputs.READY), is_passing=True),
+    NodeFilter(check=is_not_held_back, column=_on(inputs.HOLDS), is_passing=True),
+    NodeFilter(check=is_not_cordoned, column=_on(inputs.CORDONED), is_passing=True),
     NodeFilter(
         check=is_in_pool,
-        column=_on(columns.POOLS),
+        column=_on(inputs.POOLS),
         aspect=lambda request: request.spec.placement.pools,
     ),
     NodeFilter(
         check=matches_selector,
-        column=lambda request: columns.LabelsColumn(
+        column=lambda request: inputs.LabelsColumn(
             tuple(sorted(request.spec.placement.node_selector))
         ),
         aspect=lambda request: tuple(sorted(request.spec.placement.node_selector.items())),
     ),
-    NodeFilter(check=has_chip, column=_on(columns.CHIP), aspect=lambda w: w.spec.placement.chips),
+    NodeFilter(check=has_chip, column=_on(inputs.CHIP), aspect=lambda w: w.spec.placement.chips),
     NodeFilter(
         check=has_gpu_cores,
-        column=_on(columns.GPU_CORES),
+        column=_on(inputs.GPU_CORES),
         aspect=lambda request: request.spec.placement.min_gpu_cores,
     ),
-    NodeFilter(check=is_not_reserved, column=_on(columns.GROUP)),
+    NodeFilter(check=is_not_reserved, column=_on(inputs.GROUP)),
     NodeFilter(
         check=is_tolerated,
-        column=_on(columns.TAINTS),
+        column=_on(inputs.TAINTS),
         aspect=lambda request: request.spec.placement.tolerations,
     ),
     NodeFilter(

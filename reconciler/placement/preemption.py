@@ -11,10 +11,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from reconciler.placement import columns
-from reconciler.placement.assumed_state import AssumedState
+from reconciler.placement import inputs
 from reconciler.placement.inputs import Allocation, PlacementRequest
-from reconciler.placement.ranking import Ranking
+from reconciler.placement.ranking import AssumedState, Ranking
 from reconciler.placement.table import Bools, Ints, NodeTable
 
 
@@ -61,7 +60,7 @@ class _Refetches:
     def _two_least(self, model: str) -> tuple[int, int, int]:
         """Return the row that lacks the least, what it lacks, and the least that any other row lacks."""
         table = self._table
-        coded = table.coded(columns.ModelColumn(model))
+        coded = table.coded(inputs.ModelColumn(model))
         lacking = [table.nodes[at].missing_bytes(model) for at in coded.examples]
         takes = np.array([node.takes_replicas for node in table.nodes])
         sizes = np.where(takes, np.array(lacking, np.int64)[coded.of_node], _NOWHERE)

@@ -7,10 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconciler.placement.assumed_state import AssumedState
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import PlacementRequest, Rejection
-from reconciler.placement.ranking import Ranking
+from reconciler.placement.ranking import AssumedState, Ranking
 from reconciler.placement.table import EvaluatedRequest
 from schemas import quantity
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
-from reconciler.placement import columns
-from reconciler.placement.columns import Column
-from reconciler.placement.inputs import NodeView, PlacementRequest
+from reconciler.placement import inputs
+from reconciler.placement.inputs import Column, NodeView, PlacementRequest
 from reconciler.placement.memory_proof import proof_of
 from schemas import chips
 from schemas.placement import Profile, ScoreName, is_large_enough, tolerates
@@ -141,13 +140,13 @@ class FixedScore:
 
 
 FIXED: Final = (
-    FixedScore(name="speed", score=speed, column=columns.BANDWIDTH),
-    FixedScore(name="hardware", score=machine, column=columns.HARDWARE),
-    FixedScore(name="pool", score=pool, column=columns.POOL_PRIORITY),
+    FixedScore(name="speed", score=speed, column=inputs.BANDWIDTH),
+    FixedScore(name="hardware", score=machine, column=inputs.HARDWARE),
+    FixedScore(name="pool", score=pool, column=inputs.POOL_PRIORITY),
     FixedScore(
         name="taints",
         score=taints,
-        column=columns.TAINTS,
+        column=inputs.TAINTS,
         aspect=lambda request: request.spec.placement.tolerations,
     ),
 )

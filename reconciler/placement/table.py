@@ -1,7 +1,7 @@
 """The table of all nodes as columns, with cached answers of filters and scores. Pure.
 
-A function that depends on one column is called once for all nodes with an equal value there (columns.py), and once for
-all requests that are equal in what it depends on. Values that change while replicas are placed are in assumed_state.py.
+A function that depends on one column is called once for all nodes with an equal value there (inputs.py), and once for
+all requests that are equal in what it depends on. Values that change while replicas are placed are in ranking.py.
 """
 
 import dataclasses
@@ -13,10 +13,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reconciler.placement import columns, filters, memory_proof, scores
-from reconciler.placement.columns import AnyColumn, ColumnPair
+from reconciler.placement import filters, inputs, memory_proof, scores
 from reconciler.placement.filters import NodeFilter
-from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
+from reconciler.placement.inputs import AnyColumn, ColumnPair, NodeView, PlacementRequest, Rejection
 from schemas.deployment import ModelSource
 from schemas.placement import SizeMinimum
 from schemas.replica import MemoryProof
@@ -92,7 +91,7 @@ def _is_changed(column: AnyColumn, changed: Sequence[tuple[NodeView, NodeView]])
     if isinstance(column, ColumnPair):
         return _is_changed(column.one, changed) or _is_changed(column.other, changed)
     return any(
-        columns.read_column(column, [old]) != columns.read_column(column, [new])
+        inputs.read_column(column, [old]) != inputs.read_column(column, [new])
         for old, new in changed
     )
 
@@ -220,9 +219,9 @@ class NodeTable:
     def awaits_reports(self, source: ModelSource) -> bool:
         """Return whether a ready node has not inspected every folder of the model."""
         is_ready: Bools | None = None
-        for column in columns.source_columns(source):
+        for column in inputs.source_columns(source):
             coded = self.coded(column)
-            values = columns.read_column(column, [self.nodes[at] for at in coded.examples])
+            values = inputs.read_column(column, [self.nodes[at] for at in coded.examples])
             if None in values:
                 is_ready = self._is_ready() if is_ready is None else is_ready
                 if (is_ready & (coded.of_node == values.index(None))).any():
@@ -230,7 +229,7 @@ class NodeTable:
         return False
 
     def _is_ready(self) -> Bools:
-        return self._answers(columns.READY, lambda node: int(node.is_ready)) > 0
+        return self._answers(inputs.READY, lambda node: int(node.is_ready)) > 0
 
     @property
     def allocations(self) -> AllocationColumns:
@@ -264,7 +263,7 @@ class NodeTable:
             if isinstance(column, ColumnPair):
                 found = pair_columns(self.coded(column.one), self.coded(column.other))
             else:
-                found = encode_column(columns.read_column(column, self.nodes))
+                found = encode_column(inputs.read_column(column, self.nodes))
             self.answers.coded[column] = found
         return found
 
@@ -306,7 +305,7 @@ class NodeTable:
         column, spec = filters.source_columns(request), request.spec
         if spec.concurrency == "Auto":
             # The number of requests, and with it the memory, depends on the Mac.
-            for more in (columns.BANDWIDTH, columns.GPU_CORES, columns.ALLOCATABLE):
+            for more in (inputs.BANDWIDTH, inputs.GPU_CORES, inputs.ALLOCATABLE):
                 column = ColumnPair(column, more)
         guess_tokens = spec.model.guess_tokens
         sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, guess_tokens
@@ -328,9 +327,9 @@ class NodeTable:
 
     def _is_preferred(self, request: PlacementRequest) -> Bools:
         tier = request.spec.placement.tier
-        column = ColumnPair(columns.ModelColumn(request.path), columns.HARDWARE)
+        column = ColumnPair(inputs.ModelColumn(request.path), inputs.HARDWARE)
         if isinstance(tier, SizeMinimum) and tier.preferred_nodes:
-            column = ColumnPair(column, columns.NAME)
+            column = ColumnPair(column, inputs.NAME)
         key = column, tier
         found = self.answers.preferred.get(key)
         if found is None:
@@ -357,7 +356,7 @@ class NodeTable:
 
         It is not kept: it depends on the model, and one sum for each model would push other answers out.
         """
-        coded = self.coded(columns.ModelColumn(request.path))
+        coded = self.coded(inputs.ModelColumn(request.path))
         values = [scores.locality(request, self.nodes[at]) for at in coded.examples]
         if len(set(values)) < 2:
             return values[0] if values else 0.0

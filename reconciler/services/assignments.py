@@ -9,7 +9,11 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from machinery.clock import Clock
-from reconciler.deployments.writes import GuardedWrite, guards_of, operations_of, split_into_batches
+from reconciler.deployments.execute import (
+    GuardedWrite,
+    merge_writes,
+    split_into_batches,
+)
 from reconciler.services.kept_records import RecordKeeper, RecordLabels
 from schemas.meta import ApiObject
 from schemas.replica import Replica, concerned_nodes
@@ -120,9 +124,8 @@ class AssignmentCopies:
             # Until the answer arrives, any of them may have been written.
             before = self._copies.get(one.name, _NONE)
             self._copies[one.name] = Copies(-1, before.nodes | one.nodes)
-        revision = await self._transport.commit(
-            [leadership.guard, *guards_of(writes)], operations_of(writes)
-        )
+        guards, operations = merge_writes(writes)
+        revision = await self._transport.commit([leadership.guard, *guards], operations)
         for one in batch:
             if one.nodes:
                 self._copies[one.name] = Copies(revision, one.nodes)

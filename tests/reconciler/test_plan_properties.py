@@ -24,10 +24,10 @@ from reconciler.deployments.actions import (
     StartPreload,
     StartRanks,
 )
+from reconciler.deployments.observe import DeploymentView
 from reconciler.deployments.plan import is_gone, plan
 from reconciler.deployments.rollout import steps
 from reconciler.deployments.rollout.revisions import template_hash
-from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.table import NodeTable
 from schemas import quantity

@@ -1,13 +1,33 @@
-"""Statuses of objects that are only described: pools, groups and routes."""
+"""Tests of `reconciler.reconcile`: the files that one reconcile passes, and statuses of pools, groups and routes."""
+
+import asyncio
+import sys
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from reconciler.reconcile import GroupContext, group_status, pool_status, route_status
-from schemas.meta import Condition, ObjectMeta, Status, find_condition
+from machinery.clock import SystemClock
+from reconciler.deployments.demand.scraper import DemandScraper
+from reconciler.deployments.execute import Executor
+from reconciler.deployments.reconcile import LeaderState
+from reconciler.groups.fabric_checks import FabricCheckView
+from reconciler.listers.caches import make_caches
+from reconciler.listers.lister import Lister
+from reconciler.nodes.liveness import NodeLiveness
+from reconciler.nodes.node_views import NodeViewCache
+from reconciler.reconcile import GroupContext, Reconciler, group_status, pool_status, route_status
+from schemas.meta import Condition, ObjectKey, ObjectMeta, Status, find_condition
 from schemas.pools import NodePool, NodePoolSpec
+from schemas.replica import Replica
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
-from tests.support.fleets import NOW
+from store import codec, keys, objects
+from store.events import EventRecorder
+from store.memory import MemoryTransport
+from store.port import CreateRevisionGuard, Put
+from tests.support.fleets import NOW, deployment
+from tests.support.reconciler_agents import put_lease, put_node
 
 
 def get(found: Status, type_: str) -> Condition:
@@ -83,3 +103,52 @@ def test_route_with_rules_and_fallbacks() -> None:
     assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
     made = route_status(route, {"x", "y", "z"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("True", "BackendsFound", "")
+
+
+ROOT = f"{Path(__file__).parents[2]}/"
+
+
+async def test_a_reader_of_one_reconcile_passes_at_most_22_files() -> None:
+    """Count the files with a function that one reconcile calls; it reads all nodes, and creates a replica."""
+    clock = SystemClock()
+    store = MemoryTransport(clock)
+    caches = make_caches(store, clock)
+    term = await store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"me")])
+    fence = CreateRevisionGuard(key=keys.ELECTION_RECONCILER, create_revision=term)
+    state = LeaderState(
+        liveness=NodeLiveness(30),
+        nodes=NodeViewCache(),
+        demand=DemandScraper(store, clock, needed=frozenset, on_change=lambda _: None),
+        waiting_for_room=set(),
+    )
+    reconciler = Reconciler(
+        Lister(caches),
+        state,
+        Executor(store, clock, lambda: fence),
+        EventRecorder(store, clock, source="reconciler"),
+        clock,
+        fabric=lambda _: FabricCheckView(),
+    )
+    await store.commit([], [put_node("a"), put_lease("a"), codec.put_spec(deployment())])
+    task, files = asyncio.current_task(), set[str]()
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        is_ours = code.co_flags & 1 and code.co_filename.startswith(f"{ROOT}reconciler/")
+        if event == "call" and is_ours and asyncio.current_task() is task:
+            files.add(code.co_filename.removeprefix(ROOT))
+
+    async with asyncio.TaskGroup() as group:
+        informers = [group.create_task(informer.run()) for informer in caches.all()]
+        for informer in caches.all():
+            await informer.wait_synced()
+        before = sys.getprofile()
+        sys.setprofile(record)
+        try:
+            await reconciler.reconcile(ObjectKey("ModelDeployment", "qwen"))
+        finally:
+            sys.setprofile(before)
+        for informer_task in informers:
+            informer_task.cancel()
+    assert await objects.get(store, Replica, "qwen-0") is not None
+    assert len(files) <= 22, "\n".join(sorted(files))

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.rollout.revisions import content_of, revision_name, template_hash
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.table import NodeTable
 from schemas.deployment import (

@@ -25,7 +25,7 @@ _SENTENCES = {
     "reconciler/deployments/demand/scraper.py: dict(named[:_GATEWAYS])",
     "reconciler/nodes/reconcile.py: now.type",
     "reconciler/deployments/reconcile.py: self._state.demand.demand(name)",
-    "reconciler/deployments/scheduling.py: epoch.message",
+    "reconciler/deployments/plan.py: epoch.message",
     "store/events.py: ', '.join(reasons)",
 }
 # Functions that return a reason of a document that was written before.

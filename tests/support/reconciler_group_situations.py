@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reconciler.deployments.views import DeploymentView, ReplicaView
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import Allocation, NodeView

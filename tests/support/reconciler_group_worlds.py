@@ -17,10 +17,10 @@ from reconciler.deployments.actions import (
     RemoveReplica,
     StartRanks,
 )
+from reconciler.deployments.execute import WriteContext, make_replica, remake_replica
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.plan import DeploymentPlan, plan
 from reconciler.deployments.status import replica_status
-from reconciler.deployments.views import DeploymentView, ReplicaView
-from reconciler.deployments.writes import WriteContext, make_replica, remake_replica
 from reconciler.groups.epochs import epoch_of, mark_given_up
 from reconciler.groups.group_view import GroupView, group_shapes
 from reconciler.placement.inputs import NodeView

@@ -222,7 +222,7 @@ class Autoscaler:
     """
 
     def __init__(self) -> None:
-        self._deployments: dict[str, _DeploymentHistory] = {}
+        self.histories: dict[str, _DeploymentHistory] = {}
 
     def desired(
         self,
@@ -235,27 +235,23 @@ class Autoscaler:
         """Return how many replicas there should be; `demand` is None until it is known."""
         spec, name = deployment.spec, deployment.metadata.name
         if spec.autoscaling is None:
-            self.forget(name)
+            self.histories.pop(name, None)
             return ScalingDecision(
                 desired=spec.replicas, reason="Fixed", message="set by spec.replicas"
             )
         # Before the first status there is no earlier number.
         is_begun = status is not None and status.template != ""
         current = status.desired_replicas if status is not None and is_begun else spec.replicas
-        own = self._deployments.get(name)
+        own = self.histories.get(name)
         if own is None:
             bounds = bounds_at(spec.autoscaling, now)
             own = _DeploymentHistory(
                 spec.autoscaling, bounds, now, ReplicaHistory(current, now_s), now_s
             )
-            self._deployments[name] = own
+            self.histories[name] = own
         own.record(spec.autoscaling, demand, now, now_s)
         target = target_requests(spec, status)
         return own.decision(target, current, demand, now, now_s)
-
-    def forget(self, name: str) -> None:
-        """Forget a deployment that is gone."""
-        self._deployments.pop(name, None)
 
 
 def target_requests(spec: ModelDeploymentSpec, status: ModelDeploymentStatus | None) -> int:

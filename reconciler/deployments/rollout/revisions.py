@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from reconciler.deployments.actions import RemoveRevision, SaveRevision
-from reconciler.deployments.views import DeploymentView
+from reconciler.deployments.observe import DeploymentView
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
 from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
 

@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.rollout.canary import canary_replicas, next_weight
 from reconciler.deployments.rollout.revisions import known_contents, template_hash
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from schemas import quantity
 from schemas.deployment import ModelDeployment
 

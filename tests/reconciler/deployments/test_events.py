@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from reconciler.deployments.actions import RemoveDeployment
 from reconciler.deployments.events import DeploymentEvents
-from reconciler.deployments.views import ReplicaView
+from reconciler.deployments.observe import ReplicaView
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from schemas.event import Event

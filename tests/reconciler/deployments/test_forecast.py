@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from reconciler.deployments.forecast import ForecastKind, ForecastStep, forecast
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.placer import Assignment, PendingAssignment, PreemptingAssignment
 from reconciler.deployments.rollout.revisions import template_hash
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import Allocation, NodeView
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.plan import plan
 from reconciler.deployments.rollout.revisions import template_hash
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment
 from schemas.meta import ORPHAN
 from schemas.node import Taint

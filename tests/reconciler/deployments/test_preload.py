@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reconciler.deployments.actions import EndPreload, StartPreload
+from reconciler.deployments.observe import DeploymentView, PreloadView
 from reconciler.deployments.plan import plan
 from reconciler.deployments.preload import preload_status
 from reconciler.deployments.rollout.canary import CanaryProgress
-from reconciler.deployments.rollout.progress import compute_progress
-from reconciler.deployments.views import DeploymentView, PreloadView
+from reconciler.deployments.status import compute_progress
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.table import NodeTable
 from schemas.deployment import (

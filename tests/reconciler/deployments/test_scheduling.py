@@ -13,8 +13,8 @@ from reconciler.deployments.actions import (
     PreemptReplica,
     RemoveReplica,
 )
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.plan import plan
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment

@@ -7,11 +7,10 @@ import pytest
 
 from reconciler.deployments import status
 from reconciler.deployments.autoscaling.autoscaler import ScalingDecision
+from reconciler.deployments.observe import DeploymentView
 from reconciler.deployments.placer import place_replica
-from reconciler.deployments.rollout import progress
 from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.status import replica_status
-from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import request_for
 from reconciler.placement.refusals import Unschedulable
 from schemas.deployment import ModelDeploymentStatus
@@ -62,7 +61,7 @@ def whole(
     now: datetime = NOW,
 ) -> ModelDeploymentStatus:
     canary = CanaryProgress(status=seen.canary)
-    moved = progress.compute_progress(seen, why, canary=canary, old=old, now=now)
+    moved = status.compute_progress(seen, why, canary=canary, old=old, now=now)
     return status.deployment_status(seen, why, moved, old=old, now=now)
 
 

@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.deployments.writes import GuardedWrite, guards_of, operations_of, split_into_batches
+from reconciler.deployments.execute import (
+    GuardedWrite,
+    merge_writes,
+    split_into_batches,
+)
 from store.port import MAX_OPERATIONS, Delete, ModRevisionGuard, Put
 
 OWNER = ModRevisionGuard(key="owner", mod_revision=7)
@@ -32,8 +36,8 @@ def test_they_hold_everything_and_fit(writes: list[GuardedWrite], shared: int) -
     found = list(split_into_batches(writes, shared=shared))
     assert [one for batch in found for one in batch] == writes
     for batch in found:
-        operations = operations_of(batch)
-        assert len(guards_of(batch)) + len(operations) + shared <= MAX_OPERATIONS
+        guards, operations = merge_writes(batch)
+        assert len(guards) + len(operations) + shared <= MAX_OPERATIONS
         assert len({one.key for one in operations}) == len(operations)
         assert sum(len(one.value) for one in operations if isinstance(one, Put)) <= 2**20
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from reconciler.deployments.observe import DeploymentView
 from reconciler.deployments.placer import PendingAssignment, Placer, PreemptingAssignment
 from reconciler.deployments.plan import plan
-from reconciler.deployments.views import DeploymentView
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
 from tests.support.fleets import GIB

@@ -9,9 +9,9 @@ import pytest
 
 from reconciler.deployments import observe
 from reconciler.deployments.actions import CreateReplica, ReformReplica, ReleaseRanks, StartRanks
+from reconciler.deployments.observe import ReplicaView
 from reconciler.deployments.plan import plan
 from reconciler.deployments.rollout.revisions import content_of
-from reconciler.deployments.views import ReplicaView
 from reconciler.groups.group_view import GroupForm
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache

@@ -1,10 +1,10 @@
-"""Tests of `reconciler.listers.own_writes`: a change is news unless the reconcile of the deployment made it itself."""
+"""Tests of `reconciler.listers.caches`: a change is news unless the reconcile of the deployment made it itself."""
 
 from contextlib import suppress
 
 import pytest
 
-from reconciler.listers.own_writes import OwnWrites
+from reconciler.listers.caches import OwnWrites
 from schemas.meta import Status
 from store import codec
 from store.port import KeyValue

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from reconciler.nodes.liveness import Flapping
-from reconciler.nodes.node_state import NodeContext, NodeState, evaluate_node
-from reconciler.nodes.quiet_hours import quiet_calendar
+from reconciler.nodes.node_state import (
+    MLX_LM,
+    NodeContext,
+    NodeState,
+    evaluate_node,
+    quiet_calendar,
+)
 from reconciler.nodes.reconcile import node_life_status
-from reconciler.nodes.version_skew import MLX_LM
 from schemas.meta import Condition, ConditionStatus, ObjectMeta, find_condition
 from schemas.node import Node, NodeLifeStatus, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.nodes.quiet_hours import is_quiet, next_change, quiet_calendar, quiet_until
+from reconciler.nodes.node_state import is_quiet, next_change, quiet_calendar, quiet_until
 from schemas.meta import ObjectMeta
 from schemas.pools import NodePool, NodePoolSpec, QuietHours
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.deployments.actions import CreateReplica
+from reconciler.deployments.execute import WriteContext, make_replica
 from reconciler.deployments.placer import Assignment, place_replica
 from reconciler.deployments.rollout.revisions import content_of, template_hash
-from reconciler.deployments.writes import WriteContext, make_replica
 from reconciler.placement.concurrency import MOST, DecodeCost, requests_at_pace
 from reconciler.placement.inputs import NodeView, PlacementRequest
 from reconciler.placement.memory_proof import describe_proof, proof_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reconciler.deployments.explain import explain_nodes, summarize
 from reconciler.deployments.placer import Assignment, Placer, place_replica
-from reconciler.placement import columns
+from reconciler.placement import inputs
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
@@ -168,6 +168,6 @@ def test_an_allocation_leaves_all_answers_valid() -> None:
     after = NodeTable([taken], before=before, are_all=False)
     assert after.answers is before.answers
     cordoned = NodeTable([replace(taken, is_cordoned=True)], before=after, are_all=False)
-    assert columns.CORDONED not in cordoned.answers.coded
-    assert columns.READY in cordoned.answers.coded
+    assert inputs.CORDONED not in cordoned.answers.coded
+    assert inputs.READY in cordoned.answers.coded
     assert [node.name for node in after.named(["b", "c", "a"])] == ["b", "a"]

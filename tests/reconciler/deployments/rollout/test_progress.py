@@ -4,10 +4,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from reconciler.deployments import status
-from reconciler.deployments.rollout import progress
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.rollout.revisions import template_hash
-from reconciler.deployments.views import DeploymentView, ReplicaView
 from reconciler.placement.refusals import RefusalCount, Unschedulable
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ENDED_BECAUSE, find_condition
@@ -40,7 +39,7 @@ def look(
     why: Unschedulable | None = None,
 ) -> ModelDeploymentStatus:
     canary = CanaryProgress(status=found.canary)
-    moved = progress.compute_progress(found, why, canary=canary, old=old, now=now)
+    moved = status.compute_progress(found, why, canary=canary, old=old, now=now)
     return status.deployment_status(found, why, moved, old=old, now=now)
 
 
@@ -103,9 +102,7 @@ def test_an_unplaced_replica_stalls_with_a_reason() -> None:
 def test_the_deadline_requeues() -> None:
     first = look(seen(old(0), old(1)))
     found = seen(old(0), old(1))
-    moved = progress.compute_progress(
-        found, None, canary=CanaryProgress(), old=first, now=after(100)
-    )
+    moved = status.compute_progress(found, None, canary=CanaryProgress(), old=first, now=after(100))
     assert moved.requeue_after_s == 500
 
 

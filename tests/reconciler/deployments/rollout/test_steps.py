@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from reconciler.deployments.actions import SaveRevision
+from reconciler.deployments.execute import WriteContext, make_write
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.plan import plan
 from reconciler.deployments.rollout.revisions import (
     change_cause,
@@ -12,8 +14,6 @@ from reconciler.deployments.rollout.revisions import (
     describe_difference,
     template_hash,
 )
-from reconciler.deployments.views import DeploymentView, ReplicaView
-from reconciler.deployments.writes import WriteContext, make_write
 from reconciler.placement.refusals import summary_line
 from reconciler.placement.table import NodeTable
 from schemas.deployment import CanaryStatus, ModelDeployment, Revision
