@@ -193,6 +193,13 @@ _LARGE_BLOCK_BYTES = 256 << 10
     help="Model of OpenAI requests without `model` (default: the only one there is).",
 )
 @click.option(
+    "--compat-names",
+    is_flag=True,
+    envvar="FLEET_GATEWAY_COMPAT_NAMES",
+    help="Use names of mlx-serving beside those of the fleet: `healthy` and figures of a worker in /health, the code "
+    "MODEL_NOT_LOADED, and metrics mlx_worker_*.",
+)
+@click.option(
     "--engine-sockets",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_ENGINE_SOCKETS",
@@ -416,6 +423,7 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
         site=flags["site"],
         default_model=flags["default_model"],
+        has_compat_names=flags["compat_names"],
         engine_sockets=_engine_sockets(flags["engine_sockets"]),
         journal_size=flags["journal_size"],
         journal_file=_of_worker(flags["journal_file"], flags),

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias
 
 import orjson
@@ -18,6 +18,7 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from compat import names
 from compat import routes as compat
 from gateway import errors
 from gateway.admin import gateway_log, recorder_routes
@@ -80,8 +81,13 @@ def make_app(
     context: AdminContext,
     requests: InFlightSource | None = None,
     batch_store: BatchStore | None = None,
+    *,
+    has_compat_names: bool = False,
 ) -> FastAPI:
-    """Return the FastAPI application. `requests` are the requests to models that are under way."""
+    """Return the FastAPI application.
+
+    `requests` are the requests to models that are under way. `has_compat_names`: names of mlx-serving are used, too.
+    """
     requests = requests or InFlightSource()
     fleet_state = context.fleet_state
     app = FastAPI(
@@ -93,7 +99,8 @@ def make_app(
     )
     app.router.redirect_slashes = False
     app.add_middleware(AuthMiddleware, access=fleet_state.access, refuse=refuse)
-    routes = AppRoutes(context, requests.running)
+    facts = GatewayFacts(context)
+    routes = AppRoutes(context, requests.running, facts if has_compat_names else None)
     for path, answer in (
         ("/", routes.root),
         ("/v1/models", routes.models),
@@ -119,14 +126,15 @@ def make_app(
         clock=context.clock,
     ).add_to(app)
     batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
-    app.include_router(compat.make_router(GatewayFacts(context)))
+    app.include_router(compat.make_router(facts))
     app.include_router(admin_routes.make_admin_router(context))
     app.include_router(recorder_routes.make_feed_router(context, requests))
     app.include_router(make_requests_router(context, requests))
     app.include_router(gateway_log.make_log_router(context.log))
     app.include_router(make_openapi_router())
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(RefusedError, on_refused)
+    rename = names.rename if has_compat_names else None
+    app.add_exception_handler(RefusedError, partial(on_refused, rename=rename))
     app.add_exception_handler(RequestValidationError, on_wrong_query)
     return app
 
@@ -159,10 +167,12 @@ def _nearest_path(path: str) -> str:
     return "" if near is None else f" Did you mean {near}?"
 
 
-async def on_refused(request: Request, error: Exception) -> Response:
+async def on_refused(
+    request: Request, error: Exception, rename: Callable[[Refusal], Refusal] | None = None
+) -> Response:
     """Answer a request that a route or one of its dependencies refused."""
     assert isinstance(error, RefusedError)
-    return refuse(request.scope, error.refusal)
+    return refuse(request.scope, error.refusal if rename is None else rename(error.refusal))
 
 
 async def on_wrong_query(request: Request, error: Exception) -> Response:
@@ -191,6 +201,8 @@ class AppRoutes:
     context: AdminContext
     running: Callable[[], Iterable[RequestContext]] = tuple
     """Returns the requests to models that are under way."""
+    compat_facts: GatewayFacts | None = None
+    """Facts for the names of mlx-serving; None: they are not used."""
 
     @property
     def fleet_state(self) -> FleetState:
@@ -260,13 +272,16 @@ class AppRoutes:
         """
         table_cache = self.table_cache
         status = 200 if table_cache.is_synced else 503
+        phrase = _status(table_cache)
+        if self.compat_facts is not None:
+            phrase = names.health_phrase(phrase)
         sees_all = self.fleet_state.access.sees_all(request.scope["headers"])
         if not sees_all and await self.context.metrics_access.denial(request.scope) is not None:
             # Load balancers have no credentials.
-            return _json({"status": _status(table_cache)}, status)
+            return _json({"status": phrase}, status)
         staleness_s, age_s = table_cache.staleness_s(), self.fleet_state.snapshot_age_s()
         body: Json = {
-            "status": _status(table_cache),
+            "status": phrase,
             "source": table_cache.source,
             **StoreView(staleness_s, table_cache.refusal).fields(),
             "isStale": table_cache.is_stale,
@@ -283,12 +298,17 @@ class AppRoutes:
             body["models"] = {
                 name: {"ready": ready[name], "kept": model.kept()} for name, model in models
             }
+        if self.compat_facts is not None:
+            workers = await self.compat_facts.workers()
+            body |= names.health(self.compat_facts, workers, self.context.id)
         return _json(body, status)
 
     async def metrics_text(self, request: Request) -> Response:
         """Return the metrics in Prometheus text format."""
         await self._check_reader(request)
         lines = self.context.recorder.metrics.lines()
+        if self.compat_facts is not None:
+            lines = chain(lines, names.metric_lines(await self.compat_facts.workers()))
         return StreamingResponse(self._pieces(lines), media_type=CONTENT_TYPE)
 
     async def vllm_text(self, request: Request) -> Response:

@@ -82,7 +82,7 @@ class InferenceHandler(RequestHandler):
         self.connections = options.connections
         self.hosts = options.hosts
         self._head_check = HeadCheck(access, forwarder.table_cache, options)
-        self._default_model = options.default_model
+        self._default_model, self._rename = options.default_model, options.rename
         self._store_wait_s, self._store_wait_limit = options.store_wait_s, options.store_wait_limit
         self._awaits_store = True
         """False once there was a routing table."""
@@ -426,6 +426,8 @@ class InferenceHandler(RequestHandler):
     def _send_refusal(
         self, context: RequestContext, translator: ResponseTranslator | None, refusal: Refusal
     ) -> None:
+        if self._rename is not None:
+            refusal = self._rename(refusal)
         status, body = refusal.status, refusal.body()
         headers = [
             *refusal.headers(),
@@ -449,6 +451,8 @@ class InferenceHandler(RequestHandler):
             return
         is_broken = context.first_s and refusal.status != CANCELLED_STATUS
         context.outcome = "interrupted" if is_broken else outcome_of(refusal.status)
+        if self._rename is not None:
+            refusal = self._rename(refusal)
         event = refusal.event() if translator is None else translator.broken(refusal)
         context.response.end(event, _resumed_line(context))
 

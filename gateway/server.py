@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from fastapi import FastAPI
 
+from compat.names import rename
 from gateway.admin.admin_context import AdminContext, NodeCache, ReplicaMemory
 from gateway.admin.in_flight import InFlightSource
 from gateway.apis.openai import PATHS, OpenAiAdapter
@@ -126,6 +127,8 @@ class GatewayLimits:
     """Site of the gateway; engines of the same site are preferred."""
     default_model: str = ""
     """Model of requests that name none; empty: the only one there is."""
+    has_compat_names: bool = False
+    """True if names of mlx-serving are used, too."""
     engine_sockets: Path | None = None
     """Folder of the sockets of engines on this machine; None: endpoints with sockets are not used."""
     journal_size: int = 10_000
@@ -286,7 +289,9 @@ class Gateway:
         self._stopping, self._gives_way = asyncio.Event(), False
         batches = self._batches = self._batch_runner(model_states)
         context = self._admin_context(transport, id_, model_states)
-        app = make_app(context, self._in_flight(), batches.store if batches else None)
+        handler, store = self.handler, batches.store if batches else None
+        in_flight = InFlightSource(running=handler.running, cancel=handler.cancel, pool=self.pool)
+        app = make_app(context, in_flight, store, has_compat_names=self._limits.has_compat_names)
         self._server = self._http_server(app)
 
     @property
@@ -297,10 +302,6 @@ class Gateway:
     def _lease(self, url: str) -> GatewayLease:
         disk = self._state_disk.full_folder
         return self._limits.lease(url).model_copy(update={"full_disk": disk})
-
-    def _in_flight(self) -> InFlightSource:
-        handler = self.handler
-        return InFlightSource(running=handler.running, cancel=handler.cancel, pool=self.pool)
 
     def _connection_pool(self) -> ConnectionPool:
         """Return the connections to engines, which follow the table and the gateway's identity."""
@@ -348,6 +349,7 @@ class Gateway:
             store_wait_s=limits.resume_timeout_s,
             store_wait_limit=limits.store_wait_limit,
             default_model=limits.default_model,
+            rename=rename if limits.has_compat_names else None,
         )
 
     def _admin_context(

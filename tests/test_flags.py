@@ -41,6 +41,7 @@ FOREIGN: Mapping[str, str] = {
     "socketfilterfw": "add getblockall getglobalstate listapps remove setblockall unblockapp",
     "log": "last predicate style",
     "promtool": "syntax-only",
+    "pytest": "update-golden",
     "systemctl": "property",
     "useradd": "home-dir no-create-home shell system user-group",
     "etcdctl": "keys-only learner peer-urls prefix",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory
 from machinery.connection_limits import ConnectionLimiter
+from schemas.wire.errors import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +31,5 @@ class HandlerOptions:
     """The number of requests that may wait for it."""
     default_model: str = ""
     """Model of requests that name none; empty: the only one there is."""
+    rename: Callable[[Refusal], Refusal] | None = None
+    """Returns a refusal with the names that clients of an earlier system know; None: none is renamed."""
