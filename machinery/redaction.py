@@ -13,12 +13,13 @@ REDACTED = "<redacted>"
 
 _HIDDEN = r"(?:passwords?|passwd|passphrase|secrets?|token|api[-_]?keys?|authorization|credentials?|cookie|private[-_]?key)"
 # Keys whose value is a secret, or identifies a person.
-_HIDDEN_KEY = re.compile(rf"(?i)(?:.*[-_.]|.*(?=[A-Z]))?{_HIDDEN}$|^user(?:name)?$")
+_HIDDEN_KEY = re.compile(rf"(?i)(?:.{{0,200}}[-_.]|.{{0,200}}(?=[A-Z]))?{_HIDDEN}$|^user(?:name)?$")
 # Keys whose value is text of a prompt or an answer.
 _CONTENT_KEY = re.compile(
     r"(?i)^(?:prompts?|messages|content|inputs?|completions?|questions?|answers?|body|text|reasoning|arguments)$"
 )
 
+# A line of a log may be long and hostile: each pattern begins with a fixed text, or repeats a bounded number of times.
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
@@ -31,21 +32,21 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             r"\b(?:sk-[\w-]{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{10,}|hf_\w{16,}|xox[abprs]-[\w-]{8,}"
-            r"|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+            r"|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,4000}\.[\w-]{8,4000}\.[\w-]*)"
         ),
         REDACTED,
     ),
     # scheme://user:password@host
-    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@\"']+@"), rf"\1{REDACTED}@"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://)[^\s/@\"']+@"), rf"\1{REDACTED}@"),
     # password=..., "token": "...", FLEET_ETCD_PASSWORD=...; numbers are token counts, not secrets.
     (
         re.compile(
-            rf"(?i)\b([\w-]*{_HIDDEN}[\"']?\s*[=:]\s*)(?!\d+(?:\.\d+)?\b|null\b|true\b|false\b|{REDACTED})"
+            rf"(?i)({_HIDDEN}[\"']?\s{{0,20}}[=:]\s*)(?!\d+(?:\.\d+)?\b|null\b|true\b|false\b|{REDACTED})"
             r"(?:\"[^\"]*\"|'[^']*'|[^\s,;&})\]\"']+)"
         ),
         rf"\1{REDACTED}",
     ),
-    (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "<mail>"),
+    (re.compile(r"\b[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,10}\b"), "<mail>"),
     (re.compile(r"(?<![\w.])/(?:Users|home)/[^\s/\"':,;)\]]+|(?<![\w./-])/(?:var/)?root(?=[/\s\"':,;)\]]|$)"), "~"),
 )  # fmt: skip
 
