@@ -11,7 +11,7 @@ from machinery.clock import Clock
 from schemas.trust import JoinDecision, PendingJoin
 from store import codec, keys
 from store.errors import ConflictError
-from store.port import Guard, ModRevisionGuard, Put, Transport
+from store.port import ModRevisionGuard, Put, Transport
 
 REQUEST_LIFETIME_S: Final = 600
 """The life of a request after its machine last asked about it, and of a decision."""
@@ -116,7 +116,7 @@ async def decide(
 
 async def find_decision(
     transport: Transport, about: PendingJoin
-) -> tuple[JoinDecision, Guard] | None:
+) -> tuple[JoinDecision, ModRevisionGuard] | None:
     """Return the answer to a request, and the guard that it stands; None if there is none. Raises StoreError."""
     item = await transport.get(keys.named(keys.JOIN_DECISION_PREFIX, about.id))
     if item is None:

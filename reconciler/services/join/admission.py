@@ -19,7 +19,7 @@ from machinery.clock import Clock
 from manifests.plan import uid_of
 from schemas.meta import Labels, ObjectMeta
 from schemas.node import Node
-from schemas.trust import FleetTrust, IssuedCertificate
+from schemas.trust import FleetTrust, IssuedCertificate, RevokedCertificate
 from schemas.wire.join import NAME_TAKEN, JoinAnswer, Machine
 from store import codec, keys
 from store.errors import ConflictError, NotFoundError
@@ -73,6 +73,8 @@ class Applicant:
     machine: Machine
     request: bytes
     key_hash: str
+    repeats_since: int | None = None
+    """The store's revision of the token or the approval that gave a certificate before, perhaps; None: a first use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +211,29 @@ class Admission:
         """Return the certificate of the name; None if it has none. Raises AdmissionError: the applicant may not have it."""
         found = await find_binding(self.transport, identity)
         right, is_free = applicant.right, found is None
+        has_own_key = found is not None and found.record.key_hash == applicant.key_hash
         if found is None and applicant.role is Role.NODE and right is not NameRight.ANY:
             # A node whose certificate was revoked, or that has none yet, keeps its name until it is deleted.
             is_free = await self.transport.get(keys.spec_key("Node", identity.name)) is None
-        has_own_key = found is not None and found.record.key_hash == applicant.key_hash
-        if is_free or right is NameRight.ANY or (right is NameRight.OWN_KEY and has_own_key):
-            return found
-        raise AdmissionError(NAME_TAKEN, name_taken(identity))
+        if not (is_free or right is NameRight.ANY or (right is NameRight.OWN_KEY and has_own_key)):
+            raise AdmissionError(NAME_TAKEN, name_taken(identity))
+        since = applicant.repeats_since
+        if since is not None and not has_own_key and await self._is_over(identity, found, since):
+            raise AdmissionError(
+                "Revoked",
+                f"{identity.uri} was revoked, or given to another key, after this token or approval; join with a new one",
+            )
+        return found
+
+    async def _is_over(self, identity: Identity, found: Binding | None, since: int) -> bool:
+        """Return whether the name was revoked or given away after a revision: what was used before it gives nothing more."""
+        if found is not None:
+            return found.version.mod_revision > since
+        revoked = (await self.transport.list(keys.REVOKED_PREFIX)).items
+        later = (item for item in revoked if item.mod_revision > since)
+        return any(
+            codec.decode(RevokedCertificate, item).identity == identity.uri for item in later
+        )
 
     def _is_current(self, issued: IssuedCertificate, applicant: Applicant) -> bool:
         return issued.key_hash == applicant.key_hash and self.clock.now() < issued.not_after

@@ -207,14 +207,15 @@ class JoinPort:
         admission = self._admission
         store, clock = admission.transport, admission.clock
         try:
-            record, _ = await token_store.check_token(store, clock, body.id, body.secret)
+            record, item = await token_store.check_token(store, clock, body.id, body.secret)
             name = choose_name(record, body.machine)
             right = NameRight.NEW if record.name is None else NameRight.ANY
             role = Role(record.role)
             applicant = admission.applicant(role, name, body.machine, body.request, right)
             use = JoinTokenUse(key_hash=applicant.key_hash, name=name)
-            if right is NameRight.NEW and use in record.uses:
-                applicant = replace(applicant, right=NameRight.OWN_KEY)
+            if use in record.uses:
+                right = NameRight.OWN_KEY if right is NameRight.NEW else right
+                applicant = replace(applicant, right=right, repeats_since=item.create_revision)
             trust = await admission.trust()
             await admission.check(applicant, trust)
             grant = await token_store.use_token(store, clock, body.id, body.secret, use)

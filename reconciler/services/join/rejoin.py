@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from identity.authority import identity_of, life_of, load_certificate, spki_hash
+from identity.authority import identity_of, life_of, load_certificate, serial_text, spki_hash
 from identity.names import Identity
 from identity.peers import VerifiedSSLObject, peer_of
 from identity.signer import find_binding, name_taken
@@ -35,6 +35,7 @@ from reconciler.services.join.port import (
 from schemas.event import ObjectReference
 from schemas.trust import JoinRole
 from schemas.wire.join import NAME_TAKEN, REJOIN_PATH, JoinAnswer, RejoinBody
+from store import keys
 from store.errors import StoreError
 from store.events import EventRecorder
 from store.port import Guard
@@ -109,10 +110,14 @@ class RejoinPort:
         An unknown newer one is accepted: the store was restored from a backup.
 
         Raises:
-            AdmissionError: the name was given to another key after this certificate.
+            AdmissionError: the name was given to another key after this certificate, or it is revoked.
             StoreError: the store did not answer.
 
         """
+        # The connection may be older than the revocation, or this process may not have read it yet.
+        key = keys.named(keys.REVOKED_PREFIX, serial_text(shown))
+        if await self._admission.transport.get(key) is not None:
+            raise AdmissionError("Revoked", f"the certificate of {identity.uri} is revoked")
         bound = await find_binding(self._admission.transport, identity)
         if bound is None:
             return ()

@@ -4,6 +4,7 @@ A stranger gets nothing but its own words stored for ten minutes: few requests, 
 certificate needs an approval of the key that asks, and the answer goes to the holder of that key alone.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -170,6 +171,7 @@ class PendingRequests:
             applicant = admission.applicant(
                 Role.NODE, found.name, machine, found.request, NameRight.OWN_KEY
             )
+            applicant = replace(applicant, repeats_since=guard.mod_revision)
             answer = await admission.admit(
                 applicant, await admission.trust(), labels={}, guards=[guard]
             )

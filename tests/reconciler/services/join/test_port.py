@@ -10,6 +10,7 @@ import pytest
 from fleetctl.doctor.observe_security import read_security
 from identity.authority import identity_of, load_certificate, new_key, spki_hash
 from identity.names import Role
+from identity.signer import revoke
 from identity.token_store import TokenOptions, list_tokens
 from insight.doctor.transport_security import check_security
 from machinery import virtual_time
@@ -125,6 +126,20 @@ async def test_a_token_for_the_name_replaces_a_lost_key(stand: JoinStand) -> Non
     assert before.is_success
     assert after.is_success
     assert before.json()["certificate"] != after.json()["certificate"]
+
+
+@pytest.mark.parametrize("name", [None, "mac-1"])
+async def test_a_used_token_gives_no_revoked_name_back(stand: JoinStand, name: str | None) -> None:
+    """The thief of a Mac sends once more what it joined with: after its removal, and after another Mac got the name."""
+    token, (_, request) = await stand.token(TokenOptions(name=name, labels={})), new_key()
+    body = join_body(token, request, machine("mac-1"))
+    assert (await stand.post(body)).is_success
+    await revoke(stand.transport, stand.clock, stand.ca.identity(Role.NODE, "mac-1"), "stolen")
+    refused = await stand.post(body)
+    assert (refused.status_code, refused.json()["code"]) == (409, "Revoked")
+    fresh = await stand.token(entropy=bytes(21))
+    assert (await stand.post(join_body(fresh, who=machine("mac-1")))).is_success
+    assert (await stand.post(body)).json()["code"] == ("NameTaken" if name is None else "Revoked")
 
 
 async def test_a_token_with_a_name_is_for_this_name(stand: JoinStand) -> None:

@@ -11,7 +11,10 @@ from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.names import Role
 from machinery.clock import SystemClock
+from schemas.trust import RevokedCertificate
 from schemas.wire.join import REJOIN_PATH, JoinAnswer, JoinRefusal, RejoinBody
+from store import codec, keys
+from store.port import Put
 from tests.support.identities import now
 from tests.support.join import JoinStand, join_body, machine
 
@@ -75,6 +78,21 @@ async def test_a_certificate_that_a_restored_store_does_not_know_joins_again(
     new = stand.ca.issue(Role.NODE, "mac-1", start=now() + timedelta(minutes=1))
     status, _ = await call(stand, Role.NODE, "mac-1", body(), folder=new)
     assert status == 200
+
+
+async def test_a_certificate_whose_revocation_the_signer_has_not_read_yet_joins_nothing(
+    stand: JoinStand,
+) -> None:
+    stolen = stand.ca.issue(Role.NODE, "mac-1")
+    leaf = stand.ca.leaves[stand.ca.identity(Role.NODE, "mac-1").uri]
+    entry = RevokedCertificate(
+        identity=stand.ca.identity(Role.NODE, "mac-1").uri, revoked=now(), not_after=leaf.not_after
+    )
+    key = keys.named(keys.REVOKED_PREFIX, leaf.serial)
+    await stand.transport.commit([], [Put(key=key, value=codec.encode(entry))])
+    status, answer = await call(stand, Role.NODE, "mac-1", body(), folder=stolen)
+    assert isinstance(answer, JoinRefusal)
+    assert (status, answer.code) == (409, "Revoked")
 
 
 async def test_etcd_does_not_join(stand: JoinStand) -> None:

@@ -12,6 +12,7 @@ from identity.authority import identity_of, load_certificate, new_key, spki_hash
 from identity.join_requests import MAX_PENDING, REQUEST_LIFETIME_S
 from identity.names import Role
 from identity.proof import make_proof, poll_text
+from identity.signer import revoke
 from machinery import virtual_time
 from machinery.virtual_time import VirtualClock
 from schemas.trust import IssuedCertificate
@@ -86,6 +87,17 @@ async def _stored(mac: Mac) -> IssuedCertificate:
     item = await mac.stand.transport.get(keys.issued_key("node", "studio"))
     assert item is not None
     return codec.decode(IssuedCertificate, item)
+
+
+async def test_an_approval_gives_no_revoked_name_back(stand: JoinStand) -> None:
+    mac = Mac(stand)
+    await mac.ask()
+    await mac.decide(is_approved=True)
+    assert (await mac.poll()).json()["state"] == "Issued"
+    await revoke(stand.transport, stand.clock, stand.ca.identity(Role.NODE, "studio"), "stolen")
+    assert (await mac.poll()).json()["code"] == "Revoked"
+    await mac.decide(is_approved=True)
+    assert (await mac.poll()).json()["state"] == "Issued"
 
 
 async def test_only_the_holder_of_the_key_gets_the_answer(stand: JoinStand) -> None:
