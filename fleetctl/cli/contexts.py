@@ -99,7 +99,14 @@ def _settings(path: Path, name: str, table: object) -> Settings:
             raise FleetctlError(f"{where}: {_unknown(key, KEYS)}")
         if key in LISTS:
             if value not in ("", []) or key == "etcd":
-                found[key] = _urls(where, key, value)
+                urls = [value] if isinstance(value, str) else value
+                if (
+                    not isinstance(urls, Sequence)
+                    or not urls
+                    or not all(isinstance(u, str) for u in urls)
+                ):
+                    raise FleetctlError(f"{where}: {key}: expected URLs, such as {LISTS[key]}")
+                found[key] = tuple(urls)
         elif not isinstance(value, str):
             raise FleetctlError(f"{where}: {key}: expected text in quotes, not {value!r}")
         elif value:
@@ -108,13 +115,6 @@ def _settings(path: Path, name: str, table: object) -> Settings:
     if "etcd" in found and "data-dir" in found:
         raise FleetctlError(f"{where}: give either etcd or data-dir, because they name two stores")
     return found
-
-
-def _urls(where: str, key: str, value: object) -> tuple[str, ...]:
-    urls = [value] if isinstance(value, str) else value
-    if not isinstance(urls, Sequence) or not urls or not all(isinstance(u, str) for u in urls):
-        raise FleetctlError(f"{where}: {key}: expected URLs, such as {LISTS[key]}")
-    return tuple(urls)
 
 
 def absolute(config: Path, text: str) -> Path:

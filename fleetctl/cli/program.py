@@ -182,7 +182,9 @@ def _translate_failures() -> Iterator[None]:
         first = _first_error(error)
         if not isinstance(first, OSError) or first.errno not in _WRITE_FAILURES:
             raise
-        _discard_output()
+        # Otherwise the write fails again during interpreter shutdown, with Python's own message and exit code 120.
+        with suppress(OSError, ValueError), Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
         target = first.filename or "the output"
         raise FleetctlError(f"cannot write {target}: {first.strerror}") from error
 
@@ -192,12 +194,3 @@ def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _discard_output() -> None:
-    """Send buffered output to the null device.
-
-    Otherwise the write fails again during interpreter shutdown, with Python's own message and exit code 120.
-    """
-    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as null:
-        os.dup2(null.fileno(), sys.stdout.fileno())

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import NoReturn
 
 from manifests import trees
 from manifests.suggestions import nearest
@@ -148,7 +147,12 @@ def _part(parent: Tree, steps: tuple[str, ...], *, is_new: bool) -> str | int:
             return len(parent)
         return _index(parent, steps, len(parent) - (not is_new))
     if not isinstance(parent, dict) or (step not in parent and not is_new):
-        _refuse_missing(parent, steps)
+        where = _pointer_text(steps[:-1])
+        if not isinstance(parent, dict):
+            raise PatchError(f"{where} is {json.dumps(parent)}, which has no fields")
+        near = nearest(steps[-1], sorted(parent))
+        hint = f"; did you mean {near}?" if near else ""
+        raise PatchError(f'{where} has no "{steps[-1]}"{hint}')
     return step
 
 
@@ -191,15 +195,6 @@ def _index(items: list[Tree], path: tuple[str, ...], last: int) -> int:
             ', and "-" appends'
         )
     return int(step)
-
-
-def _refuse_missing(value: Tree, path: tuple[str, ...]) -> NoReturn:
-    where = _pointer_text(path[:-1])
-    if not isinstance(value, dict):
-        raise PatchError(f"{where} is {json.dumps(value)}, which has no fields")
-    near = nearest(path[-1], sorted(value))
-    hint = f"; did you mean {near}?" if near else ""
-    raise PatchError(f'{where} has no "{path[-1]}"{hint}')
 
 
 def _pointer_text(path: tuple[str, ...]) -> str:

@@ -146,7 +146,11 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
         groups.append(KindGroup(kind=target.kind, trees=_select(found, query)))
         candidates += found
         missing += unknown
-    _refuse_unknown_fields(candidates, query)
+    for field in query.fields:
+        if not any(field.is_there(tree) for tree in candidates):
+            from fleetctl.objects import kind_schema  # noqa: PLC0415 - it imports the models
+
+            kind_schema.refuse_unselectable(field.path, [target.kind for target in query.targets])
     context = TableContext(now=clock.now())
     if any(target.kind.name == "Node" for target in query.targets):
         context = context._replace(
@@ -180,15 +184,6 @@ async def fetch_rows(
 def _select(found: Sequence[Tree], query: ObjectQuery) -> tuple[Tree, ...]:
     chosen = selectors.select(found, query.labels)
     return tuple(tree for tree in chosen if all(part.holds(tree) for part in query.fields))
-
-
-def _refuse_unknown_fields(trees: Sequence[Tree], query: ObjectQuery) -> None:
-    """Refuse a field that no kind has; otherwise the result would be empty without a reason."""
-    for field in query.fields:
-        if not any(field.is_there(tree) for tree in trees):
-            from fleetctl.objects import kind_schema  # noqa: PLC0415 - it imports the models
-
-            kind_schema.refuse_unselectable(field.path, [target.kind for target in query.targets])
 
 
 async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], list[str]]:

@@ -74,7 +74,16 @@ def parse_selections(
     if options["files"]:
         if words or labels or is_all:
             raise click.UsageError("give names, or files with -f, but not both")
-        return _selections_in_files(options["files"], verb=verb, recursive=options["recursive"])
+        found: dict[str, list[str]] = {}
+        try:
+            loaded = load_objects(
+                options["files"], recursive=options["recursive"], stdin=sys.stdin.buffer
+            )
+        except ManifestErrors as error:
+            raise FleetctlError(f"nothing was changed:\n{error}") from error
+        for item in loaded:
+            found.setdefault(item.obj.kind, []).append(item.obj.name)
+        return [selection(_writable_kind(kind, verb), names) for kind, names in found.items()]
     if options.get("recursive"):
         raise click.UsageError("-R applies to the folders of -f; give -f as well")
     if not words:
@@ -104,17 +113,6 @@ def _names_by_kind(words: Sequence[str], among: Sequence[Kind]) -> dict[str, lis
             kind_found = kind_of(part, among, may_be_name=[part] == [*words])
             found.setdefault(kind_found.name, []).extend(words[1:])
     return found
-
-
-def _selections_in_files(files: Sequence[str], *, verb: str, recursive: bool) -> list[Selection]:
-    found: dict[str, list[str]] = {}
-    try:
-        loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
-    except ManifestErrors as error:
-        raise FleetctlError(f"nothing was changed:\n{error}") from error
-    for item in loaded:
-        found.setdefault(item.obj.kind, []).append(item.obj.name)
-    return [selection(_writable_kind(kind, verb), names) for kind, names in found.items()]
 
 
 def _writable_kind(word: str, verb: str) -> Kind:

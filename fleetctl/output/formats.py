@@ -73,7 +73,11 @@ def parse(text: str, options: TableOptions, *, has_managed_fields: bool) -> Form
         hint = f"did you mean {near[0]}? Available" if near else "available"
         raise click.UsageError(f"unknown output format {text!r}; {hint}: {HELP}")
     if word in TABLES:
-        return _table_format(options)
+        return LineFormat(
+            titles=lambda kind: printers.titles(kind, options),
+            rows=lambda trees, context: printers.rows(trees, context, options),
+            essence=lambda tree, context: printers.stable_text(tree, context, options),
+        )
     if word == "name":
         return NameFormat()
     return _tree_format(is_yaml=word == "yaml", has_managed_fields=has_managed_fields)
@@ -84,14 +88,6 @@ def as_list(trees: Sequence[Tree], *, is_one: bool) -> Tree:
     if is_one and len(trees) == 1:
         return trees[0]
     return {"apiVersion": "v1", "kind": "List", "items": list(trees)}
-
-
-def _table_format(options: TableOptions) -> LineFormat:
-    return LineFormat(
-        titles=lambda kind: printers.titles(kind, options),
-        rows=lambda trees, context: printers.rows(trees, context, options),
-        essence=lambda tree, context: printers.stable_text(tree, context, options),
-    )
 
 
 def _tree_format(*, is_yaml: bool, has_managed_fields: bool) -> DocumentFormat:
@@ -181,4 +177,5 @@ def _read_template(word: str, file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetctlError(f"-o {word}={file}: the file cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise FleetctlError(f"-o {word}={file}: the file cannot be read: {reason}") from error

@@ -294,34 +294,30 @@ def diff(words: tuple[str, ...], **options: Any) -> None:
         return
     _require_files(options)
     with pause_collection():  # ten thousand manifests live until the command ends
-        differs = _print_differences(options)
+        # Print what an apply would change; return whether that is anything.
+        try:
+            preview = run(_preview(_load(options), _parse_options(options), options))
+        except ManifestErrors as error:
+            raise DiffError(str(error)) from error
+        except FleetctlError as error:
+            raise DiffError(error.message) from error
+        _warn_kept([conflict for change in preview.changes for conflict in change.kept_by_others])
+        shown = [
+            *(text for text in map(change_text, preview.changes) if text),
+            *(_deletion_line(obj.kind, obj.name) for obj in preview.surplus.doomed),
+        ]
+        if options["output"] is not None:
+            trees: list[Tree] = [
+                *map(change_tree, preview.changes),
+                *map(pruned_tree, preview.surplus.doomed),
+            ]
+            click.echo(tree_text({"changes": trees}, options["output"]), nl=False)
+        else:
+            for text in shown:
+                click.echo(colour_diff(text), nl=False)
+        differs = bool(shown)
     if differs:
         raise click.exceptions.Exit(1)
-
-
-def _print_differences(options: dict[str, Any]) -> bool:
-    """Print what an apply would change; return whether that is anything."""
-    try:
-        preview = run(_preview(_load(options), _parse_options(options), options))
-    except ManifestErrors as error:
-        raise DiffError(str(error)) from error
-    except FleetctlError as error:
-        raise DiffError(error.message) from error
-    _warn_kept([conflict for change in preview.changes for conflict in change.kept_by_others])
-    shown = [
-        *(text for text in map(change_text, preview.changes) if text),
-        *(_deletion_line(obj.kind, obj.name) for obj in preview.surplus.doomed),
-    ]
-    if options["output"] is not None:
-        trees: list[Tree] = [
-            *map(change_tree, preview.changes),
-            *map(pruned_tree, preview.surplus.doomed),
-        ]
-        click.echo(tree_text({"changes": trees}, options["output"]), nl=False)
-    else:
-        for text in shown:
-            click.echo(colour_diff(text), nl=False)
-    return bool(shown)
 
 
 def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:

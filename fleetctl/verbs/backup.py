@@ -48,7 +48,16 @@ def backup(file: Path, *, force: bool, etcd_snapshot: bool, with_ca: bool, **opt
     sealed = _sealed(options) if with_ca else None
     if etcd_snapshot and etcd.transport != "grpc":
         raise click.UsageError("--etcd-snapshot needs gRPC: remove --etcd-transport")
-    _refuse_overwriting(file, force=force)
+    if not file.absolute().parent.is_dir():
+        raise FleetctlError(
+            f"cannot write {file}: the folder {file.absolute().parent} does not exist"
+        )
+    if file.exists() and not file.is_file():
+        raise FleetctlError(
+            f"{file} is not a regular file (a device or a pipe?). Give the name of a file"
+        )
+    if (file.exists() or file.is_symlink()) and not force:
+        raise FleetctlError(f"{file} already exists. Give another name, or --force to replace it")
     file = file.resolve()  # replace the target of a symbolic link, not the link
     with _replacing_file(file) as opened:
         summary = run(
@@ -72,19 +81,6 @@ def _sealed(options: dict[str, Any]) -> SealedAuthority:
             "--with-ca needs --authority-dir DIR, the folder with ca.pem and ca.key"
         )
     return seal_authority(folder, options["passphrase_file"])
-
-
-def _refuse_overwriting(file: Path, *, force: bool) -> None:
-    if not file.absolute().parent.is_dir():
-        raise FleetctlError(
-            f"cannot write {file}: the folder {file.absolute().parent} does not exist"
-        )
-    if file.exists() and not file.is_file():
-        raise FleetctlError(
-            f"{file} is not a regular file (a device or a pipe?). Give the name of a file"
-        )
-    if (file.exists() or file.is_symlink()) and not force:
-        raise FleetctlError(f"{file} already exists. Give another name, or --force to replace it")
 
 
 @contextmanager

@@ -178,7 +178,17 @@ def set_candidate_types(root: click.Command, words: Sequence[str]) -> bool:
             return False
         command, path = found, [*path, word]
     for parameter in (*root.params, *command.params):
-        _set_candidate_type(parameter, path)
+        if parameter.name == "context":
+            parameter.type = CandidateType(_contexts)
+        elif isinstance(parameter, click.Argument):
+            candidates = _argument_candidates(parameter, path)
+            parameter.type = parameter.type if candidates is None else CandidateType(candidates)
+        elif {"-f", "--filename", "--config"} & set(parameter.opts):
+            parameter.type = click.Path()
+        elif "--for" in parameter.opts and path[:1] == ["wait"]:
+            parameter.type = CandidateType(_wait_conditions)
+        elif "--output" in parameter.opts and path[:1] == ["get"]:
+            parameter.type = CandidateType(_outputs)
     return True
 
 
@@ -188,20 +198,6 @@ def _takes_value(command: click.Command, word: str) -> bool:
         word in parameter.opts and not (isinstance(parameter, click.Option) and parameter.is_flag)
         for parameter in command.params
     )
-
-
-def _set_candidate_type(parameter: click.Parameter, path: Sequence[str]) -> None:
-    if parameter.name == "context":
-        parameter.type = CandidateType(_contexts)
-    elif isinstance(parameter, click.Argument):
-        candidates = _argument_candidates(parameter, path)
-        parameter.type = parameter.type if candidates is None else CandidateType(candidates)
-    elif {"-f", "--filename", "--config"} & set(parameter.opts):
-        parameter.type = click.Path()
-    elif "--for" in parameter.opts and path[:1] == ["wait"]:
-        parameter.type = CandidateType(_wait_conditions)
-    elif "--output" in parameter.opts and path[:1] == ["get"]:
-        parameter.type = CandidateType(_outputs)
 
 
 def _argument_candidates(

@@ -305,18 +305,7 @@ def _settings(values: dict[str, Any]) -> Settings:
         settings["gateway"] = parse_urls(gateway)
     if etcd and settings.get("data-dir"):
         raise click.UsageError("give either --etcd or --data-dir, because they name two stores")
-    _complete_paths(settings)
-    if settings.get("etcd-transport") not in (None, "", "grpc", "http"):
-        raise click.UsageError(
-            f"--etcd-transport {settings['etcd-transport']}: expected grpc or http"
-        )
-    if etcd or settings.get("etcd-prefix"):
-        _check_store(etcd or ("unix:/",), settings.get("etcd-prefix", ""))
-    return settings
-
-
-def _complete_paths(settings: dict[str, Any]) -> None:
-    """Make paths absolute; refuse files that do not exist."""
+    # Make paths absolute; refuse files that do not exist.
     for key in (*FILES, *FOLDERS):
         if settings.get(key):
             settings[key] = str(Path(settings[key]).expanduser().absolute())
@@ -326,6 +315,13 @@ def _complete_paths(settings: dict[str, Any]) -> None:
     folder = settings.get("identity-dir")
     if folder and not Path(folder, identity_files.IDENTITY).is_file():
         raise click.UsageError(f"--identity-dir: {folder} holds no {identity_files.IDENTITY}")
+    if settings.get("etcd-transport") not in (None, "", "grpc", "http"):
+        raise click.UsageError(
+            f"--etcd-transport {settings['etcd-transport']}: expected grpc or http"
+        )
+    if etcd or settings.get("etcd-prefix"):
+        _check_store(etcd or ("unix:/",), settings.get("etcd-prefix", ""))
+    return settings
 
 
 def _urls(text: str) -> list[str]:

@@ -83,7 +83,16 @@ class _KindGroup(click.Group):
 def create(context: click.Context, /, files: tuple[str, ...], **options: Any) -> None:
     """Create objects from manifests or from flags."""
     if context.invoked_subcommand is not None:
-        _refuse_flags_before(context)
+        # Refuse flags between `create` and the kind, which would be ignored.
+        for param in context.command.params:
+            is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            if is_given and param.name == "files":
+                raise click.UsageError("give -f, or a kind with flags, but not both")
+            if is_given:
+                kind = context.invoked_subcommand
+                raise click.UsageError(
+                    f"write {param.opts[-1]} after the kind: create {kind} NAME ..."
+                )
         return
     if not files:
         raise click.UsageError("what to create? Give -f FILE, or KIND NAME with flags")
@@ -93,17 +102,6 @@ def create(context: click.Context, /, files: tuple[str, ...], **options: Any) ->
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was created:\n{error}") from error
     create_objects(loaded, options, {})
-
-
-def _refuse_flags_before(context: click.Context) -> None:
-    """Refuse flags between `create` and the kind, which would be ignored."""
-    for param in context.command.params:
-        is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-        if is_given and param.name == "files":
-            raise click.UsageError("give -f, or a kind with flags, but not both")
-        if is_given:
-            kind = context.invoked_subcommand
-            raise click.UsageError(f"write {param.opts[-1]} after the kind: create {kind} NAME ...")
 
 
 def create_objects(

@@ -53,7 +53,19 @@ async def _open(options: dict[str, Any], *, only_url: bool, only_link: bool) -> 
         if ticket is None:
             await asyncio.to_thread(webbrowser.open, link)
         else:
-            await _open_link(transport, link, ticket)
+            # Open a link by a private file: other users can read the arguments of a browser.
+            with tempfile.TemporaryDirectory(prefix="fleetctl-") as folder:  # mode 0700
+                page = Path(folder, "login.html")
+                target = escape(link, quote=True)
+                page.write_text(
+                    f'<!doctype html><meta http-equiv="refresh" content="0; url={target}">'
+                )
+                await asyncio.to_thread(webbrowser.open, page.as_uri())
+                if not await ticket.is_used(transport):
+                    raise FleetctlError(
+                        f"the browser did not log in within {TICKET_TTL_S} seconds. `fleetctl dashboard --link` prints a link"
+                    )
+                click.echo("logged in")
 
 
 async def _login_ticket(transport: Transport, id_: str) -> LoginTicket | None:
@@ -65,20 +77,6 @@ async def _login_ticket(transport: Transport, id_: str) -> LoginTicket | None:
         )
         click.echo(f"note: {message}", err=True)
         return None
-
-
-async def _open_link(transport: Transport, link: str, ticket: LoginTicket) -> None:
-    """Open a link by a private file: other users can read the arguments of a browser."""
-    with tempfile.TemporaryDirectory(prefix="fleetctl-") as folder:  # mode 0700
-        page = Path(folder, "login.html")
-        target = escape(link, quote=True)
-        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={target}">')
-        await asyncio.to_thread(webbrowser.open, page.as_uri())
-        if not await ticket.is_used(transport):
-            raise FleetctlError(
-                f"the browser did not log in within {TICKET_TTL_S} seconds. `fleetctl dashboard --link` prints a link"
-            )
-        click.echo("logged in")
 
 
 async def find_dashboard(transport: Transport) -> str:

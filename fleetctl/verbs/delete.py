@@ -68,7 +68,19 @@ def delete(what: tuple[str, ...], **options: Any) -> None:
     """
     names = api_keys.parse_names(what)
     if names is not None and not options["files"]:
-        _delete_api_keys(names, options)
+        for flag, key, none in (
+            ("-l", "selector", ""),
+            ("--all", "is_all", False),
+        ):
+            if options[key] != none:
+                raise click.UsageError(f"API keys are deleted by name, without {flag}")
+        run(
+            api_keys.delete(
+                names,
+                options,
+                lambda name: _print_result(ObjectKey("ApiKey", name), "deleted", options),
+            )
+        )
         return
     if not what and not options["files"]:
         raise click.UsageError("which objects? Give KIND NAME..., KIND -l LABELS, or -f FILE")
@@ -81,22 +93,6 @@ def delete(what: tuple[str, ...], **options: Any) -> None:
         options["wait"] = options["cascade"] != "background"
     if not run(_delete_all(chosen, options, timeout_s)):
         raise click.exceptions.Exit(1)
-
-
-def _delete_api_keys(names: tuple[str, ...], options: dict[str, Any]) -> None:
-    for flag, key, none in (
-        ("-l", "selector", ""),
-        ("--all", "is_all", False),
-    ):
-        if options[key] != none:
-            raise click.UsageError(f"API keys are deleted by name, without {flag}")
-    run(
-        api_keys.delete(
-            names,
-            options,
-            lambda name: _print_result(ObjectKey("ApiKey", name), "deleted", options),
-        )
-    )
 
 
 # As in Kubernetes: the object is gone, the machine is not.

@@ -53,20 +53,57 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
     steps = StepReporter()
     folder = DataDir(data_dir)
     folder.prepare()
-    _prepare_model(steps, folder.models / _MODEL)
-    existing = _running_fleet(folder)
+    # Create the model folder in a child process: the conversion imports mlx, which this process must not.
+    target = folder.models / _MODEL
+    command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
+    with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
+        # Its standard output is the folder's path, for scripts; progress is on standard error.
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment_without_secrets(),
+        )
+        assert process.stderr is not None
+        lines = [line.strip() for line in _report_lines(process.stderr, step)]
+        if process.wait() != 0:
+            raise FleetctlError(f"preparing the model failed: {' '.join(lines[-3:])}")
+    found = folder.read()
+    existing = found if found is not None and found.is_ready and folder.is_locked() else None
     if existing is not None:
         steps.say(f"a fleet already runs in {folder.path}; using it")
     fleet = existing or _start(steps, folder, port)
     try:
         _deploy(steps, folder, fleet)
-        _show_objects(folder)
+        for kind in ("nodes", "modeldeployments"):
+            click.echo(f"$ fleetctl get {kind}")
+            _fleetctl(folder, "get", kind)
         steps.say(f"asking {_NAME} through the gateway: {_QUESTION}")
         asyncio.run(_chat(fleet.gateway_url))
         if not once:
             local_context.enter(folder)
-            _print_next_steps(folder, fleet.gateway_url)
-            _print_dashboard(folder)
+            request = json.dumps(
+                {"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]}
+            )
+            click.echo(
+                f"\nThe fleet keeps running: {fleet.gateway_url}/v1\n"
+                f"  curl {fleet.gateway_url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+                f"    -d '{request}'\n\n"
+                f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
+                f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}\n"
+            )
+            # Print a link to the dashboard.
+            try:
+                asyncio.run(_wait_for_dashboard(folder))
+                click.echo(
+                    "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
+                )
+                _fleetctl(folder, "dashboard", "--link")
+            except FleetctlError as error:
+                click.echo(
+                    f"The dashboard is not there yet: {error}. Try `fleetctl dashboard` later."
+                )
             return
     except BaseException:
         # A fleet that already ran is not stopped because a later step failed.
@@ -76,12 +113,6 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
         raise
     with steps.step("shutting down"):
         asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
-
-
-def _running_fleet(folder: DataDir) -> FleetRecord | None:
-    """Return the fleet that already runs in the folder, if any."""
-    found = folder.read()
-    return found if found is not None and found.is_ready and folder.is_locked() else None
 
 
 class StepReporter:
@@ -129,24 +160,6 @@ def _dashboard_port() -> int:
     return 0 if why_unusable("127.0.0.1", DASHBOARD_PORT) else DASHBOARD_PORT
 
 
-def _prepare_model(steps: StepReporter, target: Path) -> None:
-    """Create the model folder in a child process: the conversion imports mlx, which this process must not."""
-    command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
-    with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
-        # Its standard output is the folder's path, for scripts; progress is on standard error.
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment_without_secrets(),
-        )
-        assert process.stderr is not None
-        lines = [line.strip() for line in _report_lines(process.stderr, step)]
-        if process.wait() != 0:
-            raise FleetctlError(f"preparing the model failed: {' '.join(lines[-3:])}")
-
-
 def _report_lines(output: Iterable[str], step: DemoStep) -> Iterator[str]:
     for line in output:
         step.detail(line.strip())
@@ -171,12 +184,6 @@ def _deploy(steps: StepReporter, folder: DataDir, fleet: FleetRecord) -> None:
     _fleetctl(folder, "apply", "-f", str(manifests))
     with steps.step("waiting until the deployment is Available") as step:
         asyncio.run(_wait_available(folder, fleet.gateway_url, step))
-
-
-def _show_objects(folder: DataDir) -> None:
-    for kind in ("nodes", "modeldeployments"):
-        click.echo(f"$ fleetctl get {kind}")
-        _fleetctl(folder, "get", kind)
 
 
 def _fleetctl(folder: DataDir, *words: str) -> None:
@@ -277,29 +284,6 @@ async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
             raise FleetctlError(f"the reply was interrupted: {event['error']['message']}")
         for choice in event.get("choices", ()):
             yield choice["delta"].get("content") or ""
-
-
-def _print_next_steps(folder: DataDir, url: str) -> None:
-    request = json.dumps({"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]})
-    click.echo(
-        f"\nThe fleet keeps running: {url}/v1\n"
-        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        f"    -d '{request}'\n\n"
-        f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
-        f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}\n"
-    )
-
-
-def _print_dashboard(folder: DataDir) -> None:
-    """Print a link to the dashboard. The fleet runs, so a dashboard that does not answer is no failure."""
-    try:
-        asyncio.run(_wait_for_dashboard(folder))
-        click.echo(
-            "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
-        )
-        _fleetctl(folder, "dashboard", "--link")
-    except FleetctlError as error:
-        click.echo(f"The dashboard is not there yet: {error}. Try `fleetctl dashboard` later.")
 
 
 async def _wait_for_dashboard(folder: DataDir) -> None:

@@ -135,7 +135,25 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
             files = await _file_section(transport, obj)
             parts = [_refusal_section(obj), replicas, fetches, files]
         case Replica():
-            proof = _proof_section(obj, await reader.read_peaks(transport, obj))
+            measured = await reader.read_peaks(transport, obj)
+            show = quantity.show
+            has_extras = any(rank.memory.extra_bytes for rank in obj.spec.ranks)
+            rows = [
+                (
+                    rank.node,
+                    *memory_proof.part_texts(rank.memory),
+                    *([memory_proof.extra_text(rank.memory)] if has_extras else ()),
+                    # With an override by spec.resources.memory, the parts do not add up to it.
+                    show(rank.memory.sum_bytes),
+                    show(rank.memory.override_bytes) if rank.memory.overridden else "-",
+                    show(peak) if peak else "-",
+                    placement_memory_proof.compare_with_peak(rank.memory, peak),
+                )
+                for rank, peak in zip(obj.spec.ranks, measured, strict=True)
+            ]
+            more = ("EXTRAS",) if has_extras else ()
+            titles = ("NODE", *memory_proof.TITLES, *more, "SUM", "OVERRIDE", "MEASURED", "")
+            proof = table_section("Memory proof", titles, rows)
             parts = [proof, _fetch_table([obj])]
         case Node():
             parts = await _node_sections(transport, obj)
@@ -281,10 +299,7 @@ def _backend_state(
 ) -> tuple[str, str]:
     if external is not None:
         return "-", "external"
-    return _deployment_state(deployments.get(name))
-
-
-def _deployment_state(deployment: ModelDeployment | None) -> tuple[str, str]:
+    deployment = deployments.get(name)
     if deployment is None:
         return "-", "no such deployment"
     if deployment.status is None:
@@ -372,27 +387,6 @@ def _fetch_table(replicas: Sequence[Replica]) -> str:
     ]
     titles = ("REPLICA", "NODE", "PHASE", "DONE", "BYTES", "RATE", "LEFT", "SOURCE", "")
     return table_section("Model fetches", titles, rows)
-
-
-def _proof_section(replica: Replica, measured: Sequence[int]) -> str:
-    show = quantity.show
-    has_extras = any(rank.memory.extra_bytes for rank in replica.spec.ranks)
-    rows = [
-        (
-            rank.node,
-            *memory_proof.part_texts(rank.memory),
-            *([memory_proof.extra_text(rank.memory)] if has_extras else ()),
-            # With an override by spec.resources.memory, the parts do not add up to it.
-            show(rank.memory.sum_bytes),
-            show(rank.memory.override_bytes) if rank.memory.overridden else "-",
-            show(peak) if peak else "-",
-            placement_memory_proof.compare_with_peak(rank.memory, peak),
-        )
-        for rank, peak in zip(replica.spec.ranks, measured, strict=True)
-    ]
-    more = ("EXTRAS",) if has_extras else ()
-    titles = ("NODE", *memory_proof.TITLES, *more, "SUM", "OVERRIDE", "MEASURED", "")
-    return table_section("Memory proof", titles, rows)
 
 
 _HELP = """Show details of objects: spec, status, owners of fields, related objects and events.

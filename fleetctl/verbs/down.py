@@ -87,16 +87,8 @@ def down(data_dir: Path, *, is_fleet: bool, grace_period: str, **options: Any) -
             raise click.UsageError("--grace-period: expected at most 10m")
         run(_down_fleet(grace_s, {**options, "data_dir": data_dir}))
         return
-    _refuse_flags_of_fleet(click.get_current_context())
-    folder = DataDir(data_dir)
-    folder.check_version()
-    was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
-    click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")
-    local_context.leave(folder)
-
-
-def _refuse_flags_of_fleet(context: click.Context) -> None:
-    """Refuse flags that would have no effect. Raises UsageError."""
+    # Refuse flags that would have no effect.
+    context = click.get_current_context()
     given = [
         max(parameter.opts, key=len)
         for parameter in context.command.params
@@ -108,6 +100,11 @@ def _refuse_flags_of_fleet(context: click.Context) -> None:
         raise click.UsageError(
             f"{', '.join(given)} {belongs} to --fleet; add it, or leave them out"
         )
+    folder = DataDir(data_dir)
+    folder.check_version()
+    was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
+    click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")
+    local_context.leave(folder)
 
 
 async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:

@@ -38,7 +38,15 @@ class Editor:
     """An editor command; the file to edit is its last argument."""
 
     def __init__(self, command: str, suffix: str) -> None:
-        self._words = _split_command(command)
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise FleetctlError(
+                f"the editor {command!r} is not a valid command: {error}"
+            ) from error
+        if not words:
+            raise FleetctlError("the editor command is empty; set one, such as EDITOR=nano")
+        self._words = words
         self._suffix = suffix
 
     def edited(self, text: str) -> str:
@@ -83,16 +91,6 @@ def save_copy(text: str, suffix: str) -> Path:
     with os.fdopen(number, "wb") as file:
         file.write(text.encode())
     return Path(name)
-
-
-def _split_command(command: str) -> list[str]:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise FleetctlError(f"the editor {command!r} is not a valid command: {error}") from error
-    if not words:
-        raise FleetctlError("the editor command is empty; set one, such as EDITOR=nano")
-    return words
 
 
 @contextmanager

@@ -121,7 +121,15 @@ def write_files(
         for file in files:
             if file.path in changed:
                 text, gone = comments.keep_comments(existing[file.path] or "", file.text)
-                _write_file(folder / file.path, text)
+                path = folder / file.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # Write to a temporary file and rename it: a reader sees the old file or the new one, never half of one.
+                temporary = path.with_name(f".{path.name}.part")
+                try:
+                    temporary.write_text(text, encoding="utf-8")
+                    temporary.replace(path)
+                finally:
+                    temporary.unlink(missing_ok=True)
                 for comment in gone:
                     say(f"{folder / file.path}: comment of a field that is gone: #{comment}")
     except OSError as error:
@@ -154,17 +162,6 @@ def _read_text(path: Path) -> str | None:
         return None
     except UnicodeDecodeError:
         return "\0"
-
-
-def _write_file(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Write to a temporary file and rename it: a reader sees the old file or the new one, never half of one.
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _conflict_text(folder: Path, conflicts: Sequence[ExportFile]) -> str:

@@ -24,7 +24,7 @@ from insight.doctor.group_admission import (
 from manifests.trees import Tree
 from reconciler.groups.fabric import Cable, CableEnd, FabricFault, cables_between
 from schemas import quantity
-from schemas.node import Node, NodeStatus
+from schemas.node import NodeStatus
 from schemas.quantity import counted
 from schemas.shardgroup import GroupMember, ShardGroup
 
@@ -246,7 +246,9 @@ def matrix(group: str | None, output: str, **options: Any) -> None:
     state = run(admission.read_fabric((group,) if group else (), options))
     shard_group = state.groups[0] if group else None
     members = member_names(shard_group.spec, state.nodes) if shard_group else None
-    nodes = _reported_nodes(state.nodes, members)
+    reported = {node.name: node.status for node in state.nodes if node.status is not None}
+    selected = sorted(reported) if members is None else members
+    nodes = [(name, reported[name]) for name in selected if name in reported]
     if not nodes:
         raise FleetctlError("there is nothing to compare: no agent of these nodes has reported")
     if output == "json":
@@ -261,12 +263,6 @@ def matrix(group: str | None, output: str, **options: Any) -> None:
 
 
 Reported = Sequence[tuple[str, NodeStatus]]
-
-
-def _reported_nodes(nodes: Sequence[Node], names: Sequence[str] | None) -> Reported:
-    reported = {node.name: node.status for node in nodes if node.status is not None}
-    selected = sorted(reported) if names is None else names
-    return [(name, reported[name]) for name in selected if name in reported]
 
 
 def compare_nodes(nodes: Reported) -> list[PropertyRow]:

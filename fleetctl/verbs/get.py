@@ -119,7 +119,10 @@ def get(what: tuple[str, ...], **options: Any) -> None:
     object_query = query.parse(what, options)
     renderer = ObjectRenderer(object_query, options)
     if options["watch"] or options["watch_only"]:
-        _refuse_unwatchable(object_query)
+        if object_query.has_several_kinds:
+            raise click.UsageError("-w watches one kind at a time; name one kind, or remove -w")
+        if any(target.kind is API_KEYS for target in object_query.targets):
+            raise click.UsageError("API keys cannot be watched; remove -w")
         is_silent = bool(options["watch_only"])
         run(_watch(object_query, renderer, SystemClock(), options, is_silent_at_first=is_silent))
         return
@@ -164,13 +167,6 @@ def _print_once(
             click.echo(f"note: {note}", err=True)
     if result.missing and not options["ignore_not_found"]:
         raise FleetctlError("\nerror: ".join(result.missing))
-
-
-def _refuse_unwatchable(object_query: ObjectQuery) -> None:
-    if object_query.has_several_kinds:
-        raise click.UsageError("-w watches one kind at a time; name one kind, or remove -w")
-    if any(target.kind is API_KEYS for target in object_query.targets):
-        raise click.UsageError("API keys cannot be watched; remove -w")
 
 
 async def _watch(

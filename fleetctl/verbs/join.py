@@ -144,8 +144,36 @@ def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> Non
     with translate_errors(), folder.lock():
         known = folder.membership()
         if known is None or not _stays_member(known, token, folder, is_forced=options["force"]):
-            identity, variables = _join(token, addresses, folder, options)
-            _print_joined(identity, variables, folder)
+            # Join; return the identity and the variables of its process.
+            facts = read_facts()
+            limit_s = options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S)
+            pinned = None if token is None else token.authority_hash
+            waiting = _announced(options, token, addresses, facts)
+
+            async def work() -> tuple[Identity, dict[str, str]]:
+                async with announcement.announced(waiting, None, SystemClock()):
+                    where = addresses or await _search(options, pinned, limit_s)
+                    machine = _machine(options["name"], where, facts)
+                    request = JoinRequest(
+                        token=token,
+                        addresses=where,
+                        folder=folder,
+                        machine=machine,
+                        limit_s=limit_s,
+                    )
+                    if token is not None:
+                        return await join_with_token(request)
+                    return await join_with_approval(request, facts, click.echo)
+
+            identity, variables = asyncio.run(work())
+            click.echo(f"{identity.role}/{identity.name} joined the fleet {identity.fleet}")
+            click.echo(f"  identity: {folder.identity.path}")
+            if "FLEET_ETCD" not in variables:
+                click.echo(
+                    "warning: the reconciler has no https:// address of etcd to give; add --etcd URL, or start the reconciler "
+                    "with --advertise-etcd",
+                    err=True,
+                )
         elif token is None:
             identity, variables = _rejoin(known, addresses, folder, options)
             click.echo(
@@ -157,7 +185,9 @@ def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> Non
         if services is not None:
             _start_service(identity, variables or folder.read_variables(), services)
         elif variables:
-            _print_next(identity, variables, folder)
+            what = "use it with" if identity.role is Role.ADMIN else "start it with"
+            click.echo(f"  {what}: {role_command(identity.role, variables)}")
+            click.echo(f"  or with the variables in {folder.environment}")
 
 
 def _stays_member(
@@ -173,32 +203,6 @@ def _stays_member(
     why = "is revoked" if known.is_revoked else "is replaced"
     click.echo(f"the certificate of {known.identity.uri} {why}: joining with a new key", err=True)
     return False
-
-
-def _join(
-    token: JoinToken | None,
-    addresses: tuple[JoinAddress, ...],
-    folder: JoinFolder,
-    options: Mapping[str, Any],
-) -> tuple[Identity, dict[str, str]]:
-    """Join; return the identity and the variables of its process. Raises FleetctlError."""
-    facts = read_facts()
-    limit_s = options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S)
-    pinned = None if token is None else token.authority_hash
-    waiting = _announced(options, token, addresses, facts)
-
-    async def work() -> tuple[Identity, dict[str, str]]:
-        async with announcement.announced(waiting, None, SystemClock()):
-            where = addresses or await _search(options, pinned, limit_s)
-            machine = _machine(options["name"], where, facts)
-            request = JoinRequest(
-                token=token, addresses=where, folder=folder, machine=machine, limit_s=limit_s
-            )
-            if token is not None:
-                return await join_with_token(request)
-            return await join_with_approval(request, facts, click.echo)
-
-    return asyncio.run(work())
 
 
 def _rejoin(
@@ -432,20 +436,3 @@ def process_variables(
         found["FLEET_ETCD_CA"] = str(own.authorities)
         found["FLEET_ETCD_CERT"] = found["FLEET_ETCD_KEY"] = str(own.identity)
     return found
-
-
-def _print_joined(identity: Identity, variables: Mapping[str, str], folder: JoinFolder) -> None:
-    click.echo(f"{identity.role}/{identity.name} joined the fleet {identity.fleet}")
-    click.echo(f"  identity: {folder.identity.path}")
-    if "FLEET_ETCD" not in variables:
-        click.echo(
-            "warning: the reconciler has no https:// address of etcd to give; add --etcd URL, or start the reconciler "
-            "with --advertise-etcd",
-            err=True,
-        )
-
-
-def _print_next(identity: Identity, variables: Mapping[str, str], folder: JoinFolder) -> None:
-    what = "use it with" if identity.role is Role.ADMIN else "start it with"
-    click.echo(f"  {what}: {role_command(identity.role, variables)}")
-    click.echo(f"  or with the variables in {folder.environment}")

@@ -55,18 +55,13 @@ def show(names: Sequence[str], options: dict[str, Any]) -> None:
         for one in found:
             click.echo(f"joinrequest/{one.request.id}")
     else:
-        _print_table(found, heard, has_titles=not options["no_headers"])
-
-
-def _print_table(
-    found: Sequence[WaitingMachine], heard: Sequence[Suggestion], *, has_titles: bool
-) -> None:
-    now = SystemClock().now()
-    known = {one.request.name for one in found}
-    new = [one for one in heard if one.name not in known][:_MAX_HEARD]
-    rows = [*(one.row(now) for one in found), *map(_heard_row, new)]
-    if rows:
-        click.echo(printers.align_columns(rows, TITLES if has_titles else ()))
+        has_titles = not options["no_headers"]
+        now = SystemClock().now()
+        known = {one.request.name for one in found}
+        new = [one for one in heard if one.name not in known][:_MAX_HEARD]
+        rows = [*(one.row(now) for one in found), *map(_heard_row, new)]
+        if rows:
+            click.echo(printers.align_columns(rows, TITLES if has_titles else ()))
 
 
 async def _listen() -> list[Suggestion]:

@@ -74,11 +74,6 @@ def parse_target(word: str, selection: LogSelection) -> LogSelection:
         )
     if slash and not name and target.kind not in _LEASED:
         raise click.UsageError(f"{word}: the name is missing; write {before}/NAME")
-    _refuse_flags(word, target)
-    return target
-
-
-def _refuse_flags(word: str, target: LogSelection) -> None:
     if target.all_replicas and target.kind != "ModelDeployment":
         raise click.UsageError("--all-replicas needs md/NAME")
     replica_flags = {
@@ -89,6 +84,7 @@ def _refuse_flags(word: str, target: LogSelection) -> None:
     given = [flag for flag, is_given in replica_flags.items() if is_given]
     if given and target.kind in ("Node", *_LEASED):
         raise click.UsageError(f"{given[0]} cannot be used with {word}: {_REPLICAS_ONLY}")
+    return target
 
 
 async def find_sources(transport: Transport, selection: LogSelection) -> list[LogSource]:
@@ -387,7 +383,25 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 @process_options
 def logs(what: str | None, **options: Any) -> None:
     """Print the log of an engine or another process."""
-    selection = _log_selection(what, options)
+    # The selection that the arguments describe.
+    if bool(what) == bool(options["selector"]):
+        raise click.UsageError(
+            "give one of: a replica, md/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"
+        )
+    if options["rank"] is not None and options["all_ranks"]:
+        raise click.UsageError("give --rank or --all-ranks, not both")
+    if options["previous"] and options["follow"]:
+        raise click.UsageError("the previous run has ended: give --previous or --follow, not both")
+    selection = parse_target(
+        what or "",
+        LogSelection(
+            selector=options["selector"],
+            rank=options["rank"],
+            all_ranks=options["all_ranks"],
+            all_replicas=options["all_replicas"],
+            is_previous=options["previous"],
+        ),
+    )
     is_many = selection.all_ranks or selection.all_replicas
     tail = options["tail"]
     if tail is None and options["selector"]:
@@ -404,33 +418,6 @@ def logs(what: str | None, **options: Any) -> None:
         max_followed=options["max_log_requests"] if options["follow"] else None,
     )
     run(_logs(selection, display, options))
-
-
-def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
-    """Return the selection that the arguments describe.
-
-    Raises:
-        click.UsageError: the arguments are missing or contradict each other.
-
-    """
-    if bool(what) == bool(options["selector"]):
-        raise click.UsageError(
-            "give one of: a replica, md/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"
-        )
-    if options["rank"] is not None and options["all_ranks"]:
-        raise click.UsageError("give --rank or --all-ranks, not both")
-    if options["previous"] and options["follow"]:
-        raise click.UsageError("the previous run has ended: give --previous or --follow, not both")
-    return parse_target(
-        what or "",
-        LogSelection(
-            selector=options["selector"],
-            rank=options["rank"],
-            all_ranks=options["all_ranks"],
-            all_replicas=options["all_replicas"],
-            is_previous=options["previous"],
-        ),
-    )
 
 
 async def _logs(selection: LogSelection, display: LogDisplay, options: dict[str, Any]) -> None:

@@ -38,7 +38,6 @@ from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, request_for
 from schemas import quantity
 from schemas.deployment import (
-    ModelDeployment,
     ModelDeploymentSpec,
     ModelSource,
 )
@@ -151,7 +150,13 @@ async def _report(model: str, options: dict[str, Any]) -> FitReport:
         seen = await snapshot.take(transport, SystemClock())
     request = _request()
     if is_deployment:
-        found = _find_deployment(seen, model)
+        deployments = {one.name: one for one in seen.deployments()}
+        if model not in deployments:
+            missing = not_found_message(kind_of("md"), model, sorted(deployments))
+            raise FleetctlError(
+                f"{missing}. A repository is ORGANISATION/NAME, and a folder begins with /, ./ or ~"
+            )
+        found = deployments[model]
         request = request_for(found)
         known = seen.lister.snapshot(found.name)
         facts = snapshot_facts(known) if known is not None and known.resolves(found) else None
@@ -189,16 +194,6 @@ async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
         click.echo(f"{error}. The list of `fleetctl models search` answers", err=True)
         return listed.facts
     return model_files.model_facts(remote.config, remote.weights)
-
-
-def _find_deployment(seen: FleetSnapshot, name: str) -> ModelDeployment:
-    deployments = {one.name: one for one in seen.deployments()}
-    if name not in deployments:
-        missing = not_found_message(kind_of("md"), name, sorted(deployments))
-        raise FleetctlError(
-            f"{missing}. A repository is ORGANISATION/NAME, and a folder begins with /, ./ or ~"
-        )
-    return deployments[name]
 
 
 def _request() -> PlacementRequest:

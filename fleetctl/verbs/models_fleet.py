@@ -72,7 +72,32 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     ]
     output = options["output"]
     if output in ("json", "yaml"):
-        document = _document(answers, rows, folders, is_yaml=output == "yaml")
+        is_yaml = output == "yaml"
+        tree: dict[str, Any] = {
+            "nodes": [
+                {"node": one.node, "error": one.problem}
+                if one.document is None
+                else {
+                    "node": one.node,
+                    "diskBytes": one.document.disk_bytes,
+                    "freeBytes": one.document.free_bytes,
+                    "quantizations": [
+                        job.model_dump(mode="json", by_alias=True)
+                        for job in one.document.quantizations
+                    ],
+                    "models": [
+                        model.model_dump(mode="json", by_alias=True)
+                        for node, model in rows
+                        if node == one.node
+                    ],
+                    "folders": [found.tree() for found in folders if found.node == one.node],
+                }
+                for one in answers
+            ]
+        }
+        document = (
+            dump(tree) if is_yaml else orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
+        )
         click.echo(document, nl=output == "json")
     elif rows or folders:
         if rows:
@@ -167,37 +192,6 @@ def _age(then: datetime | None, now: datetime) -> str:
     return "-" if then is None else age(then, now)
 
 
-def _document(
-    answers: Sequence[NodeAnswer[NodeModels]],
-    rows: Sequence[tuple[str, StoredModelReport]],
-    folders: Sequence[ModelFolder],
-    *,
-    is_yaml: bool,
-) -> str:
-    tree: dict[str, Any] = {
-        "nodes": [
-            {"node": one.node, "error": one.problem}
-            if one.document is None
-            else {
-                "node": one.node,
-                "diskBytes": one.document.disk_bytes,
-                "freeBytes": one.document.free_bytes,
-                "quantizations": [
-                    job.model_dump(mode="json", by_alias=True) for job in one.document.quantizations
-                ],
-                "models": [
-                    model.model_dump(mode="json", by_alias=True)
-                    for node, model in rows
-                    if node == one.node
-                ],
-                "folders": [found.tree() for found in folders if found.node == one.node],
-            }
-            for one in answers
-        ]
-    }
-    return dump(tree) if is_yaml else orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
-
-
 def _tell_silent(answers: Sequence[NodeAnswer[Any]]) -> None:
     """Tell which Macs did not answer. Raises Exit with code 1 if there is one."""
     silent = [one for one in answers if one.problem and not one.is_absent]
@@ -267,7 +261,23 @@ async def _check(
 ) -> tuple[list[_WantedModel], list[NodeAnswer[ModelCheck]], list[tuple[ModelFolder, bool]]]:
     nodes = parse_nodes(options["nodes"])
     async with open_agents(options, nodes) as agents:
-        folders = await _folders(agents, words, nodes)
+        # The folders that deployments name, on each Mac, and whether a replica needs each there.
+        macs = await object_trees.list_all(agents.transport, "Node")
+        found = model_folders(
+            macs, await object_trees.list_all(agents.transport, "ModelDeployment"), ()
+        )
+        needed = {
+            (rank.node, replica.spec.model.path)
+            for replica in await objects.list_all(agents.transport, Replica)
+            for rank in replica.spec.ranks
+        }
+        # A folder that no Mac can use is needed everywhere.
+        usable = {one.path for one in found if one.weights_bytes is not None}
+        folders = [
+            (one, (one.node, one.path) in needed or one.path not in usable)
+            for one in found
+            if (not nodes or one.node in nodes) and _is_named(one.path, words)
+        ]
         wanted = await (
             _named(agents, words, may_be_none=bool(folders)) if words else _needed(agents)
         )
@@ -275,30 +285,6 @@ async def _check(
             wanted = [one for one in wanted if one.node in nodes]
         places = [(one.node, one.name) for one in wanted]
         return wanted, await agents.check(places, hashes=options["hashes"]), folders
-
-
-async def _folders(
-    agents: FleetAgents, words: Sequence[str], nodes: Sequence[str]
-) -> list[tuple[ModelFolder, bool]]:
-    """Return the folders that deployments name, on each Mac, and whether a replica needs each there.
-
-    A folder that no Mac can use is needed everywhere.
-    """
-    macs = await object_trees.list_all(agents.transport, "Node")
-    found = model_folders(
-        macs, await object_trees.list_all(agents.transport, "ModelDeployment"), ()
-    )
-    needed = {
-        (rank.node, replica.spec.model.path)
-        for replica in await objects.list_all(agents.transport, Replica)
-        for rank in replica.spec.ranks
-    }
-    usable = {one.path for one in found if one.weights_bytes is not None}
-    return [
-        (one, (one.node, one.path) in needed or one.path not in usable)
-        for one in found
-        if (not nodes or one.node in nodes) and _is_named(one.path, words)
-    ]
 
 
 async def _named(

@@ -77,7 +77,8 @@ def quantize(source: str, **options: Any) -> None:
     try:
         quantization.check_parameters(options["bits"], options["group_size"])
         if options["name"]:
-            _check_name(options["name"])
+            any_origin = QuantizationOrigin(repo="a/b", commit="0" * 40, bits=4, group_size=64)
+            quantization.result_repo(any_origin, options["name"])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
@@ -92,12 +93,15 @@ def quantize(source: str, **options: Any) -> None:
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     elif report.result or report.is_running or options["is_cancel"]:
         click.echo(f"{node}: {report.result or report.repo} {report.phase.lower()}")
-    _tell_next(node, report, is_cancel=options["is_cancel"])
-
-
-def _check_name(name: str) -> None:
-    any_origin = QuantizationOrigin(repo="a/b", commit="0" * 40, bits=4, group_size=64)
-    quantization.result_repo(any_origin, name)
+    # Say on standard error what can be done next.
+    if report.result is not None:
+        click.echo(f"Serve it with `fleetctl run {report.repo}`.", err=True)
+    elif report.is_running:
+        click.echo("Repeat the command to wait for it; --cancel ends the job.", err=True)
+    elif report.phase == "Failed":
+        raise FleetctlError(f"node/{node}: {report.error}")
+    elif not options["is_cancel"]:
+        raise FleetctlError(f"node/{node}: the job for {report.repo} was cancelled")
 
 
 async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, QuantizationReport]:
@@ -108,7 +112,14 @@ async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, Quantiza
         repo = _result_repo(model, options)
         if options["is_cancel"]:
             return await _cancel(agents, answers, repo)
-        made_on, made = _result_on(answers, repo)
+        # The first Mac that has the result, and its folder; two empty words if none has.
+        found = [
+            (node, model.name)
+            for node, document in _found(answers)
+            for model in document.models
+            if model.repo == repo
+        ]
+        made_on, made = found[0] if found else ("", "")
         if made and not options["name"]:
             return made_on, QuantizationReport(
                 repo=repo,
@@ -169,17 +180,6 @@ def _result_repo(model: StoredModelReport, options: dict[str, Any]) -> str:
         return quantization.result_repo(origin, options["name"])
     except ValueError as error:
         raise FleetctlError(str(error)) from error
-
-
-def _result_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> tuple[str, str]:
-    """Return the first Mac that has the result, and its folder; two empty words if none has."""
-    found = [
-        (node, model.name)
-        for node, document in _found(answers)
-        for model in document.models
-        if model.repo == repo
-    ]
-    return found[0] if found else ("", "")
 
 
 def _running_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> str:
@@ -243,18 +243,6 @@ async def _wait(
             )
         report = found
     return report
-
-
-def _tell_next(node: str, report: QuantizationReport, *, is_cancel: bool) -> None:
-    """Say on standard error what can be done next. Raises FleetctlError if there is no result, and none to come."""
-    if report.result is not None:
-        click.echo(f"Serve it with `fleetctl run {report.repo}`.", err=True)
-    elif report.is_running:
-        click.echo("Repeat the command to wait for it; --cancel ends the job.", err=True)
-    elif report.phase == "Failed":
-        raise FleetctlError(f"node/{node}: {report.error}")
-    elif not is_cancel:
-        raise FleetctlError(f"node/{node}: the job for {report.repo} was cancelled")
 
 
 async def _cancel(

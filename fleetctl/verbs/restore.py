@@ -64,10 +64,27 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
     if not options["etcd"]:
         _refuse_to_guess(options["data_dir"])
     with _open_checked(file) as (archive, summary):
-        _restore_authority(archive, options)
+        sealed, folder = archive.header.authority, options["authority_dir"]
+        if folder is not None and sealed is None:
+            raise FleetctlError(
+                "the backup has no authority: it was made without --with-ca. Run the command without --authority-dir"
+            )
+        if folder is None and sealed is not None and not options["etcd"]:
+            own = DataDir(options["data_dir"]).authority
+            folder = None if own.exists() else own
+        if folder is not None and sealed is not None:
+            unseal_authority(sealed, folder, options["passphrase_file"])
+            click.echo(f"restored the fleet's authority to {folder}")
+        elif sealed is not None:
+            click.echo(
+                "note: the backup has the fleet's authority; give --authority-dir to restore it",
+                err=True,
+            )
         try:
             if options["etcd"]:
-                place = _restore_to_etcd(etcd_address(options), archive, force=force)
+                etcd = etcd_address(options)
+                run(_write_cluster(etcd, archive, force=force))
+                place = f"etcd at {etcd}"
             else:
                 data_dir = DataDir(options["data_dir"])
                 place = _restore_to_folder(
@@ -103,25 +120,6 @@ def _refuse_to_guess(folder: Path) -> None:
         )
 
 
-def _restore_authority(archive: ArchiveReader, options: dict[str, Any]) -> None:
-    sealed, folder = archive.header.authority, options["authority_dir"]
-    if folder is not None and sealed is None:
-        raise FleetctlError(
-            "the backup has no authority: it was made without --with-ca. Run the command without --authority-dir"
-        )
-    if folder is None and sealed is not None and not options["etcd"]:
-        own = DataDir(options["data_dir"]).authority
-        folder = None if own.exists() else own
-    if folder is not None and sealed is not None:
-        unseal_authority(sealed, folder, options["passphrase_file"])
-        click.echo(f"restored the fleet's authority to {folder}")
-    elif sealed is not None:
-        click.echo(
-            "note: the backup has the fleet's authority; give --authority-dir to restore it",
-            err=True,
-        )
-
-
 @contextmanager
 def _open_checked(file: Path) -> Iterator[tuple[ArchiveReader, ArchiveSummary]]:
     """Open the archive and check all of it before anything is changed."""
@@ -147,11 +145,6 @@ def _check_not_empty(archive: ArchiveReader) -> ArchiveSummary:
     if summary.keys == 0:
         raise ArchiveError("it is the backup of an empty store (0 keys)")
     return summary
-
-
-def _restore_to_etcd(etcd: EtcdAddress, archive: ArchiveReader, *, force: bool) -> str:
-    run(_write_cluster(etcd, archive, force=force))
-    return f"etcd at {etcd}"
 
 
 async def _write_cluster(etcd: EtcdAddress, archive: ArchiveReader, *, force: bool) -> None:
@@ -198,8 +191,19 @@ def _restore_to_folder(
     """Restore into a new folder beside the existing store, and swap the two when the new one is complete."""
     data_dir.prepare()
     with data_dir.lock():
-        _refuse_leftovers(data_dir)
-        _write_record(data_dir)
+        # Refuse while processes of a fleet still run whose supervisor was killed.
+        paths = (*data_dir.records(), data_dir.etcd / "etcd.pid")
+        alive = [path.stem for path in paths if processes.adopt(path) is not None]
+        if alive:
+            raise FleetctlError(
+                f"processes of a fleet still run in {data_dir.path}: {', '.join(alive)}. Stop them with "
+                "`fleetctl down`, and run the restore again"
+            )
+        new = FleetRecord(
+            layout_version=LAYOUT_VERSION, gateway_url="", pid=os.getpid(), is_ready=False
+        )
+        before = data_dir.read() or new
+        data_dir.write(replace(new, gateway_url=before.gateway_url, flags=before.flags))
         has_data = (data_dir.etcd / MEMBER_FOLDER).exists()
         if has_data and not force:
             raise FleetctlError(
@@ -220,26 +224,6 @@ def _restore_to_folder(
     if replaced is not None:
         click.echo(f"the previous store is in {replaced}")
     return str(data_dir.path)
-
-
-def _refuse_leftovers(data_dir: DataDir) -> None:
-    """Refuse while processes of a fleet still run whose supervisor was killed."""
-    paths = (*data_dir.records(), data_dir.etcd / "etcd.pid")
-    alive = [path.stem for path in paths if processes.adopt(path) is not None]
-    if alive:
-        raise FleetctlError(
-            f"processes of a fleet still run in {data_dir.path}: {', '.join(alive)}. Stop them with "
-            "`fleetctl down`, and run the restore again"
-        )
-
-
-def _write_record(data_dir: DataDir) -> None:
-    """Record this process as the folder's owner, so that `fleetctl down` can stop it."""
-    new = FleetRecord(
-        layout_version=LAYOUT_VERSION, gateway_url="", pid=os.getpid(), is_ready=False
-    )
-    before = data_dir.read() or new
-    data_dir.write(replace(new, gateway_url=before.gateway_url, flags=before.flags))
 
 
 async def _read_trust(data_dir: DataDir, binary: Path | None) -> tuple[Put, ...]:
@@ -279,35 +263,26 @@ async def _fill(
         await processes.end(orphan, clock, grace_s=10.0)
     _remove(folder)
     try:
-        await _fill_etcd(folder, archive, trust, binary=binary, quota_bytes=quota_bytes)
+        etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), quota_bytes=quota_bytes)
+        try:
+            await etcd.start()
+            # Few attempts: no supervisor restarts this etcd if it ends, for example on a full disk.
+            await _put(etcd.address, trust)
+            await _write(etcd.address, archive, force=bool(trust), attempts=5)
+        except (StoreError, EmbeddedEtcdError) as error:
+            if etcd.supervisor.running:
+                raise
+            reason = failure_reason(folder / "etcd.log") or str(error)
+            raise FleetctlError(
+                f"the temporary etcd ended: {reason}. Nothing was restored"
+            ) from error
+        finally:
+            await etcd.supervisor.stop()
     except BaseException:
         # Also on Ctrl-C: an incomplete store must not stay behind.
         _remove(folder)
         raise
     shutil.rmtree(sockets.socket_folder(folder), ignore_errors=True)
-
-
-async def _fill_etcd(
-    folder: Path,
-    archive: ArchiveReader,
-    trust: tuple[Put, ...],
-    *,
-    binary: Path | None,
-    quota_bytes: int,
-) -> None:
-    etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), quota_bytes=quota_bytes)
-    try:
-        await etcd.start()
-        # Few attempts: no supervisor restarts this etcd if it ends, for example on a full disk.
-        await _put(etcd.address, trust)
-        await _write(etcd.address, archive, force=bool(trust), attempts=5)
-    except (StoreError, EmbeddedEtcdError) as error:
-        if etcd.supervisor.running:
-            raise
-        reason = failure_reason(folder / "etcd.log") or str(error)
-        raise FleetctlError(f"the temporary etcd ended: {reason}. Nothing was restored") from error
-    finally:
-        await etcd.supervisor.stop()
 
 
 async def _put(etcd: EtcdAddress, operations: tuple[Put, ...]) -> None:

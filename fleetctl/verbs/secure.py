@@ -94,41 +94,33 @@ async def _secure(
     async with open_store(options) as transport:
         if authority_dir is not None:
             folder = authority_dir.expanduser().absolute()
-            await _make_authority(transport, clock, folder, click.echo)
+            # Make the fleet's authority, its trust in the store, and this administrator's identity.
+            say = click.echo
+            authority = open_authority(folder, clock)
+            trust, is_new = await ensure_trust(transport, authority, folder, TlsMode.PERMISSIVE)
+            machine = Machine(hostname=socket.gethostname(), hardware_uuid="")
+            admin = ManagedIdentity(
+                identity=administrator(trust.fleet, machine),
+                folder=IdentityFolder(folder / _ADMIN_FOLDER),
+            )
+            signer = Signer(transport=transport, clock=clock, authority=authority)
+            try:
+                await ensure_identity(signer, trust, admin, machine)
+            except (IssueError, FolderError) as error:
+                raise FleetctlError(str(error)) from error
+            state = "made" if is_new else "unchanged"
+            say(f"authority of fleet {trust.fleet} {state} in {folder}; TLS mode {trust.mode}")
+            say("next:")
+            say(f"  - restart one reconciler on this Mac with --authority-dir {folder}")
+            say(
+                "  - restart every agent, gateway and reconciler; gateways and reconcilers with --identity-dir DIR"
+            )
+            say(f"  - use fleetctl with --identity-dir {admin.folder.path}")
+            say("  - then: fleetctl secure status")
         if mode is not None:
             await ModeChange(transport, clock, timeout_s, click.echo).move(TlsMode(mode))
         if authority_dir is None and mode is None:
             _print_status(await _read(transport))
-
-
-async def _make_authority(transport: Transport, clock: Clock, folder: Path, say: Say) -> None:
-    """Make the fleet's authority, its trust in the store, and this administrator's identity.
-
-    Raises:
-        FleetctlError: the store belongs to another fleet, or a file cannot be used.
-
-    """
-    authority = open_authority(folder, clock)
-    trust, is_new = await ensure_trust(transport, authority, folder, TlsMode.PERMISSIVE)
-    machine = Machine(hostname=socket.gethostname(), hardware_uuid="")
-    admin = ManagedIdentity(
-        identity=administrator(trust.fleet, machine),
-        folder=IdentityFolder(folder / _ADMIN_FOLDER),
-    )
-    signer = Signer(transport=transport, clock=clock, authority=authority)
-    try:
-        await ensure_identity(signer, trust, admin, machine)
-    except (IssueError, FolderError) as error:
-        raise FleetctlError(str(error)) from error
-    state = "made" if is_new else "unchanged"
-    say(f"authority of fleet {trust.fleet} {state} in {folder}; TLS mode {trust.mode}")
-    say("next:")
-    say(f"  - restart one reconciler on this Mac with --authority-dir {folder}")
-    say(
-        "  - restart every agent, gateway and reconciler; gateways and reconcilers with --identity-dir DIR"
-    )
-    say(f"  - use fleetctl with --identity-dir {admin.folder.path}")
-    say("  - then: fleetctl secure status")
 
 
 async def _read(transport: Transport) -> TlsMigration:

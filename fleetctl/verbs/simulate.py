@@ -26,7 +26,7 @@ from manifests.load import LoadedObject, load_objects
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
-from models.hub.hub_settings import HubSettings, hub_endpoint_option, hub_settings
+from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from schemas.kinds import by_name
 from schemas.node import ModelGeometry
 
@@ -90,9 +90,23 @@ def simulate(
         fleet, document = fleet_file.read_fleet(fleet_path)
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
         fleet_file.check_models(loaded, fleet, document.source)
-        scenario = _scenario(fleet, loaded, hub_settings(options))
+        hubs = hub_settings(options)
+        described = fleet_file.geometries(fleet)
+        of_hubs = run(hub_models.hub_geometries(loaded, described, hubs))
+        folders = hub_models.as_folders(loaded)
+        scenario = Scenario(fleet=fleet, geometries={**described, **of_hubs}, loaded=folders)
         newcomers = [_parse_added_node(text, number) for number, text in enumerate(added, start=1)]
-        _check_names(fleet, failing, newcomers)
+        names = [name for node in fleet.nodes for name in node.names()]
+        kind = by_name("Node")
+        assert kind is not None
+        for name in failing:
+            if name not in names:
+                raise FleetctlError(f"--fail: {not_found_message(kind, name, names)}")
+        if len(set(failing)) < len(failing):
+            raise FleetctlError("--fail: a node can fail only once; name each node once")
+        taken = [node.name for node in newcomers if node.name in names]
+        if taken:
+            raise FleetctlError(f"--add: the fleet already has a node {taken[0]}; rename that one")
         random.seed(0)  # retry jitter: the same files always give the same output
         virtual_time.run(_run(scenario, failing, newcomers, printer.add))
         losses = _lose_each(scenario) if options["lose_each"] else None
@@ -141,20 +155,6 @@ def _parse_added_node(text: str, number: int) -> FleetNode:
         ) from error
 
 
-def _check_names(fleet: FleetFile, failing: Sequence[str], newcomers: Sequence[FleetNode]) -> None:
-    names = [name for node in fleet.nodes for name in node.names()]
-    kind = by_name("Node")
-    assert kind is not None
-    for name in failing:
-        if name not in names:
-            raise FleetctlError(f"--fail: {not_found_message(kind, name, names)}")
-    if len(set(failing)) < len(failing):
-        raise FleetctlError("--fail: a node can fail only once; name each node once")
-    taken = [node.name for node in newcomers if node.name in names]
-    if taken:
-        raise FleetctlError(f"--add: the fleet already has a node {taken[0]}; rename that one")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """The Macs, models and manifests of a simulation."""
@@ -163,14 +163,6 @@ class Scenario:
     geometries: Mapping[str, ModelGeometry]
     """Those of the models, by path."""
     loaded: Sequence[LoadedObject]
-
-
-def _scenario(fleet: FleetFile, loaded: Sequence[LoadedObject], hubs: HubSettings) -> Scenario:
-    """Return the scenario; models of hubs are looked up. Raises ManifestErrors."""
-    described = fleet_file.geometries(fleet)
-    of_hubs = run(hub_models.hub_geometries(loaded, described, hubs))
-    folders = hub_models.as_folders(loaded)
-    return Scenario(fleet=fleet, geometries={**described, **of_hubs}, loaded=folders)
 
 
 async def _run(

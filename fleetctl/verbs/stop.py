@@ -93,28 +93,26 @@ def stop(models: tuple[str, ...], grace_period: str, **options: Any) -> None:
     if is_all:
         run(_stop_all(options, grace_s))
     else:
-        _stop_local(options, grace_s)
-
-
-def _stop_local(options: dict[str, Any], grace_s: float) -> None:
-    data_dir: Path = options["data_dir"]
-    folders = [path.expanduser().resolve() for path in options["state_dirs"]]
-    folders = folders or DataDir(data_dir).nodes()
-    if not folders:
-        raise FleetctlError(
-            f"no agent has its state in {DataDir(data_dir).path}. Name the folder with --state-dir, as for fleet-nodeagent"
-        )
-    for folder in folders:
-        order = StopOrder(folder)
-        try:
-            if options["undo"]:
-                was_given = order.take_back()
-                click.echo(f"{folder}: {'engines may start again' if was_given else 'not stopped'}")
-                continue
-            count = asyncio.run(order.execute(SystemClock(), grace_s=grace_s))
-        except OSError as error:
-            raise FleetctlError(f"cannot write to {folder}: {error.strerror}") from error
-        click.echo(f"{folder}: {_ended(count)}, none starts until --undo")
+        data_dir: Path = options["data_dir"]
+        folders = [path.expanduser().resolve() for path in options["state_dirs"]]
+        folders = folders or DataDir(data_dir).nodes()
+        if not folders:
+            raise FleetctlError(
+                f"no agent has its state in {DataDir(data_dir).path}. Name the folder with --state-dir, as for fleet-nodeagent"
+            )
+        for folder in folders:
+            order = StopOrder(folder)
+            try:
+                if options["undo"]:
+                    was_given = order.take_back()
+                    click.echo(
+                        f"{folder}: {'engines may start again' if was_given else 'not stopped'}"
+                    )
+                    continue
+                count = asyncio.run(order.execute(SystemClock(), grace_s=grace_s))
+            except OSError as error:
+                raise FleetctlError(f"cannot write to {folder}: {error.strerror}") from error
+            click.echo(f"{folder}: {_ended(count)}, none starts until --undo")
 
 
 def _ended(count: int) -> str:
@@ -142,7 +140,19 @@ async def _stop_all(options: dict[str, Any], grace_s: float) -> None:
             raise FleetctlError(_nobody(has_store=store is not None))
         verb: Verb = "DELETE" if options["undo"] else "PUT"
         if verb == "PUT" and not options["yes"]:
-            _confirm(sorted(urls), grace_s)
+            # Confirm at the terminal.
+            nodes = sorted(urls)
+            count = "1 Mac" if len(nodes) == 1 else f"{len(nodes)} Macs"
+            if not terminal.is_tty(sys.stdin):
+                raise click.UsageError(
+                    f"this would end all engines of {count}, and there is no terminal to ask: give --yes"
+                )
+            shown = ", ".join(nodes[:_MAX_NAMES]) + (", ..." if len(nodes) > _MAX_NAMES else "")
+            click.confirm(
+                f"End all engines of {count} ({shown}) now? Requests get {grace_s:g} s to finish, and no engine starts until --undo.",
+                abort=True,
+                err=True,
+            )
         addresses = [agent_address(dialer, name, urls[name]) for name in sorted(urls)]
         async with stop_orders.tickets_if_any(store, addresses) as bearers:
             found = await stop_orders.send_all(addresses, bearers, verb=verb, grace_s=grace_s)
@@ -155,21 +165,6 @@ def _nobody(*, has_store: bool) -> str:
     return (
         "no agent of this fleet was seen before from here. Give their addresses with --nodes HOST:PORT,..., or run "
         "`fleetctl stop --local` on each Mac"
-    )
-
-
-def _confirm(nodes: Sequence[str], grace_s: float) -> None:
-    """Confirm at the terminal. Raises UsageError where there is none."""
-    count = "1 Mac" if len(nodes) == 1 else f"{len(nodes)} Macs"
-    if not terminal.is_tty(sys.stdin):
-        raise click.UsageError(
-            f"this would end all engines of {count}, and there is no terminal to ask: give --yes"
-        )
-    shown = ", ".join(nodes[:_MAX_NAMES]) + (", ..." if len(nodes) > _MAX_NAMES else "")
-    click.confirm(
-        f"End all engines of {count} ({shown}) now? Requests get {grace_s:g} s to finish, and no engine starts until --undo.",
-        abort=True,
-        err=True,
     )
 
 

@@ -112,18 +112,13 @@ def create(name: str | None, pool: str | None, **options: Any) -> None:
             return await create_token(transport, clock, given), addresses
 
     made, addresses = run(work())
-    _print(made, addresses, wanted, clock.now(), output=options["output"])
-
-
-def _print(
-    made: JoinToken, addresses: Sequence[str], wanted: TokenOptions, now: datetime, *, output: str
-) -> None:
+    now = clock.now()
     uses = "one machine" if wanted.uses == 1 else f"{wanted.uses} machines"
     end = f"{now + wanted.lifetime:%Y-%m-%d %H:%M} UTC"
     click.echo(
         f"token/{made.id} created for {uses} with the role {wanted.role}, until {end}.", err=True
     )
-    if output == "token":
+    if options["output"] == "token":
         click.echo(made.render())
         return
     where = ",".join(addresses) or _UNKNOWN_ADDRESS

@@ -251,58 +251,6 @@ async def test_an_empty_result_is_not_an_error(fleet: MemoryFleet) -> None:
     assert chosen == Done(code=0, out="", err="no modeldeployments found\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("md", "-A"), 2, "fleets have no namespaces"),
-        (("md", "-n", "default"), 2, "fleets have no namespaces"),
-        (("mdd",), 2, "did you mean modeldeployments?"),
-        (("md,",), 2, "the kind is empty"),
-        (("md,,np",), 2, "the kind is empty"),
-        (("md", ""), 2, "a name is empty"),
-        ((), 2, "which objects? Give KIND"),
-        (("md", "-R"), 2, "give -f as well"),
-        (("md", "-f", "/nowhere.yaml"), 2, "with -f, but not both"),
-        (("-f", "/nowhere.yaml"), 1, "/nowhere.yaml"),
-        (("rep", "-o", "jsonpath={.items[0].metadata.name}"), 1, "array index out of bounds: index 0, length 0"),
-        (("md", "--field-selector", "spec.replcas=1"), 1, "not supported: spec.replcas; did you mean spec.replicas?"),
-        (("ep", "--field-selector", "spec.nod=mac-1"), 1, "did you mean spec.node?"),
-        (("np,md", "--field-selector", "spec.model.pat=a"), 1, "did you mean spec.model.path?"),
-        (("np,md", "--field-selector", "spec.model=a"), 1, "spec.model holds several values"),
-        (("gs", "--field-selector", "status.conditions.type=Ready"), 1, "status.conditions holds several"),
-        (("ak", "--field-selector", "spec.hash=a"), 1, "field label not supported: spec.hash"),
-        (("all", "qwen"), 2, "`all` takes no names"),
-        (("md/", "-o", "name"), 2, "md/ has no name"),
-        (("md/a", "b"), 2, "KIND/NAME KIND/NAME..., but not both"),
-        (("md", "qwen", "-l", "a=b"), 2, "not both"),
-        (("md", "qwen", "--field-selector", "spec.a=b"), 2, "--field-selector, but not both"),
-        (("md", "-o", "jsn"), 2, "did you mean json?"),
-        (("md", "-o", "yaml=x"), 2, "unknown output format 'yaml=x'"),
-        (("md", "-o", "jsonpath"), 2, "-o jsonpath needs a value"),
-        (("md", "-o", "jsonpath=.metadata.name"), 1, "write {.metadata.name}"),
-        (("md", "-o", "jsonpath={.a"), 1, "expected }"),
-        (("md", "-o", "jsonpath-file=/nowhere"), 1, "-o jsonpath-file=/nowhere: the file cannot be read"),
-        (("md", "-o", "custom-columns=A"), 1, "'A' needs a title and a path"),
-        (("md", "-o", "custom-columns=A:.b["), 1, "at character"),
-        (("md", "--sort-by", ".spec.colour"), 1, "no object has this field"),
-        (("md", "--field-selector", "colour=red"), 1, "write FIELD=value"),
-        (("md", "--field-selector", "spec.servedNames=a"), 1, "holds several values"),
-        (("md", "-l", "a b"), 1, "key notin (a,b)"),
-        (("md", "-o", "name", "--show-labels"), 2, "--show-labels applies to tables"),
-        (("md", "--output-watch-events"), 2, "--output-watch-events needs -w"),
-        (("md,np", "-w"), 2, "-w watches one kind at a time"),
-        (("apikeys", "-w"), 2, "API keys cannot be watched"),
-        (("apikeys", "-l", "a=b"), 2, "API keys have no labels"),
-    ],
-)  # fmt: skip
-async def test_errors_have_hints(
-    fleet: MemoryFleet, words: tuple[str, ...], code: int, said: str
-) -> None:
-    done = await fleet.ctl("get", *words)
-    assert (done.code, done.out) == (code, ""), done.err
-    assert said in done.err
-
-
 async def test_an_invalid_custom_columns_file_is_an_error(
     fleet: MemoryFleet, tmp_path: Path
 ) -> None:
