@@ -1,7 +1,7 @@
 """Signs of progress for gateways: interim responses, until the response begins.
 
 A gateway gives up an engine that shows no progress for some time, and a place in the queue, a long prompt or an answer
-that is not streamed send nothing of the response for minutes. See docs/reference/openai.md, "Signs of progress".
+that is not streamed send nothing of the response for minutes. See docs/internals/engine.md, "Signs of progress".
 """
 
 import asyncio

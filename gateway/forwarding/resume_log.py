@@ -1,7 +1,7 @@
 """Resume comments of an engine's stream, from which another engine can continue it.
 
 A resume comment (": fleet {...}") precedes the data of a chunk, or follows the events of a token in a block of its own;
-see docs/reference/openai.md, "Continuing an answer elsewhere". Comments are removed from the client's stream and stored
+see docs/internals/engine.md, "Continuing an answer elsewhere". Comments are removed from the client's stream and stored
 unparsed, because only the death of an engine needs them.
 """
 
