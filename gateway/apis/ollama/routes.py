@@ -23,6 +23,7 @@ from gateway.forwarding.admission import Activator
 from gateway.routing.table import ServedModel
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
+from schemas.deployment import HUB_REPO_PATTERN
 from schemas.wire.errors import RefusedError, body_too_large, invalid
 
 # A model name and a few options.
@@ -31,7 +32,8 @@ _BODY_LIMIT = 64 << 10
 _PULL_LIMIT_S = 3600.0
 _PULL_LINE_S = 2.0
 # The places that Ollama's clients write before the name of a repository.
-_HUB_HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+_HUB_HOST = re.compile(r"^(https://)?(hf|huggingface)\.co/")
+_REPOSITORY = re.compile(HUB_REPO_PATTERN)
 _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
@@ -116,9 +118,7 @@ class OllamaRoutes:
     async def pull(self, request: Request) -> Response:
         """Wait until a declared model is ready, with the progress as lines; start it if it is scaled to zero."""
         body_fields = decode(_NAMED, _NamedModel, await _body(request))
-        wanted = body_fields.model or body_fields.name
-        for host in _HUB_HOSTS:
-            wanted = wanted.removeprefix(host)
+        wanted = _HUB_HOST.sub("", body_fields.model or body_fields.name)
         model = self._named(request, wanted)
         lines = self._pull_lines(model.name, request)
         if body_fields.stream is not False:
@@ -161,12 +161,7 @@ class OllamaRoutes:
         known = self.table_cache.table.models.get(wanted)
         if known is not None and known.deployments() == source.deployments():
             return Response(status_code=200)
-        deployment = next(iter(source.deployments()), source.name)
-        raise _declare(
-            "A second name of a model is declared here",
-            f"apiVersion: fleet/v1alpha1\nkind: ModelRoute\nmetadata: {{name: {_object_name(wanted)}}}\n"
-            f"spec:\n  model: {orjson.dumps(wanted[:200]).decode()}\n  backends: [{{deployment: {deployment}}}]\n",
-        )
+        raise _second_name(wanted, source)
 
     async def delete(self, request: Request) -> Response:
         """Refuse to delete a declared model, with the command that does."""
@@ -185,14 +180,18 @@ class OllamaRoutes:
             given = msgspec.json.decode(await _body(request), type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             given = {}
-        name, base = (
-            str(given.get("model") or "NAME"),
-            str(given.get("from") or "ORGANISATION/NAME"),
-        )
+        name = str(given.get("model") or "NAME")
+        base = _HUB_HOST.sub("", str(given.get("from") or "ORGANISATION/NAME"))
+        base = resolve_name(self.table_cache, base)
+        served = next((one for one in self._models(request) if one.name == base), None)
+        if served is not None:
+            raise _second_name(name, served)
+        text = orjson.dumps(base[:200]).decode()
+        source = f"hub: {{repo: {text}}}" if _REPOSITORY.fullmatch(base) else f"path: {text}"
         raise _declare(
             "Models come and go with ModelDeployments here",
             f"apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: {_object_name(name)}}}\n"
-            f"spec:\n  model: {{hub: {{repo: {orjson.dumps(base[:200]).decode()}}}}}\n",
+            f"spec:\n  model: {{{source}}}\n",
         )
 
     async def push(self) -> Response:
@@ -239,6 +238,16 @@ class OllamaRoutes:
 def _object_name(text: str) -> str:
     """Return a name for an object that stands for a model's name."""
     return _UNSAFE.sub("-", text.lower())[:60].strip("-") or "name"
+
+
+def _second_name(name: str, model: ServedModel) -> RefusedError:
+    """Return the manifest that gives a served model another name."""
+    deployment = next(iter(model.deployments()), model.name)
+    return _declare(
+        "A second name of a model is declared here",
+        f"apiVersion: fleet/v1alpha1\nkind: ModelRoute\nmetadata: {{name: {_object_name(name)}}}\n"
+        f"spec:\n  model: {orjson.dumps(name[:200]).decode()}\n  backends: [{{deployment: {deployment}}}]\n",
+    )
 
 
 def _declare(why: str, manifest: str) -> RefusedError:

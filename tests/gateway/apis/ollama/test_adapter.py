@@ -3,6 +3,7 @@
 import asyncio
 import math
 from datetime import timedelta
+from io import BytesIO
 
 import aiohttp
 import ollama
@@ -11,6 +12,7 @@ import pytest
 
 from gateway.apis.ollama import request_translator, response_translator
 from machinery.clock import SystemClock
+from manifests.load import load_objects
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
 from schemas.node import ModelGeometry, ModelReport, NodeStatus
@@ -164,6 +166,9 @@ async def test_no_prompt_has_the_model_loaded(
         ("pull", {"model": "nobody"}, "does not exist"),
         ("pull", {"model": "hf.co/org/name"}, "fleetctl run org/name"),
         ("create", {"model": "n", "from": "org/name"}, 'repo: "org/name"'),
+        ("create", {"model": "n", "from": "hf.co/org/name"}, 'repo: "org/name"'),
+        ("create", {"model": "n", "from": "m:latest"}, "backends: [{deployment: m}]"),
+        ("create", {"model": "n", "from": "./own.gguf"}, 'path: "./own.gguf"'),
         ("create", {"model": "m"}, "fleetctl apply"),
         ("copy", {"source": "m", "destination": "a:b"}, "metadata: {name: a-b}"),
         ("copy", {"source": "nobody", "destination": "x"}, "does not exist"),
@@ -183,6 +188,9 @@ async def test_refusals_teach(
         assert response.status in (400, 404)
         assert set(told) == {"error"}
         assert says_ in told["error"]
+        manifest = told["error"].partition("`fleetctl apply -f FILE`:\n")[2]
+        if manifest:
+            assert load_objects(["-"], stdin=BytesIO(manifest.encode()))
     assert not shared_stage.engine.calls
 
 
