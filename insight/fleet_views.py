@@ -538,10 +538,12 @@ def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) ->
     if not macs and not models:
         return "an empty fleet: no Mac has joined, and nothing is deployed"
     online = sum(one["state"] == "online" for one in macs)
+    others = any(one["osVersion"] and not str(one["osVersion"]).startswith("macOS") for one in macs)
+    noun = "nodes" if others else "Macs"
     parts = [
-        f"all {len(macs)} Macs online"
+        f"all {len(macs)} {noun} online"
         if macs and online == len(macs) > 1
-        else f"{online} of {len(macs)} Macs online"
+        else f"{online} of {len(macs)} {noun} online"
     ]
     short = list(_short(models))
     parts += short[:3]

@@ -376,7 +376,9 @@ def _disks(
         )
     pressed = any(n.status and is_true(n.status.conditions, "DiskPressure") for n in nodes)
     if places and not short and not pressed and not full:
-        yield ok("disk", f"{counted(len(places), 'disk has', 'disks have')} enough free space")
+        yield ok(
+            "disk", f"{counted(len(places), 'place has', 'places have')} enough free disk space"
+        )
 
 
 def _memory(fleet: FleetObjects) -> Iterator[Finding]:
@@ -444,7 +446,7 @@ def _clocks(*groups: Sequence[ProbeResult]) -> Iterator[Finding]:
     if offsets and not off:
         yield ok(
             "clocks",
-            f"{counted(len(offsets), 'clock agrees', 'clocks agree')} with this machine's",
+            f"{counted(len(offsets), 'process has', 'processes have')} this machine's time",
         )
 
 

@@ -41,7 +41,10 @@ def check_machines(reports: Sequence[MachineReport]) -> Iterator[Finding]:
     if examined:
         number = counted(len(examined), "agent", "agents")
         result = "" if bad else " and found no problem"
-        yield ok("machines", f"{number} examined the machine{result}")
+        yield ok(
+            "machines",
+            f"{number} examined {'its machine' if len(examined) == 1 else 'their machines'}{result}",
+        )
 
 
 def _grouped(bad: Sequence[Finding]) -> Iterator[Finding]:

@@ -209,7 +209,7 @@ async def test_the_fleets_doctor_asks_every_agent(fleet: MemoryFleet, tmp_path: 
         "UNKNOWN",
         "1 machine was not examined: node/mac-3: mac-3: this agent does not examine its machine",
     )
-    assert machines[1] == ("OK", "2 agents examined the machine")
+    assert machines[1] == ("OK", "2 agents examined their machines")
 
 
 @pytest.mark.parametrize(

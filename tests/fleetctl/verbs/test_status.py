@@ -12,6 +12,7 @@ from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
 from tests.support.macs import GIB, mac, put_status
+from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until_async
 
 
@@ -26,6 +27,14 @@ async def test_an_empty_fleet(fleet: MemoryFleet) -> None:
         "an empty fleet: no Mac has joined, and nothing is deployed\n\n"
         "no gateway is registered: start fleet-gateway\n"
     )
+
+
+async def test_machines_that_are_no_macs_are_nodes(fleet: MemoryFleet) -> None:
+    linux = node_status("box").model_copy(update={"os": "Debian GNU/Linux", "chip": "AMD EPYC"})
+    await fleet.store.commit(
+        [], [put_node("mac-1"), put_lease("mac-1"), put_node("box", linux), put_lease("box")]
+    )
+    assert (await fleet.ctl("status")).out.startswith("all 2 nodes online")
 
 
 async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:

@@ -27,7 +27,7 @@ def lines(*reports: MachineReport) -> list[str]:
 
 def test_machines_that_are_well_are_one_line() -> None:
     assert lines(*(report(f"mac-{n}", WELL, WELL) for n in range(3))) == [
-        "OK machines : 3 agents examined the machine and found no problem"
+        "OK machines : 3 agents examined their machines and found no problem"
     ]
 
 
@@ -35,7 +35,7 @@ def test_only_problems_of_a_machine_are_shown() -> None:
     unknown = Finding(check="gpu spin", level="UNKNOWN", message="nobody knows")
     assert lines(report("mac-1", WELL, SLEEPS, unknown), report("mac-2", WELL)) == [
         "FAIL sleep mac-1: it sleeps",
-        "OK machines : 2 agents examined the machine",
+        "OK machines : 2 agents examined their machines",
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_problem_of_many_machines_is_shown_once() -> None:
 def test_a_problem_that_the_fleet_checks_itself_is_not_said_twice(check: str) -> None:
     problem = Finding(check=check, level="FAIL", message="only 1 GiB")
     assert lines(report("mac-1", problem)) == [
-        "OK machines : 1 agent examined the machine and found no problem"
+        "OK machines : 1 agent examined its machine and found no problem"
     ]
 
 
