@@ -39,6 +39,7 @@ def generated() -> dict[Path, str]:
     for page, (name, content) in sections().items():
         files[DOCS / page] = with_section((DOCS / page).read_text(), name, content)
     files[DOCS / "adr" / "README.md"] = decisions()
+    files[DOCS / "internals" / "lifecycles.md"] = lifecycles()
     files[DOCS / "reference" / "reasons.md"] = reason_tables.page()
     files[DOCS / "reference" / "fleetctl.md"] = fleetctl_reference.page()
     files[DOCS / "api" / "openapi.json"] = gateway_openapi.text()
@@ -51,7 +52,6 @@ def sections() -> dict[str, tuple[str, str]]:
     """Return the generated section of each page that is otherwise written by hand: its name and its content."""
     return {
         "architecture.md": ("layers", picture(layers())),
-        "internals/lifecycles.md": ("lifecycles", lifecycles()),
         "models.md": ("sizes", model_sizes.table()),
         "reference/http-api.md": ("routes", gateway_openapi.table()),
         "troubleshooting.md": ("machine checks", machine_checks()),
@@ -95,7 +95,12 @@ def picture(rows: list[str]) -> str:
 
 
 def lifecycles() -> str:
-    """Return the tables of states, drawn from the transition tables that the code uses."""
+    """Return the page of states, drawn from the transition tables that the code uses."""
+    head = (
+        "# Life cycles\n\nAfter this page you know which states engines and shard groups pass through, and which events "
+        "move them.\n`make docs` generates it from the transition tables of the code; an empty cell leaves the state "
+        "as it is."
+    )
     engine = [(old, event, new) for (old, event), new in lifecycle.TRANSITIONS.items()]
     process = [
         (old, event, new)
@@ -104,11 +109,13 @@ def lifecycles() -> str:
     ]
     return "\n\n".join(
         (
+            head,
             "## An engine, as it reports itself (`engine/lifecycle.py`)\n\n" + table(engine),
             "## An engine process, as its agent knows it (`nodeagent/replicas/engine_tracker.py`)\n\n"
             + table(process),
             "## An epoch of a shard group (`reconciler/groups/epochs.py`)\n\n"
-            + table(epochs.TRANSITIONS),
+            + table(epochs.TRANSITIONS)
+            + "\n",
         )
     )
 
