@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import zeroconf
+from typing_extensions import override
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from machinery.backoff import Backoff, Retries
@@ -30,7 +31,6 @@ from machinery.clock import Clock
 from machinery.control_characters import make_printable
 from machinery.network_interfaces import Interface, InterfaceLister
 from machinery.rate_limit import RateLimit
-from machinery.typing_compat import override
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+from typing_extensions import override
+
 from machinery.clock import Clock
-from machinery.typing_compat import override
 from store import keys
 from store.errors import PermissionDeniedError
 from store.forwarding import ForwardedCalls

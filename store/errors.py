@@ -61,10 +61,6 @@ class AuthOffError(StoreError):
     """The store has no users, or does not require them yet: continue without a token."""
 
 
-class LongListError(StoreError):
-    """The list has more keys than this reader should read: read it over another transport."""
-
-
 class TooLargeError(StoreError):
     """The object or transaction exceeds the store's limit: make it smaller."""
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import assert_never
 
-from machinery.typing_compat import override
+from typing_extensions import override
+
 from store.forwarding import ForwardedCalls
 from store.port import (
     CreateRevisionGuard,

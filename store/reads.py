@@ -1,7 +1,4 @@
-"""The read half of the port: keys, and listings in pages at one revision. Does no I/O itself.
-
-Apart from `store.port`, because it imports in a tenth of the time, which `store.etcd.sync_reader` needs.
-"""
+"""The read half of the port: keys, and listings in pages at one revision. Does no I/O itself."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -32,7 +29,7 @@ class Listing(NamedTuple):
 
 
 class StoreReader(Protocol):
-    """The read half of the port: every transport has it, and `store.etcd.sync_reader` has nothing else."""
+    """The read half of the port, for callers that write nothing."""
 
     async def get(self, key: str) -> KeyValue | None:
         """Return the current value of the key; see `Transport`."""

@@ -6,8 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-
-from machinery.typing_compat import override
+from typing_extensions import override
 
 # kubectl's meaning of a negative --timeout.
 _WEEK_S = 7 * 24 * 3600.0

@@ -19,7 +19,6 @@ from machinery.clock import SystemClock
 from schemas.wire.identity_files import find_identity_files
 from store.errors import (
     EditRefusedError,
-    SlowStoreError,
     StoreError,
     UnavailableError,
     UndecodableError,
@@ -34,9 +33,6 @@ if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
 # In a data folder of `fleetctl up --join`.
 _ADMIN_PASSWORD, _ADMIN_IDENTITY = Path("passwords", "admin.env"), Path("identities", "admin")
 _API_KEY = Path("passwords", "api-key")
-# Longer lists are read over gRPC. Its import costs as much as etcd's JSON gateway and its parsing cost for 12,000 keys,
-# and a list of objects is followed by one of their statuses.
-_LONGEST_LIST = 5_000
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -290,35 +286,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def read_once(options: dict[str, Any], main: Callable[[StoreReader], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of `main`, which only reads and may be called twice.
-
-    The synchronous reader needs etcd's JSON gateway and reports few details. When it fails, the read is repeated over
-    gRPC with retries, and the errors of that attempt are shown. So are long lists, which cost etcd a third over gRPC.
+    """Return the result of `main`, which only reads.
 
     Raises:
         FleetctlError: the error of `main`, or of the store.
 
     """
-    from store.etcd.sync_reader import (  # noqa: PLC0415 - most verbs do not need it
-        SyncReader,
-        run_sync,
-    )
 
-    with translate_errors():
-        store = SyncReader(etcd_address(options), SystemClock(), longest_list=_LONGEST_LIST)
-        try:
-            return run_sync(main(store))
-        except SlowStoreError:
-            raise  # the same question again would make etcd slower
-        except StoreError:
-            pass
-        finally:
-            store.close()
-    return run(_read_by_grpc(options, main))
+    async def read() -> T:
+        async with open_store(options, is_recorded=False) as transport:
+            return await main(transport)
 
-
-async def _read_by_grpc(
-    options: dict[str, Any], main: Callable[[StoreReader], Coroutine[Any, Any, T]]
-) -> T:
-    async with open_store(options, is_recorded=False) as transport:
-        return await main(transport)
+    return run(read())

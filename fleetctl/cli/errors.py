@@ -1,8 +1,8 @@
 """Errors that users read: what failed, where, and what to do. Never a traceback."""
 
 import click
+from typing_extensions import override
 
-from machinery.typing_compat import override
 from store.errors import (
     ConflictError,
     NoSpaceError,

@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from typing_extensions import override
 
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.spellings import VERB_SYNONYMS, translate_switches
-from machinery.typing_compat import override
 
 # A group with at most this many commands lists them all when no name is similar.
 _SHORT_LIST = 12

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import click
-
-from machinery.typing_compat import override
+from typing_extensions import override
 
 _PORT: Final = 22
 # A leading hyphen would be a flag of some program; the rest is what DNS, Bonjour and IPv6 zones need.

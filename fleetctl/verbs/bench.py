@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 import msgspec
+from typing_extensions import override
 
 from fleetctl.chat import answer_stream
 from fleetctl.chat.gateway_pool import GatewayPool, print_note
@@ -18,7 +19,6 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.output import printers
 from fleetctl.verbs.chat import choose_model, open_gateways
 from machinery.clock import Clock, SystemClock
-from machinery.typing_compat import override
 from machinery.version import version
 
 _HELP = """Measure the speed of a model: time to the first token and tokens per second, as clients see them.

@@ -92,6 +92,8 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 _STORE_OPTIONS = ("data_dir", "etcd", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password",
           "etcd_password_file", "etcd_prefix", "etcd_transport")  # fmt: skip
+# A shell waits for the answer to its Tab.
+_PATIENCE_S = 3.0
 
 
 def object_names(context: click.Context, options: dict[str, Any], kind: str) -> list[str]:
@@ -99,14 +101,14 @@ def object_names(context: click.Context, options: dict[str, Any], kind: str) -> 
 
     Raises:
         click.ClickException: the line names no store.
-        StoreError: the store does not answer.
+        TimeoutError: the store does not answer.
 
     """
     # Imported here, because most completions need no store.
-    from fleetctl.cli.connect import etcd_address  # noqa: PLC0415 - see above
-    from machinery.clock import SystemClock  # noqa: PLC0415 - see above
+    import asyncio  # noqa: PLC0415 - see above
+
+    from fleetctl.cli.connect import open_store, run  # noqa: PLC0415 - see above
     from store import keys, object_trees  # noqa: PLC0415 - see above
-    from store.etcd.sync_reader import SyncReader, run_sync  # noqa: PLC0415 - see above
 
     if any(name not in options for name in _STORE_OPTIONS):
         return []
@@ -114,17 +116,15 @@ def object_names(context: click.Context, options: dict[str, Any], kind: str) -> 
         resolved = resolve_options(
             {name: options[name] for name in _STORE_OPTIONS}, options.get("context")
         )
-        address = etcd_address(resolved)
-    store = SyncReader(address, SystemClock())
-    try:
-        if kind == "Gateway":
-            items = run_sync(store.list(keys.GATEWAY_LEASE_PREFIX)).items
-            return [item.key.removeprefix(keys.GATEWAY_LEASE_PREFIX) for item in items]
-        return sorted(
-            {object_trees.name_of(t) for t in run_sync(object_trees.list_all(store, kind))}
-        )
-    finally:
-        store.close()
+
+    async def read() -> list[str]:
+        async with asyncio.timeout(_PATIENCE_S), open_store(resolved, is_recorded=False) as store:
+            if kind == "Gateway":
+                items = (await store.list(keys.GATEWAY_LEASE_PREFIX)).items
+                return [item.key.removeprefix(keys.GATEWAY_LEASE_PREFIX) for item in items]
+            return sorted({*map(object_trees.name_of, await object_trees.list_all(store, kind))})
+
+    return run(read())
 
 
 CandidateItem = CompletionItem[str]

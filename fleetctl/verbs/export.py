@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import click
 from click.core import ParameterSource
+from typing_extensions import override
 
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
@@ -18,7 +19,6 @@ from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.output.text_file import save_text
 from fleetctl.verbs import export_metrics
-from machinery.typing_compat import override
 from manifests.declaration import clean_manifest, is_bare
 from manifests.plan import ORDER
 from manifests.yaml import comments, nodes, parser

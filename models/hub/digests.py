@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from machinery.typing_compat import override
+from typing_extensions import override
 
 DigestAlgorithm: TypeAlias = Literal["sha256", "git-sha1"]
 

@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from machinery.typing_compat import override
+from typing_extensions import override
+
 from models.hub.digests import BlobDigest
 from models.hub.errors import HubUnreachableError, ListingRefusedError, ModelMissingError
 from models.hub.model_hub import RemoteFile, contents_version, is_commit

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from typing_extensions import override
+
 from machinery.process_secrets import check_secret_file
-from machinery.typing_compat import override
 
 if TYPE_CHECKING:  # a quarter of the import time of `fleetctl get`, for https only
     import ssl

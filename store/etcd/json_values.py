@@ -1,7 +1,4 @@
-"""Values in the answers of etcd's JSON gateway, after parsing. Pure.
-
-Shared by `store.etcd.http`, and by `store.etcd.sync_reader`, which cannot afford to import orjson.
-"""
+"""Values in the answers of etcd's JSON gateway, after parsing. Pure."""
 
 from base64 import b64decode, b64encode
 from typing import Any

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from machinery import mdns, processes, virtual_time
 from machinery.clock import SystemClock
@@ -26,7 +27,6 @@ from machinery.mdns import (
     ServiceRecord,
 )
 from machinery.network_interfaces import Interface
-from machinery.typing_compat import override
 from machinery.virtual_time import VirtualClock
 from schemas.wire.discovery import SERVICE
 from tests.support import netns

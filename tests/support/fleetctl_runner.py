@@ -199,21 +199,13 @@ def _reach_stores() -> Iterator[None]:
     What `connect` calls is replaced, and not `connect` itself: verbs that were imported before hold on to that.
     """
     adapters = importlib.import_module("store.etcd.connect")
-    readers = importlib.import_module("store.etcd.sync_reader")
-    adapter, reader = adapters._adapter, readers.SyncReader
+    adapter = adapters._adapter
 
     def memory_adapter(address: EtcdAddress, *options: Any) -> Any:
         found = _stores.get(str(address))
         return adapter(address, *options) if found is None else found
 
-    def read_memory(address: EtcdAddress, clock: Any, **options: Any) -> Any:
-        found = _stores.get(str(address))
-        return reader(address, clock, **options) if found is None else _SyncReader(found)
-
-    with (
-        _replaced(adapters, "_adapter", memory_adapter),
-        _replaced(readers, "SyncReader", read_memory),
-    ):
+    with _replaced(adapters, "_adapter", memory_adapter):
         yield
 
 
@@ -261,14 +253,6 @@ class LoopBoundTransport:
     async def close(self) -> None:
         return
 
-    def get_and_wait(self, key: str) -> KeyValue | None:
-        """As `get`, from a thread without an event loop."""
-        return asyncio.run_coroutine_threadsafe(self._store.get(key), self._loop).result()
-
-    def list_and_wait(self, prefix: str) -> Listing:
-        """As `list`, from a thread without an event loop."""
-        return asyncio.run_coroutine_threadsafe(self._store.list(prefix), self._loop).result()
-
     async def _call(self, work: Awaitable[T]) -> T:
         async def awaited() -> T:
             return await work
@@ -294,22 +278,3 @@ async def _closed(stream: AsyncGenerator[Any]) -> None:
             return await stream.aclose()
         except RuntimeError:
             await asyncio.sleep(0)
-
-
-class _SyncReader:
-    """`store.etcd.sync_reader.SyncReader` over a store in memory."""
-
-    def __init__(self, store: LoopBoundTransport) -> None:
-        self._store = store
-
-    async def get(self, key: str) -> KeyValue | None:
-        return self._store.get_and_wait(key)
-
-    async def list(self, prefix: str) -> Listing:
-        return self._store.list_and_wait(prefix)
-
-    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
-        yield self._store.list_and_wait(prefix)
-
-    def close(self) -> None:
-        return

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncssh
+from typing_extensions import override
 
 from fleetctl.remote.host_keys import KnownHosts
 from fleetctl.remote.prompts import Prompts
 from fleetctl.remote.session import SshPolicy
 from fleetctl.remote.target import RemoteTarget
-from machinery.typing_compat import override
 from tests.support.ports import free_port
 from tests.support.waiting import until
 

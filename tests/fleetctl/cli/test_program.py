@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 import pytest
+from typing_extensions import override
 
 from fleetctl.__main__ import main
 from fleetctl.cli.program import RootGroup
 from fleetctl.cli.spellings import translate_switches
-from machinery.typing_compat import override
 from store.etcd.error_mapping import explain_connection_error
 from tests.support.fleet import fleetctl
 

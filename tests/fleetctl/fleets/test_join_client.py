@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from typing_extensions import override
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import join_client
@@ -19,7 +20,6 @@ from identity.folder import IdentityFolder
 from identity.join_token import JoinToken
 from identity.names import Role
 from machinery.clock import SystemClock
-from machinery.typing_compat import override
 from schemas.wire.join import CA_PATH, JoinAnswer, JoinBody
 from tests.support.identities import TestAuthority, now
 from tests.support.join import JoinStand, join_body, machine

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from fleetctl.services import launchd_plist
 from fleetctl.services.launchd import LaunchdServices
 from fleetctl.services.port import ServiceError, ServiceSpec
 from machinery.clock import SystemClock
-from machinery.typing_compat import override
 from nodeagent.hardware.service_definitions import parse_print
 from tests.fleetctl.services.conftest import Bench
 
