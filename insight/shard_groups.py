@@ -1,6 +1,6 @@
 """One shard group in detail: the cables between its Macs, its checks, how models are split over it. Pure.
 
-What `fleetctl fabric matrix` compares, and what the replicas of the group say of their ranks.
+What a group's Macs have, and what the replicas of the group say of their ranks.
 """
 
 from collections.abc import Mapping

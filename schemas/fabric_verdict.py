@@ -90,7 +90,7 @@ def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
             is_healthy=False,
             reason="WrongSums",
             message=f"{wrong} of {of} sums were wrong, so models would give wrong answers. Replace the cable, and compare "
-            "the versions of macOS and MLX (fleetctl fabric matrix)",
+            "the versions of macOS and MLX (fleetctl version --nodes)",
         )
     large = next((one for one in found if one.size == JUDGED_BYTES), None)
     speed = f"{large.average_gb_s:.2f} GB/s at 64 MB" if large is not None else "sums are right"

@@ -113,5 +113,5 @@ def _macs_text(macs: Sequence[NodeVersions]) -> str:
     if len(macs) > _MAX_MACS:
         lines.append(f"... and {len(macs) - _MAX_MACS} more: `fleetctl version --nodes`")
     lines += [f"* {line}" for line in node_versions.difference_texts(macs)]
-    lines.append("`fleetctl fabric matrix` compares cables and RDMA as well.")
+    lines.append("`fleetctl fabric check` looks at the cables and RDMA of groups.")
     return "\n".join([*lines, "", ""])

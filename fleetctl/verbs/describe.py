@@ -6,9 +6,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from fleetctl.cli import arguments
+from fleetctl.cli import arguments, terminal
 from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.fabric import history
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS, kind_of
@@ -32,7 +31,7 @@ from schemas.node import Node
 from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import Replica
 from schemas.route import Backend, ModelRoute
-from schemas.shardgroup import ShardGroup
+from schemas.shardgroup import FabricCheck, ShardGroup
 from store import codec, keys
 from store.port import Transport
 
@@ -118,8 +117,8 @@ def _fields_text(one: ManagedFieldsEntry) -> str:
 
 Obj = TypeVar("Obj", bound=ApiObject)
 _SHORT_HASH = 12
-# `fleetctl fabric history` shows them all.
-_CHECKS_SHOWN = 5
+_CHECK_TITLES = ("AGE", "RESULT", "SPEED", "USUAL", "MACS", "REASON", "MESSAGE")
+_CHECK_ROLES: dict[str, terminal.Role] = {"Healthy": "good", "Unhealthy": "bad", "Failed": "warn"}
 _NODES_SHOWN = 20
 
 
@@ -253,12 +252,32 @@ async def _group_sections(transport: Transport, group: ShardGroup, now: datetime
     titles = ("NODE", "STATUS", "CHIP", "FOR MODELS", "ROLE", "ADDRESSES")
     on_it = frozenset(group.status.replicas if group.status is not None else ())
     replicas = await _replica_section(transport, lambda one: one.name in on_it)
-    checks = history.check_rows(history.checks_of(group)[-_CHECKS_SHOWN:], now)
+    checks = () if group.status is None else group.status.fabric_checks
     return [
         table_section("Members", titles, rows),
         replicas,
-        table_section("Checks of the cables", history.TITLES, checks),
+        table_section("Checks of the cables", _CHECK_TITLES, _check_rows(checks, now)),
     ]
+
+
+def _check_rows(checks: Sequence[FabricCheck], now: datetime) -> list[tuple[str, ...]]:
+    """Return one row per check, the newest first."""
+    return [
+        (
+            printers.age(check.at, now),
+            terminal.paint(check.outcome, _CHECK_ROLES[check.outcome]),
+            _speed(check.gb_per_second),
+            _speed(check.usual_gb_per_second),
+            ",".join(check.nodes),
+            check.reason,
+            check.message,
+        )
+        for check in reversed(checks)
+    ]
+
+
+def _speed(gb_per_second: float | None) -> str:
+    return "-" if gb_per_second is None else f"{gb_per_second:g} GB/s"
 
 
 async def _backend_section(transport: Transport, route: ModelRoute) -> str:

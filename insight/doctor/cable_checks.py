@@ -241,6 +241,6 @@ def _slow_cables(groups: Sequence[ShardGroup]) -> Iterator[Finding]:
                 check=_CHECK,
                 level="WARN",
                 message=f"shardgroup/{group.name}: {found.message}",
-                advice=f"`fleetctl fabric history {group.name}` shows since when; `fleetctl fabric bench {group.name}` measures again",
+                advice=f"`fleetctl describe shardgroup {group.name}` shows since when; `fleetctl fabric bench {group.name}` measures again",
                 since=found.last_transition_time,
             )

@@ -170,7 +170,7 @@ def check_builds(nodes: Sequence[Node]) -> Iterator[Finding]:
                 check="builds",
                 level="WARN",
                 message=f"{counted(len(by_value), 'version', 'versions')} of {title} are in use ({parts})",
-                advice=f"{advice}; `fleetctl fabric matrix` compares them",
+                advice=f"{advice}; `fleetctl version --nodes` compares the Macs",
             )
         elif len(values) > 1:
             yield ok("builds", f"all {len(values)} Macs have {title} {next(iter(by_value))}")

@@ -107,7 +107,7 @@ OTHER_KINDS: Final = ReasonSection(
         problem(
             "SlowerThanUsual",
             "FabricHealthy: a regular check reached less than half of the usual speed of these Macs.",
-            "Replug or replace the cable, compare `fleetctl fabric check`, and see `fleetctl fabric history`.",
+            "Replug or replace the cable, compare `fleetctl fabric check`, and see `fleetctl describe shardgroup`.",
         ),
         normal(
             "NotMeasured",

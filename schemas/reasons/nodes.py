@@ -157,7 +157,7 @@ SECTION: Final = ReasonSection(
         problem(
             "WrongSums",
             "FabricHealthy: sums over the cables were wrong, so models would give wrong answers.",
-            "Replace the cable. Compare the versions of macOS and MLX: `fleetctl fabric matrix`.",
+            "Replace the cable. Compare the versions of macOS and MLX: `fleetctl version --nodes`.",
         ),
         problem(
             "TooSlow",

@@ -97,7 +97,7 @@ SECTION: Final = ReasonSection(
         problem(
             "GoldenFailed",
             "The group's answer to the fixed question is not the expected one, or did not come three times.",
-            "Compare the versions of macOS and MLX (`fleetctl fabric matrix`), and test the cables.",
+            "Compare the versions of macOS and MLX (`fleetctl version --nodes`), and test the cables.",
         ),
         problem(
             "TriedEverything",

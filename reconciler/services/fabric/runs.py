@@ -169,7 +169,7 @@ class _RankReports:
         if absent and silent_s > _CLAIM_S:
             raise FabricTestError(
                 f"the test failed: the agent of {', '.join(absent)} did not start it within {_CLAIM_S:g} s; "
-                "check with `fleetctl fabric matrix` that it runs this version of mlx-fleet"
+                "check with `fleetctl version --nodes` that it runs this version of mlx-fleet"
             )
         if silent_s > _MAX_SILENCE_S:
             raise FabricTestError(

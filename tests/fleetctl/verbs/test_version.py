@@ -185,7 +185,7 @@ async def test_nodes_are_compared_with_the_python_of_each_agent(
     assert second[:6] == ["mac-3", "1", "0.31.0", "*", "-", "-"]
     assert done.err == "warning: MLX differs: mac-3 has 0.31.0\n"
     assert "* MLX differs: mac-3 has 0.31.0\n" in info.out
-    assert "`fleetctl fabric matrix`" in info.out
+    assert "`fleetctl fabric check`" in info.out
     tree = json.loads((await fleet.ctl("version", "--nodes", "-o", "json")).out)
     assert [one["differs"] for one in tree["nodes"]] == [[], ["mlx"]]
 

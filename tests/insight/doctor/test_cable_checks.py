@@ -147,4 +147,4 @@ def test_a_group_whose_cables_became_slow(status: ConditionStatus, count: int) -
     )
     found = list(check_cables((), (), (group,)))
     assert len(found) == count
-    assert all("fleetctl fabric history pair" in one.advice for one in found)
+    assert all("fleetctl describe shardgroup pair" in one.advice for one in found)
