@@ -335,7 +335,7 @@ FIXED: tuple[NodeFilter, ...] = (
         ),
     ),
 )
-# Checked after FIXED, in this order. They depend on allocations; ranking.py computes them for all nodes at once.
+# Checked after FIXED, in this order. They depend on allocations: ranking.py compares the same numbers as columns.
 MOVING: tuple[Check, ...] = (keeps_apart, is_below_limit, has_memory)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
@@ -166,7 +166,18 @@ class NodeView:
     @property
     def room_bytes(self) -> int:
         """Return the memory that may be assigned now: free and not promised to another replica."""
-        return min(self.free_bytes, self.free_bytes + self.ending_bytes - self.promised_bytes)
+        room: int = room_bytes(self.free_bytes, self.ending_bytes, self.promised_bytes)
+        return room
+
+
+Numbers: TypeAlias = Any
+"""A number of one node, or a column with the numbers of many: formulas are defined once for both."""
+
+
+def room_bytes(free: Numbers, ending: Numbers, promised: Numbers) -> Numbers:
+    """Return the memory that may be assigned now: free, and not promised to a replica that waits for others to end."""
+    lacking = ending - promised
+    return free + lacking * (lacking < 0)
 
 
 @dataclass(frozen=True, slots=True)

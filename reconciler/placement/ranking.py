@@ -1,15 +1,14 @@
 """The ranking of all nodes for one request, computed on columns. Pure.
 
-It decides as filters.py and scores.py do node by node; tests/reconciler/placement/test_table.py compares them. The
-table holds the fixed part, and this file computes the part that depends on the assumed state.
+The table holds what does not change while replicas are placed, and this file computes what depends on the assumed
+state, with the formulas of inputs.py and scores.py.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reconciler.placement import inputs, scores
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest
@@ -114,8 +113,6 @@ class AssumedState:
             own.pop(row, None)
 
 
-Numbers: TypeAlias = float | NDArray[Any]
-
 # Added to the score of a node that must not be chosen, and of one that may.
 _NEVER: Final = np.array([-np.inf, 0.0])
 
@@ -147,6 +144,7 @@ class Ranking:
         ]
         self._score: Floats = np.zeros(len(assumed.table), np.float64)
         self._preferred: Floats = np.zeros(len(assumed.table), np.float64)
+        self._capacity: Ints = np.maximum(1, assumed.table.allocatable)
         self._start()
 
     def _start(self) -> None:
@@ -175,7 +173,7 @@ class Ranking:
             self._score[row] = self._preferred[row] = -np.inf
         found = next(filter(None, map(_highest, (self._preferred, self._score))), None)
         for row in without:
-            self._rank_one(row)
+            self._rank(row)
         return None if found is None else found[0]
 
     def proof(self, row: int) -> MemoryProof:
@@ -221,7 +219,7 @@ class Ranking:
             if self._assumed.counts(other).get(row, 0):
                 self._passes[row] = False
         if not change or not self._domains:
-            self._rank_one(row)
+            self._rank(row)
             return
         same_domain = np.zeros(len(self._assumed.table), np.bool_)
         for codes, spread_counts in zip(self._domains, self._spread_counts, strict=True):
@@ -229,95 +227,49 @@ class Ranking:
             same_domain |= codes == codes[row]
         self._rank(np.flatnonzero(same_domain))
 
-    def _is_below_limit(self, rows: Rows) -> Bools:
+    def _is_below_limit(self, rows: Rows | int) -> Bools:
         if self._limit is None:
             return np.ones_like(self._passes[rows])
         below: Bools = self._count[rows] < self._limit
         return below
 
-    def _free(self, rows: Rows) -> Ints:
-        free: Ints = self._assumed.free[rows]
-        if self._after_endings:
-            free = free + self._assumed.ending[rows]
-        return free
-
-    def _room(self, rows: Rows) -> Ints:
-        soon: Ints = (
-            self._assumed.free[rows] + self._assumed.ending[rows] - self._assumed.promised[rows]
+    def _room(self, rows: Rows | int) -> Ints:
+        assumed = self._assumed
+        free, ending = assumed.free[rows], assumed.ending[rows]
+        promised = assumed.promised[rows]
+        room: Ints = (
+            inputs.room_bytes(free + ending, 0, promised)
+            if self._after_endings
+            else inputs.room_bytes(free, ending, promised)
         )
-        room: Ints = np.minimum(self._free(rows), soon)
         return room
 
-    def _rank(self, rows: Rows) -> None:
+    def _rank(self, rows: Rows | int) -> None:
         """Compute the scores of the rows."""
         fits = self._passes[rows] & (self._need[rows] <= self._room(rows))
         if self._limit is not None:
             fits &= self._is_below_limit(rows)
-        # Multiplying would turn -inf into nan; a sum that is -inf stays so.
-        total = self._total(
-            self.evaluated.weighted[rows],
-            self._headroom(rows),
-            self._count[rows],
-            self._spreading(rows),
-            self._movement[rows],
+        free = self._assumed.free[rows]
+        if self._after_endings:
+            free = free + self._assumed.ending[rows]
+        changing = scores.changing_scores(
+            left=free - self._need[rows],
+            capacity=self._capacity[rows],
+            siblings=self._count[rows],
+            neighbours=[
+                counts[codes[rows]]
+                for codes, counts in zip(self._domains, self._spread_counts, strict=True)
+            ],
+            movement=self._movement[rows],
         )
-        score = total + _NEVER[fits.astype(np.intp)]
+        total = scores.add_weighted(self.evaluated.weighted[rows], changing, self._weights)
+        # Multiplying would turn -inf into nan; a sum that is -inf stays so.
+        score = total / self._weight + _NEVER[fits.astype(np.intp)]
         self._score[rows] = score
         self._preferred[rows] = score + self._unpreferred[rows]
 
-    def _rank_one(self, row: int) -> None:
-        """Compute the score of one row with plain numbers: an array of one row costs five times as much."""
-        assumed = self._assumed
-        free, ending = assumed.free.item(row), assumed.ending.item(row)
-        soon = free + ending - assumed.promised.item(row)
-        if self._after_endings:
-            free += ending
-        need, count = self._need.item(row), self._count.item(row)
-        is_below_limit = self._limit is None or count < self._limit
-        score: Numbers = -np.inf
-        if self._passes.item(row) and is_below_limit and need <= min(free, soon):
-            allocatable = assumed.table.allocatable.item(row)
-            left = 100.0 * max(0, free - need) / max(1, allocatable)
-            weighted = self.evaluated.weighted.item(row)
-            moves = self._movement.item(row)
-            score = self._total(weighted, left, count, self._spreading(row), moves)
-        self._score[row] = score
-        self._preferred[row] = score + self._unpreferred.item(row)
-
     def _moves(self, row: int) -> float:
-        if self._weights.get("movement", 0) <= 0:
-            return 0.0
         return 100.0 if self._assumed.is_ending(row, self.request.name) else 0.0
-
-    def _total(
-        self, weighted: Numbers, left: Numbers, count: Numbers, spread: Numbers, moves: Numbers
-    ) -> Numbers:
-        """Return 0..100 for one node or many, added up in the order of scores.score_parts."""
-        weights, total = self._weights, weighted
-        if weights.get("headroom", 0) > 0:
-            total = total + weights["headroom"] * left
-        if weights.get("packing", 0) > 0:
-            total = total + weights["packing"] * (100.0 - left)
-        if weights.get("siblings", 0) > 0:
-            total = total + weights["siblings"] * (100.0 / (1 + count))
-        if weights.get("spreading", 0) > 0:
-            total = total + weights["spreading"] * spread
-        if weights.get("movement", 0) > 0:
-            total = total + weights["movement"] * moves
-        return total / self._weight
-
-    def _headroom(self, rows: Rows) -> Floats:
-        left = np.maximum(0, self._free(rows) - self._need[rows])
-        share: Floats = 100.0 * left / np.maximum(1, self._assumed.table.allocatable[rows])
-        return share
-
-    def _spreading(self, rows: Rows | int) -> Numbers:
-        if not self._domains:
-            return 100.0
-        total: Numbers = 0.0
-        for codes, spread_counts in zip(self._domains, self._spread_counts, strict=True):
-            total = total + 100.0 / (1 + spread_counts[codes[rows]])
-        return total / len(self._domains)
 
 
 def _highest(scores: Floats) -> tuple[int] | None:

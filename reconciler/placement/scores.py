@@ -1,14 +1,15 @@
 """Scores of the nodes that fit: parts of 0..100, weighted by the deployment's profile. Pure.
 
-Computed node by node, to read and to explain; ranking.py computes the same for all nodes at once.
+Scores that depend on one column are computed once for all nodes with an equal value there; the others are formulas for
+one node and for columns alike.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from reconciler.placement import inputs
-from reconciler.placement.inputs import Column, NodeView, PlacementRequest
+from reconciler.placement.inputs import Column, NodeView, Numbers, PlacementRequest
 from reconciler.placement.memory_proof import proof_of
 from schemas import chips
 from schemas.placement import Profile, ScoreName, is_large_enough, tolerates
@@ -84,35 +85,43 @@ def taints(request: PlacementRequest, node: NodeView) -> float:
     return 100.0 if all(tolerates(tolerations, taint) for taint in soft) else 0.0
 
 
-def headroom(request: PlacementRequest, node: NodeView) -> float:
-    """Return the share of the node's memory that would stay free, in percent."""
-    left = node.free_bytes - proof_of(request, node).total_bytes
-    return 100.0 * max(0, left) / max(1, node.allocatable_bytes)
+def changing_scores(
+    *,
+    left: Numbers,
+    capacity: Numbers,
+    siblings: Numbers,
+    neighbours: Sequence[Numbers],
+    movement: Numbers,
+) -> dict[ScoreName, Numbers]:
+    """Return the scores that change while replicas are placed, of one node or of many.
 
+    Args:
+        left: bytes that would stay free with the replica.
+        capacity: bytes that the node offers, at least 1.
+        siblings: replicas of the deployment on the node; the loss of one Mac should cost one replica.
+        neighbours: replicas of the deployment in the same rack, site and so on, one for each spreadBy label.
+        movement: 100 on the node of an ending replica, whose disk and page cache hold the weights; else 0.
 
-def siblings(request: PlacementRequest, node: NodeView) -> float:
-    """Keep replicas of a deployment apart: the loss of one Mac should cost one replica."""
-    return 100.0 / (1 + node.replicas.get(request.name, 0))
-
-
-def spreading(request: PlacementRequest, node: NodeView, spread: SpreadCounts) -> float:
-    """Spread replicas over the values of labels such as rack and site."""
-    keys = request.spec.placement.spread_by
-    if not keys:
-        return 100.0
-    total = 0.0
-    for key in keys:
-        total += 100.0 / (1 + spread.get((key, node.labels.get(key)), 0))
-    return total / len(keys)
-
-
-def movement(request: PlacementRequest, node: NodeView) -> float:
-    """Prefer the node of an ending replica: the weights are on its disk and in its page cache.
-
-    The weight is small, so it decides only between otherwise equal nodes and never stacks replicas.
     """
-    is_there = any(one.is_ending and one.deployment == request.name for one in node.allocations)
-    return 100.0 if is_there else 0.0
+    headroom = 100.0 * (left * (left > 0)) / capacity
+    spreading: Numbers = 0.0
+    for count in neighbours:
+        spreading = spreading + 100.0 / (1 + count)
+    return {
+        "headroom": headroom,
+        "packing": 100.0 - headroom,
+        "siblings": 100.0 / (1 + siblings),
+        "spreading": spreading / len(neighbours) if neighbours else 100.0,
+        "movement": movement,
+    }
+
+
+def add_weighted(total: Numbers, scores: Mapping[ScoreName, Numbers], weights: Weights) -> Numbers:
+    """Add the scores that have a weight to a weighted sum."""
+    for name, score in scores.items():
+        if weights.get(name, 0) > 0:
+            total = total + weights[name] * score
+    return total
 
 
 # Half the score: 40 s from another Mac over 1 GbE, and longer from a hub.
@@ -167,31 +176,30 @@ def score_parts(
 ) -> tuple[ScorePart, ...]:
     """Return the scores of a node that have a weight."""
     weights = weights_of(request)
-    left = headroom(request, node)
-    found: list[tuple[ScoreName, float]] = [
-        *((one.name, one.score(request, node)) for one in FIXED),
-        ("locality", locality(request, node)),
-        ("headroom", left),
-        ("packing", 100.0 - left),
-        ("siblings", siblings(request, node)),
-        ("spreading", spreading(request, node, spread)),
-        ("movement", movement(request, node)),
-    ]
+    keys = request.spec.placement.spread_by
+    is_there = any(one.is_ending and one.deployment == request.name for one in node.allocations)
+    scores: dict[ScoreName, float] = {one.name: one.score(request, node) for one in FIXED}
+    scores["locality"] = locality(request, node)
+    scores |= changing_scores(
+        left=node.free_bytes - proof_of(request, node).total_bytes,
+        capacity=max(1, node.allocatable_bytes),
+        siblings=node.replicas.get(request.name, 0),
+        neighbours=[spread.get((key, node.labels.get(key)), 0) for key in keys],
+        movement=100.0 if is_there else 0.0,
+    )
     return tuple(
         ScorePart(name=name, score=score, weight=weights[name])
-        for name, score in found
+        for name, score in scores.items()
         if weights.get(name, 0) > 0
     )
 
 
 def total(parts: Iterable[ScorePart]) -> float:
     """Return the weighted mean of the scores, 0..100."""
-    # ranking.py adds in the same order: floats that are added in another order differ in the last digit.
-    weighted, weights = 0.0, 0
-    for part in parts:
-        weighted += part.weight * part.score
-        weights += part.weight
-    return weighted / max(1, weights)
+    parts = list(parts)
+    weights = {part.name: part.weight for part in parts}
+    weighted: float = add_weighted(0.0, {part.name: part.score for part in parts}, weights)
+    return weighted / max(1, sum(weights.values()))
 
 
 def is_preferred(request: PlacementRequest, node: NodeView) -> bool:

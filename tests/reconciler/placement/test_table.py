@@ -1,4 +1,4 @@
-"""The columns decide as the readable functions do node by node, on random fleets."""
+"""Placement on random fleets: answers that are kept are those of a new table, and each node says why."""
 
 import math
 from dataclasses import replace
@@ -43,7 +43,7 @@ def fill(want: PlacementRequest, fleet: Fleet, row: str) -> Fleet:
 
 @settings(max_examples=samples(100))
 @given(fleets, st.lists(wants(), min_size=2, max_size=2), st.integers(1, 6))
-def test_columns_decide_as_the_functions_do(
+def test_the_ranking_after_decisions_is_that_of_a_new_observation(
     fleet: Fleet, wanted: list[PlacementRequest], number: int
 ) -> None:
     other = replace(wanted[1], name="llama")
@@ -168,6 +168,6 @@ def test_an_allocation_leaves_all_answers_valid() -> None:
     after = NodeTable([taken], before=before, are_all=False)
     assert after.answers is before.answers
     cordoned = NodeTable([replace(taken, is_cordoned=True)], before=after, are_all=False)
-    assert inputs.CORDONED not in cordoned.answers.coded
-    assert inputs.READY in cordoned.answers.coded
+    assert inputs.CORDONED not in cordoned.answers.by_column
+    assert inputs.READY in cordoned.answers.by_column
     assert [node.name for node in after.named(["b", "c", "a"])] == ["b", "a"]
