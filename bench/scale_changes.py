@@ -5,7 +5,7 @@ all of them at once (`still_nodes`). 20,000 replicas of 2,000 deployments are ma
 process waits for its place, a tenth of the nodes are lost at once, and all deployments are rolled. Everything shares this
 machine, so what the answers cost is taken from the control plane.
 
-Reasons and aims are in docs/scale.md. The last line is one JSON object, ratios to the aims first.
+Reasons and aims are in docs/measurements/scale.md. The last line is one JSON object, ratios to the aims first.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs import kind_pages
-from docs.generate import generated
+from docs.generate import generated, sections
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
@@ -51,6 +51,23 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 def test_the_readme_fits_a_screen_or_two() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 60
+
+
+# A reader who needs one page more finds none of them: cut first, split only for two readers.
+_MOST_PAGES, _MOST_LINES = 45, 350
+
+
+def test_pages_written_by_hand_are_few_and_short() -> None:
+    whole = {path.resolve() for path in generated()} - {
+        (ROOT / "docs" / name).resolve() for name in sections()
+    }
+    by_hand = {
+        page.relative_to(ROOT).as_posix(): len(page.read_text().splitlines())
+        for page in pages()
+        if page.is_relative_to(ROOT / "docs") and page not in whole
+    }
+    assert [name for name, lines in by_hand.items() if lines > _MOST_LINES] == []
+    assert len([name for name in by_hand if not name.startswith("docs/adr/")]) <= _MOST_PAGES
 
 
 def test_links_and_anchors_lead_somewhere() -> None:
