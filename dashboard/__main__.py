@@ -25,6 +25,7 @@ from machinery.environment import drop_secrets
 from machinery.files import make_private_folder
 from machinery.http_server import listen
 from machinery.log_flags import log_options
+from machinery.options import FOLDER, GATEWAY_CA, PORT, Option, options
 from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import OpenSecretError, disable_core_dumps
@@ -40,66 +41,50 @@ _LONGEST_S: Final = 30 * 24 * 3600
 _LEAST_BYTES: Final = 16 << 20
 
 
+OPTIONS: Final = (
+    Option("--host", default="127.0.0.1"),
+    Option("--port", "Port of the page and its API; 0 for any.", type=PORT, default=DEFAULT_PORT),
+    Option(
+        "--auth",
+        "Require a login: an API key (`fleetctl create apikey`) or a link of `fleetctl dashboard`.",
+        type=click.Choice(["on", "off"]),
+        default="on",
+    ),
+    Option(
+        "--allow-writes",
+        "Let operators and admins change the fleet from the page. The store's user must have the right, too.",
+        is_flag=True,
+    ),
+    Option(
+        "--allowed-host",
+        "Name by which clients may address this process besides this machine's own names; may be repeated.",
+        multiple=True,
+        metavar="HOST",
+    ),
+    Option(
+        "--state-dir",
+        "Folder for the key that signs sessions, and for the history (mode 0700). Without it, both end with the process.",
+        type=FOLDER,
+    ),
+    Option(
+        "--history-time",
+        "How long figures, requests and objects are kept in --state-dir, such as 24h or 48h.",
+        default="24h",
+        metavar="DURATION",
+    ),
+    Option(
+        "--history-size",
+        "How large the history may become; beyond it, the oldest is removed first.",
+        default="1Gi",
+        metavar="BYTES",
+    ),
+    GATEWAY_CA,
+)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options("FLEET_DASHBOARD", *OPTIONS)
 @etcd_options
-@click.option("--host", default="127.0.0.1", envvar="FLEET_DASHBOARD_HOST", show_default=True)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    envvar="FLEET_DASHBOARD_PORT",
-    show_default=True,
-    help="Port of the page and its API; 0 for any.",
-)
-@click.option(
-    "--auth",
-    type=click.Choice(["on", "off"]),
-    default="on",
-    envvar="FLEET_DASHBOARD_AUTH",
-    show_default=True,
-    help="Require a login: an API key (`fleetctl create apikey`) or a link of `fleetctl dashboard`.",
-)
-@click.option(
-    "--allow-writes",
-    is_flag=True,
-    envvar="FLEET_DASHBOARD_ALLOW_WRITES",
-    help="Let operators and admins change the fleet from the page. The store's user must have the right, too.",
-)
-@click.option(
-    "--allowed-host",
-    multiple=True,
-    envvar="FLEET_DASHBOARD_ALLOWED_HOST",
-    metavar="HOST",
-    help="Name by which clients may address this process besides this machine's own names; may be repeated.",
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="FLEET_DASHBOARD_STATE_DIR",
-    help="Folder for the key that signs sessions, and for the history (mode 0700). Without it, both end with the process.",
-)
-@click.option(
-    "--history-time",
-    default="24h",
-    envvar="FLEET_DASHBOARD_HISTORY_TIME",
-    show_default=True,
-    metavar="DURATION",
-    help="How long figures, requests and objects are kept in --state-dir, such as 24h or 48h.",
-)
-@click.option(
-    "--history-size",
-    default="1Gi",
-    envvar="FLEET_DASHBOARD_HISTORY_SIZE",
-    show_default=True,
-    metavar="BYTES",
-    help="How large the history may become; beyond it, the oldest is removed first.",
-)
-@click.option(
-    "--gateway-ca",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_GATEWAY_CA",
-    help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
-)
 @identity_option
 @insecure_http_flag
 @log_options

@@ -17,7 +17,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import uvloop
@@ -46,6 +46,18 @@ from machinery.connection_limits import is_loopback
 from machinery.file_limit import raise_file_limit
 from machinery.http_server import ListenAddress
 from machinery.log_flags import log_options
+from machinery.options import (
+    AUTH,
+    COUNT,
+    FILE,
+    FOLDER,
+    PORT,
+    POSITIVE,
+    POSITIVE_SECONDS,
+    SECONDS,
+    Option,
+    options,
+)
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
 from machinery.tls_flags import TransportError, read_certificate, tls_flags
@@ -60,223 +72,178 @@ _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK_BYTES = 256 << 10
 
 
+OPTIONS: Final = (
+    Option("--host", default="127.0.0.1"),
+    Option("--port", type=PORT, default=4000),
+    Option(
+        "--advertise-address",
+        "Address at which the reconciler reads this gateway's metrics. Default: --host, or for 0.0.0.0 the "
+        "local address of the route to etcd.",
+        metavar="HOST[:PORT]",
+    ),
+    Option(
+        "--max-body",
+        "Largest request body, in bytes.",
+        type=POSITIVE,
+        default=GatewayLimits().max_body_bytes,
+    ),
+    Option(
+        "--max-body-memory",
+        "Memory for the request bodies of all clients until they are answered, in bytes; at least --max-body. One API "
+        "key gets half of it.",
+        type=POSITIVE,
+        default=GatewayLimits().max_body_memory_bytes,
+    ),
+    Option(
+        "--max-connections-per-address",
+        "Connections that one client address (IPv6: each /64) may have; 0 for no limit. Default: 1024, and no limit for "
+        "this machine. Behind a proxy on another machine all clients have its address.",
+        type=COUNT,
+    ),
+    Option(
+        "--request-timeout",
+        "Longest time without progress of an engine, in seconds: before the first token and between tokens.",
+        type=POSITIVE_SECONDS,
+        default=GatewayLimits().request_timeout_s,
+    ),
+    Option(
+        "--send-timeout",
+        "Longest time that a client may read nothing of a stream before it is disconnected, in seconds.",
+        type=POSITIVE_SECONDS,
+        default=GatewayLimits().send_timeout_s,
+    ),
+    Option(
+        "--drain-timeout",
+        "Time for running streams to finish after SIGTERM, in seconds.",
+        type=SECONDS,
+        default=30.0,
+    ),
+    Option(
+        "--hold-timeout",
+        "Longest wait of a request for a first replica, or for a free slot of one, in seconds.",
+        type=SECONDS,
+        default=120.0,
+    ),
+    Option(
+        "--hold-limit",
+        "Number of requests that may wait for one model, for each of its ready replicas.",
+        type=COUNT,
+        default=64,
+    ),
+    AUTH,
+    Option(
+        "--anonymous-requests-per-minute",
+        "Rate limit of requests to models without an API key, for each client address (IPv6: each /64). For gateways "
+        "that require no keys.",
+        type=click.IntRange(1, MAX_RATE),
+    ),
+    Option(
+        "--anonymous-tokens-per-minute",
+        "The same for tokens of prompts and answers.",
+        type=click.IntRange(1, MAX_RATE),
+    ),
+    Option(
+        "--anonymous-concurrency",
+        "The same for concurrent requests.",
+        type=click.IntRange(1, MAX_RATE),
+    ),
+    Option(
+        "--state-dir",
+        "Folder for the saved fleet state, with which a gateway starts while etcd is unreachable, and for the last "
+        "requests.",
+        type=FOLDER,
+    ),
+    Option(
+        "--site", "Site of this gateway: Macs with the same label `site` are preferred.", default=""
+    ),
+    Option(
+        "--default-model",
+        "Model of OpenAI requests without `model` (default: the only one there is).",
+        default="",
+    ),
+    Option(
+        "--compat-names",
+        "Use names of mlx-serving beside those of the fleet: `healthy` and figures of a worker in /health, the code "
+        "MODEL_NOT_LOADED, and metrics mlx_worker_*.",
+        is_flag=True,
+    ),
+    Option(
+        "--engine-sockets",
+        "Folder of the sockets of engines on this machine, as given to its agents. Engines on sockets elsewhere are "
+        "not used.",
+        type=FOLDER,
+        variable="FLEET_ENGINE_SOCKETS",
+    ),
+    Option(
+        "--journal-size",
+        "Number of requests kept in memory for `fleetctl routes`.",
+        type=click.IntRange(1, 1_000_000),
+        default=10_000,
+    ),
+    Option(
+        "--journal-file",
+        "File for all requests as JSON lines, without prompts and answers; four older files are kept.",
+        type=FILE,
+    ),
+    Option(
+        "--allowed-host",
+        "Name or address by which clients may address this gateway besides localhost, 127.0.0.1, [::1] and --host, "
+        "or * for all; may be repeated. Checked on a gateway that listens on loopback and requires no keys, and on any "
+        "other once a host is given.",
+        multiple=True,
+        metavar="HOST",
+    ),
+    Option(
+        "--cors-origin",
+        "Origin of web pages that may use this gateway besides those of this machine, such as "
+        "https://chat.example.com, or * for all; may be repeated.",
+        multiple=True,
+        metavar="ORIGIN",
+    ),
+    Option(
+        "--handover",
+        "Unix socket by which a running gateway gives its place to the next that is started with the same "
+        "path, --host and --port: no connection is refused in between.",
+        type=FILE,
+    ),
+    Option(
+        "--floating-address",
+        "IPv4 address for clients, such as 192.168.1.50/24, which one of the gateways with this flag has on its "
+        "interface at any time. Needs root, or CAP_NET_ADMIN and CAP_NET_RAW, and --host 0.0.0.0.",
+        default="",
+        metavar="ADDRESS/LENGTH",
+    ),
+    Option(
+        "--floating-interface",
+        "Interface for --floating-address, such as en0. Default: the one in whose network the address is.",
+        default="",
+        metavar="NAME",
+    ),
+    Option(
+        "--workers",
+        "Number of processes that serve clients on --port, each on one core. Every worker registers as a gateway of "
+        "its own.",
+        type=click.IntRange(1, MOST_WORKERS),
+        default=1,
+    ),
+    Option(
+        "--worker-port",
+        "First of the ports at which the workers answer one by one, for their metrics; 0: any free ports.",
+        type=click.IntRange(0, 65535 - MOST_WORKERS),
+        default=0,
+    ),
+    Option("--worker", type=int, nargs=2, default=None, hidden=True, variable=None),
+)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--host", default="127.0.0.1", envvar="FLEET_GATEWAY_HOST", show_default=True)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=4000,
-    envvar="FLEET_GATEWAY_PORT",
-    show_default=True,
-)
-@click.option(
-    "--advertise-address",
-    envvar="FLEET_GATEWAY_ADVERTISE_ADDRESS",
-    metavar="HOST[:PORT]",
-    help="Address at which the reconciler reads this gateway's metrics. Default: --host, or for 0.0.0.0 the "
-    "local address of the route to etcd.",
-)
+@options("FLEET_GATEWAY", *OPTIONS)
 @tls_flags
 @identity_option
 @metrics_flags
 @announce_option
 @etcd_options
 @log_options
-@click.option(
-    "--max-body",
-    type=click.IntRange(min=1),
-    default=GatewayLimits().max_body_bytes,
-    envvar="FLEET_GATEWAY_MAX_BODY",
-    show_default=True,
-    help="Largest request body, in bytes.",
-)
-@click.option(
-    "--max-body-memory",
-    type=click.IntRange(min=1),
-    default=GatewayLimits().max_body_memory_bytes,
-    envvar="FLEET_GATEWAY_MAX_BODY_MEMORY",
-    show_default=True,
-    help="Memory for the request bodies of all clients until they are answered, in bytes; at least --max-body. One API "
-    "key gets half of it.",
-)
-@click.option(
-    "--max-connections-per-address",
-    type=click.IntRange(min=0),
-    envvar="FLEET_GATEWAY_MAX_CONNECTIONS_PER_ADDRESS",
-    help="Connections that one client address (IPv6: each /64) may have; 0 for no limit. Default: 1024, and no limit for "
-    "this machine. Behind a proxy on another machine all clients have its address.",
-)
-@click.option(
-    "--request-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=GatewayLimits().request_timeout_s,
-    envvar="FLEET_GATEWAY_REQUEST_TIMEOUT",
-    show_default=True,
-    help="Longest time without progress of an engine, in seconds: before the first token and between tokens.",
-)
-@click.option(
-    "--send-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=GatewayLimits().send_timeout_s,
-    envvar="FLEET_GATEWAY_SEND_TIMEOUT",
-    show_default=True,
-    help="Longest time that a client may read nothing of a stream before it is disconnected, in seconds.",
-)
-@click.option(
-    "--drain-timeout",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    envvar="FLEET_GATEWAY_DRAIN_TIMEOUT",
-    show_default=True,
-    help="Time for running streams to finish after SIGTERM, in seconds.",
-)
-@click.option(
-    "--hold-timeout",
-    type=click.FloatRange(min=0),
-    default=120.0,
-    envvar="FLEET_GATEWAY_HOLD_TIMEOUT",
-    show_default=True,
-    help="Longest wait of a request for a first replica, or for a free slot of one, in seconds.",
-)
-@click.option(
-    "--hold-limit",
-    type=click.IntRange(min=0),
-    default=64,
-    envvar="FLEET_GATEWAY_HOLD_LIMIT",
-    show_default=True,
-    help="Number of requests that may wait for one model, for each of its ready replicas.",
-)
-@click.option(
-    "--auth",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    envvar="FLEET_GATEWAY_AUTH",
-    show_default=True,
-    help="Require API keys (`fleetctl create apikey`). auto: unless the gateway listens on loopback.",
-)
-@click.option(
-    "--anonymous-requests-per-minute",
-    type=click.IntRange(1, MAX_RATE),
-    envvar="FLEET_GATEWAY_ANONYMOUS_REQUESTS_PER_MINUTE",
-    help="Rate limit of requests to models without an API key, for each client address (IPv6: each /64). For gateways "
-    "that require no keys.",
-)
-@click.option(
-    "--anonymous-tokens-per-minute",
-    type=click.IntRange(1, MAX_RATE),
-    envvar="FLEET_GATEWAY_ANONYMOUS_TOKENS_PER_MINUTE",
-    help="The same for tokens of prompts and answers.",
-)
-@click.option(
-    "--anonymous-concurrency",
-    type=click.IntRange(1, MAX_RATE),
-    envvar="FLEET_GATEWAY_ANONYMOUS_CONCURRENCY",
-    help="The same for concurrent requests.",
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="FLEET_GATEWAY_STATE_DIR",
-    help="Folder for the saved fleet state, with which a gateway starts while etcd is unreachable, and for the last "
-    "requests.",
-)
-@click.option(
-    "--site",
-    default="",
-    envvar="FLEET_GATEWAY_SITE",
-    help="Site of this gateway: Macs with the same label `site` are preferred.",
-)
-@click.option(
-    "--default-model",
-    default="",
-    envvar="FLEET_GATEWAY_DEFAULT_MODEL",
-    help="Model of OpenAI requests without `model` (default: the only one there is).",
-)
-@click.option(
-    "--compat-names",
-    is_flag=True,
-    envvar="FLEET_GATEWAY_COMPAT_NAMES",
-    help="Use names of mlx-serving beside those of the fleet: `healthy` and figures of a worker in /health, the code "
-    "MODEL_NOT_LOADED, and metrics mlx_worker_*.",
-)
-@click.option(
-    "--engine-sockets",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="FLEET_ENGINE_SOCKETS",
-    help="Folder of the sockets of engines on this machine, as given to its agents. Engines on sockets elsewhere are "
-    "not used.",
-)
-@click.option(
-    "--journal-size",
-    type=click.IntRange(1, 1_000_000),
-    default=10_000,
-    envvar="FLEET_GATEWAY_JOURNAL_SIZE",
-    show_default=True,
-    help="Number of requests kept in memory for `fleetctl routes`.",
-)
-@click.option(
-    "--journal-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_GATEWAY_JOURNAL_FILE",
-    help="File for all requests as JSON lines, without prompts and answers; four older files are kept.",
-)
-@click.option(
-    "--allowed-host",
-    multiple=True,
-    envvar="FLEET_GATEWAY_ALLOWED_HOST",
-    metavar="HOST",
-    help="Name or address by which clients may address this gateway besides localhost, 127.0.0.1, [::1] and --host, "
-    "or * for all; may be repeated. Checked on a gateway that listens on loopback and requires no keys, and on any "
-    "other once a host is given.",
-)
-@click.option(
-    "--cors-origin",
-    multiple=True,
-    envvar="FLEET_GATEWAY_CORS_ORIGIN",
-    metavar="ORIGIN",
-    help="Origin of web pages that may use this gateway besides those of this machine, such as "
-    "https://chat.example.com, or * for all; may be repeated.",
-)
-@click.option(
-    "--handover",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_GATEWAY_HANDOVER",
-    help="Unix socket by which a running gateway gives its place to the next that is started with the same "
-    "path, --host and --port: no connection is refused in between.",
-)
-@click.option(
-    "--floating-address",
-    default="",
-    envvar="FLEET_GATEWAY_FLOATING_ADDRESS",
-    metavar="ADDRESS/LENGTH",
-    help="IPv4 address for clients, such as 192.168.1.50/24, which one of the gateways with this flag has on its "
-    "interface at any time. Needs root, or CAP_NET_ADMIN and CAP_NET_RAW, and --host 0.0.0.0.",
-)
-@click.option(
-    "--floating-interface",
-    default="",
-    envvar="FLEET_GATEWAY_FLOATING_INTERFACE",
-    metavar="NAME",
-    help="Interface for --floating-address, such as en0. Default: the one in whose network the address is.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, MOST_WORKERS),
-    default=1,
-    envvar="FLEET_GATEWAY_WORKERS",
-    show_default=True,
-    help="Number of processes that serve clients on --port, each on one core. Every worker registers as a gateway of "
-    "its own.",
-)
-@click.option(
-    "--worker-port",
-    type=click.IntRange(0, 65535 - MOST_WORKERS),
-    default=0,
-    envvar="FLEET_GATEWAY_WORKER_PORT",
-    show_default=True,
-    help="First of the ports at which the workers answer one by one, for their metrics; 0: any free ports.",
-)
-@click.option("--worker", nargs=2, type=int, default=None, hidden=True)
 def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
     disable_core_dumps()

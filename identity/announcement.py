@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import click
-
 from identity.authority import AuthorityError, load_authorities, spki_hash
 from identity.credentials import Credentials
 from identity.folder import FolderError
 from machinery.clock import Clock
 from machinery.connection_limits import is_loopback
+from machinery.options import Option, options
 from schemas.wire.discovery import MAX_AUTHORITIES, SERVICE, AnnouncedRole, Announcement, render
 
 log = logging.getLogger(__name__)
@@ -28,15 +27,16 @@ log = logging.getLogger(__name__)
 _MAX_NAME: Final = 40
 
 
-def announce_option(command: Any) -> Any:
-    """Add --no-announce."""
-    return click.option(
+announce_option: Final = options(
+    "FLEET",
+    Option(
         "--no-announce",
-        is_flag=True,
-        envvar="FLEET_NO_ANNOUNCE",
-        help="Do not announce this process on the local network (mDNS, _mlx-fleet._tcp). Processes that listen on "
+        "Do not announce this process on the local network (mDNS, _mlx-fleet._tcp). Processes that listen on "
         "loopback alone are never announced.",
-    )(command)
+        is_flag=True,
+    ),
+)
+"""Adds --no-announce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """The command-line flags for identities and authorities, shared by the programs of the fleet."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import click
 
@@ -12,29 +11,27 @@ from identity.credentials import Credentials, CredentialsError
 from identity.folder import IdentityFolder
 from identity.names import Role
 from machinery.clock import Clock
+from machinery.options import FOLDER, Option, options
 from schemas.wire.identity_files import IdentityFiles, find_identity_files
 
-Command = Callable[..., Any]
-
-
-def identity_option(command: Command) -> Command:
-    """Add --identity-dir; the command receives it as `identity_dir`, for `identity_folder`."""
-    return click.option(
+identity_option: Final = options(
+    "FLEET",
+    Option(
         "--identity-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        envvar="FLEET_IDENTITY_DIR",
-        help="Folder with the certificate, the key and the authorities of this process (mode 0700), for TLS.",
-    )(command)
-
-
-def authority_option(command: Command) -> Command:
-    """Add --authority-dir; the command receives it as `authority_dir`, for `authority_folder`."""
-    return click.option(
+        "Folder with the certificate, the key and the authorities of this process (mode 0700), for TLS.",
+        type=FOLDER,
+    ),
+)
+"""Adds --identity-dir; the command receives it as `identity_dir`, for `identity_folder`."""
+authority_option: Final = options(
+    "FLEET",
+    Option(
         "--authority-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        envvar="FLEET_AUTHORITY_DIR",
-        help="Folder with the key of the fleet's authority (ca.pem, ca.key, root.env; mode 0700), to sign certificates.",
-    )(command)
+        "Folder with the key of the fleet's authority (ca.pem, ca.key, root.env; mode 0700), to sign certificates.",
+        type=FOLDER,
+    ),
+)
+"""Adds --authority-dir; the command receives it as `authority_dir`, for `authority_folder`."""
 
 
 def authority_folder(given: Path | None) -> AuthorityFolder | None:

@@ -1,15 +1,13 @@
 """Security of the listeners of processes with an identity: TLS for their peers, and plain HTTP as the fleet's mode allows."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
-
-import click
 
 from identity.credentials import Credentials
 from identity.metrics_access import INSECURE_METRICS, MetricsToken, read_metrics_token
 from identity.names import Role
 from machinery.http_server import ServerSecurity
+from machinery.options import Option, options
 from machinery.tls_server import TlsOptions
 from schemas.trust import TlsMode
 from schemas.wire.errors import Refusal
@@ -45,14 +43,15 @@ def server_security(
     )
 
 
-def insecure_http_flag(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --insecure-http to an agent or a reconciler."""
-    return click.option(
+insecure_http_flag: Final = options(
+    "FLEET",
+    Option(
         INSECURE_HTTP,
+        "Serve plain HTTP to other machines without an identity. They can read everything on the network.",
         is_flag=True,
-        envvar="FLEET_INSECURE_HTTP",
-        help="Serve plain HTTP to other machines without an identity. They can read everything on the network.",
-    )(command)
+    ),
+)
+"""Adds --insecure-http to an agent or a reconciler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

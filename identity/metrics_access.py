@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +15,8 @@ from identity.peers import peer_of
 from machinery import process_secrets
 from machinery.connection_limits import is_loopback
 from machinery.http_server import SSL_OBJECT
+from machinery.options import FILE, Option, options
 from store.tickets import TicketChecker, TicketDenial
-
-Command = Callable[..., Any]
 
 INSECURE_METRICS: Final = "--insecure-metrics"
 """The flag that shows metrics to every client."""
@@ -155,27 +154,21 @@ def is_local(scope: Mapping[str, Any]) -> bool:
         return False
 
 
-def metrics_token_flag(command: Command) -> Command:
-    """Add --metrics-token-file, for `read_metrics_token`."""
-    return click.option(
+metrics_flags: Final = options(
+    "FLEET",
+    Option(
         "--metrics-token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        envvar="FLEET_METRICS_TOKEN_FILE",
-        help="File (mode 0600) with the bearer token for metrics on other machines: agents and gateways ask for it, "
+        "File (mode 0600) with the bearer token for metrics on other machines: agents and gateways ask for it, "
         "Prometheus and reconcilers without an identity send it.",
-    )(command)
-
-
-def metrics_flags(command: Command) -> Command:
-    """Add --metrics-token-file and --insecure-metrics to an agent or a gateway."""
-    return metrics_token_flag(
-        click.option(
-            INSECURE_METRICS,
-            is_flag=True,
-            envvar="FLEET_INSECURE_METRICS",
-            help="Show metrics and health to every machine that reaches this process.",
-        )(command)
-    )
+        type=FILE,
+    ),
+    Option(
+        INSECURE_METRICS,
+        "Show metrics and health to every machine that reaches this process.",
+        is_flag=True,
+    ),
+)
+"""Adds --metrics-token-file, for `read_metrics_token`, and --insecure-metrics."""
 
 
 def read_metrics_token(path: Path | None) -> MetricsToken | None:

@@ -1,16 +1,11 @@
 """The command-line flags that say how clients reach a gateway: HTTPS with a certificate, or plain HTTP where it is safe."""
 
 import ipaddress
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import click
-
+from machinery.options import FILE, Option, options
 from machinery.tls_server import CertificateError, ServerCertificate
-
-Command = Callable[..., Any]
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 class TransportError(Exception):
@@ -55,29 +50,19 @@ def check_plain_http(address: str, *, is_insecure: bool) -> None:
     )
 
 
-def tls_flags(command: Command) -> Command:
-    """Add the flags that say how clients reach the gateway: --tls-cert, --tls-key and --insecure-http."""
-    options = (
-        click.option(
-            "--insecure-http",
-            is_flag=True,
-            envvar="FLEET_GATEWAY_INSECURE_HTTP",
-            help="Serve plain HTTP on an address that other machines can reach. They can read keys and prompts.",
-        ),
-        click.option(
-            "--tls-key",
-            type=_FILE,
-            envvar="FLEET_GATEWAY_TLS_KEY",
-            help="Private key of --tls-cert (PEM), not readable by other users.",
-        ),
-        click.option(
-            "--tls-cert",
-            type=_FILE,
-            envvar="FLEET_GATEWAY_TLS_CERT",
-            help="Certificate for clients (PEM), with intermediate certificates after it: the gateway serves HTTPS. "
-            "Changed files are loaded without a restart.",
-        ),
-    )
-    for option in options:
-        command = option(command)
-    return command
+tls_flags: Final = options(
+    "FLEET_GATEWAY",
+    Option(
+        "--tls-cert",
+        "Certificate for clients (PEM), with intermediate certificates after it: the gateway serves HTTPS. "
+        "Changed files are loaded without a restart.",
+        type=FILE,
+    ),
+    Option("--tls-key", "Private key of --tls-cert (PEM), not readable by other users.", type=FILE),
+    Option(
+        "--insecure-http",
+        "Serve plain HTTP on an address that other machines can reach. They can read keys and prompts.",
+        is_flag=True,
+    ),
+)
+"""Adds the options that say how clients reach the gateway."""

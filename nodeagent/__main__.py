@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +19,7 @@ from machinery import environment, process_log
 from machinery.clock import SystemClock
 from machinery.files import make_owner_folder
 from machinery.log_flags import LEVEL_VARIABLE, log_options
+from machinery.options import FOLDER, PORT, Option, options
 from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
@@ -46,102 +47,99 @@ _LOCK = "lock"
 _INSECURE_ENGINES = "--insecure-engines"
 
 
+OPTIONS: Final = (
+    Option(
+        "--state-dir",
+        "Folder for this agent's identity and engine logs.",
+        type=FOLDER,
+        required=True,
+    ),
+    Option(
+        "--models-dir",
+        "Folder for relative model paths, and for models that are fetched from a hub.",
+        type=FOLDER,
+        default=inspection.DEFAULT_MODELS_DIR,
+    ),
+    Option("--name", "Name of the node; default: the host name.", variable="FLEET_NODE_NAME"),
+    Option(
+        "--address",
+        "Address on which engines listen and gateways reach them; with --engine-sockets, that of the agent's API only.",
+        name="node_address",
+        default="127.0.0.1",
+        variable="FLEET_NODE_ADDRESS",
+    ),
+    Option(
+        "--engine-sockets",
+        "Folder in which engines listen on Unix sockets instead of ports. Only gateways on this machine with the same "
+        "flag and the same user reach them.",
+        type=FOLDER,
+    ),
+    Option(
+        "--engine-port",
+        "First port for engines; the agent uses up to 100 ports from there on. Also the first name of a socket.",
+        type=click.IntRange(1024, 65000),
+        default=4100,
+    ),
+    Option(
+        "--api-port",
+        "Port on --address for the agent's API (logs and metrics); 0 for any.",
+        type=PORT,
+        default=4001,
+        variable="FLEET_AGENT_PORT",
+    ),
+    Option(
+        "--memory",
+        "Memory for models, such as 24Gi; default: what the hardware recommends.",
+        variable="FLEET_NODE_MEMORY",
+    ),
+    Option(
+        "--start-concurrency",
+        "Number of engines that may load their models at once; the others wait, by priority.",
+        type=click.IntRange(1, 100),
+        default=DEFAULT_CONCURRENCY,
+    ),
+    Option(
+        "--upload-limit",
+        "Bytes a second of the files of models that other agents get from this one; a tenth of it while an engine of "
+        "this Mac generates.",
+        metavar="SIZE",
+        default="1Gi",
+    ),
+    Option(
+        "--serve-hub",
+        "Serve the models on this Mac's disk to Hugging Face's clients, at the path /hub of the agent's API. A client "
+        "needs a certificate of the role admin or node.",
+        name="serves_hub",
+        is_flag=True,
+    ),
+    Option(
+        "--part-of-machine",
+        "This machine runs several nodes on purpose; give the flag to all their agents.",
+        is_flag=True,
+        variable=None,
+    ),
+    Option(
+        "--label",
+        "Label of the node as KEY=VALUE; may be repeated.",
+        name="labels",
+        multiple=True,
+        variable=None,
+    ),
+    Option(
+        _INSECURE_ENGINES,
+        "Let engines serve plain HTTP without authentication on an --address that other machines can reach, while the "
+        "node has no identity.",
+        is_flag=True,
+        variable="FLEET_INSECURE_ENGINES",
+    ),
+)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options("FLEET", *OPTIONS)
 @etcd_options
-@click.option(
-    "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    envvar="FLEET_STATE_DIR",
-    help="Folder for this agent's identity and engine logs.",
-)
-@click.option(
-    "--models-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=inspection.DEFAULT_MODELS_DIR,
-    show_default=True,
-    envvar="FLEET_MODELS_DIR",
-    help="Folder for relative model paths, and for models that are fetched from a hub.",
-)
-@click.option("--name", envvar="FLEET_NODE_NAME", help="Name of the node; default: the host name.")
-@click.option(
-    "--address",
-    "node_address",
-    default="127.0.0.1",
-    show_default=True,
-    envvar="FLEET_NODE_ADDRESS",
-    help="Address on which engines listen and gateways reach them; with --engine-sockets, that of the agent's API only.",
-)
-@click.option(
-    "--engine-sockets",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="FLEET_ENGINE_SOCKETS",
-    help="Folder in which engines listen on Unix sockets instead of ports. Only gateways on this machine with the same "
-    "flag and the same user reach them.",
-)
-@click.option(
-    "--engine-port",
-    type=click.IntRange(1024, 65000),
-    default=4100,
-    show_default=True,
-    envvar="FLEET_ENGINE_PORT",
-    help="First port for engines; the agent uses up to 100 ports from there on. Also the first name of a socket.",
-)
-@click.option(
-    "--api-port",
-    type=click.IntRange(0, 65535),
-    default=4001,
-    show_default=True,
-    envvar="FLEET_AGENT_PORT",
-    help="Port on --address for the agent's API (logs and metrics); 0 for any.",
-)
-@click.option(
-    "--memory",
-    envvar="FLEET_NODE_MEMORY",
-    help="Memory for models, such as 24Gi; default: what the hardware recommends.",
-)
 @model_disk_flags
-@click.option(
-    "--start-concurrency",
-    type=click.IntRange(1, 100),
-    default=DEFAULT_CONCURRENCY,
-    show_default=True,
-    envvar="FLEET_START_CONCURRENCY",
-    help="Number of engines that may load their models at once; the others wait, by priority.",
-)
-@click.option(
-    "--upload-limit",
-    metavar="SIZE",
-    default="1Gi",
-    show_default=True,
-    envvar="FLEET_UPLOAD_LIMIT",
-    help="Bytes a second of the files of models that other agents get from this one; a tenth of it while an engine of "
-    "this Mac generates.",
-)
-@click.option(
-    "--serve-hub",
-    "serves_hub",
-    is_flag=True,
-    envvar="FLEET_SERVE_HUB",
-    help="Serve the models on this Mac's disk to Hugging Face's clients, at the path /hub of the agent's API. A client "
-    "needs a certificate of the role admin or node.",
-)
-@click.option(
-    "--part-of-machine",
-    is_flag=True,
-    help="This machine runs several nodes on purpose; give the flag to all their agents.",
-)
-@click.option(
-    "--label", "labels", multiple=True, help="Label of the node as KEY=VALUE; may be repeated."
-)
 @identity_option
-@click.option(
-    _INSECURE_ENGINES,
-    is_flag=True,
-    envvar="FLEET_INSECURE_ENGINES",
-    help="Let engines serve plain HTTP without authentication on an --address that other machines can reach, while the "
-    "node has no identity.",
-)
 @insecure_http_flag
 @metrics_flags
 @log_options

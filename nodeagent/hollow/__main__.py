@@ -3,13 +3,15 @@
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from machinery import process_log
 from machinery.clock import SystemClock
-from machinery.log_flags import log_format_option, log_level_option
+from machinery.log_flags import LOG_FORMAT, LOG_LEVEL
+from machinery.options import options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
@@ -58,8 +60,7 @@ _MACS_PER_CONNECTION = 25
     show_default=True,
     help="Lifetime of each lease in seconds; raise it if this machine is too slow to renew all leases in time.",
 )
-@log_level_option("warning")
-@log_format_option
+@options("FLEET", replace(LOG_LEVEL, default="warning"), LOG_FORMAT)
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run many agents with simulated engines in one process, for load tests. Their endpoints do not answer."""
     disable_core_dumps()

@@ -1,15 +1,13 @@
 """The flags of the agent about the disk of its models."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import click
 
+from machinery.options import Option, options
 from models.model_store.collection import CollectionPolicy
 from schemas import quantity
-
-C = TypeVar("C", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,32 +20,26 @@ class ModelDiskLimits:
     """Bytes that no fetch takes."""
 
 
-def model_disk_flags(command: C) -> C:
-    """Add the flags to a command."""
-    reserve = click.option(
+model_disk_flags: Final = options(
+    "FLEET",
+    Option(
         "--disk-reserve",
+        "Part of the models' disk that fetches leave free, such as 20Gi.",
         default="0",
-        show_default=True,
-        envvar="FLEET_DISK_RESERVE",
-        help="Part of the models' disk that fetches leave free, such as 20Gi.",
-    )
-    high = click.option(
+    ),
+    Option(
         "--model-gc-high-threshold",
+        "Percentage of the models' disk in use at which unused models are removed.",
         type=click.IntRange(1, 100),
         default=85,
-        show_default=True,
-        envvar="FLEET_MODEL_GC_HIGH_THRESHOLD",
-        help="Percentage of the models' disk in use at which unused models are removed.",
-    )
-    low = click.option(
+    ),
+    Option(
         "--model-gc-low-threshold",
+        "Percentage of the models' disk in use at which the removal of unused models ends.",
         type=click.IntRange(0, 99),
         default=75,
-        show_default=True,
-        envvar="FLEET_MODEL_GC_LOW_THRESHOLD",
-        help="Percentage of the models' disk in use at which the removal of unused models ends.",
-    )
-    return reserve(high(low(command)))
+    ),
+)
 
 
 def model_disk_limits(options: dict[str, Any]) -> ModelDiskLimits:

@@ -1,19 +1,17 @@
 """The command-line flags for the address of etcd, shared by every process of the fleet."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 
+from machinery.options import Option, options
 from schemas.wire.identity_files import IdentityFiles
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.users import Credentials, CredentialsError
-
-Command = Callable[..., Any]
 
 VARIABLE_PREFIX: Final = "FLEET_ETCD"
 """Prefix of the environment variables of these flags."""
@@ -31,57 +29,38 @@ class _EtcdUrl(click.ParamType[str]):
     envvar_list_splitter = ","
 
 
-# --help shows the last one first.
-_OPTIONS: tuple[Callable[[Command], Command], ...] = (
-    click.option(
-        "--etcd-prefix",
-        envvar="FLEET_ETCD_PREFIX",
-        default="",
-        help="Prefix of the fleet's keys in an etcd that is shared with others, such as /lab.",
-    ),
-    click.option(
-        "--etcd-transport",
-        envvar="FLEET_ETCD_TRANSPORT",
-        type=click.Choice(["grpc", "http"]),
-        default="grpc",
-        show_default=True,
-        help="Use http (etcd's JSON gateway) where only plain HTTP passes.",
-    ),
-    click.option(
-        "--etcd-password-file",
-        envvar="FLEET_ETCD_PASSWORD_FILE",
-        type=_FILE,
-        help="File with the password, or one that `fleetctl init-auth` wrote.",
-    ),
-    click.option(
-        "--etcd-password",
-        envvar="FLEET_ETCD_PASSWORD",
-        default="",
-        hidden=True,  # a command line is visible to every user of the machine
-    ),
-    click.option("--etcd-user", envvar="FLEET_ETCD_USER", default="", help="User name for etcd."),
-    click.option("--etcd-key", envvar="FLEET_ETCD_KEY", type=_FILE, help="Client key (PEM)."),
-    click.option(
-        "--etcd-cert", envvar="FLEET_ETCD_CERT", type=_FILE, help="Client certificate (PEM)."
-    ),
-    click.option(
-        "--etcd-ca", envvar="FLEET_ETCD_CA", type=_FILE, help="CA certificate of etcd (PEM)."
-    ),
-    click.option(
+etcd_options: Final = options(
+    "FLEET",
+    Option(
         "--etcd",
-        envvar="FLEET_ETCD",
+        "URL of an etcd member (repeat it for each member), or unix:PATH of a socket.",
         multiple=True,
         type=_EtcdUrl(),
-        help="URL of an etcd member (repeat it for each member), or unix:PATH of a socket.",
+    ),
+    Option("--etcd-ca", "CA certificate of etcd (PEM).", type=_FILE),
+    Option("--etcd-cert", "Client certificate (PEM).", type=_FILE),
+    Option("--etcd-key", "Client key (PEM).", type=_FILE),
+    Option("--etcd-user", "User name for etcd.", default=""),
+    # A command line is visible to every user of the machine.
+    Option("--etcd-password", default="", hidden=True),
+    Option(
+        "--etcd-password-file",
+        "File with the password, or one that `fleetctl init-auth` wrote.",
+        type=_FILE,
+    ),
+    Option(
+        "--etcd-transport",
+        "Use http (etcd's JSON gateway) where only plain HTTP passes.",
+        type=click.Choice(["grpc", "http"]),
+        default="grpc",
+    ),
+    Option(
+        "--etcd-prefix",
+        "Prefix of the fleet's keys in an etcd that is shared with others, such as /lab.",
+        default="",
     ),
 )
-
-
-def etcd_options(command: Command) -> Command:
-    """Add --etcd and its companions to a click command; it receives them as keyword arguments."""
-    for option in _OPTIONS:
-        command = option(command)
-    return command
+"""Adds --etcd and its companions to a click command; it receives them as keyword arguments."""
 
 
 def address_from_flags(

@@ -1,9 +1,8 @@
 """The flags of the join port, and the port that they describe."""
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import click
 from starlette.routing import Route
@@ -12,6 +11,7 @@ from identity.announcement import Listener
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials
 from machinery.clock import Clock
+from machinery.options import Option, options
 from reconciler.services.join.admission import Admission
 from reconciler.services.join.port import JoinPort
 from reconciler.services.join.rejoin import RejoinPort
@@ -22,26 +22,23 @@ from store.etcd.users import Credentials as StoreCredentials
 from store.events import EventRecorder
 from store.port import Transport
 
-Command = Callable[..., Any]
 _EVENT_SOURCE = "reconciler"
 
 
-def join_options(command: Command) -> Command:
-    """Add --advertise-etcd and --advertise-join."""
-    etcd = click.option(
+join_options: Final = options(
+    "FLEET",
+    Option(
         "--advertise-etcd",
+        "URL of etcd for machines that join (repeat it; default: the https:// URLs of --etcd).",
         multiple=True,
         metavar="URL",
-        envvar="FLEET_ADVERTISE_ETCD",
-        help="URL of etcd for machines that join (repeat it; default: the https:// URLs of --etcd).",
-    )
-    join = click.option(
+    ),
+    Option(
         "--advertise-join",
+        "Address of the join port in `fleetctl token create` (default: --api-host and --api-port).",
         metavar="HOST:PORT",
-        envvar="FLEET_ADVERTISE_JOIN",
-        help="Address of the join port in `fleetctl token create` (default: --api-host and --api-port).",
-    )
-    return etcd(join(command))
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
