@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ import uvicorn
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from machinery import host_header
@@ -168,6 +169,23 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class PipelineFlow(FlowControl):
+    """Flow control that reads no more while pipelined requests wait.
+
+    uvicorn reads on after each response. A client that reads none of them then fills the memory with requests.
+    """
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        """Read on only while `waiting` is empty: the requests that wait for the one before them."""
+        super().__init__(transport)
+        self._waiting = waiting
+
+    @override
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
 class StepLimits(Protocol):
     """The longest time for each step of a client, in seconds."""
 
@@ -244,6 +262,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
+        self.flow = PipelineFlow(transport, self.pipeline)
         connection = transport.get_extra_info("socket")
         if connection is not None:
             enable_keepalive(connection)

@@ -55,7 +55,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         "_handler",
         "_is_tls",
         "_latest",
-        "_queue",
         "_serving",
         "_socket",
         "_unsent_bytes",
@@ -75,8 +74,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         """The request whose bytes arrive, or arrived last; None while the connection is idle."""
         self._serving: RequestContext | None = None
         """The last request to a model that was started."""
-        self._queue: list[tuple[ModelOrAsgiRequest, Any]] = []
-        """Pipelined requests and their ASGI application, in the order of arrival."""
         self._final_refusal: Refusal | None = None
         """Sent after the responses that are in progress."""
         self._unsent_bytes = 0
@@ -249,7 +246,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
 
     def _enqueue(self, request: ModelOrAsgiRequest, app: Any) -> None:
         self.flow.pause_reading()
-        self._queue.append((request, app))
+        self.pipelined.append((request, app))
 
     def _send_continue(self, context: RequestContext) -> None:
         if context.expects_continue and context.is_current:
@@ -300,7 +297,8 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     def _start_next(self) -> None:
         if self.transport.is_closing():
             return
-        request, app = self._queue.pop(0)
+        request, app = self.pipelined.pop(0)
+        self.flow.resume_reading()
         if not isinstance(request, RequestContext):
             super()._start_asgi_task(request, app)
             return
@@ -326,7 +324,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             return
         if self.flow.read_paused:
             self.flow.resume_reading()
-        if self._queue:
+        if self.pipelined:
             # Not now: a long pipeline of requests that are refused at once would be as deep a recursion.
             self.loop.call_soon(self._start_next)
         elif self._final_refusal is not None:
@@ -384,7 +382,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for request in (self._latest, *(request for request, _ in self._queue)):
+        for request in (self._latest, *(request for request, _ in self.pipelined)):
             if isinstance(request, RequestContext) and request is not self._serving:
                 request.free_body()
         self._handler.connections.leave(self)
@@ -473,7 +471,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             else:
                 latest.refusal = refusal
                 latest.free_body()
-        elif latest is None or latest.response_started or self._queue:
+        elif latest is None or latest.response_started or self.pipelined:
             self.transport.abort()  # the client could not attribute a response
         else:
             latest.disconnected = True  # tells the application, which then writes nothing

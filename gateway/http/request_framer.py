@@ -5,12 +5,12 @@ Usual requests to models are read by `HeadReader`, all other input by llhttp.
 
 import asyncio
 from collections import deque
+from collections.abc import Sized
 from typing import Any, Final, Protocol
 
 import httptools
 from typing_extensions import override
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -18,7 +18,7 @@ from gateway import errors
 from gateway.http.request_context import HeadReader, header_lines
 from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
-from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT
+from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT, PipelineFlow
 from schemas.wire.errors import Refusal
 
 HEADERS_LIMIT = 100
@@ -56,11 +56,11 @@ class RequestReceiver(Protocol):
         ...
 
 
-class ConnectionFlow(FlowControl):
-    """uvicorn's flow control, without an event as long as nothing waits for the client to read."""
+class ConnectionFlow(PipelineFlow):
+    """Flow control without an event as long as nothing waits for the client to read."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        self._transport, self._waiting = transport, waiting
         self.read_paused = self.write_paused = False
         self._readable: asyncio.Event | None = None
 
@@ -103,6 +103,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         "is_in_head",
         "is_in_trailer",
         "missing_body",
+        "pipelined",
     )
 
     def __init__(
@@ -117,6 +118,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         self._parser: httptools.HttpRequestParser | None = None
         super().__init__(config, server_state, app_state, _loop)
         self._parser, self.pipeline = None, _NO_PIPELINE
+        self.pipelined: list[tuple[Any, Any]] = []
+        """Requests that wait for the one before them, and their ASGI application, in the order of arrival."""
         self.clock = clock
         self.heads = heads
         self.missing_body = 0
@@ -151,7 +154,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self.flow = ConnectionFlow(transport)
+        self.flow = ConnectionFlow(transport, self.pipelined)
 
     @override
     def data_received(self, data: bytes) -> None:

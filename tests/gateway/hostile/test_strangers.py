@@ -1,6 +1,7 @@
 """Clients without a key, and clients that together want more than there is: memory, hosts and file descriptors."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -88,6 +89,20 @@ async def test_unfinished_bodies_of_all_clients_have_one_bound(keyed: Stand) -> 
         assert await keyed.is_well()
 
     await until_async(lambda: _is_free(keyed), what="the memory of clients that left")
+
+
+async def test_requests_of_a_client_that_reads_no_answer_are_not_kept(keyed: Stand) -> None:
+    """One connection filled 550 MB: reading went on after each response, however many requests waited."""
+    before = keyed.rss()
+    requests = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000
+    async with keyed.connection() as (_, writer):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while True:
+                    writer.write(requests)
+                    await writer.drain()
+        assert keyed.rss() - before < 48 * _MB
+        assert await keyed.is_well()
 
 
 async def _is_free(stand: Stand) -> bool:
