@@ -15,10 +15,7 @@ _PERIOD_S: Final = 0.5
 
 
 class JoinRequests:
-    """Follows the requests below `joinrequest/`. Run `run()` in a task group.
-
-    A user of etcd from an earlier release may not read them; the view is empty then.
-    """
+    """Follows the requests below `joinrequest/`. Run `run()` in a task group."""
 
     def __init__(self, transport: Transport, model: FleetModel, clock: Clock) -> None:
         self._requests = Informer(

@@ -78,7 +78,7 @@ class EngineEndpoint:
     version: int
     """Changes when the endpoint is published anew, after which it may be tried again."""
     template: str = ""
-    """The version of the deployment that runs there; empty from agents of earlier releases."""
+    """The version of the deployment that runs there; empty if unknown."""
     # The fields below describe the engine and are not part of its identity.
     site: str = field(default="", compare=False)
     concurrency: int = field(default=DEFAULT_CONCURRENCY, compare=False)

@@ -30,8 +30,7 @@ from store.port import Transport
 
 log = logging.getLogger(__name__)
 
-# The longest wait for the first list of replicas. Without it an endpoint would be used for a moment before it is
-# checked; a role of an earlier release may not read replicas and gets none.
+# The longest wait for the first list of replicas. Without it an endpoint would be used for a moment before it is checked.
 _FIRST_LIST_S = 1.0
 # Interval of the check that replicas may still be read, while endpoints are refused.
 _CONFIRM_S, _CONFIRM_TIMEOUT_S = 10.0, 2.0

@@ -91,8 +91,7 @@ class StatePersister:
             self._gateways.restore(snapshot.gateways)
             if snapshot.keys is not None:
                 self._key_cache.restore(snapshot.keys)
-            # Perhaps only the keys are missing: the gateway role of an earlier release may not read
-            # them.
+            # Perhaps only the keys are missing.
             if not self._table_cache.is_synced:
                 self._table_cache.restore(snapshot.known)
                 await self._table_cache.changed(within_s=1.0)

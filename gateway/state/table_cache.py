@@ -184,11 +184,9 @@ class TableCache:
         async with asyncio.TaskGroup() as group:
             for informer in self._informers:
                 group.create_task(informer.run())
-            # Not awaited: a role of an earlier release may not read nodes, and endpoints have a
-            # site, too.
+            # Not awaited, as endpoints have a site, too.
             if self._nodes is not None:
                 group.create_task(self._nodes.run())
-            # Nor this: such a role may not read the keys of external servers.
             group.create_task(self._external_keys.run())
             group.create_task(self._filter.run())
             group.create_task(self._rebuild())
