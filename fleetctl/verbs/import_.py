@@ -43,13 +43,6 @@ have become comments.
 """
 
 
-_NODES = click.option(
-    "--nodes",
-    default="",
-    metavar="NODE,NODE,...",
-    help="Node of each Mac, in the file's order (the rank order). Default: the nodes whose agents report the file's "
-    "addresses, else the names in the file.",
-)
 _MODELS = click.option(
     "--model",
     "models",
@@ -57,12 +50,24 @@ _MODELS = click.option(
     metavar="PATH",
     help="A model to deploy with the file's routing settings; repeatable.",
 )
-_OUTPUT = click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write (default: standard output).",
-)
+
+
+def _file_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument and the options that every importer has."""
+    nodes = click.option(
+        "--nodes",
+        default="",
+        metavar="NODE,NODE,...",
+        help="Node of each Mac, in the file's order (the rank order). Default: the nodes whose agents report the file's "
+        "addresses, else the names in the file.",
+    )
+    output = click.option(
+        "-o",
+        "--output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="File to write (default: standard output).",
+    )
+    return click.argument("file")(nodes(output(store_options(command))))
 
 
 @click.group("import", cls=SuggestingGroup)
@@ -75,16 +80,13 @@ def importing() -> None:
 
 
 @importing.command(help=_HELP)
-@click.argument("file")
 @click.option("--name", help="Name of the ShardGroup (default: the file's name).")
-@_NODES
 @click.option(
     "--backend",
     type=click.Choice(["ring", "jaccl", "jaccl-ring"]),
     help="Communication backend (default: the one that the file names or implies).",
 )
-@_OUTPUT
-@store_options
+@_file_options
 def hostfile(
     file: str, name: str | None, nodes: str, backend: str | None, output: Path | None, **fleet: Any
 ) -> None:
@@ -105,12 +107,9 @@ def hostfile(
 
 
 @importing.command()
-@click.argument("file")
 @click.option("--name", help="Name of the NodePool (default: the file's name).")
-@_NODES
 @_MODELS
-@_OUTPUT
-@store_options
+@_file_options
 def mesh(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-stack's mesh YAML to a NodePool, and a ModelDeployment per tier."""
     convert = partial(
@@ -123,11 +122,8 @@ def mesh(file: str, name: str | None, nodes: str, output: Path | None, **options
 
 
 @importing.command()
-@click.argument("file")
-@_NODES
 @_MODELS
-@_OUTPUT
-@store_options
+@_file_options
 def serving(
     file: str, nodes: str, models: tuple[str, ...], output: Path | None, **fleet: Any
 ) -> None:
@@ -137,11 +133,8 @@ def serving(
 
 
 @importing.command()
-@click.argument("file")
 @click.option("--name", help="Name of the ShardGroup (default: the file's name).")
-@_NODES
-@_OUTPUT
-@store_options
+@_file_options
 def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: Any) -> None:
     """Convert mlx_distributed_ring_inference's .env to a ShardGroup and its ModelDeployment."""
     group = _object_name(file, name, fallback="ring")
@@ -150,7 +143,6 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: 
 
 
 @importing.command()
-@click.argument("file")
 @click.option("--name", help="Name of the ShardGroup (default: the file's name).")
 @click.option(
     "--hostfile",
@@ -158,9 +150,7 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: 
     help="Host file, if it is not at the path in HOSTFILE (relative to FILE).",
 )
 @click.option("--model", default="", metavar="PATH", help="The model, if MODEL_DIR is not set.")
-@_NODES
-@_OUTPUT
-@store_options
+@_file_options
 def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-jaccl-cluster's variables (.env or Makefile) and host file to a ShardGroup and a ModelDeployment."""
     context = jaccl_importer.JacclContext(
@@ -172,7 +162,6 @@ def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **option
 
 
 @importing.command()
-@click.argument("file")
 @click.option(
     "--hostfile",
     "host_file",
@@ -190,9 +179,7 @@ def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **option
     envvar="MLX_DISTRIBUTED_BACKEND",
     help="Backend of mlx-distributed models whose options name none.",
 )
-@_NODES
-@_OUTPUT
-@store_options
+@_file_options
 def localai(
     file: str, host_file: str | None, nodes: str, output: Path | None, **options: Any
 ) -> None:

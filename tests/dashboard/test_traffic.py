@@ -65,51 +65,6 @@ MAC_METRICS = shape(
     avgLatencyMs=NUMBER,
     modelsLoaded=many({"type": "string"}),
 )
-WORKERS = shape(total=INTEGER, online=INTEGER, offline=INTEGER)
-# The shapes of the document that older dashboards read (its section about the dashboard's API).
-SHAPES = {
-    "/api/dashboard/overview": shape(
-        workers=WORKERS,
-        throughput=shape(current=NUMBER, avg24h=NUMBER),
-        requests=shape(active=INTEGER, total24h=INTEGER),
-        latency=shape(current=NUMBER, avg24h=NUMBER),
-    ),
-    "/api/dashboard/workers": many(
-        shape(
-            workerId=TEXT,
-            hostname=TEXT,
-            ip=TEXT,
-            port=NUMBER,
-            status={"enum": ["online", "degraded", "offline"]},
-            hardware=shape(chipModel=TEXT, gpuCores=NUMBER, unifiedMemoryGB=NUMBER),
-            metrics=MAC_METRICS,
-            uptime=NUMBER,
-            lastHeartbeat=NUMBER,
-        )
-    ),
-    "/api/dashboard/metrics/timeseries?metric=throughput&duration=1h": shape(
-        metric={"const": "throughput"},
-        unit={"const": "tokens/sec"},
-        points=many(shape(timestamp=INTEGER, value=NUMBER)),
-    ),
-    "/api/dashboard/requests?limit=50&status=success": many(
-        shape(
-            requestId={"type": "string"},
-            modelId={"type": "string"},
-            workerId=TEXT,
-            latencyMs={"type": "number"},
-            tokensGenerated=INTEGER,
-            status={"const": "success"},
-            timestamp=INTEGER,
-        )
-    ),
-    "/api/cluster/status": shape(
-        controller=shape(version=TEXT, uptime=INTEGER, mode=TEXT),
-        workers=WORKERS,
-        models=shape(loaded=many({"type": "string"})),
-        requests=shape(active=INTEGER, total=INTEGER, successRate=NUMBER),
-    ),
-}
 COUNTS = {"type": "object", "additionalProperties": INTEGER}
 SNAPSHOT = shape(
     uptimeSeconds=NUMBER,
@@ -127,8 +82,9 @@ SNAPSHOT = shape(
     active=INTEGER,
     waitingByModel=COUNTS,
 )
-# What the document about a cluster of ring workers names: rates, latency, the queue, the size of the world.
-SHAPES |= {
+# What the document about a cluster of ring workers names: rates, latency, the queue, the size of the world. The shapes
+# of mlx-serving's document are checked in tests/seeds/test_answers.py.
+SHAPES = {
     "/metrics/snapshot": SNAPSHOT,
     "/queue": shape(
         queueDepth=INTEGER,
@@ -467,17 +423,6 @@ def test_times_are_those_of_the_own_clock() -> None:
     assert [round(one.time_s + one.whole_s - now_s) for one in found] == [0, 0, 0]
     # After an hour in which nothing was read, what is an hour old is right.
     assert on_own_clock(wrong[1:], now_s - 3600, now_s) == (wrong[1:], False)
-
-
-async def test_unknown_words_are_refused_with_the_known_ones(memory: MemoryTransport) -> None:
-    async with running_dashboard(memory) as dashboard:
-        for path, word in (
-            ("/api/dashboard/metrics/timeseries?metric=heat", "throughput"),
-            ("/api/dashboard/metrics/timeseries?duration=25h", "24h"),
-            ("/api/dashboard/requests?status=sad", "success"),
-            ("/api/dashboard/requests?limit=0", "limit"),
-        ):
-            assert word in str(await dashboard.get(path, 400))
 
 
 async def test_a_websocket_of_a_foreign_page_or_without_a_key_is_refused(
