@@ -119,21 +119,6 @@ async def test_a_plain_service_in_a_crash_loop_is_found(home: Path, tmp_path: Pa
         await services.remove("nodeagent")
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--local", "--node", "mac-1"), "give --local for this machine, or --node for others"),
-        (("--models-dir", "/m"), "--models-dir needs --local"),
-    ],
-)
-async def test_flags_that_contradict_each_other_are_refused(
-    words: tuple[str, ...], why: str
-) -> None:
-    done = await run_fleetctl("doctor", *words)
-    assert done.code == 2
-    assert why in done.err
-
-
 async def add_node(fleet: MemoryFleet, name: str, url: str) -> None:
     node = Node(metadata=ObjectMeta(name=name, uid=name))
     status = STATUS.model_copy(update={"agent_url": url})

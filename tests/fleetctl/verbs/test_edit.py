@@ -228,27 +228,6 @@ async def test_a_file_that_changed_meanwhile_is_not_saved(
     Path(done.err.rpartition(" in ")[2].strip()).unlink()
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("edit",), 2, "which objects? Give KIND NAME..."),
-        (("edit", "md"), 2, "which modeldeployments? Give their names"),
-        (("edit", "md", "nobody"), 1, 'modeldeployments "nobody" not found'),
-        (("edit", "rep", "a"), 1, "replicas are written by the fleet; edit one of modeldeployments"),
-        (("edit", "-f", "/nowhere.yaml"), 1, "/nowhere.yaml: does not exist"),
-        (("edit", "-f", "/tmp"), 1, "/tmp: only files can be edited"),
-        (("edit", "md/a", "-f", "x"), 2, "give names, or files with -f, but not both"),
-        (("edit", "-f", "x", "-o", "json"), 2, "-o applies to objects; remove it with -f"),
-    ],
-)  # fmt: skip
-async def test_errors_have_hints(
-    shared_fleet: MemoryFleet, words: tuple[str, ...], code: int, said: str
-) -> None:
-    done = await shared_fleet.ctl(*words)
-    assert (done.code, done.out) == (code, "")
-    assert said in done.err
-
-
 async def test_editors_that_fail(
     shared_fleet: MemoryFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import ObjectMeta
 from store import codec, keys
 from store.port import Put, Transport
-from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleetctl_stream import streaming
 from tests.support.terminal import CTRL_C, terminal
@@ -93,10 +93,3 @@ async def test_at_a_terminal(shared: Fleet, transport: Transport) -> None:
         assert "\r\n---\r\n" in await shown.until("name: t2")
         shown.type(CTRL_C)
         assert await shown.ended() == 130
-
-
-async def test_invalid_filters_are_errors() -> None:
-    wrong = await fleetctl("events", "--types", "Bad")
-    assert (wrong.code, "use Normal or Warning" in wrong.err) == (2, True)
-    which = await fleetctl("events", "--for", "node")
-    assert (which.code, "KIND/NAME" in which.err) == (2, True)

@@ -205,28 +205,6 @@ async def test_refusals(fleet: Fleet, words: str, code: int, error: str) -> None
     assert (done.code, done.out, done.err) == (code, "", error)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("", "give one of: a replica, md/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"),
-        ("bad-0 -l app=chat", "give one of: a replica, md/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"),
-        ("nodepool/x", "nodepool/x: a NodePool has no log; only replicas, deployments, nodes, gateways, reconcilers and dashboards have logs"),
-        ("node/", "node/: the name is missing; write node/NAME"),
-        ("node/mac-1 -p", "--previous cannot be used with node/mac-1: only replicas have ranks, previous runs and labels"),
-        ("bad-0 -p -f", "the previous run has ended: give --previous or --follow, not both"),
-        ("bad-0 --rank 0 --all-ranks", "give --rank or --all-ranks, not both"),
-        ("bad-0 --all-replicas", "--all-replicas needs md/NAME"),
-        ("bad-0 --since soon", "Invalid value for '--since': 'soon' is not a duration; write hours, minutes, seconds and milliseconds as in 1h30m, 90s or 500ms"),
-    ],
-)  # fmt: skip
-async def test_missing_and_contradictory_arguments_are_refused(
-    shared: Fleet, words: str, error: str
-) -> None:
-    done: Done = await logs(shared, *words.split())
-    assert (done.code, done.out) == (2, "")
-    assert done.err.endswith(f"Error: {error}\n")
-
-
 async def test_a_log_is_followed_until_ctrl_c(fleet: Fleet) -> None:
     command = ("logs", "-f", "node/mac-1", "--tail", "0", "--etcd", str(fleet.etcd.address))
     process = await asyncio.create_subprocess_exec(

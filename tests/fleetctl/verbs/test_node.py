@@ -2,26 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.fleetctl_runner import MemoryFleet
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "which Macs?"),
-        (("mac-2",), "'mac-2': expected user@host"),
-        (("me@a", "me@b", "--name", "one"), "--name is for one Mac"),
-        (("me@a", "--name", "Not A Name"), "is not a name"),
-    ],
-)
-async def test_wrong_arguments_of_add_are_refused(
-    fleet: MemoryFleet, words: tuple[str, ...], said: str
-) -> None:
-    done = await fleet.ctl("node", "add", *words)
-    assert done.code == 2
-    assert said in done.err
 
 
 async def test_add_needs_an_archive_that_is_one(fleet: MemoryFleet, tmp_path: Path) -> None:

@@ -350,27 +350,6 @@ async def test_the_number_of_requests_by_hardware_is_shown(
     assert row[3:5] == ["mac-1", "46"]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (("explain",), 2, "Missing argument"),
-        (("explain", "placement"), 2, "name a deployment: explain placement NAME"),
-        (("explain", "placement", "np/a"), 2, "nodepools have no placement and no rollout"),
-        (("explain", "placement", "qwem"), 1, 'modeldeployments "qwem" not found; did you mean qwen?'),
-        (("plan",), 2, "Missing option '-f'"),
-        (("plan", "-f", "/nowhere.yaml"), 2, "/nowhere.yaml"),
-        (("plan", "-f", "-", "--models-dir", "/nowhere"), 2, "does not exist"),
-    ],
-)  # fmt: skip
-async def test_errors_have_hints(
-    fleet: MemoryFleet, words: tuple[str, ...], code: int, expected: str
-) -> None:
-    done = await fleet.ctl(*words)
-    assert done.code == code
-    assert expected in done.err
-    assert done.out == ""
-
-
 async def test_a_missing_etcd_is_exit_code_2() -> None:
     done = await fleetctl("plan", "-f", "-", "--etcd", "unix:/nowhere", stdin=PLANNED.encode())
     assert done.code == 2

@@ -280,80 +280,6 @@ async def goes_back(shared_fleet: CommandFleet, shared_transport: Transport, fir
     )
 
 
-async def test_pause_resume_restart(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
-    await applied(shared_fleet, "one")
-    await applied(shared_fleet, "two")
-    paused = await shared_fleet.ctl("rollout", "pause", "md", "one", "two")
-    assert paused.out == "modeldeployment/one paused\nmodeldeployment/two paused\n"
-    seen = await read(shared_transport, "one")
-    assert (seen.spec.rollout.paused, seen.metadata.generation) == (True, 2)
-    await keep(shared_transport, "one", 1)
-    for words, expected in (
-        (("pause", "one"), "modeldeployment/one is already paused"),
-        (("undo", "one"), "cannot roll back modeldeployment/one while it is paused; resume it first "
-         "with `fleetctl rollout resume one`"),
-        (("restart", "one"), "cannot restart modeldeployment/one while it is paused; resume it first "
-         "with `fleetctl rollout resume one`"),
-    ):  # fmt: skip
-        refused = await shared_fleet.ctl("rollout", *words)
-        assert (refused.code, refused.err) == (1, f"error: {expected}\n")
-    assert (
-        await shared_fleet.ctl("rollout", "resume", "one")
-    ).out == "modeldeployment/one resumed\n"
-    again = await shared_fleet.ctl("rollout", "resume", "md/one")
-    assert again.err == "error: modeldeployment/one is not paused\n"
-    assert (await shared_fleet.ctl("rollout", "restart", "one")).code == 0
-    seen = await read(shared_transport, "one")
-    assert seen.metadata.generation == 4
-    # The manifest does not mention the annotation, and must not remove it.
-    same = await shared_fleet.ctl(
-        "apply", "-f", "-", stdin=DEPLOYMENT.replace("NAME", "one").encode()
-    )
-    assert same.out == "modeldeployment/one unchanged\n"
-    assert (await read(shared_transport, "one")).metadata.annotations == seen.metadata.annotations
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (("status",), 2, "Missing argument"),
-        (("status", "a", "b"), 2, "give one deployment"),
-        (
-            ("status", "nodes/a"),
-            2,
-            "nodes have no placement and no rollout; give a ModelDeployment: NAME or modeldeployment/NAME",
-        ),
-        (("restart", "np", "a"), 2, "nodepools have no placement and no rollout"),
-        (("status", "nobdy"), 1, 'modeldeployments "nobdy" not found; did you mean nobody?'),
-        (("pause", "nobdy"), 1, 'modeldeployments "nobdy" not found'),
-        (("undo", "nobody", "--to-revision", "-1"), 2, "-1"),
-        (("undoo", "nobody"), 2, "undoo"),
-    ],
-)
-async def test_errors_have_hints(
-    shared_fleet: MemoryFleet,
-    shared_transport: Transport,
-    words: tuple[str, ...],
-    code: int,
-    expected: str,
-) -> None:
-    await applied(shared_fleet, "nobody")
-    done = await shared_fleet.ctl("rollout", *words)
-    assert done.code == code
-    assert expected in done.err
-
-
-async def test_deployments_being_deleted_are_not_changed(
-    shared_fleet: MemoryFleet, shared_transport: Transport
-) -> None:
-    await applied(shared_fleet, "going")
-    await shared_fleet.ctl("delete", "md/going", "--no-wait")
-    done = await shared_fleet.ctl("rollout", "pause", "going")
-    assert done.err == "error: modeldeployment/going is being deleted; nothing was changed\n"
-    told = await shared_fleet.ctl("rollout", "status", "going")
-    assert told.err == "error: modeldeployment/going is being deleted\n"
-
-
 def with_canary(name: str, model: str = "small") -> str:
     """Return a manifest with a canary."""
     text = DEPLOYMENT.replace("NAME", name).replace("small", model)
@@ -409,16 +335,6 @@ async def test_only_a_running_canary_is_decided(
     done = await shared_fleet.ctl("rollout", "abort", name)
     hint = expected.replace("NAME", name)
     assert done.err == f"error: modeldeployment/{name} has no running canary to abort{hint}\n"
-
-
-async def test_a_deployment_without_a_canary_is_told_of_undo(shared_fleet: MemoryFleet) -> None:
-    await applied(shared_fleet, "plain")
-    done = await shared_fleet.ctl("rollout", "promote", "plain")
-    assert "it has no spec.rollout.canary. `fleetctl rollout undo plain` rolls back" in done.err
-    await shared_fleet.applied(with_canary("stopped"))
-    await shared_fleet.ctl("rollout", "pause", "stopped")
-    paused = await shared_fleet.ctl("rollout", "promote", "stopped")
-    assert "stopped is paused; resume it first with `fleetctl rollout resume stopped`" in paused.err
 
 
 @pytest.mark.parametrize(("decision", "models"), [("promote", {"large"}), ("abort", {"small"})])

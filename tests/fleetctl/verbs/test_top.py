@@ -200,17 +200,3 @@ async def test_live_at_a_terminal(fleet: Fleet, transport: Transport) -> None:
         await shown.until("3.0 GiB")
         shown.type(CTRL_C)
         assert await shown.ended() == 130
-
-
-async def test_invalid_arguments_are_refused() -> None:
-    for words, message in (
-        (("top", "replicas"), "use nodes or models"),
-        (
-            ("top", "nodes", "--sort-by", "requests"),
-            "name, memory, models, in-flight, queue, tokens",
-        ),
-        (("top", "nodes", "--over", "1ms"), "at least 0.1 s"),
-        (("top",), "nodes|models"),
-    ):
-        done = await run_fleetctl(*words)
-        assert (done.code, message in done.err) == (2, True), done.err
