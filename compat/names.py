@@ -35,8 +35,11 @@ def health_phrase(status: str) -> str:
     return "healthy" if status == "ok" else status
 
 
-def health(facts: Facts[S], workers: Sequence[Worker], worker_id: str) -> Json:
-    """Return what `/health` of mlx-serving's workers and of mlx-jaccl-cluster has beside the status."""
+def health(facts: Facts[S], workers: Sequence[Worker], worker_id: str, *, has_models: bool) -> Json:
+    """Return what `/health` of mlx-serving's workers and of mlx-jaccl-cluster has beside the status.
+
+    `has_models`: the client may know the names of all models.
+    """
     day = facts.over(shapes.DAY_S)
     return {
         "workerId": worker_id,
@@ -45,7 +48,7 @@ def health(facts: Facts[S], workers: Sequence[Worker], worker_id: str) -> Json:
             "activeRequests": facts.active(),
             "totalRequestsHandled": sum(mac.handled for mac in workers),
             "avgLatencyMs": facts.figures["latency"][1](day),
-            "modelsLoaded": facts.ready_models(),
+            "modelsLoaded": facts.ready_models() if has_models else [],
         },
         "worldSize": shapes.count_workers(workers)["online"],
         "queueDepth": sum(facts.waiting().values()),

@@ -300,7 +300,7 @@ class AppRoutes:
             }
         if self.compat_facts is not None:
             workers = await self.compat_facts.workers()
-            body |= names.health(self.compat_facts, workers, self.context.id)
+            body |= names.health(self.compat_facts, workers, self.context.id, has_models=sees_all)
         return _json(body, status)
 
     async def metrics_text(self, request: Request) -> Response:

@@ -70,3 +70,23 @@ async def test_names_of_mlx_serving_are_used_with_the_flag_alone(is_on: bool) ->
         assert 'mlx_worker_total_requests{worker_id="mac-1"} 2\n' in metrics
         assert codes == [CODE] * 3
         assert message.startswith(f"{PHRASE}: The model 'unknown' does not exist.")
+
+
+async def test_names_of_models_are_told_only_to_keys_that_may_know_them() -> None:
+    world = World(MemoryTransport(SystemClock()))
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, has_compat_names=True)
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.get(f"{gateway.url}/health") as response:
+            health = await response.json()
+        assert (health["status"], health["modelsReady"], "models" in health) == (
+            "healthy",
+            1,
+            False,
+        )
+        assert health["metrics"]["modelsLoaded"] == []
