@@ -1,1 +1,1 @@
-"""Conversion between manifests and configuration files of other tools."""
+"""Host files of MLX to shard groups and back, and configuration for Prometheus."""
