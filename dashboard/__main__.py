@@ -13,27 +13,23 @@ from dashboard.history.database import HistoryLimits
 from dashboard.server import Dashboard, DashboardSettings
 from dashboard.sessions import session_secret
 from identity.credentials import Credentials, no_report
+from identity.daemon import daemon_options, start_daemon
 from identity.dialer import Dialer
-from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.flags import (
+    gateway_trust,
+)
 from identity.listeners import insecure_http_flag, server_security
 from identity.names import Role
 from identity.renewal import Applicant, own_addresses
 from identity.upkeep import IdentityUpkeep
-from machinery import process_log as house_logging
-from machinery.clock import SystemClock
-from machinery.environment import drop_secrets
 from machinery.files import make_private_folder
 from machinery.http_server import listen
-from machinery.log_flags import log_options
 from machinery.options import FOLDER, GATEWAY_CA, PORT, Option, options
-from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
-from machinery.process_secrets import OpenSecretError, disable_core_dumps
-from machinery.tls_client import Trust, TrustError, read_trust
+from machinery.process_secrets import OpenSecretError
 from schemas import duration as durations
 from schemas import sizes
 from store.etcd.connect import connect
-from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 DEFAULT_PORT = 4003
 _SHORTEST_S: Final = 600
@@ -84,25 +80,15 @@ OPTIONS: Final = (
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @options("FLEET_DASHBOARD", *OPTIONS)
-@etcd_options
-@identity_option
+@daemon_options
 @insecure_http_flag
-@log_options
-def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
+def main(**options: Any) -> None:
     """Record the state of the whole fleet, and show it: an HTTP API, streams of changes, and a page."""
-    disable_core_dumps()
-    ring = LogRing()
-    house_logging.setup(
-        "dashboard", log_level, log_format=log_format, ring=ring, file=options["log_file"]
-    )
-    folder = identity_folder(options["identity_dir"])
-    etcd = address_from_flags(options, identity=etcd_files(folder))
-    drop_secrets(VARIABLE_PREFIX)
-    clock = SystemClock()
-    own = read_identity(folder, Role.DASHBOARD, clock)
+    daemon = start_daemon("dashboard", Role.DASHBOARD, options)
+    clock, folder, own = daemon.clock, daemon.folder, daemon.credentials
     settings = replace(
-        _settings(options, own, has_store_password=bool(etcd.password)),
-        ring=ring,
+        _settings(options, own, has_store_password=bool(daemon.etcd.password)),
+        ring=daemon.ring,
         tls=no_report if own is None else own.report,
     )
     addresses = own_addresses(options["host"], *options["allowed_host"])
@@ -110,7 +96,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     id_ = secrets.token_hex(6)
 
     async def run() -> None:
-        transport = connect(etcd)
+        transport = connect(daemon.etcd)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(Dashboard(transport, clock, settings, id_=id_).run())
@@ -152,7 +138,7 @@ def _settings(
         history=_history(options),
         security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
         has_store_password=has_store_password,
-        dialer=Dialer(own, trust=_trust(options["gateway_ca"])),
+        dialer=Dialer(own, trust=gateway_trust(options)),
     )
 
 
@@ -170,14 +156,6 @@ def _history(options: dict[str, Any]) -> HistoryLimits:
     if size < _LEAST_BYTES:
         raise click.UsageError("--history-size: expected 16Mi or more")
     return HistoryLimits(kept_s=kept_s, file_bytes=size)
-
-
-def _trust(authorities: Path | None) -> Trust:
-    """Return the trust in gateways' certificates. Raises click.UsageError."""
-    try:
-        return read_trust(authorities and authorities.expanduser())
-    except TrustError as error:
-        raise click.UsageError(f"--gateway-ca: {error}") from error
 
 
 def _check_host(host: str) -> None:

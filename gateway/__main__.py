@@ -35,17 +35,15 @@ from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
 from gateway.workers import MOST_WORKERS, WorkerPlace, run_workers, watch_parent
 from identity.announcement import announce_option, announced
-from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.daemon import daemon_options, start_daemon
 from identity.listeners import api_security
 from identity.metrics_access import metrics_flags
 from identity.names import Role
 from machinery import environment, unix_sockets
-from machinery import process_log as fleet_logging
-from machinery.clock import Clock, SystemClock
+from machinery.clock import Clock
 from machinery.connection_limits import is_loopback
 from machinery.file_limit import raise_file_limit
 from machinery.http_server import ListenAddress
-from machinery.log_flags import log_options
 from machinery.options import (
     AUTH,
     COUNT,
@@ -58,14 +56,11 @@ from machinery.options import (
     Option,
     options,
 )
-from machinery.process_log import LogRing
-from machinery.process_secrets import disable_core_dumps
 from machinery.tls_flags import TransportError, read_certificate, tls_flags
 from machinery.tls_server import ServerCertificate
 from schemas.routing import MAX_RATE
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 # <malloc.h> of glibc.
 _M_MMAP_THRESHOLD = -3
@@ -239,29 +234,17 @@ OPTIONS: Final = (
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @options("FLEET_GATEWAY", *OPTIONS)
 @tls_flags
-@identity_option
+@daemon_options
 @metrics_flags
 @announce_option
-@etcd_options
-@log_options
 def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
-    disable_core_dumps()
     inherited = dict(os.environ)
-    folder = identity_folder(flags["identity_dir"])
-    etcd = address_from_flags(flags, identity=etcd_files(folder))
-    environment.drop_secrets(VARIABLE_PREFIX)
-    ring = LogRing()
-    fleet_logging.setup(
-        "gateway",
-        flags["log_level"],
-        log_format=flags["log_format"],
-        ring=ring,
-        file=_log_file(flags["log_file"], flags["worker"]),
-    )
-    tracer, clock, advertised = _tracer(), SystemClock(), _advertised(flags)
-    certificate = _certificate(flags)
-    credentials, security = read_identity(folder, Role.GATEWAY, clock), api_security(flags)
+    log_file = _log_file(flags["log_file"], flags["worker"])
+    daemon = start_daemon("gateway", Role.GATEWAY, {**flags, "log_file": log_file})
+    clock, etcd, credentials = daemon.clock, daemon.etcd, daemon.credentials
+    tracer, advertised = _tracer(), _advertised(flags)
+    certificate, security = _certificate(flags), api_security(flags)
     # With an identity there is TLS for clients, whether or not plain HTTP is accepted as well.
     is_tls = certificate is not None or credentials is not None
     limits = _limits(flags)
@@ -281,9 +264,9 @@ def main(**flags: Any) -> None:
         origins=_allowed_origins(flags),
         asks_for_keys=requires_keys,
         anonymous=_anonymous_limits(flags, claimed, requires_keys=requires_keys),
-        ring=ring,
+        ring=daemon.ring,
         has_store_password=bool(etcd.password),
-        identity_folder=folder,
+        identity_folder=daemon.folder,
         identity_addresses=_client_hosts(flags),
         credentials=credentials,
         accepts_plain=flags["insecure_http"] or is_loopback(address),

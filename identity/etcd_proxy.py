@@ -18,19 +18,15 @@ import click
 from typing_extensions import override
 
 from identity.credentials import Credentials
-from identity.flags import identity_folder, identity_option, read_identity
+from identity.daemon import daemon_options, start_daemon
 from identity.names import Role
 from identity.trust_sync import TrustSync
-from machinery import http_server, process_log
-from machinery.clock import SystemClock
+from machinery import http_server
 from machinery.connection_limits import AddressLimit
-from machinery.log_flags import log_options
 from machinery.process_main import GRACE_S, run_until_signal
-from machinery.process_secrets import disable_core_dumps
 from machinery.tcp_keepalive import enable_keepalive
 from machinery.tls_server import TlsListener, TlsOptions
 from store.etcd.connect import connect
-from store.etcd.flags import address_from_flags, etcd_options
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +38,12 @@ _PLAIN = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\
 
 
 @click.command()
-@etcd_options
-@identity_option
+@daemon_options
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address for other machines.")
-@log_options
 def main(listen: str, **options: Any) -> None:
     """Pass connections of other machines on to the unix socket of etcd."""
-    disable_core_dumps()
-    level, log_format = options["log_level"], options["log_format"]
-    process_log.setup("etcd-proxy", level, log_format=log_format, file=options["log_file"])
-    clock, folder = SystemClock(), identity_folder(options["identity_dir"])
-    credentials, address = read_identity(folder, Role.ETCD, clock), address_from_flags(options)
+    daemon = start_daemon("etcd-proxy", Role.ETCD, options)
+    credentials, address = daemon.credentials, daemon.etcd
     if credentials is None or address.socket is None:
         raise click.UsageError("give --identity-dir of etcd, and its socket: --etcd unix:PATH")
     host, _, port = listen.rpartition(":")
@@ -61,7 +52,7 @@ def main(listen: str, **options: Any) -> None:
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(TrustSync(connect(address), clock, credentials.folder).run())
+            group.create_task(TrustSync(connect(address), daemon.clock, credentials.folder).run())
             group.create_task(credentials.watch())
             group.create_task(proxy.run())
 

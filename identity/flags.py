@@ -1,7 +1,8 @@
 """The command-line flags for identities and authorities, shared by the programs of the fleet."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -12,6 +13,7 @@ from identity.folder import IdentityFolder
 from identity.names import Role
 from machinery.clock import Clock
 from machinery.options import FOLDER, Option, options
+from machinery.tls_client import Trust, TrustError, read_trust
 from schemas.wire.identity_files import IdentityFiles, find_identity_files
 
 identity_option: Final = options(
@@ -75,6 +77,20 @@ def read_identity(folder: IdentityFolder | None, role: Role, clock: Clock) -> Cr
             f"--identity-dir {folder.path}: it holds {found.identity.uri}; this program needs the identity of a {role}"
         )
     return found
+
+
+def gateway_trust(options: Mapping[str, Any]) -> Trust:
+    """Return the trust in gateways' certificates that --gateway-ca gives.
+
+    Raises:
+        click.UsageError: the file cannot be used.
+
+    """
+    authorities: Path | None = options["gateway_ca"]
+    try:
+        return read_trust(authorities and authorities.expanduser())
+    except TrustError as error:
+        raise click.UsageError(f"--gateway-ca: {error}") from error
 
 
 def etcd_files(folder: IdentityFolder | None) -> IdentityFiles | None:

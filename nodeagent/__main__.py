@@ -11,18 +11,15 @@ from typing import IO, Any, Final
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.daemon import daemon_options, start_daemon
 from identity.listeners import api_security, insecure_http_flag
 from identity.metrics_access import metrics_flags
 from identity.names import Role
-from machinery import environment, process_log
-from machinery.clock import SystemClock
+from machinery import environment
 from machinery.files import make_owner_folder
-from machinery.log_flags import LEVEL_VARIABLE, log_options
+from machinery.log_flags import LEVEL_VARIABLE
 from machinery.options import FOLDER, PORT, Option, options
-from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
-from machinery.process_secrets import disable_core_dumps
 from machinery.unix_sockets import SocketFolderError
 from machinery.version import version
 from models import inspection
@@ -40,7 +37,6 @@ from schemas.meta import Labels
 from schemas.node import NodeStatus
 from schemas.wire.engine_address import is_loopback
 from store.etcd.connect import connect
-from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 _LABELS = TypeAdapter(Labels)
 _LOCK = "lock"
@@ -137,32 +133,23 @@ OPTIONS: Final = (
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @options("FLEET", *OPTIONS)
-@etcd_options
 @model_disk_flags
-@identity_option
+@daemon_options
 @insecure_http_flag
 @metrics_flags
-@log_options
-def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
+def main(**options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
-    disable_core_dumps()
-    ring = LogRing()
-    process_log.setup(
-        "nodeagent", log_level, log_format=log_format, ring=ring, file=options["log_file"]
-    )
     state_dir: Path = options["state_dir"].expanduser().resolve()
-    folder = identity_folder(options["identity_dir"], state_dir / "identity")
-    where = address_from_flags(options, identity=etcd_files(folder))
+    daemon = start_daemon("nodeagent", Role.NODE, options, identity_dir=state_dir / "identity")
+    clock, credentials = daemon.clock, daemon.credentials
     try:
         trace_settings = environment.trace_settings()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    # Children must not inherit the agent's password, nor anything that it was given for other programs.
-    environment.drop_secrets(VARIABLE_PREFIX, environment.TRACE_PREFIX)
+    # Children must not inherit anything that the agent was given for other programs.
+    environment.drop_secrets(environment.TRACE_PREFIX)
     lock = _lock(state_dir)
     facts, identity = _identify(state_dir, options["name"])
-    clock = SystemClock()
-    credentials = read_identity(folder, Role.NODE, clock)
     if options["serves_hub"] and credentials is None:
         click.echo("nodeagent: no mirror: --serve-hub needs the node's identity", err=True)
     config = AgentConfig(
@@ -181,15 +168,15 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         api_port=options["api_port"],
         api_security=api_security(options),
         insecure_flags=insecure_flags(options),
-        ring=ring,
-        has_store_password=bool(where.password),
-        identity_folder=folder,
+        ring=daemon.ring,
+        has_store_password=bool(daemon.etcd.password),
+        identity_folder=daemon.folder,
         credentials=credentials,
-        engine_variables={**trace_settings, LEVEL_VARIABLE: log_level},
+        engine_variables={**trace_settings, LEVEL_VARIABLE: options["log_level"]},
     )
 
     async def run() -> None:
-        transport = connect(where)
+        transport = connect(daemon.etcd)
         try:
             await Agent(transport, clock, config).run()
         except BaseExceptionGroup as group:

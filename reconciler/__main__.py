@@ -19,14 +19,12 @@ from identity import announcement
 from identity.announcement import announce_option
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials, no_report
+from identity.daemon import Daemon, daemon_options, start_daemon
 from identity.dialer import Dialer
 from identity.flags import (
     authority_folder,
     authority_option,
-    etcd_files,
-    identity_folder,
-    identity_option,
-    read_identity,
+    gateway_trust,
 )
 from identity.folder import IdentityFolder
 from identity.listeners import insecure_http_flag, server_security
@@ -35,17 +33,12 @@ from identity.metrics_access import MetricsAccess, metrics_flags, read_metrics_t
 from identity.names import Role
 from identity.renewal import Applicant, own_addresses
 from identity.upkeep import IdentityUpkeep
-from machinery import process_log as house_logging
-from machinery.clock import Clock, SystemClock
-from machinery.environment import drop_secrets
+from machinery.clock import Clock
 from machinery.gc_pause import collect_rarely
 from machinery.http_server import ServerSecurity
-from machinery.log_flags import log_options, usable_file
+from machinery.log_flags import usable_file
 from machinery.options import FILE, FOLDER, GATEWAY_CA, PORT, POSITIVE, SECONDS, Option, options
-from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
-from machinery.process_secrets import disable_core_dumps
-from machinery.tls_client import Trust, TrustError, read_trust
 from machinery.version import version
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from reconciler.api import ReconcilerApi, ReconcilerServer
@@ -59,7 +52,6 @@ from reconciler.services.signer import SignerError, run_signer, signer_address
 from schemas.records import ReconcilerLease
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 from store.etcd.space import DEFAULT_QUOTA_BYTES, EtcdSpace
 from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
@@ -132,46 +124,30 @@ OPTIONS: Final = (
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @options("FLEET", *OPTIONS)
-@etcd_options
 @hub_endpoint_option
-@identity_option
+@daemon_options
 @insecure_http_flag
 @metrics_flags
 @authority_option
 @join_options
 @announce_option
-@log_options
-def main(
-    node_grace_period: float, log_level: LogLevel, log_format: LogFormat, **options: Any
-) -> None:
+def main(**options: Any) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
-    disable_core_dumps()
     collect_rarely()
-    ring = LogRing()
-    house_logging.setup(
-        "reconciler", log_level, log_format=log_format, ring=ring, file=options["log_file"]
-    )
-    identity_dir = identity_folder(options["identity_dir"])
-    etcd_address = address_from_flags(options, identity=etcd_files(identity_dir))
-    drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
-    clock = SystemClock()
-    own = read_identity(identity_dir, Role.RECONCILER, clock)
+    daemon = start_daemon("reconciler", Role.RECONCILER, options)
+    own = daemon.credentials
     process = _ReconcilerProcess(
-        clock=clock,
-        ring=ring,
+        daemon=daemon,
         options=options,
-        etcd=etcd_address,
-        identity_dir=identity_dir,
-        own=own,
         # `fleetctl version` shows it: the leading process and its release.
         identity=f"{socket.gethostname()}/{os.getpid()} {version()}",
         # A machine that joins has no certificate yet.
         security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
         secret_file=_secret_file(options["git_webhook_secret_file"]),
-        joins=_join_settings(options, etcd_address, own),
-        signer=_signer(options["authority_dir"], etcd_address),
+        joins=_join_settings(options, daemon.etcd, own),
+        signer=_signer(options["authority_dir"], daemon.etcd),
         outbound=OutboundSettings(dialer=_dialer(options, own), hubs=hub_settings(options)),
-        grace_s=node_grace_period,
+        grace_s=options["node_grace_period"],
     )
     sys.exit(run_until_signal(process.run, grace_s=GRACE_S))
 
@@ -180,13 +156,8 @@ def main(
 class _ReconcilerProcess:
     """The parts of one process that the flags describe; `run()` is its life."""
 
-    clock: Clock
-    ring: LogRing
-    """The last lines of the log."""
+    daemon: Daemon
     options: Mapping[str, Any]
-    etcd: EtcdAddress
-    identity_dir: IdentityFolder | None
-    own: Credentials | None
     identity: str
     security: ServerSecurity
     secret_file: Path | None
@@ -197,11 +168,11 @@ class _ReconcilerProcess:
 
     async def run(self) -> None:
         """Run forever."""
-        clock, options = self.clock, self.options
+        daemon, clock, options = self.daemon, self.daemon.clock, self.options
         measured = StoreMetrics(clock)
-        transport = MeasuredTransport(connect(self.etcd), measured)
+        transport = MeasuredTransport(connect(daemon.etcd), measured)
         server = ReconcilerServer(clock, (options["api_host"], options["api_port"]), self.security)
-        tls = no_report if self.own is None else self.own.report
+        tls = no_report if daemon.credentials is None else daemon.credentials.report
         registration = ReconcilerRegistration(
             transport, clock, self._lease(), tls, lambda: server.url
         )
@@ -213,12 +184,12 @@ class _ReconcilerProcess:
             git=_git_settings(options),
             outbound=self.outbound,
         )
-        space = EtcdSpace(self.etcd, clock, quota_bytes=options["etcd_quota"])
+        space = EtcdSpace(daemon.etcd, clock, quota_bytes=options["etcd_quota"])
         tickets = TicketChecker(transport, clock, f"Reconciler/{registration.id}")
         api = ReconcilerApi(
             controller=controller,
             access=_metrics_access(options, tickets),
-            log=LogAccess(process="reconciler", ring=self.ring, tickets=tickets, clock=clock),
+            log=LogAccess(process="reconciler", ring=daemon.ring, tickets=tickets, clock=clock),
             clock=clock,
             started_s=clock.monotonic(),
             more=(measured, space),
@@ -233,8 +204,8 @@ class _ReconcilerProcess:
                     group.create_task(AuditFile(transport, clock, options["audit_file"]).run())
                 if self.signer is not None:
                     group.create_task(run_signer(*self.signer, clock))
-                if self.identity_dir is not None:
-                    group.create_task(self._upkeep(transport, self.identity_dir).run())
+                if daemon.folder is not None:
+                    group.create_task(self._upkeep(transport, daemon.folder).run())
                 group.create_task(_serve(server, routes, self.joins, clock))
         finally:
             await transport.close()
@@ -245,14 +216,16 @@ class _ReconcilerProcess:
         address = join_address(options["advertise_join"], options["api_host"], options["api_port"])
         return ReconcilerLease(
             identity=self.identity,
-            has_store_password=bool(self.etcd.password),
+            has_store_password=bool(self.daemon.etcd.password),
             join_address="" if self.joins is None else address,
         )
 
     def _upkeep(self, transport: Transport, folder: IdentityFolder) -> IdentityUpkeep:
         addresses = own_addresses(self.options["api_host"], socket.gethostname())
         applicant = Applicant(role=Role.RECONCILER, addresses=lambda: addresses)
-        return IdentityUpkeep(transport, self.clock, folder, applicant, self.own)
+        return IdentityUpkeep(
+            transport, self.daemon.clock, folder, applicant, self.daemon.credentials
+        )
 
 
 def _git_settings(options: Mapping[str, Any]) -> GitSettings:
@@ -305,15 +278,7 @@ def _metrics_access(options: Mapping[str, Any], tickets: TicketChecker) -> Metri
 def _dialer(options: dict[str, Any], own: Credentials | None) -> Dialer:
     """Return how to dial gateways. Files that cannot be used are refused at the start."""
     token = read_metrics_token(options["metrics_token_file"])
-    return Dialer(own, trust=_trust(options["gateway_ca"]), token=token)
-
-
-def _trust(authorities: Path | None) -> Trust:
-    """Return the trust in gateways' certificates; an unusable file is refused at the start."""
-    try:
-        return read_trust(authorities and authorities.expanduser())
-    except TrustError as error:
-        raise click.UsageError(f"--gateway-ca: {error}") from error
+    return Dialer(own, trust=gateway_trust(options), token=token)
 
 
 def _join_settings(

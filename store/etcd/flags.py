@@ -1,6 +1,7 @@
 """The command-line flags for the address of etcd, shared by every process of the fleet."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -64,7 +65,7 @@ etcd_options: Final = options(
 
 
 def address_from_flags(
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     default: EtcdAddress | None = None,
     *,
     identity: IdentityFiles | None = None,
@@ -153,7 +154,7 @@ def _several(text: str) -> list[str]:
     return [url.strip() for url in text.split(",") if url.strip()]
 
 
-def _credentials(options: dict[str, Any]) -> Credentials:
+def _credentials(options: Mapping[str, Any]) -> Credentials:
     """Return user and password; an empty name means anonymous access."""
     user, password, path = (
         options["etcd_user"],
