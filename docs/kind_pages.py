@@ -22,7 +22,7 @@ EXAMPLES = {
 # The operations page that explains the kind.
 _GUIDES = {
     "ModelDeployment": "models.md",
-    "ModelRoute": "gateway.md",
+    "ModelRoute": "routing.md",
     "NodePool": "rollouts-and-nodes.md",
     "ShardGroup": "shardgroups.md",
     "GitSource": "gitops.md",
