@@ -145,7 +145,7 @@ class Controller:
     @property
     def refusal(self) -> str:
         """The reason why the store refuses this process; empty if it does not."""
-        return next(filter(None, (one.refusal for one in self._informers())), "")
+        return next(filter(None, (informer.refusal for informer in self._informers())), "")
 
     def lag_s(self) -> float | None:
         """Return the seconds since the slowest cache heard from the store; None before each has."""

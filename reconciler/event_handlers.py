@@ -161,14 +161,16 @@ class EventHandlers:
         """Queue the deployments that have replicas on the changed nodes."""
         names, self._changed_nodes = self._changed_nodes, set()
         for name in sorted(names):
-            self._queue_deployments(one.spec.deployment for one in self._lister.replicas_on(name))
+            self._queue_deployments(
+                replica.spec.deployment for replica in self._lister.replicas_on(name)
+            )
 
     def _queue_all_owners(self) -> None:
         self._queue_deployments(self._all_owners())
 
     def _all_owners(self) -> Iterator[str]:
         """Yield the deployments of all replicas, revisions and preloads, which may outlive their deployment."""
-        yield from (one.spec.deployment for one in self._lister.replicas())
+        yield from (replica.spec.deployment for replica in self._lister.replicas())
         yield from (deployment_name_of(one.name) for one in self._lister.of_kind("Revision"))
         yield from (key.rpartition("/")[2] for key in self._lister.caches.preloads.items)
 

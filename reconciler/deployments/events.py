@@ -21,13 +21,13 @@ from reconciler.deployments.actions import (
     StartPreload,
     StartRanks,
 )
-from reconciler.deployments.observe import DeploymentView
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.listers.lister import Lister
 from reconciler.placement.refusals import Unschedulable
 from schemas import quantity, sizes
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import ObjectReference
-from schemas.meta import ConditionStatus, Status, find_condition
+from schemas.meta import Condition, ConditionStatus, Status, find_condition, is_true
 from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, RankAssignment, ReplicaStatus
 from store.events import EventRecorder
 
@@ -62,30 +62,37 @@ class DeploymentEvents:
                 await self._recorder.record(about, *_normal_event(action))
 
     async def record_replica_status(
-        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+        self, view: ReplicaView, observed: DeploymentView, old: Status | None, new: Status
     ) -> None:
-        """Record that a replica became ready or stopped being so, and a new correction of its memory proof."""
-        await self._record_readiness(name, observed, old, new)
-        await self._record_fetch(name, observed, old, new)
-        corrected = find_condition(new.conditions, "ProofCorrected")
-        before = None if old is None else find_condition(old.conditions, "ProofCorrected")
-        if corrected is None or (before is not None and before.message == corrected.message):
-            return
-        await self._recorder.record(
-            _about(observed), "ProofCorrected", corrected.message, type_="Warning"
-        )
+        """Record changes of a replica's status: readiness, fetches of its model, corrections of its memory proof."""
+        about, record = _about(observed), self._recorder.record
+        before = old.conditions if old is not None else ()
+        name, nodes = view.name, ", ".join(rank.node for rank in view.replica.spec.ranks)
+        ready, was_ready = find_condition(new.conditions, "Ready"), is_true(before, "Ready")
+        if ready is not None and not view.is_deleting:
+            is_ready = ready.status is ConditionStatus.TRUE
+            if is_ready and not was_ready:
+                await record(about, "ReplicaReady", f"{name} on {nodes} serves")
+            elif was_ready and not is_ready:
+                message = f"{name} on {view.node}: {ready.reason}: {ready.message}".rstrip(": ")
+                await record(about, "ReplicaNotReady", message, type_="Warning")
+        model, model_before = (find_condition(c, MODEL_PRESENT) for c in (new.conditions, before))
+        if model is not None and (model_before is None or model_before.reason != model.reason):
+            await self._record_fetch(view, about, new, model, model_before)
+        corrected, last = (find_condition(c, "ProofCorrected") for c in (new.conditions, before))
+        if corrected is not None and (last is None or last.message != corrected.message):
+            await record(about, "ProofCorrected", corrected.message, type_="Warning")
 
     async def _record_fetch(
-        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+        self,
+        view: ReplicaView,
+        about: ObjectReference,
+        status: Status,
+        now: Condition,
+        before: Condition | None,
     ) -> None:
         """Record that a replica's model is fetched, and each new reason why it is not."""
-        now = find_condition(new.conditions, MODEL_PRESENT)
-        before = None if old is None else find_condition(old.conditions, MODEL_PRESENT)
-        view = next((one for one in observed.replicas if one.name == name), None)
-        if now is None or view is None or (before is not None and before.reason == now.reason):
-            return
-        about = _about(observed)
-        nodes = ", ".join(rank.node for rank in view.replica.spec.ranks)
+        name, nodes = view.name, ", ".join(rank.node for rank in view.replica.spec.ranks)
         if now.status is ConditionStatus.TRUE:
             if before is not None:
                 have = "have" if len(view.nodes) > 1 else "has"
@@ -93,32 +100,20 @@ class DeploymentEvents:
                 await self._recorder.record(about, "ModelFetched", message)
         elif now.reason in FETCHING_REASONS:
             if before is None or before.reason not in FETCHING_REASONS:
-                await self._recorder.record(about, now.reason, _fetch_text(name, new))
-        elif now.reason not in FETCHING_REASONS:
+                # Without figures that change.
+                running = status.fetches if isinstance(status, ReplicaStatus) else ()
+                sources = ", ".join(
+                    f"{fetch.node} fetches {sizes.show(fetch.total_bytes)} from {fetch.source}"
+                    for fetch in running
+                )
+                message = f"{name}: {sources}".removesuffix(": ")
+                await self._recorder.record(about, now.reason, message)
+        else:
             where = name if len(view.nodes) > 1 else f"{name} on {nodes}"
-            message = f"{where}: {now.message}"
             kind: Literal["Normal", "Warning"] = (
                 "Normal" if now.reason == "FetchStarting" else "Warning"
             )
-            await self._recorder.record(about, now.reason, message, type_=kind)
-
-    async def _record_readiness(
-        self, name: str, observed: DeploymentView, old: Status | None, new: Status
-    ) -> None:
-        ready = find_condition(new.conditions, "Ready")
-        before = None if old is None else find_condition(old.conditions, "Ready")
-        was_ready = before is not None and before.status is ConditionStatus.TRUE
-        view = next((one for one in observed.replicas if one.name == name), None)
-        if ready is None or view is None or view.is_deleting:
-            return
-        if ready.status is ConditionStatus.TRUE and not was_ready:
-            message = f"{name} on {', '.join(rank.node for rank in view.replica.spec.ranks)} serves"
-            await self._recorder.record(_about(observed), "ReplicaReady", message)
-        elif was_ready and ready.status is not ConditionStatus.TRUE:
-            message = f"{name} on {view.node}: {ready.reason}: {ready.message}".rstrip(": ")
-            await self._recorder.record(
-                _about(observed), "ReplicaNotReady", message, type_="Warning"
-            )
+            await self._recorder.record(about, now.reason, f"{where}: {now.message}", type_=kind)
 
     async def record_status(
         self,
@@ -183,15 +178,6 @@ def _normal_event(action: _NormalAction) -> tuple[str, str]:
         case _:
             assert_never(action)
     return found
-
-
-def _fetch_text(name: str, status: Status) -> str:
-    """Return the sentence about fetches that begin or go on, without figures that change."""
-    running = status.fetches if isinstance(status, ReplicaStatus) else ()
-    sources = [
-        f"{one.node} fetches {sizes.show(one.total_bytes)} from {one.source}" for one in running
-    ]
-    return f"{name}: {', '.join(sources)}".removesuffix(": ")
 
 
 def _about(observed: DeploymentView) -> ObjectReference:

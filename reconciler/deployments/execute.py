@@ -91,7 +91,7 @@ def split_into_batches(
     batch: list[GuardedWrite] = []
     guards, keys_written, size = set[Guard](), set[str](), 0
     for write in writes:
-        own_keys = {one.key for one in write.operations}
+        own_keys = {operation.key for operation in write.operations}
         own_size = sum(len(one.value) for one in write.operations if isinstance(one, Put))
         new_guards = set(write.guards).difference(guards)
         most = len(guards) + len(new_guards) + len(keys_written) + len(own_keys) + shared
@@ -331,7 +331,7 @@ def reports_of(replica: Replica) -> tuple[Delete, ...]:
 def _dropped_reports(before: Replica, after: Replica) -> tuple[Delete, ...]:
     """Return the operations that remove the reports on ranks that a replica no longer has."""
     kept = reports_of(after)
-    return tuple(one for one in reports_of(before) if one not in kept)
+    return tuple(report for report in reports_of(before) if report not in kept)
 
 
 def owner_of(deployment: ModelDeployment) -> OwnerReference:

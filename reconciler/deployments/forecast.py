@@ -85,8 +85,8 @@ class _DeploymentForecast:
         observed = self._observed
         active = [r for r in observed.replicas if not r.is_deleting]
         owned = [r for r in active if r.is_owned and not observed.is_ending]
-        for one in (r for r in active if r not in owned):
-            yield self._end(one, "its deployment is gone or being deleted")
+        for replica in (r for r in active if r not in owned):
+            yield self._end(replica, "its deployment is gone or being deleted")
         if observed.deployment is None or observed.is_ending:
             return
         target = self._target(observed.deployment)
@@ -98,8 +98,8 @@ class _DeploymentForecast:
             yield self._end(one, f"the deployment needs {observed.desired_replicas}")
         kept = [r for r in owned if r not in surplus]
         found = plan.group_by_eviction(observed.deployment, kept, self._table)
-        for one in sorted((*found.leaving, *found.evicted), key=lambda r: r.ordinal):
-            yield self._leave(one, request, found)
+        for rank in sorted((*found.leaving, *found.evicted), key=lambda r: r.ordinal):
+            yield self._leave(rank, request, found)
         for one in sorted(found.staying, key=lambda r: r.ordinal):
             if one.replica.spec.template != target:
                 yield self._replace(one, request, observed.deployment)

@@ -133,7 +133,9 @@ def fit_group(
     """Return the answer for a group in its declared shape, or in its first fallback with the same model that fits."""
     members = {name: nodes[name] for name in group.members if name in nodes}
     reports = [node.models.get(request.path) for node in members.values()]
-    geometry = next((one.geometry for one in reports if one is not None and one.geometry), None)
+    geometry = next(
+        (report.geometry for report in reports if report is not None and report.geometry), None
+    )
     if geometry is not None and geometry.unknown:
         why = Rejection(reason="ModelNotUnderstood", message=geometry.unknown)
         return GroupFit(group=group.name, refusal=why)

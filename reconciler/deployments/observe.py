@@ -154,7 +154,9 @@ class DeploymentView:
     def preparing_nodes(self) -> tuple[NodeView, ...]:
         """Return the nodes with a replica that fetch the files of another version before it is replaced."""
         folders = {preload.node: preload.source.folder for preload in self.preloads}
-        busy = {name for one in self.replicas if not one.is_deleting for name in one.nodes}
+        busy = {
+            name for replica in self.replicas if not replica.is_deleting for name in replica.nodes
+        }
         return tuple(
             node
             for node in self.table.named(sorted(busy & folders.keys()))

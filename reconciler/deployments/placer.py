@@ -162,7 +162,14 @@ class Placer:
             why = deferred.why.noting(f"preempts {names}, which frees {freed}")
             return PreemptingAssignment(ranks=ranks, victims=deferred.victims, why=why)
         nodes = [self.assumed.view(self.assumed.table.rows[rank.node]) for rank in ranks]
-        ending = sorted({one.replica for n in nodes for one in n.allocations if one.is_ending})
+        ending = sorted(
+            {
+                allocation.replica
+                for n in nodes
+                for allocation in n.allocations
+                if allocation.is_ending
+            }
+        )
         note = f"waits until {', '.join(ending)} has ended"
         return PendingAssignment(ranks=ranks, why=deferred.why.noting(note))
 
@@ -177,7 +184,9 @@ class Placer:
         memory = ranking.proof(row)
         self.assumed.promise(row, memory.total_bytes)
         node = self.assumed.view(row)
-        ending = ", ".join(sorted(one.replica for one in node.allocations if one.is_ending))
+        ending = ", ".join(
+            sorted(allocation.replica for allocation in node.allocations if allocation.is_ending)
+        )
         note = f"waits until {ending} on {node.name} has ended"
         return PendingAssignment(ranks=(self._rank(row, memory),), why=why.noting(note))
 

@@ -90,7 +90,7 @@ class ReplicaScheduler:
         observed = self._observed
         if observed.awaits_reports:
             return
-        ending = {one.replica.name for one in step.terminations}
+        ending = {termination.replica.name for termination in step.terminations}
         kept = sorted((r for r in staying if r.name not in ending), key=lambda r: r.ordinal)
         for replica in kept:
             if replica.epoch is not None:
@@ -231,9 +231,9 @@ class ReplicaScheduler:
         is_rolling = self._goal.phase in (RolloutPhase.ROLLING, RolloutPhase.ROLLED_BACK)
         return [
             node
-            for one in self._observed.replicas
-            if one.is_deleting or (is_rolling and one.replica.spec.template not in kept)
-            for node in sorted(one.nodes)
+            for replica in self._observed.replicas
+            if replica.is_deleting or (is_rolling and replica.replica.spec.template not in kept)
+            for node in sorted(replica.nodes)
         ]
 
     def _request(self, template: str) -> PlacementRequest:
@@ -256,11 +256,11 @@ class ReplicaScheduler:
 
     def _golden_answer(self, template: str, model: str) -> GoldenAnswer | None:
         answers = (
-            one.epoch.golden
-            for one in self._observed.replicas
-            if one.epoch is not None
-            and one.replica.spec.template == template
-            and one.replica.spec.model.folder == model
+            replica.epoch.golden
+            for replica in self._observed.replicas
+            if replica.epoch is not None
+            and replica.replica.spec.template == template
+            and replica.replica.spec.model.folder == model
         )
         return next((one for one in answers if one is not None), None)
 
@@ -317,7 +317,9 @@ def _leaving_after(replica: ReplicaView, to: Assignment) -> Iterator[LeavingRank
 def without_replica(node: NodeView, replica: ReplicaView) -> NodeView:
     """Return a node as it will be once the replica has ended."""
     name = replica.replica.spec.deployment
-    sizes = [one.bytes for one in node.allocations if one.replica == replica.name]
+    sizes = [
+        allocation.bytes for allocation in node.allocations if allocation.replica == replica.name
+    ]
     proven = [
         rank.memory.total_bytes for rank in replica.replica.spec.ranks if rank.node == node.name
     ]

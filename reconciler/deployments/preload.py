@@ -33,9 +33,9 @@ def plan_preloads(
     wanted = {} if deployment is None or is_ending else _wanted(deployment, observed)
     wanted |= {} if is_ending else needed
     current = {one.node: one for one in observed.preloads}
-    for one in observed.preloads:
-        if one.node not in wanted:
-            yield EndPreload(name=observed.name, node=one.node, version=one.version)
+    for preload in observed.preloads:
+        if preload.node not in wanted:
+            yield EndPreload(name=observed.name, node=preload.node, version=preload.version)
     started = {
         name
         for name, source in wanted.items()
@@ -89,7 +89,9 @@ def choose_nodes(observed: DeploymentView, deployment: ModelDeployment) -> tuple
         return ()
     table, request = observed.table, request_for(deployment, apart_from=observed.apart_from)
     evaluated = table.evaluate(request)
-    here = {name for one in observed.replicas if not one.is_deleting for name in one.nodes}
+    here = {
+        name for replica in observed.replicas if not replica.is_deleting for name in replica.nodes
+    }
     before = {one.node for one in observed.preloads}
     rows = [row for row in _able_rows(request, table) if _is_in(preload.pools, table.nodes[row])]
 

@@ -246,7 +246,7 @@ class DeploymentReconciler:
             after = status.replica_status(view, lister.ranks(view.replica), old=before, now=now)
             if before != after and not lister.is_newer(key):
                 changes.append(StatusChange(key, after, view.version))
-                await self._events.record_replica_status(view.name, observed, before, after)
+                await self._events.record_replica_status(view, observed, before, after)
         deployment, after_s = observed.deployment, converged.requeue_after_s
         if deployment is None or observed.is_ending:
             return DeploymentReport(

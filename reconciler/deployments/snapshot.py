@@ -78,7 +78,7 @@ class FleetSnapshot:
     def unresolved(self) -> list[ModelDeployment]:
         """Return the deployments whose hub model has no commit yet, by name."""
         declared = self.lister.declared_deployments()
-        return [one for one in declared if not self.lister.is_resolved(one)]
+        return [deployment for deployment in declared if not self.lister.is_resolved(deployment)]
 
     def suppose_model(self, found: ModelSnapshot) -> None:
         """Add what a hub says of a model, as if the leader had asked it."""

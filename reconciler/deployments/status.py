@@ -85,15 +85,16 @@ def deployment_status(
     generation = observed.deployment.metadata.generation
     own_nodes = sorted({name for replica in placed for name in replica.nodes})
     refusals = unschedulable.refusals if unschedulable is not None else ()
-    concurrency, limit = _least_concurrency(placed)
+    # What limits the requests at once is told of the replica that takes the fewest.
+    slowest = min((r.replica.spec for r in placed), key=lambda r: r.concurrency, default=None)
     return ModelDeploymentStatus(
         observed_generation=generation,
         replicas=len(placed),
         desired_replicas=observed.desired_replicas,
         updated_replicas=progress.updated_replicas,
         ready_replicas=len(ready),
-        concurrency=concurrency,
-        concurrency_limit=limit,
+        concurrency=slowest.concurrency if slowest is not None else 0,
+        concurrency_limit=slowest.ranks[0].memory.concurrency_limit if slowest is not None else "",
         preload=preload[0] if preload is not None else None,
         revision=progress.revision,
         template=progress.template,
@@ -110,14 +111,6 @@ def deployment_status(
         },
         conditions=stamp_conditions(old, conditions, generation=generation, now=now),
     )
-
-
-def _least_concurrency(placed: Sequence[ReplicaView]) -> tuple[int, str]:
-    """Return the requests at once of the replica that takes the fewest, and what limits them there."""
-    if not placed:
-        return 0, ""
-    spec = min((one.replica.spec for one in placed), key=lambda spec: spec.concurrency)
-    return spec.concurrency, spec.ranks[0].memory.concurrency_limit
 
 
 def scaling_condition(decided: ScalingDecision) -> Condition:
@@ -203,41 +196,42 @@ def replica_status(
     now: datetime,
 ) -> ReplicaStatus:
     """Return the status of a replica; `reports` are the reports on its ranks in this epoch."""
-    found = [_replica_ready(view, reports)]
-    found += _model_present(view, reports)
+    conditions = [_replica_ready(view, reports)]
+    conditions += _model_present(view, reports)
     corrected = proof_corrections(view.replica, reports) if view.is_ready else ""
     if corrected:
-        found.append(make_condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
+        conditions.append(make_condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
     formation = view.replica.spec.formation
     if formation is not None and view.epoch is not None:
-        found += _epoch_conditions(formation, view.epoch)
+        conditions += _epoch_conditions(formation, view.epoch)
     generation = view.replica.metadata.generation
     return ReplicaStatus(
         observed_generation=generation,
         fetches=tuple(
-            one.fetch
-            for one in reports
-            if one is not None and one.fetch is not None and one.node not in view.away_nodes
+            report.fetch
+            for report in reports
+            if report is not None and report.fetch is not None
+            if report.node not in view.away_nodes
         ),
-        conditions=stamp_conditions(old, found, generation=generation, now=now),
+        conditions=stamp_conditions(old, conditions, generation=generation, now=now),
     )
 
 
 def _model_present(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Iterator[Condition]:
     """Yield ModelPresent of a hub model: that of the first rank without its files, else true once all have them."""
-    found = [
-        (number, report.node, one)
+    present = [
+        (number, report.node, condition)
         for number, report in enumerate(reports)
-        if report is not None and (one := find_condition(report.conditions, MODEL_PRESENT))
+        if report is not None and (condition := find_condition(report.conditions, MODEL_PRESENT))
     ]
-    missing = [one for one in found if one[2].status is not ConditionStatus.TRUE]
-    missing.sort(key=lambda one: order_of_reason(one[2].reason))
-    if not missing and len(found) < len(reports):
+    missing = [rank for rank in present if rank[2].status is not ConditionStatus.TRUE]
+    missing.sort(key=lambda rank: order_of_reason(rank[2].reason))
+    if not missing and len(present) < len(reports):
         return
-    for number, node, one in (missing or found)[:1]:
+    for number, node, condition in (missing or present)[:1]:
         is_one_of_many = len(view.replica.spec.ranks) > 1 and missing
-        head = f"rank {number} on {node}: " if is_one_of_many and one.message else ""
-        yield one.model_copy(update={"message": f"{head}{one.message}"})
+        head = f"rank {number} on {node}: " if is_one_of_many and condition.message else ""
+        yield condition.model_copy(update={"message": f"{head}{condition.message}"})
 
 
 def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Condition:
@@ -247,40 +241,31 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
     if view.epoch is not None and view.epoch.over:
         return make_condition("Ready", view.epoch.over, view.epoch.message, holds=False)
     ranks = view.replica.spec.ranks
-    prefix = [f"rank {number} on {rank.node}: " for number, rank in enumerate(ranks)]
+    pairs = list(zip(ranks, reports, strict=True))
     # The last report of an agent that is away is about the time before.
-    away = [
-        rank.node
-        for rank, report in zip(ranks, reports, strict=True)
-        if report is not None and rank.node in view.away_nodes
-    ]
-    if away:
-        return _agent_away(away)
-    ready = [
-        (number, found)
+    away = [r.node for r, report in pairs if report is not None and r.node in view.away_nodes]
+    reported = [
+        (number, condition)
         for number, report in enumerate(reports)
-        if report is not None and (found := find_condition(report.conditions, "Ready"))
+        if report is not None and (condition := find_condition(report.conditions, "Ready"))
     ]
-    ready.sort(key=lambda one: order_of_reason(one[1].reason))
-    for number, found in ready:
-        if found.status is not ConditionStatus.TRUE:
-            head = prefix[number] if len(ranks) > 1 and found.message else ""
+    reported.sort(key=lambda rank: order_of_reason(rank[1].reason))
+    for number, condition in () if away else reported:
+        if condition.status is not ConditionStatus.TRUE:
+            prefix = f"rank {number} on {ranks[number].node}: "
+            head = prefix if len(ranks) > 1 and condition.message else ""
             shortfall = override_shortfall(ranks[number].memory, len(ranks))
-            advice = f". {shortfall}" if shortfall and found.reason in _MEMORY_REASONS else ""
-            return make_condition(
-                "Ready", found.reason, f"{head}{found.message}{advice}", holds=False
-            )
-    if reports[0] is not None and ready:
-        return _agent_away([view.node])
-    silent = [rank.node for rank, one in zip(ranks, reports, strict=True) if one is None]
-    agent = "its agent" if len(ranks) == 1 else f"the agent on {', '.join(silent)}"
-    message = f"{agent} has not reported yet"
-    return make_condition("Ready", "WaitingForAgent", message, holds=False)
-
-
-def _agent_away(nodes: Sequence[str]) -> Condition:
-    message = f"its agent on {', '.join(nodes)} is away; the engine may still serve"
-    return make_condition("Ready", "AgentAway", message, holds=False)
+            advice = f". {shortfall}" if shortfall and condition.reason in _MEMORY_REASONS else ""
+            message = f"{head}{condition.message}{advice}"
+            return make_condition("Ready", condition.reason, message, holds=False)
+    if not away and reports[0] is not None and reported:
+        away = [view.node]
+    if away:
+        message = f"its agent on {', '.join(away)} is away; the engine may still serve"
+        return make_condition("Ready", "AgentAway", message, holds=False)
+    silent = ", ".join(rank.node for rank, report in pairs if report is None)
+    agent = "its agent" if len(ranks) == 1 else f"the agent on {silent}"
+    return make_condition("Ready", "WaitingForAgent", f"{agent} has not reported yet", holds=False)
 
 
 def _epoch_conditions(formation: Formation, epoch: Epoch) -> Iterator[Condition]:
@@ -316,11 +301,20 @@ def compute_progress(
     updated = [r for r in active if r.replica.spec.template == newest]
     progressed_at = None if old is None else old.progressed_at
     numbers = (len(active), sum(r.is_ready for r in active), len(updated), newest, canary.status)
-    if old is None or progressed_at is None or numbers != _numbers(old):
+    before = None
+    if old is not None:
+        before = old.replicas, old.ready_replicas, old.updated_replicas, old.template, old.canary
+    if progressed_at is None or numbers != before:
         progressed_at = now
     limit_s = duration.parse(deployment.spec.rollout.progress_deadline)
     left_s = limit_s - (now - progressed_at).total_seconds()
-    is_done = _is_done(observed, active, updated, newest, old)
+    # A completed rollout stays complete, even if an engine fails later.
+    last = find_condition(old.conditions, "Progressing") if old is not None else None
+    was_complete = last is not None and last.reason == "RolloutComplete"
+    is_done = len(updated) == len(active) and (
+        sum(r.is_ready for r in updated) >= observed.desired_replicas
+        or (was_complete and old is not None and old.template == newest)
+    )
     phase = rollout_goal(observed, deployment).phase
     waits = phase in (RolloutPhase.PAUSED, RolloutPhase.ROLLED_BACK) or (
         phase is RolloutPhase.CANARY and _is_under_way(deployment, canary.status)
@@ -329,35 +323,33 @@ def compute_progress(
     preparing = () if is_done else observed.preparing_nodes()
     waits = waits or bool(preparing) or any(r.is_fetching and not r.is_ready for r in updated)
     if is_done or waits or left_s > 0:
-        found = _condition_of(deployment, observed, canary.status, active, is_done=is_done)
-        if found.reason in ("RollingOut", "CanaryRunning") and obstacle is not None and not waits:
-            message = f"{found.message}; {summary_line(obstacle)}"
-            found = found.model_copy(update={"message": message})
-        if found.reason in ("RollingOut", "CanaryRunning") and preparing:
-            names = ", ".join(node.name for node in preparing)
-            message = (
-                f"{found.message}; the old replica serves while {names} fetches the new version"
-            )
-            found = found.model_copy(update={"message": message})
-        if found.reason == "CanaryRunning" and canary.count:
-            message = f"{found.message}; {canary.count}"
-            found = found.model_copy(update={"message": message})
+        condition = _condition_of(deployment, observed, canary.status, active, is_done=is_done)
+        notes = [condition.message]
+        if condition.reason in ("RollingOut", "CanaryRunning"):
+            if obstacle is not None and not waits:
+                notes.append(summary_line(obstacle))
+            if preparing:
+                names = ", ".join(node.name for node in preparing)
+                notes.append(f"the old replica serves while {names} fetches the new version")
+        if condition.reason == "CanaryRunning" and canary.count:
+            notes.append(canary.count)
+        condition = condition.model_copy(update={"message": "; ".join(notes)})
     else:
         why = f"no progress for {duration.show(limit_s)} (progressDeadline)"
-        found = _condition(
+        condition = _condition(
             ConditionStatus.FALSE, "Stalled", f"{why}: {_obstacle_text(active, obstacle)}"
         )
     stable = old.stable_template if old is not None else ""
     return RolloutProgress(
-        condition=found,
+        condition=condition,
         template=newest,
         revision=_number(observed, newest),
-        stable_template=newest if found.reason == "RolloutComplete" else stable,
+        stable_template=newest if condition.reason == "RolloutComplete" else stable,
         updated_replicas=len(updated),
         canary=canary.status,
         progressed_at=progressed_at,
         requeue_after_s=(
-            left_s if found.reason in ("RollingOut", "CanaryRunning") and not waits else None
+            left_s if condition.reason in ("RollingOut", "CanaryRunning") and not waits else None
         ),
     )
 
@@ -368,23 +360,6 @@ def _is_under_way(deployment: ModelDeployment, canary: CanaryStatus | None) -> b
     if plan is None or canary is None or canary.step >= len(plan.steps):
         return False
     return canary.weight == plan.steps[canary.step].weight
-
-
-def _is_done(
-    observed: DeploymentView,
-    active: Sequence[ReplicaView],
-    updated: Sequence[ReplicaView],
-    newest: str,
-    old: ModelDeploymentStatus | None,
-) -> bool:
-    if len(updated) < len(active):
-        return False
-    if sum(r.is_ready for r in updated) >= observed.desired_replicas:
-        return True
-    # A completed rollout stays complete, even if an engine fails later.
-    was = find_condition(old.conditions, "Progressing") if old is not None else None
-    was_complete = was is not None and was.reason == "RolloutComplete"
-    return was_complete and old is not None and old.template == newest
 
 
 def _condition_of(
@@ -417,37 +392,24 @@ def _condition_of(
         case RolloutPhase.CANARY:
             return _condition(ConditionStatus.TRUE, "CanaryRunning", analysis)
         case _:
-            return _condition(
-                ConditionStatus.TRUE, "RollingOut", _count_text(observed, active, updated, revision)
+            ready, earlier = sum(r.is_ready for r in updated), len(active) - len(updated)
+            message = (
+                f"{ready} of {observed.desired_replicas} replicas of revision {revision} are ready"
             )
-
-
-def _numbers(old: ModelDeploymentStatus) -> tuple[object, ...]:
-    return (old.replicas, old.ready_replicas, old.updated_replicas, old.template, old.canary)
+            if earlier:
+                are = "is" if earlier == 1 else "are"
+                message = f"{message}, {earlier} of earlier ones {are} still there"
+            return _condition(ConditionStatus.TRUE, "RollingOut", message)
 
 
 def _number(observed: DeploymentView, hash_: str) -> int:
     """Return the revision number of a version; a version that is not saved yet gets the next number."""
-    found = {one.spec.template: one.spec.revision for one in observed.revisions}
-    return found.get(hash_) or max(found.values(), default=0) + 1
+    numbers = {revision.spec.template: revision.spec.revision for revision in observed.revisions}
+    return numbers.get(hash_) or max(numbers.values(), default=0) + 1
 
 
 def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:
     return Condition(type="Progressing", status=status, reason=reason, message=message)
-
-
-def _count_text(
-    observed: DeploymentView,
-    active: Sequence[ReplicaView],
-    updated: Sequence[ReplicaView],
-    revision: int,
-) -> str:
-    ready = sum(r.is_ready for r in updated)
-    text = f"{ready} of {observed.desired_replicas} replicas of revision {revision} are ready"
-    old = len(active) - len(updated)
-    return (
-        f"{text}, {old} of earlier ones {'is' if old == 1 else 'are'} still there" if old else text
-    )
 
 
 def _obstacle_text(active: Sequence[ReplicaView], unschedulable: Unschedulable | None) -> str:

@@ -381,7 +381,7 @@ def _on_shared_networks(
         used = _addresses(group, name, status)
         if not rank and (meeting := _meeting_address(group, name, status, len(nodes))):
             used = (*used, meeting)
-        shared = [one for one in dict.fromkeys(used) if _is_shared(one, status)]
+        shared = [key for key in dict.fromkeys(used) if _is_shared(key, status)]
         if shared:
             cables = [one.address for one in status.fabric.interfaces if _is_cable(one, status)]
             hint = f" ({name} has {', '.join(cables)})" if cables else ""

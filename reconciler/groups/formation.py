@@ -138,7 +138,7 @@ def check_member(request: PlacementRequest, node: NodeView) -> Rejection | None:
 
     A reservation does not exclude it: reservations keep away single-Mac replicas.
     """
-    fixed = (one.check for one in filters.FIXED if one.check is not filters.is_not_reserved)
+    fixed = (rule.check for rule in filters.FIXED if rule.check is not filters.is_not_reserved)
     for check in (*fixed, filters.keeps_apart, filters.is_below_limit):
         why = check(request, node)
         if why is not None:
@@ -208,7 +208,7 @@ def _equal_sets(
         yield fitting[:size]
         return
     for kind in dict.fromkeys(node.hardware for node, _ in fitting):
-        found = [one for one in fitting if one[0].hardware == kind]
+        found = [pair for pair in fitting if pair[0].hardware == kind]
         if len(found) >= size:
             yield found[:size]
 

@@ -158,7 +158,9 @@ class GangPlacer:
             short = rank.memory.total_bytes - _free_soon(node) - freed
             if short <= 0:
                 continue
-            others = [one for one in node.allocations if one.replica not in chosen]
+            others = [
+                allocation for allocation in node.allocations if allocation.replica not in chosen
+            ]
             found = preemption.choose_victims(
                 others, priority=request.spec.priority, short_bytes=short
             )
@@ -181,9 +183,11 @@ def _free_after(priority: int, victims: AbstractSet[str]) -> Room:
 
     def room(node: NodeView) -> int:
         lower = (
-            one.bytes
-            for one in node.allocations
-            if one.priority < priority and not one.is_ending and one.replica not in victims
+            allocation.bytes
+            for allocation in node.allocations
+            if allocation.priority < priority
+            and not allocation.is_ending
+            and allocation.replica not in victims
         )
         return _free_soon(node) + sum(lower)
 

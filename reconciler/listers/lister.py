@@ -75,7 +75,7 @@ class Lister:
 
     def deployments(self) -> list[ModelDeployment]:
         """Return all deployments by name, with the commits of their hub models."""
-        return [self._pinned(one) for one in self.declared_deployments()]
+        return [self._pinned(deployment) for deployment in self.declared_deployments()]
 
     def deployment(self, name: str) -> ModelDeployment | None:
         """Return a deployment with the commit of its hub model."""
@@ -123,8 +123,8 @@ class Lister:
         status = self.node_status(node)
         reports = () if status is None else status.models
         return any(
-            one.path == folder and one.geometry is not None and not one.missing_bytes
-            for one in reports
+            report.path == folder and report.geometry is not None and not report.missing_bytes
+            for report in reports
         )
 
     def preload_version(self, node: str, deployment: str) -> int:
@@ -170,21 +170,25 @@ class Lister:
         """
         count = self.caches.specs.count
         return {
-            one.name
-            for one in self.deployments()
-            if count(BY_DEPLOYMENT, one.name) < self.desired_replicas(one)
+            deployment.name
+            for deployment in self.deployments()
+            if count(BY_DEPLOYMENT, deployment.name) < self.desired_replicas(deployment)
         }
 
     def preloading_deployments(self) -> set[str]:
         """Return the deployments whose preload depends on the state of all nodes."""
-        return {one.name for one in self.declared_deployments() if one.spec.preload is not None}
+        return {
+            deployment.name
+            for deployment in self.declared_deployments()
+            if deployment.spec.preload is not None
+        }
 
     def scraped_deployments(self) -> set[str]:
         """Return the deployments whose demand is needed: those with an autoscaler or a running canary."""
         return {
-            one.name
-            for one in self.deployments()
-            if one.spec.autoscaling is not None or self._has_running_canary(one)
+            deployment.name
+            for deployment in self.deployments()
+            if deployment.spec.autoscaling is not None or self._has_running_canary(deployment)
         }
 
     def _has_running_canary(self, deployment: ModelDeployment) -> bool:
@@ -254,7 +258,7 @@ class Lister:
         """Return the peak memory of each rank in its current epoch, in bytes; 0 if unknown."""
         # A rank of another epoch may have had another share of the model.
         if len(replica.spec.ranks) > 1 or replica.spec.formation is not None:
-            return tuple([0 if one is None else one.peak_bytes for one in self.ranks(replica)])
+            return tuple([0 if rank is None else rank.peak_bytes for rank in self.ranks(replica)])
         # Without a list of ranks: this runs for every replica of the fleet when a leader starts.
         meta = replica.metadata
         key = keys.rank_key(replica.spec.ranks[0].node, meta.name, 0)
@@ -373,7 +377,7 @@ class Lister:
 
     def reservations(self) -> "GroupReservations":
         """Return which nodes are reserved by groups with reservation: Exclusive."""
-        exclusive = [one for one in self.groups() if one.spec.reservation == "Exclusive"]
+        exclusive = [group for group in self.groups() if group.spec.reservation == "Exclusive"]
         return GroupReservations(
             listed={member.node: one.name for one in exclusive for member in one.spec.members},
             selecting=tuple(one for one in exclusive if one.spec.selector is not None),

@@ -83,10 +83,12 @@ def quiet_until(windows: Sequence[QuietHours], now: datetime) -> tuple[datetime,
     """Return when quiet hours end, and the time zone for it; `now` outside of them, None if no end is in sight."""
     until, zone = now, "UTC"
     while until - now < _HORIZON:
-        active = [one for one in windows if is_quiet(one, until)]
+        active = [window for window in windows if is_quiet(window, until)]
         if not active:
             return until, zone
-        ends = [(end, one.time_zone) for one in active if (end := next_change(one, until))]
+        ends = [
+            (end, replica.time_zone) for replica in active if (end := next_change(replica, until))
+        ]
         if len(ends) < len(active):
             return None
         until, zone = max(ends)
@@ -115,7 +117,7 @@ def quiet_calendar(pools: Iterable[NodePool], now: datetime) -> QuietCalendar:
     for pool in pools:
         windows = pool.spec.policy.quiet_hours if pool.spec.policy else ()
         # A window without a change is checked again after the horizon of the search.
-        changes.extend(next_change(one, now) or now + _HORIZON for one in windows)
+        changes.extend(next_change(window, now) or now + _HORIZON for window in windows)
         if any(is_quiet(one, now) for one in windows):
             quiet[pool.name] = f"quiet hours{_end_text(quiet_until(windows, now))}"
     return QuietCalendar(quiet=quiet, since=now, until=min(changes, default=None))
@@ -200,7 +202,7 @@ class NodeState:
 
     def hold(self, reason: str) -> NodeHold | None:
         """Return the hold with that reason."""
-        return next((one for one in self.holds if one.reason == reason), None)
+        return next((replica for replica in self.holds if replica.reason == reason), None)
 
 
 def evaluate_node(node: Node, status: NodeStatus, context: NodeContext) -> NodeState:
@@ -320,7 +322,11 @@ def _time(at: datetime) -> str:
 
 def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
     # All conditions are read once, and not once for each pressure: a new leader does it for every node.
-    found = {one.type: one for one in status.conditions if one.status is ConditionStatus.TRUE}
+    found = {
+        condition.type: condition
+        for condition in status.conditions
+        if condition.status is ConditionStatus.TRUE
+    }
     for type_ in _PRESSURES:
         if type_ in found:
             yield NodeHold(reason=type_, message=found[type_].message or found[type_].reason)

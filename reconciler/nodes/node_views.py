@@ -415,8 +415,8 @@ class _Allocated(TypedDict):
 
 def _allocated(allocations: tuple[Allocation, ...]) -> _Allocated:
     replicas: dict[str, int] = {}
-    for one in allocations:
-        replicas[one.deployment] = replicas.get(one.deployment, 0) + 1
+    for allocation in allocations:
+        replicas[allocation.deployment] = replicas.get(allocation.deployment, 0) + 1
     return {
         "used_bytes": sum([one.bytes for one in allocations]),
         "replicas": replicas,

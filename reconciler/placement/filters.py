@@ -341,7 +341,7 @@ MOVING: tuple[Check, ...] = (keeps_apart, is_below_limit, has_memory)
 
 def find_rejection(request: PlacementRequest, node: NodeView) -> Rejection | None:
     """Return the first reason against the node; None if it can take the replica."""
-    for check in (*(one.check for one in FIXED), *MOVING):
+    for check in (*(rule.check for rule in FIXED), *MOVING):
         rejected = check(request, node)
         if rejected is not None:
             return rejected

@@ -161,7 +161,7 @@ class NodeView:
     @property
     def ending_bytes(self) -> int:
         """Return the memory of replicas that drain."""
-        return sum(one.bytes for one in self.allocations if one.is_ending)
+        return sum(allocation.bytes for allocation in self.allocations if allocation.is_ending)
 
     @property
     def room_bytes(self) -> int:

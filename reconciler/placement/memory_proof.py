@@ -269,7 +269,7 @@ def proof_corrections(replica: Replica, reports: Sequence[RankStatus | None]) ->
     """
     pairs = zip(replica.spec.ranks, reports, strict=True)
     messages = (_correction(replica, assigned, report) for assigned, report in pairs)
-    return "; ".join(one for one in messages if one)
+    return "; ".join(message for message in messages if message)
 
 
 def _correction(replica: Replica, assigned: RankAssignment, rank: RankStatus | None) -> str:

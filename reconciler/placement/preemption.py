@@ -79,7 +79,11 @@ def choose_victims(
     refetch: RefetchBytes | None = None,
 ) -> tuple[Allocation, ...] | None:
     """Return the victims that free `short_bytes` more; None if all lower priorities together do not."""
-    lower = [one for one in allocations if one.priority < priority and not one.is_ending]
+    lower = [
+        allocation
+        for allocation in allocations
+        if allocation.priority < priority and not allocation.is_ending
+    ]
     by_size = sorted(lower, key=lambda one: -one.bytes)
     number, freed = 0, 0
     while freed < short_bytes and number < len(by_size):
@@ -118,9 +122,9 @@ def choose_preemption(
     best: tuple[tuple[object, ...], Preemption] | None = None
     for row in _candidate_rows(assumed, request, short, candidates):
         allocations = [
-            one
-            for one in assumed.table.nodes[row].allocations
-            if one.replica not in assumed.victims
+            allocation
+            for allocation in assumed.table.nodes[row].allocations
+            if allocation.replica not in assumed.victims
         ]
         refetch = refetches.on(row)
         victims = choose_victims(

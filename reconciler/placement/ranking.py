@@ -40,8 +40,9 @@ class AssumedState:
     def is_ending(self, row: int, deployment: str) -> bool:
         """Return whether a replica of the deployment on the row is ending."""
         return any(
-            one.deployment == deployment and (one.is_ending or one.replica in self.victims)
-            for one in self.table.nodes[row].allocations
+            allocation.deployment == deployment
+            and (allocation.is_ending or allocation.replica in self.victims)
+            for allocation in self.table.nodes[row].allocations
         )
 
     def assign(self, row: int, deployment: str, size: int) -> None:

@@ -177,8 +177,11 @@ def score_parts(
     """Return the scores of a node that have a weight."""
     weights = weights_of(request)
     keys = request.spec.placement.spread_by
-    is_there = any(one.is_ending and one.deployment == request.name for one in node.allocations)
-    scores: dict[ScoreName, float] = {one.name: one.score(request, node) for one in FIXED}
+    is_there = any(
+        allocation.is_ending and allocation.deployment == request.name
+        for allocation in node.allocations
+    )
+    scores: dict[ScoreName, float] = {fixed.name: fixed.score(request, node) for fixed in FIXED}
     scores["locality"] = locality(request, node)
     scores |= changing_scores(
         left=node.free_bytes - proof_of(request, node).total_bytes,

@@ -236,7 +236,11 @@ class NodeTable:
     def allocations(self) -> AllocationColumns:
         """Return all allocations; computed at the first call."""
         if self._allocations is None:
-            pairs = [(row, one) for row, node in enumerate(self.nodes) for one in node.allocations]
+            pairs = [
+                (row, allocation)
+                for row, node in enumerate(self.nodes)
+                for allocation in node.allocations
+            ]
             self._allocations = AllocationColumns(
                 rows=np.array([row for row, _ in pairs], np.intp),
                 sizes=_ints([one.bytes for _, one in pairs]),
@@ -271,7 +275,7 @@ class NodeTable:
 
     def evaluate(self, request: PlacementRequest) -> EvaluatedRequest:
         """Evaluate filters, memory and fixed scores of a request for all nodes."""
-        verdicts = tuple(self._verdict(request, one) for one in filters.FIXED)
+        verdicts = tuple(self._verdict(request, rule) for rule in filters.FIXED)
         passes = np.ones(len(self), np.bool_)
         for verdict in verdicts:
             if len(verdict.refusals) > 1:
@@ -339,7 +343,7 @@ class NodeTable:
 
     def _weighted(self, request: PlacementRequest) -> Floats:
         weights = scores.weights_of(request)
-        parts = [(one, weights.get(one.name, 0)) for one in scores.FIXED]
+        parts = [(score, weights.get(score.name, 0)) for score in scores.FIXED]
         key = tuple((one.name, one.aspect(request), weight) for one, weight in parts if weight > 0)
         found = self.answers.sums.get(key)
         if found is None:

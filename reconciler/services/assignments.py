@@ -110,9 +110,9 @@ class AssignmentCopies:
             if len(batch) == 1:
                 raise
             refused: ConflictError | None = None
-            for one in batch:
+            for write in batch:
                 try:
-                    await self._transaction(leadership, [one])
+                    await self._transaction(leadership, [write])
                 except ConflictError as error:
                     refused = error
             if refused is not None:
@@ -120,10 +120,10 @@ class AssignmentCopies:
 
     async def _transaction(self, leadership: Leadership, batch: list[_Due]) -> None:
         writes = [one.write for one in batch]
-        for one in batch:
+        for write in batch:
             # Until the answer arrives, any of them may have been written.
-            before = self._copies.get(one.name, _NONE)
-            self._copies[one.name] = Copies(-1, before.nodes | one.nodes)
+            before = self._copies.get(write.name, _NONE)
+            self._copies[write.name] = Copies(-1, before.nodes | write.nodes)
         guards, operations = merge_writes(writes)
         revision = await self._transport.commit([leadership.guard, *guards], operations)
         for one in batch:

@@ -28,7 +28,7 @@ async def find_token(store: StoreReader, endpoint: str) -> HubToken | None:
     """
     wanted = endpoint.rstrip("/")
     tokens = await _list_tokens(store)
-    return next((one for one in tokens if one.endpoint.rstrip("/") == wanted), None)
+    return next((token for token in tokens if token.endpoint.rstrip("/") == wanted), None)
 
 
 async def token_for(store: StoreReader, endpoint: str) -> str:
@@ -94,9 +94,9 @@ class TokenGrants:
     def _fetching_nodes(self, name: str) -> set[str]:
         """Return the nodes with a rank or a preload of the deployment whose model is not present yet."""
         found = {
-            one.node
-            for one in self._lister.preloads_of(name)
-            if not self._lister.has_files(one.node, one.source.folder)
+            preload.node
+            for preload in self._lister.preloads_of(name)
+            if not self._lister.has_files(preload.node, preload.source.folder)
         }
         for replica in self._lister.replicas_of(name):
             if replica.metadata.deletion_timestamp is not None or replica.spec.model.hub is None:

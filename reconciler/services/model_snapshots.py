@@ -87,8 +87,8 @@ class SnapshotController:
     def _status_changed(self, key: str) -> None:
         found = object_key(key)
         if found is not None and found.kind == "Node":
-            for one in self._lister.preloads_on(found.name):
-                self._add(one.deployment)
+            for preload in self._lister.preloads_on(found.name):
+                self._add(preload.deployment)
 
     def _add(self, name: str) -> None:
         declared = self._lister.declared(name)
@@ -130,8 +130,8 @@ class SnapshotController:
     def _queue_everything(self) -> None:
         for key in self._caches.snapshots.items:
             self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
-        for one in self._lister.declared_deployments():
-            self._add(one.name)
+        for deployment in self._lister.declared_deployments():
+            self._add(deployment.name)
 
     async def _reconcile(
         self, name: str, transport: Transport, factory: HubFactory

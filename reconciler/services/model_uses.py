@@ -67,7 +67,7 @@ class ModelUseRecords:
 
     async def write(self, leadership: Leadership, names: Iterable[str]) -> None:
         """Write the records that differ, many in one transaction; raises StoreError."""
-        groups = [one for one in self._specs.items.values() if isinstance(one, ShardGroup)]
+        groups = [item for item in self._specs.items.values() if isinstance(item, ShardGroup)]
         wanted = {name: self._wanted(name, groups) for name in sorted(names)}
         changed = [name for name, value in wanted.items() if self._written.get(name) != value]
         for first in range(0, len(changed), _BATCH):

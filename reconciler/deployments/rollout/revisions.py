@@ -145,7 +145,7 @@ def revision_name(deployment: ObjectName, hash_: str) -> ObjectName:
 
 def known_contents(observed: DeploymentView) -> dict[str, RevisionTemplate]:
     """Return every version that a replica can be created with, by hash."""
-    found = {one.spec.template: one.spec.content for one in _owned(observed)}
+    found = {revision.spec.template: revision.spec.content for revision in _owned(observed)}
     if observed.deployment is not None:
         newest = content_of(observed.deployment)
         found[digest(newest)] = newest
@@ -155,9 +155,9 @@ def known_contents(observed: DeploymentView) -> dict[str, RevisionTemplate]:
 def collect_revisions(observed: DeploymentView) -> list[SaveRevision | RemoveRevision]:
     """Return the actions that save the newest version and remove revisions beyond the history limit."""
     owned = _owned(observed)
-    foreign = [one for one in observed.revisions if one not in owned]
+    foreign = [revision for revision in observed.revisions if revision not in owned]
     if observed.deployment is None or observed.is_ending:
-        is_over = all(one.is_orphan for one in observed.replicas)
+        is_over = all(replica.is_orphan for replica in observed.replicas)
         return [_remove(one) for one in observed.revisions] if is_over else []
     newest = template_hash(observed.deployment)
     latest = max((one.spec.revision for one in owned), default=0)
@@ -183,9 +183,9 @@ def _owned(observed: DeploymentView) -> tuple[Revision, ...]:
     """Return the revisions that this deployment owns, and not an earlier one of the same name."""
     uid = None if observed.deployment is None else observed.deployment.metadata.uid
     return tuple(
-        one
-        for one in observed.revisions
-        if any(owner.uid == uid for owner in one.metadata.owner_references)
+        revision
+        for revision in observed.revisions
+        if any(owner.uid == uid for owner in revision.metadata.owner_references)
     )
 
 
@@ -202,7 +202,7 @@ def _too_many(observed: DeploymentView, owned: Iterable[Revision], newest: str) 
         *(r.replica.spec.template for r in observed.replicas),
     }
     idle = sorted(
-        (one for one in owned if one.spec.template not in in_use),
+        (revision for revision in owned if revision.spec.template not in in_use),
         key=lambda one: one.spec.revision,
     )
     return idle[: max(0, len(idle) - observed.deployment.spec.rollout.revision_history_limit)]

@@ -182,7 +182,7 @@ class GitSourceReconciler:
                     keys.spec_key(*one.key)
                     for one in (loaded_commit.loaded if loaded_commit else ())
                 ),
-                *(keys.status_key(one.kind, one.name) for one in source.spec.health_checks),
+                *(keys.status_key(check.kind, check.name) for check in source.spec.health_checks),
                 *(keys.status_key("GitSource", one) for one in source.spec.depends_on),
             )
         )
@@ -191,7 +191,7 @@ class GitSourceReconciler:
         """Return the problem of the first dependency that is not Ready."""
         if not source.spec.depends_on:
             return None
-        sources = {one.name: one for one in await objects.list_all(self._transport, GitSource)}
+        sources = {obj.name: obj for obj in await objects.list_all(self._transport, GitSource)}
         cycle = source_status.dependency_cycle(source.name, sources)
         if cycle:
             message = f"spec.dependsOn forms a cycle: {' -> '.join(cycle)}; remove one dependency"

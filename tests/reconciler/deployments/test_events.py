@@ -38,7 +38,7 @@ async def recorded(
     )
     seen, old = observed(deployment(), (view,)), None
     for new in statuses:
-        await events.record_replica_status(view.name, seen, old, new)
+        await events.record_replica_status(view, seen, old, new)
         old = new
     return [
         (one.spec.type, one.spec.reason, one.spec.message)

@@ -246,10 +246,10 @@ async def test_a_correction_is_recorded_once_per_step() -> None:
         DeploymentEvents(Lister(make_caches(transport, clock)), recorder),
         observed(deployment()),
     )
-    old: Status | None = None
-    for peak in (0, GIB, 2 * GIB, 2 * GIB, 3 * GIB, 0):
+    old: Status = of(0, old=None)
+    for peak in (GIB, 2 * GIB, 2 * GIB, 3 * GIB, 0):
         new = of(peak, old=old)
-        await teller.record_replica_status("qwen-0", seen, old, new)
+        await teller.record_replica_status(replica(0), seen, old, new)
         old = new
     events = [found.spec for found in await objects.list_all(transport, Event)]
     assert {(e.type, e.reason, e.about.kind, e.about.uid, e.count) for e in events} == {
