@@ -42,9 +42,11 @@ class HalfRestoredError(StoreError):
 
 def is_backed_up(item: KeyValue) -> bool:
     """Return whether a backup includes the key; keys under a lease describe the present moment and are left out."""
-    return not (
-        item.lease or item.key == keys.RESTORING or item.key.startswith(keys.TRANSIENT_PREFIXES)
-    )
+    return not (item.lease or _is_transient(item.key))
+
+
+def _is_transient(key: str) -> bool:
+    return key == keys.RESTORING or key.startswith(keys.TRANSIENT_PREFIXES)
 
 
 async def save(
@@ -161,6 +163,11 @@ async def restore(
     if archive.header.prefix != PREFIX:
         raise RestoreRefusedError(
             f"the backup's keys begin with {archive.header.prefix}, and this version's with {PREFIX}"
+        )
+    # Without their lease such keys would stay: a Mac that is alive for ever, a join token without an end.
+    if wrong := next((one.key for one in archive.entries() if _is_transient(one.key)), None):
+        raise RestoreRefusedError(
+            f"the backup has the key {wrong}, which `fleetctl backup` never writes: it is forged. Nothing was changed"
         )
     found = await _read_contents(transport)
     _refuse(found, sha256, replace=replace)

@@ -52,7 +52,9 @@ async def there(own_etcd: EmbeddedEtcd) -> AsyncIterator[FaultyTransport]:
     await transport.close()
 
 
-def archive(count: int, *, mark: str = "", prefix: str = PREFIX) -> ArchiveReader:
+def archive(
+    count: int, *, mark: str = "", prefix: str = PREFIX, folder: str = "spec/NodePool/"
+) -> ArchiveReader:
     """Return a backup of so many objects."""
     file = io.BytesIO()
     header = ArchiveHeader(
@@ -65,7 +67,7 @@ def archive(count: int, *, mark: str = "", prefix: str = PREFIX) -> ArchiveReade
     )
     writer = ArchiveWriter(file, header)
     for number in range(count):
-        writer.add(f"{prefix}spec/NodePool/n{number:06}", f'{{"mark":"{mark}"}}'.encode())
+        writer.add(f"{prefix}{folder}n{number:06}", f'{{"mark":"{mark}"}}'.encode())
     writer.finish()
     return ArchiveReader(file)
 
@@ -142,7 +144,9 @@ async def test_a_damaged_or_foreign_file_changes_nothing(there: FaultyTransport)
     damaged = archive(300)
     damaged._file.seek(-200, 2)
     damaged._file.write(b"?")
-    for bad in (damaged, archive(3, prefix="/other/v1/")):
+    # Such a token had no lease and no end, and the Mac was alive for ever.
+    forged = [archive(1, folder=one) for one in ("secret/JoinToken/", "lease/Node/", "election/")]
+    for bad in (damaged, archive(3, prefix="/other/v1/"), *forged):
         with pytest.raises((ArchiveError, RestoreRefusedError)):
             await restore(there, bad, CLOCK)
         assert await content(there) == []
