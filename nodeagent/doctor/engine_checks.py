@@ -118,12 +118,12 @@ def check_gpu_spin(facts: HostFacts) -> Iterator[Finding]:
     fast = [one.replica for one in engines if one.has_fast_synch]
     flag = f"MLX_METAL_FAST_SYNCH is set for {', '.join(fast[:_MAX_NAMES])}" if fast else ""
     is_idle = bool(engines) and all(one.in_flight == 0 for one in engines)
-    gpu = facts.gpu
-    if gpu is not None and gpu.active_ratio >= _SPIN_RATIO and gpu.watts < _SPIN_WATTS and is_idle:
+    ratio, watts = (0.0, 0.0) if facts.gpu is None else (facts.gpu.gpu_ratio, facts.gpu.gpu_watts)
+    if is_idle and (ratio or 0.0) >= _SPIN_RATIO and (watts or 0.0) < _SPIN_WATTS:
         yield Finding(
             check=check,
             level="FAIL",
-            message=f"the GPU is {gpu.active_ratio:.0%} active at {gpu.watts:.1f} W, and no engine generates: it spins"
+            message=f"the GPU is {ratio:.0%} active at {watts:.1f} W, and no engine generates: it spins"
             + (f"; {flag}" if flag else ""),
             advice="`fleetctl rollout restart` the deployment; if it stays so, restart this Mac",
         )
@@ -136,7 +136,7 @@ def check_gpu_spin(facts: HostFacts) -> Iterator[Finding]:
         )
     elif facts.engines is None:
         yield unknown(check, "the engine processes cannot be read")
-    elif engines and gpu is None:
+    elif engines and facts.gpu is None:
         yield unknown(
             check,
             "the GPU's power is unknown, so that a spin cannot be told from work",

@@ -9,9 +9,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
-from nodeagent.hardware.readings import DiskReading
+from nodeagent.hardware.readings import DiskReading, RebootReading
 from schemas.node import NodeFabric
 
 System: TypeAlias = Literal["macOS", "Linux"]
@@ -126,15 +127,6 @@ class FolderFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFacts:
-    """The GPU at one moment."""
-
-    active_ratio: float
-    """The share of the time in which it computed, 0 to 1."""
-    watts: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """One engine process, or the last run of an engine that has ended."""
 
@@ -179,14 +171,6 @@ class ClockFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WiredFacts:
-    """Memory that the system cannot reclaim."""
-
-    total_bytes: int
-    wired_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """Everything that the checks of one machine need."""
 
@@ -214,8 +198,10 @@ class HostFacts:
     has_filevault: bool | None = None
     metal: MetalVerdict | None = None
     fabric: NodeFabric | None = None
-    gpu: GpuFacts | None = None
-    wired: WiredFacts | None = None
+    gpu: Macmon | None = None
+    """The GPU's use and power; None if macmon does not show both."""
+    wired: RebootReading | None = None
+    """The memory that the system cannot reclaim."""
     engines: Sequence[EngineFacts] | None = None
     jetsam: Sequence[JetsamReport] | None = None
     listeners: Sequence[Listener] | None = None

@@ -13,18 +13,18 @@ from nodeagent.doctor import process_facts
 from nodeagent.doctor.host_facts import (
     ClockFacts,
     FirewallFacts,
-    GpuFacts,
     Listener,
     NeighbourProbe,
     Reach,
     SleepFacts,
-    WiredFacts,
 )
 from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread
 from nodeagent.hardware import load, macos, macos_fabric, macos_settings
+from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
-from nodeagent.hardware.system_text import parse_pairs, parse_positive
+from nodeagent.hardware.readings import RebootReading
+from nodeagent.hardware.system_text import parse_pairs
 
 _FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _SYSCTL: Final = "/usr/sbin/sysctl"
@@ -131,16 +131,13 @@ async def read_clock(run: CommandRunner) -> ClockFacts | None:
     return None if offset_s is None else ClockFacts(offset_s=offset_s)
 
 
-async def read_wired(run: CommandRunner) -> WiredFacts | None:
+async def read_wired(run: CommandRunner) -> RebootReading | None:
     """Return the wired memory."""
     vm_stat, sysctl = await asyncio.gather(
         run(("/usr/bin/vm_stat",)), run((_SYSCTL, macos.PRESSURE_SYSCTL, macos.MEMORY_SYSCTL))
     )
-    memory = macos.parse_mac_memory(vm_stat or "", sysctl or "")
-    total = parse_positive(parse_pairs(sysctl or "").get(macos.MEMORY_SYSCTL))
-    if memory is None or total is None:
-        return None
-    return WiredFacts(total_bytes=total, wired_bytes=memory.wired_bytes)
+    printed = macos.ReadingOutput(vm_stat=vm_stat or "", sysctl=sysctl or "")
+    return macos.assemble_reading(printed).reboot
 
 
 async def read_listeners(scope: CollectionScope, run: CommandRunner) -> tuple[Listener, ...] | None:
@@ -166,12 +163,10 @@ def read_jetsam(folder: Path) -> tuple[JetsamReport, ...]:
     return tuple(reports)
 
 
-async def read_gpu(run: CommandRunner) -> GpuFacts | None:
+async def read_gpu(run: CommandRunner) -> Macmon | None:
     """Return the GPU's use and power by macmon; None if it does not show both."""
-    found = load.parse_macmon(await run(("macmon", "pipe", "-s", "1", "-i", "100")) or "")
-    if found.gpu_ratio is None or found.gpu_watts is None:
-        return None
-    return GpuFacts(active_ratio=found.gpu_ratio, watts=found.gpu_watts)
+    macmon = load.parse_macmon(await run(load.macmon_command()) or "")
+    return None if macmon.gpu_ratio is None or macmon.gpu_watts is None else macmon
 
 
 async def read_metal(scope: CollectionScope) -> MetalVerdict | None:

@@ -11,7 +11,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ import psutil
 from machinery.clock import Clock
 from machinery.linux_memory import ROOT
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily
-from nodeagent.hardware import linux, system_text
+from nodeagent.hardware import linux, macos, system_text
 
 PERIOD_S: Final = 10.0
 # Older samples are no longer the state of the machine: the sampler hangs, or the Mac slept.
@@ -31,7 +31,6 @@ _MAX_LINE: Final = 64 << 10
 _LOOPBACKS: Final = ("lo",)
 # launchd gives agents a short PATH, without Homebrew's folders.
 _BREW_FOLDERS: Final = "/opt/homebrew/bin:/usr/local/bin"
-_THERMAL_NAME: Final = "com.apple.system.thermalpressurelevel"
 _UTILIZATION: Final = re.compile(r'"Device Utilization %"\s*=\s*(\d{1,3})(?!\d)')
 _MAX_WATTS: Final = 10_000.0
 _MAX_CELSIUS: Final = 200.0
@@ -137,15 +136,9 @@ def parse_gpu_ratio(ioreg: str) -> float | None:
     return max((percent / 100 for percent in found if percent <= 100), default=None)
 
 
-def parse_thermal_level(printed: str) -> int | None:
-    """Return the level in the output of notifyutil, the name and a number; None if there is none."""
-    match = re.search(rf"{re.escape(_THERMAL_NAME)} ([0-4])\s*$", printed)
-    return int(match[1]) if match else None
-
-
 def mac_sensors(ioreg: str, macmon: str, thermal: str) -> SensorReading:
     """Return the sensors of a Mac from the outputs of three commands; "" stands for one that failed. Pure."""
-    seen, level = parse_macmon(macmon), parse_thermal_level(thermal)
+    seen, level = parse_macmon(macmon), macos.parse_thermal_level(thermal)
     ratio = parse_gpu_ratio(ioreg)
     values = seen._asdict() | {"gpu_ratio": seen.gpu_ratio if ratio is None else ratio}
     unknown = {name: NO_MACMON for name, value in values.items() if value is None}
@@ -156,27 +149,21 @@ def mac_sensors(ioreg: str, macmon: str, thermal: str) -> SensorReading:
     return SensorReading(**values, thermal_level=level, unknown=unknown)
 
 
+def macmon_command() -> tuple[str, ...]:
+    """Return the command for one line of macmon, also where the PATH has none of Homebrew's folders."""
+    macmon = shutil.which("macmon") or shutil.which("macmon", path=_BREW_FOLDERS) or "macmon"
+    return (macmon, "pipe", "-s", "1", "-i", "200")
+
+
 async def read_mac_sensors() -> SensorReading:
     """Run the three commands concurrently; one that hangs is killed at its timeout and leaves its values unknown."""
-    macmon = shutil.which("macmon") or shutil.which("macmon", path=_BREW_FOLDERS)
-    commands: tuple[Sequence[str], ...] = (
+    commands = (
         ("/usr/sbin/ioreg", "-r", "-c", "IOAccelerator", "-d", "1"),
-        (macmon or "macmon", "pipe", "-s", "1", "-i", "200"),
-        ("/usr/bin/notifyutil", "-g", _THERMAL_NAME),
+        macmon_command(),
+        ("/usr/bin/notifyutil", "-g", macos.THERMAL_NAME),
     )
-    return mac_sensors(*await command_texts(commands, timeout_s=_COMMAND_TIMEOUT_S))
-
-
-async def command_texts(commands: Iterable[Sequence[str]], *, timeout_s: float) -> list[str]:
-    """Return the outputs of commands that run concurrently; "" for one that is missing or was killed at the timeout."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                system_text.command_output(argv, timeout_s=timeout_s, log_level=logging.DEBUG)
-            )
-            for argv in commands
-        ]
-    return [task.result() or "" for task in tasks]
+    texts = await system_text.command_texts(commands, timeout_s=_COMMAND_TIMEOUT_S)
+    return mac_sensors(*texts)
 
 
 async def read_linux_sensors() -> SensorReading:

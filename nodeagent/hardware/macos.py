@@ -5,14 +5,13 @@ owners published, and its README says which parts are assumed. Free memory alone
 because the kernel caches and compresses before it frees: readings carry the kernel's own pressure level.
 """
 
-import asyncio
 import json
 import logging
 import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from machinery.files import read_text
 from nodeagent.hardware import system_text
@@ -47,12 +46,9 @@ _SYSCTLS: Final = (
     "hw.model",
     wired_limit.SYSCTL,
 )
-_COMMAND_TIMEOUT_S: Final = 5.0
-_PROFILER_TIMEOUT_S: Final = 20.0  # system_profiler takes seconds when it is cold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsOutput:
+class FactsOutput(NamedTuple):
     """Outputs of commands for facts; "" for each one that failed."""
 
     sysctl: str = ""
@@ -211,43 +207,19 @@ def _smallest_or_one(options: tuple[int, ...]) -> int:
 
 async def capture_facts() -> FactsOutput:
     """Run the commands concurrently, each with its own timeout; a failed one leaves its text empty."""
-    async with asyncio.TaskGroup() as group:
-        sysctl = group.create_task(
-            system_text.command_output(
-                ("/usr/sbin/sysctl", *_SYSCTLS), timeout_s=_COMMAND_TIMEOUT_S
-            )
-        )
-        profiler = group.create_task(
-            system_text.command_output(
-                ("/usr/sbin/system_profiler", "SPHardwareDataType", "SPDisplaysDataType", "-json"),
-                timeout_s=_PROFILER_TIMEOUT_S,
-            )
-        )
-        sw_vers = group.create_task(
-            system_text.command_output(("/usr/bin/sw_vers",), timeout_s=_COMMAND_TIMEOUT_S)
-        )
+    commands = (
+        ("/usr/sbin/sysctl", *_SYSCTLS),
+        ("/usr/sbin/system_profiler", "SPHardwareDataType", "SPDisplaysDataType", "-json"),
+        ("/usr/bin/sw_vers",),
         # A second source for the two values that only system_profiler would have.
-        gpu, board = (
-            group.create_task(
-                system_text.command_output(
-                    ("/usr/sbin/ioreg", "-rd1", "-c", entry), timeout_s=_COMMAND_TIMEOUT_S
-                )
-            )
-            for entry in ("AGXAccelerator", "IOPlatformExpertDevice")
-        )
+        ("/usr/sbin/ioreg", "-rd1", "-c", "AGXAccelerator"),
+        ("/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
         # gethostname() follows DHCP; the name chosen by the owner does not.
-        local_name = group.create_task(
-            system_text.command_output(
-                ("/usr/sbin/scutil", "--get", "LocalHostName"), timeout_s=_COMMAND_TIMEOUT_S
-            )
-        )
-    return FactsOutput(
-        sysctl=sysctl.result() or "",
-        profiler=profiler.result() or "",
-        sw_vers=sw_vers.result() or "",
-        ioreg=f"{gpu.result() or ''}\n{board.result() or ''}",
-        hostname=local_name.result() or socket.gethostname(),
+        ("/usr/sbin/scutil", "--get", "LocalHostName"),
     )
+    texts = await system_text.command_texts(commands, log_level=logging.WARNING)
+    sysctl, profiler, sw_vers, gpu, board, name = texts
+    return FactsOutput(sysctl, profiler, sw_vers, f"{gpu}\n{board}", name or socket.gethostname())
 
 
 async def read_facts() -> HardwareFacts:
@@ -300,16 +272,14 @@ def parse_pressure(sysctl: str) -> MemoryPressure:
     return next((known for known in MemoryPressure if known == level), MemoryPressure.WARNING)
 
 
-_READING_TIMEOUT_S: Final = 5.0
 MEMORY_SYSCTL: Final = "hw.memsize"
 # Levels of Darwin, readable without root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping. `pmset -g therm` says
 # little on Apple silicon. The kernel throttles permanently from "heavy" on; the "fair" of ProcessInfo hides that.
-_THERMAL_NAME: Final = "com.apple.system.thermalpressurelevel"
+THERMAL_NAME: Final = "com.apple.system.thermalpressurelevel"
 _THERMAL_LEVELS: Final = {2: "heavy", 3: "trapping", 4: "sleeping"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingOutput:
+class ReadingOutput(NamedTuple):
     """Outputs of commands for a reading; "" for each one that failed or timed out."""
 
     vm_stat: str = ""
@@ -338,12 +308,17 @@ def parse_wired_limit(sysctl: str, job: str) -> WiredLimit | None:
     return WiredLimit(mebibytes=limit, set_by="Service" if is_ours else "Other")
 
 
+def parse_thermal_level(printed: str) -> int | None:
+    """Return the level in the output of `notifyutil -g`, the name and a number; None if there is none."""
+    match = re.search(rf"{re.escape(THERMAL_NAME)}\s+(\d+)", printed, re.ASCII)
+    return min(int(match[1][:3]), 4) if match else None
+
+
 def parse_heat(thermal_level: str, therm: str) -> HeatReading | None:
     """Parse `notifyutil -g` of the thermal level and `pmset -g therm`; None if both are empty."""
     if not thermal_level.strip() and not therm.strip():
         return None
-    level = re.search(rf"{re.escape(_THERMAL_NAME)}\s+(\d+)", thermal_level, re.ASCII)
-    word = _THERMAL_LEVELS.get(min(int(level[1][:3]), 4), "") if level else ""
+    word = _THERMAL_LEVELS.get(parse_thermal_level(thermal_level) or 0, "")
     limit = re.search(r"CPU_Speed_Limit\s*=\s*(\d+)", therm, re.ASCII)
     if word:
         return HeatReading(throttled=f"macOS reports the thermal level {word}")
@@ -370,23 +345,19 @@ def assemble_reading(printed: ReadingOutput) -> MachineReading:
     """Return a reading from the outputs, without the disk."""
     seen = parse_mac_memory(printed.vm_stat, printed.sysctl)
     total = parse_positive(parse_pairs(printed.sysctl).get(MEMORY_SYSCTL))
+    memory = reboot = None
+    if seen is not None and total is not None:
+        available = seen.free_bytes + seen.inactive_bytes
+        memory = MemoryReading(total_bytes=total, available_bytes=available, level=seen.pressure)
+        reboot = RebootReading(total_bytes=total, wired_bytes=seen.wired_bytes)
     return MachineReading(
-        memory=_memory_reading(seen, total),
+        memory=memory,
         heat=parse_heat(printed.thermal_level, printed.therm),
-        reboot=None
-        if seen is None or total is None
-        else RebootReading(total_bytes=total, wired_bytes=seen.wired_bytes),
+        reboot=reboot,
         power=parse_power(printed.batt),
         owner_idle_s=parse_idle_s(printed.hid),
         wired_limit=parse_wired_limit(printed.sysctl, printed.wired_job),
     )
-
-
-def _memory_reading(seen: MacMemory | None, total: int | None) -> MemoryReading | None:
-    if seen is None or total is None:
-        return None
-    available = seen.free_bytes + seen.inactive_bytes
-    return MemoryReading(total_bytes=total, available_bytes=available, level=seen.pressure)
 
 
 async def read_reading() -> MachineReading:
@@ -394,29 +365,10 @@ async def read_reading() -> MachineReading:
     commands = (
         ("/usr/bin/vm_stat",),
         ("/usr/sbin/sysctl", PRESSURE_SYSCTL, MEMORY_SYSCTL, wired_limit.SYSCTL),
-        ("/usr/bin/notifyutil", "-g", _THERMAL_NAME),
+        ("/usr/bin/notifyutil", "-g", THERMAL_NAME),
         ("/usr/bin/pmset", "-g", "therm"),
         ("/usr/bin/pmset", "-g", "batt"),
         ("/usr/sbin/ioreg", "-rd1", "-c", "IOHIDSystem"),
     )
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                system_text.command_output(
-                    argv, timeout_s=_READING_TIMEOUT_S, log_level=logging.DEBUG
-                )
-            )
-            for argv in commands
-        ]
-    vm_stat, sysctl, level, therm, batt, hid = (task.result() or "" for task in tasks)
-    return assemble_reading(
-        ReadingOutput(
-            vm_stat=vm_stat,
-            sysctl=sysctl,
-            thermal_level=level,
-            therm=therm,
-            batt=batt,
-            hid=hid,
-            wired_job=read_text(Path(wired_limit.JOB_FILE)),
-        )
-    )
+    texts = await system_text.command_texts(commands)
+    return assemble_reading(ReadingOutput(*texts, read_text(Path(wired_limit.JOB_FILE))))

@@ -3,13 +3,11 @@
 Tested on captures only, not on a Mac: tests/nodeagent/hardware/captures/fabric holds output that others published.
 """
 
-import asyncio
 import json
-import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from machinery.network_interfaces import parse_hardware_ports
 from nodeagent.hardware import system_text
@@ -17,8 +15,6 @@ from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
 from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
 
-_COMMAND_TIMEOUT_S: Final = 5.0
-_PROFILER_TIMEOUT_S: Final = 15.0  # system_profiler takes seconds when it is cold
 _CHIP: Final = "machdep.cpu.brand_string"
 # A port reports its maximum, "Up to 120 Gb/s", or the speed of its cable, "80 Gb/s". Only Thunderbolt 5 reaches 80.
 _SPEED: Final = re.compile(r"(?:Up to )?(\d{1,4}) Gb/s", re.ASCII)
@@ -31,8 +27,7 @@ _MEDIA: Final = re.compile(r"\s+media: .*?\b(\d{1,5})(G?)base", re.ASCII | re.IG
 _STATES: Final = {"PORT_ACTIVE": "Active", "PORT_DOWN": "Down"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricOutput:
+class FabricOutput(NamedTuple):
     """Outputs of the commands; "" for each one that failed or timed out."""
 
     thunderbolt: str = ""
@@ -125,13 +120,14 @@ def parse_ports(
             continue
         interface = names.get(f"Thunderbolt {number}", "")
         speed = _text_field(socket, "current_speed_key")
+        peers = (_text_field(item, "domain_uuid_key").upper() for item in _dicts(bus.get("_items")))
         is_used = _text_field(socket, "receptacle_status_key") == "receptacle_connected"
         found.append(
             ThunderboltPort(
                 receptacle=number,
                 interface=interface,
                 domain=domain,
-                peer=next(filter(None, map(_domain_uuid, _items(bus))), ""),
+                peer=next(filter(None, peers), ""),
                 speed_gbps=_gbps(speed) if is_used and not speed.startswith("Up to") else 0,
                 is_bridged=interface in bridged,
             )
@@ -190,17 +186,9 @@ def _buses(profiler: str) -> list[dict[str, object]]:
     return _dicts(tree.get("SPThunderboltDataType")) if isinstance(tree, dict) else []
 
 
-def _items(bus: Mapping[str, object]) -> list[dict[str, object]]:
-    return _dicts(bus.get("_items"))
-
-
 def _dicts(found: object) -> list[dict[str, object]]:
     entries: Iterable[object] = found if isinstance(found, list) else ()
     return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def _domain_uuid(item: Mapping[str, object]) -> str:
-    return _text_field(item, "domain_uuid_key").upper()
 
 
 def _text_field(tree: Mapping[str, object], key: str) -> str:
@@ -220,32 +208,17 @@ async def read_fabric() -> NodeFabric | None:
     `rdma_ctl` and the `ibv_` tools came with macOS 26.2 and have no fixed folder: they are found by PATH.
     """
     commands = (
-        (("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"), _PROFILER_TIMEOUT_S),
-        (("/usr/sbin/networksetup", "-listallhardwareports"), _COMMAND_TIMEOUT_S),
-        (("/sbin/ifconfig",), _COMMAND_TIMEOUT_S),
-        (("rdma_ctl", "status"), _COMMAND_TIMEOUT_S),
-        (("ibv_devinfo",), _COMMAND_TIMEOUT_S),
-        (("/usr/sbin/sysctl", _CHIP), _COMMAND_TIMEOUT_S),
-        (("/usr/bin/sw_vers", "-buildVersion"), _COMMAND_TIMEOUT_S),
+        ("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"),
+        ("/usr/sbin/networksetup", "-listallhardwareports"),
+        ("/sbin/ifconfig",),
+        ("rdma_ctl", "status"),
+        ("ibv_devinfo",),
+        ("/usr/sbin/sysctl", _CHIP),
+        ("/usr/bin/sw_vers", "-buildVersion"),
     )
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                system_text.command_output(argv, timeout_s=limit_s, log_level=logging.DEBUG)
-            )
-            for argv, limit_s in commands
-        ]
-    profiler, ports, ifconfig, rdma_ctl, ibv, sysctl, build = (t.result() or "" for t in tasks)
-    if not (profiler and ports and ifconfig and build):
+    printed = FabricOutput(*await system_text.command_texts(commands))
+    if not (
+        printed.thunderbolt and printed.hardware_ports and printed.ifconfig and printed.sw_vers
+    ):
         return None
-    return assemble_fabric(
-        FabricOutput(
-            thunderbolt=profiler,
-            hardware_ports=ports,
-            ifconfig=ifconfig,
-            rdma_ctl=rdma_ctl,
-            ibv_devinfo=ibv,
-            sysctl=sysctl,
-            sw_vers=build,
-        )
-    )
+    return assemble_fabric(printed)

@@ -37,6 +37,23 @@ log = logging.getLogger(__name__)
 REAP_TIMEOUT_S: Final = 2.0
 # system_profiler prints some 100 KiB.
 MAX_OUTPUT_BYTES: Final = 8 << 20
+# system_profiler takes seconds when it is cold.
+_PROFILER: Final = "/usr/sbin/system_profiler"
+_PROFILER_TIMEOUT_S: Final = 20.0
+
+
+async def command_texts(
+    commands: Sequence[Sequence[str]], *, timeout_s: float = 5.0, log_level: int = logging.DEBUG
+) -> list[str]:
+    """Return the outputs of commands that run concurrently; "" for one that is missing or was killed at the timeout."""
+    limits = (_PROFILER_TIMEOUT_S if argv[0] == _PROFILER else timeout_s for argv in commands)
+    texts = await asyncio.gather(
+        *(
+            command_output(argv, timeout_s=limit_s, log_level=log_level)
+            for argv, limit_s in zip(commands, limits, strict=True)
+        )
+    )
+    return [text or "" for text in texts]
 
 
 async def command_output(

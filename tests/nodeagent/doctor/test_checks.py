@@ -13,7 +13,6 @@ from nodeagent.doctor.host_facts import (
     EngineFacts,
     FirewallFacts,
     FolderFacts,
-    GpuFacts,
     HostFacts,
     Listener,
     NeighbourProbe,
@@ -23,12 +22,12 @@ from nodeagent.doctor.host_facts import (
     ServiceFacts,
     ServiceKind,
     SleepFacts,
-    WiredFacts,
 )
 from nodeagent.doctor.system_checks import FIREWALL_FIX, POWER_FIX
+from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
-from nodeagent.hardware.readings import DiskReading
+from nodeagent.hardware.readings import DiskReading, RebootReading
 from schemas.node import NodeFabric, ThunderboltPort
 from schemas.wire.findings import Finding
 
@@ -59,8 +58,8 @@ HEALTHY = HostFacts(
     has_filevault=False,
     metal=MetalVerdict(is_available=True, reason="MetalWorks", message="MLX computes on M4"),
     fabric=NodeFabric(),
-    gpu=GpuFacts(active_ratio=0.9, watts=40.0),
-    wired=WiredFacts(total_bytes=64 * GIB, wired_bytes=3 * GIB),
+    gpu=Macmon(gpu_ratio=0.9, gpu_watts=40.0),
+    wired=RebootReading(total_bytes=64 * GIB, wired_bytes=3 * GIB),
     engines=(),
     jetsam=(),
     listeners=(),
@@ -125,8 +124,8 @@ def bridge(*peers: str) -> dict[str, Any]:
 
 OOM = "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
 TIMEOUT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
-SPIN = {"gpu": GpuFacts(active_ratio=1.0, watts=4.1)}
-WIRED = {"wired": WiredFacts(total_bytes=64 * GIB, wired_bytes=40 * GIB)}
+SPIN = {"gpu": Macmon(gpu_ratio=1.0, gpu_watts=4.1)}
+WIRED = {"wired": RebootReading(total_bytes=64 * GIB, wired_bytes=40 * GIB)}
 OLLAMA = Listener(port=4100, pid=77, program="ollama")
 
 SITUATIONS: list[tuple[str, dict[str, Any], str]] = [

@@ -34,7 +34,7 @@ FILES = {
     "stat -f %Su /dev/console": "console.txt",
     "sntp -t 3 time.apple.com": "sntp.txt",
     "netstat -anv -p tcp": "netstat.txt",
-    "macmon pipe -s 1 -i 100": "macmon.json",
+    "macmon pipe -s 1 -i 200": "macmon.json",
     "launchctl print system/io.mlxfleet.nodeagent": "launchctl_print.txt",
 }
 
@@ -103,7 +103,7 @@ async def test_a_mac_that_is_ill(tmp_path: Path) -> None:
     assert facts.jetsam is not None
     assert [one.killed for one in facts.jetsam] == [("python3.11",)]
     assert facts.gpu is not None
-    assert (facts.gpu.active_ratio, facts.gpu.watts) == (1.0, 4.1)
+    assert (facts.gpu.gpu_ratio, facts.gpu.gpu_watts) == (1.0, 4.1)
     assert facts.sleep is not None
     assert facts.sleep.last_slept_at == datetime(2026, 11, 22, 20, 10, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from machinery.clock import SystemClock
 from machinery.prometheus import render
-from nodeagent.hardware import load
+from nodeagent.hardware import load, system_text
 from nodeagent.hardware.load import LoadReading, LoadSampler, MachineCounters, Macmon, SensorReading
 from tests.support.waiting import until_async
 
@@ -99,7 +99,7 @@ async def test_a_command_that_hangs_is_killed_and_delays_no_other() -> None:
     hangs = (sys.executable, "-c", "import time; print('pid', flush=True); time.sleep(600)")
     commands = [hangs, ("/bin/echo", "well"), ("/no/such",)]
     async with asyncio.timeout(60):
-        texts = await load.command_texts(commands, timeout_s=2.0)
+        texts = await system_text.command_texts(commands, timeout_s=2.0)
     assert texts == ["", "well\n", ""]
     children = psutil.Process().children()
     assert not [one for one in children if "time.sleep(600)" in " ".join(one.cmdline())]

@@ -163,10 +163,10 @@ def test_each_command_alone_may_fail(machine: str) -> None:
         gpu_memory_limit_bytes=macos.gpu_memory_limit(whole.memory_bytes, None)[0],
         gpu_memory_limit_source=MemoryLimitSource.ESTIMATE,
     )
-    assert macos.assemble_facts(replace(seen, sysctl="")) == without_sysctl
-    assert macos.assemble_facts(replace(seen, profiler="")) == replace(whole, metal="")
-    assert macos.assemble_facts(replace(seen, ioreg="")) == whole
-    assert macos.assemble_facts(replace(seen, sw_vers="")) == replace(
+    assert macos.assemble_facts(seen._replace(sysctl="")) == without_sysctl
+    assert macos.assemble_facts(seen._replace(profiler="")) == replace(whole, metal="")
+    assert macos.assemble_facts(seen._replace(ioreg="")) == whole
+    assert macos.assemble_facts(seen._replace(sw_vers="")) == replace(
         whole, os_version="unknown", rdma_capable=False
     )
 
