@@ -370,5 +370,6 @@ async def read_reading() -> MachineReading:
         ("/usr/bin/pmset", "-g", "batt"),
         ("/usr/sbin/ioreg", "-rd1", "-c", "IOHIDSystem"),
     )
-    texts = await system_text.command_texts(commands)
-    return assemble_reading(ReadingOutput(*texts, read_text(Path(wired_limit.JOB_FILE))))
+    vm_stat, sysctl, level, therm, batt, hid = await system_text.command_texts(commands)
+    job = read_text(Path(wired_limit.JOB_FILE))
+    return assemble_reading(ReadingOutput(vm_stat, sysctl, level, therm, batt, hid, job))
