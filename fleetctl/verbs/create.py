@@ -15,7 +15,6 @@ from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.objects.results import ResultPrinter
 from fleetctl.objects.writer import create_all
 from fleetctl.verbs import create_flags
-from fleetctl.verbs import create_flags as generators
 from fleetctl.verbs.create_apikey import apikey
 from fleetctl.verbs.create_externalkey import externalkey
 from fleetctl.verbs.create_hubtoken import hubtoken
@@ -137,5 +136,5 @@ async def _create(
 create.add_command(apikey)
 create.add_command(externalkey)
 create.add_command(hubtoken)
-for command in generators.kind_commands(create_objects):
+for command in create_flags.kind_commands(create_objects):
     create.add_command(command)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import click
 
@@ -81,21 +81,11 @@ def build_manifest(
         "apiVersion": API_VERSION,
         "kind": kind,
         "metadata": metadata,
-        "spec": prune_empty(spec),
+        "spec": spec,
     }
 
 
-def prune_empty(tree: dict[str, Tree]) -> dict[str, Tree]:
-    """Return the tree without None, and without empty mappings and lists."""
-    found: dict[str, Tree] = {}
-    for key, value in tree.items():
-        kept = prune_empty(value) if isinstance(value, dict) else value
-        if kept is not None and kept not in ({}, []):
-            found[key] = kept
-    return found
-
-
-def parse_pairs(words: Sequence[str], flag: str) -> dict[str, str]:
+def _parse_pairs(words: Sequence[str], flag: str) -> dict[str, str]:
     """Return the pairs of `key=value` flags; each flag may hold several, separated by commas.
 
     Raises:
@@ -113,202 +103,176 @@ def parse_pairs(words: Sequence[str], flag: str) -> dict[str, str]:
     return found
 
 
-def parse_backends(words: Sequence[str]) -> list[Tree]:
-    """Return the deployments and weights of `--backend qwen` and `--backend qwen=80`.
+class FieldFlag(NamedTuple):
+    """A flag of `fleetctl create KIND` that sets one field."""
 
-    Raises:
-        click.UsageError: a weight is not a whole number.
+    flag: str
+    field: str
+    """Path of the field in the spec."""
+    help: str
+    form: Literal["text", "number", "amount", "list", "pairs", "backends", "source"] = "text"
+    """amount: a number or a percentage. The last four but source can be repeated."""
 
-    """
-    found: list[Tree] = []
-    for word in words:
-        name, equals, weight = word.partition("=")
-        if equals and not re.fullmatch(r"[0-9]{1,6}", weight):
-            raise click.UsageError(
-                f"--backend: the weight of {word!r} is not a whole number; write NAME or NAME=80"
-            )
-        found.append({"deployment": name, **({"weight": int(weight)} if equals else {})})
-    return found
+    @property
+    def option(self) -> str:
+        """The name of the option's value."""
+        return self.flag.removeprefix("--").replace("-", "_")
 
+    def decorate(self, command: Callable[..., Any]) -> Callable[..., Any]:
+        """Add the flag to a command."""
+        if self.form == "source":
+            decorated: Callable[..., Any] = source_option(command)
+            return decorated
+        is_repeated = self.form in ("list", "pairs", "backends")
+        return click.option(
+            self.flag,
+            type=int if self.form == "number" else str,
+            multiple=is_repeated,
+            help=f"{self.help}. Can be repeated." if is_repeated else f"{self.help}.",
+        )(command)
 
-CreateObjects: TypeAlias = Callable[[list[LoadedObject], dict[str, Any], Mapping[str, str]], None]
+    def value(self, given: Any) -> Tree:
+        """Return the value of the field; None or empty without the flag.
+
+        Raises:
+            click.UsageError: a value is not of the form.
+
+        """
+        match self.form:
+            case "list":
+                return list(given)
+            case "pairs":
+                return {**_parse_pairs(given, self.flag)}
+            case "amount":
+                return int(given) if given is not None and given.isdecimal() else given
+            case "backends":
+                backends: list[Tree] = []
+                for word in given:
+                    name, equals, weight = word.partition("=")
+                    if equals and not re.fullmatch(r"[0-9]{1,6}", weight):
+                        raise click.UsageError(
+                            f"{self.flag}: the weight of {word!r} is not a whole number; write NAME or NAME=80"
+                        )
+                    weights: dict[str, Tree] = {"weight": int(weight)} if equals else {}
+                    backends.append({"deployment": name, **weights})
+                return backends
+            case _:
+                found: Tree = given
+                return found
+
 
 _METADATA_FLAGS = {
     "metadata.name": "NAME",
     "metadata.labels": "--label",
     "metadata": "--annotation",
 }
-_DEPLOYMENT_FLAGS = {
-    **_METADATA_FLAGS,
-    "spec.model.path": "--model",
-    "spec.model.hub.repo": "--hub",
-    "spec.model.hub.revision": "--revision",
-    "spec.model.hub.source": "--source",
-    "spec.model.adapter": "--adapter",
-    "spec.model.draft": "--draft",
-    "spec.replicas": "--replicas",
-    "spec.contextLength": "--context-length",
-    "spec.concurrency": "--concurrency",
-    "spec.servedNames": "--served-name",
-    "spec.placement.pools": "--pool",
-    "spec.placement.nodeSelector": "--node-selector",
-    "spec.sharding": "--sharding",
-    "spec.priority": "--priority",
-    "spec.minAvailable": "--min-available",
-    "spec.autoscaling.minReplicas": "--min-replicas",
-    "spec.autoscaling": "--max-replicas",
-}
-_POOL_FLAGS = {
-    **_METADATA_FLAGS,
-    "spec.nodes": "--node",
-    "spec.selector.matchLabels": "--match-label",
-    "spec.selector.chips": "--chip",
-    "spec.selector.minMemory": "--min-memory",
-    "spec.reserved.memory": "--reserved-memory",
-    "spec.reserved.disk": "--reserved-disk",
-    "spec.priority": "--priority",
-}
-_ROUTE_FLAGS = {
-    **_METADATA_FLAGS,
-    "spec.model": "--model",
-    "spec.backends": "--backend",
-    "spec.fallbacks": "--fallback",
-}
+_DEPLOYMENT = (
+    FieldFlag("--model", "model.path", "Folder of the model on the nodes"),
+    FieldFlag("--hub", "model.hub.repo", "Repository of a model hub, ORG/NAME; in place of --model"),
+    FieldFlag("--source", "model.hub.source", "", "source"),
+    FieldFlag("--revision", "model.hub.revision", "Branch, tag or commit of --hub (default: that of its hub)"),
+    FieldFlag("--adapter", "model.adapter", "Folder of a LoRA adapter"),
+    FieldFlag("--draft", "model.draft.path", "Folder of a draft model for speculative decoding"),
+    FieldFlag("--replicas", "replicas", "Number of replicas", "number"),
+    FieldFlag("--context-length", "contextLength", "Maximum of prompt plus output, in tokens", "number"),
+    FieldFlag("--concurrency", "concurrency", "Concurrent requests of a replica", "number"),
+    FieldFlag("--served-name", "servedNames", "Additional model name for clients", "list"),
+    FieldFlag("--pool", "placement.pools", "NodePool to place replicas in", "list"),
+    FieldFlag("--node-selector", "placement.nodeSelector", "Label that nodes must have: KEY=VALUE", "pairs"),
+    FieldFlag("--sharding", "sharding", "Never, Auto, or the name of a ShardGroup"),
+    FieldFlag("--priority", "priority", "Deployments of higher priority displace others", "number"),
+    FieldFlag("--min-available", "minAvailable", "Replicas that must stay available: a number, or 50%", "amount"),
+    FieldFlag("--min-replicas", "autoscaling.minReplicas", "Lower bound of autoscaling", "number"),
+    FieldFlag("--max-replicas", "autoscaling.maxReplicas", "Upper bound of autoscaling", "number"),
+)  # fmt: skip
+_POOL = (
+    FieldFlag("--node", "nodes", "Node in the pool", "list"),
+    FieldFlag("--match-label", "selector.matchLabels", "Select nodes with this label: KEY=VALUE", "pairs"),
+    FieldFlag("--chip", "selector.chips", 'Select nodes with this chip, such as "Apple M4 Pro"', "list"),
+    FieldFlag("--min-memory", "selector.minMemory", "Select nodes with at least this memory, such as 64Gi"),
+    FieldFlag("--reserved-memory", "reserved.memory", "Memory reserved for the owner of a node, such as 8Gi"),
+    FieldFlag("--reserved-disk", "reserved.disk", "Disk reserved for the owner of a node, such as 50Gi"),
+    FieldFlag("--priority", "priority", "Pools of higher priority are filled first", "number"),
+)  # fmt: skip
+_ROUTE = (
+    FieldFlag("--model", "model", "Model name for clients (default: NAME)"),
+    FieldFlag("--backend", "backends", "Deployment with an optional weight: qwen or qwen=80", "backends"),
+    FieldFlag("--fallback", "fallbacks", "Deployment to use when no backend is available", "list"),
+)  # fmt: skip
 
-
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and flags that all kinds have."""
-    command = store_options(result_options(manager_option(command)))
-    for flag, name, help_ in (
-        ("--annotation", "annotations", "Annotation to set: KEY=VALUE. Can be repeated."),
-        ("--label", "labels", "Label to set: KEY=VALUE. Can be repeated."),
-    ):
-        command = click.option(flag, name, multiple=True, help=help_)(command)
-    return click.argument("name")(command)
-
-
-def _repeated(flag: str, name: str, help_: str) -> Callable[..., Any]:
-    return click.option(flag, name, multiple=True, help=f"{help_}. Can be repeated.")
-
-
-def _parse_metadata(options: dict[str, Any]) -> dict[str, dict[str, str]]:
-    # An annotation may contain commas.
-    notes = {}
-    for word in options["annotations"]:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise click.UsageError(f"--annotation: {word!r} is not a pair; write KEY=VALUE")
-        notes[key] = value
-    return {"labels": parse_pairs(options["labels"], "--label"), "annotations": notes}
+CreateObjects: TypeAlias = Callable[[list[LoadedObject], dict[str, Any], Mapping[str, str]], None]
 
 
 def kind_commands(make: CreateObjects) -> list[click.Command]:
     """Return a command for each kind; `make` creates the objects."""
-    return [_modeldeployment(make), _nodepool(make), _modelroute(make)]
+    return [
+        _command(
+            "ModelDeployment",
+            _DEPLOYMENT,
+            "Create a ModelDeployment: md NAME --hub=ORG/NAME, or --model=FOLDER. Other fields need a manifest.",
+            make,
+        ),
+        _command(
+            "NodePool",
+            _POOL,
+            "Create a NodePool: np NAME --node=mac-1, or with flags that select nodes.",
+            make,
+        ),
+        _command(
+            "ModelRoute",
+            _ROUTE,
+            "Create a ModelRoute: mr NAME --backend=qwen=80 --backend=phi=20.",
+            make,
+        ),
+    ]
 
 
-def _modeldeployment(make: CreateObjects) -> click.Command:
-    @click.command()
-    @click.option("--model", help="Folder of the model on the nodes.")
-    @click.option(
-        "--hub", metavar="ORG/NAME", help="Repository of a model hub; in place of --model."
-    )
-    @source_option
-    @click.option("--revision", help="Branch, tag or commit of --hub (default: that of its hub).")
-    @click.option("--adapter", help="Folder of a LoRA adapter.")
-    @click.option("--draft", help="Folder of a draft model for speculative decoding.")
-    @click.option("--replicas", type=int, help="Number of replicas.")
-    @click.option("--context-length", type=int, help="Maximum of prompt plus output, in tokens.")
-    @click.option("--concurrency", type=int, help="Concurrent requests of a replica.")
-    @_repeated("--served-name", "served_names", "Additional model name for clients")
-    @_repeated("--pool", "pools", "NodePool to place replicas in")
-    @_repeated("--node-selector", "node_selector", "Label that nodes must have: KEY=VALUE")
-    @click.option("--sharding", help="Never, Auto, or the name of a ShardGroup.")
-    @click.option("--priority", type=int, help="Deployments of higher priority displace others.")
-    @click.option("--min-available", help="Replicas that must stay available: a number, or 50%.")
-    @click.option("--min-replicas", type=int, help="Lower bound of autoscaling.")
-    @click.option("--max-replicas", type=int, help="Upper bound of autoscaling.")
-    @_common
-    def modeldeployment(name: str, **options: Any) -> None:
-        """Create a ModelDeployment: md NAME --hub=ORG/NAME, or --model=FOLDER. Other fields need a manifest."""
-        if (options["model"] is None) == (options["hub"] is None):
+def _command(
+    kind: str, fields: Sequence[FieldFlag], help_: str, make: CreateObjects
+) -> click.Command:
+    flags = {**_METADATA_FLAGS, **{f"spec.{one.field}": one.flag for one in fields}}
+
+    def create(name: str, **options: Any) -> None:
+        if kind == "ModelDeployment" and (options["model"] is None) == (options["hub"] is None):
             raise click.UsageError("give either --hub ORG/NAME or --model FOLDER")
-        least = options["min_available"]
-        is_number = least is not None and least.isdecimal()
-        spec = {
-            "model": {
-                "path": options["model"],
-                "hub": {
-                    "repo": options["hub"],
-                    **{name: options[name] for name in ("source", "revision")},
-                },
-                "adapter": options["adapter"],
-                "draft": {"path": options["draft"]},
-            },
-            "servedNames": list(options["served_names"]),
-            "replicas": options["replicas"],
-            "contextLength": options["context_length"],
-            "concurrency": options["concurrency"],
-            "placement": {
-                "pools": list(options["pools"]),
-                "nodeSelector": {**parse_pairs(options["node_selector"], "--node-selector")},
-            },
-            "sharding": options["sharding"],
-            "priority": options["priority"],
-            "minAvailable": int(least) if is_number else least,
-            "autoscaling": {
-                "minReplicas": options["min_replicas"],
-                "maxReplicas": options["max_replicas"],
-            },
-        }
-        tree = build_manifest("ModelDeployment", name, spec, _parse_metadata(options))
-        make([read_object(tree, _DEPLOYMENT_FLAGS)], options, _DEPLOYMENT_FLAGS)
+        if kind == "ModelRoute":
+            options["model"] = options["model"] or name
+        spec: dict[str, Tree] = {}
+        for field in fields:
+            value = field.value(options[field.option])
+            if value in (None, {}, []):
+                continue
+            *parents, last = field.field.split(".")
+            tree: dict[str, Any] = spec
+            for parent in parents:
+                tree = tree.setdefault(parent, {})
+            tree[last] = value
+        notes = {}
+        for word in options["annotations"]:  # an annotation may contain commas
+            key, equals, text = word.partition("=")
+            if not equals:
+                raise click.UsageError(f"--annotation: {word!r} is not a pair; write KEY=VALUE")
+            notes[key] = text
+        labels = _parse_pairs(options["labels"], "--label")
+        tree = build_manifest(kind, name, spec, {"labels": labels, "annotations": notes})
+        make([read_object(tree, flags)], options, flags)
 
-    return modeldeployment
-
-
-def _nodepool(make: CreateObjects) -> click.Command:
-    @click.command()
-    @_repeated("--node", "nodes", "Node in the pool")
-    @_repeated("--match-label", "match_labels", "Select nodes with this label: KEY=VALUE")
-    @_repeated("--chip", "chips", 'Select nodes with this chip, such as "Apple M4 Pro"')
-    @click.option("--min-memory", help="Select nodes with at least this memory, such as 64Gi.")
-    @click.option("--reserved-memory", help="Memory reserved for the owner of a node, such as 8Gi.")
-    @click.option("--reserved-disk", help="Disk reserved for the owner of a node, such as 50Gi.")
-    @click.option("--priority", type=int, help="Pools of higher priority are filled first.")
-    @_common
-    def nodepool(name: str, **options: Any) -> None:
-        """Create a NodePool: np NAME --node=mac-1, or with flags that select nodes."""
-        spec = {
-            "nodes": list(options["nodes"]),
-            "selector": {
-                "matchLabels": {**parse_pairs(options["match_labels"], "--match-label")},
-                "chips": list(options["chips"]),
-                "minMemory": options["min_memory"],
-            },
-            "reserved": {"memory": options["reserved_memory"], "disk": options["reserved_disk"]},
-            "priority": options["priority"],
-        }
-        tree = build_manifest("NodePool", name, spec, _parse_metadata(options))
-        make([read_object(tree, _POOL_FLAGS)], options, _POOL_FLAGS)
-
-    return nodepool
-
-
-def _modelroute(make: CreateObjects) -> click.Command:
-    @click.command()
-    @click.option("--model", help="Model name for clients (default: NAME).")
-    @_repeated("--backend", "backends", "Deployment with an optional weight: qwen or qwen=80")
-    @_repeated("--fallback", "fallbacks", "Deployment to use when no backend is available")
-    @_common
-    def modelroute(name: str, **options: Any) -> None:
-        """Create a ModelRoute: mr NAME --backend=qwen=80 --backend=phi=20."""
-        spec = {
-            "model": options["model"] or name,
-            "backends": parse_backends(options["backends"]),
-            "fallbacks": list(options["fallbacks"]),
-        }
-        tree = build_manifest("ModelRoute", name, spec, _parse_metadata(options))
-        make([read_object(tree, _ROUTE_FLAGS)], options, _ROUTE_FLAGS)
-
-    return modelroute
+    decorators: tuple[Callable[..., Any], ...] = (
+        click.argument("name"),
+        *(field.decorate for field in fields),
+        click.option(
+            *("--label", "labels"), multiple=True, help="Label to set: KEY=VALUE. Can be repeated."
+        ),
+        click.option(
+            *("--annotation", "annotations"),
+            multiple=True,
+            help="Annotation to set: KEY=VALUE. Can be repeated.",
+        ),
+        manager_option,
+        result_options,
+        store_options,
+    )
+    command: Callable[..., Any] = create
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return click.command(kind.lower(), help=help_)(command)

@@ -90,7 +90,7 @@ async def deploy_repository(
             f"modeldeployment/{name} exists and has another model. Choose a name yourself: "
             f"fleetctl create modeldeployment NAME --hub {repo}"
         )
-    hub: dict[str, Tree] = {"repo": repo, "source": source}
+    hub: dict[str, Tree] = {"repo": repo, **({"source": source} if source else {})}
     tree = build_manifest("ModelDeployment", name, {"model": {"hub": hub}}, {})
     loaded = read_object(tree, {"spec.model.hub.repo": "MODEL"})
     try:
