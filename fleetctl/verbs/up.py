@@ -31,6 +31,8 @@ from store.errors import StoreError
 
 # An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
 _LOCAL = "127.0.0.1"
+# Macs that join with the token of --join's line: one line for all Macs of a desk. It can be revoked, and gives new names only.
+_JOINS = 8
 # No part of what the data folder records.
 _OF_ONE_START = frozenset({"data_dir", "context", "detach", "keep_context", "reset"})
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
@@ -193,7 +195,7 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
 
 
 async def _print_join(settings: LocalFleetSettings) -> None:
-    """Print how another Mac joins: with a new token on a terminal, without one where a log might keep it."""
+    """Print how other Macs join: with a new token on a terminal, without one where a log might keep it."""
     join = settings.join
     if join is None:
         return
@@ -202,7 +204,7 @@ async def _print_join(settings: LocalFleetSettings) -> None:
         click.echo("add a Mac: run `fleetctl token create` here, and on the other Mac")
         click.echo(f"  fleetctl join TOKEN {where}")
         return
-    wanted = TokenOptions(labels={}, created_by=current_user())
+    wanted = TokenOptions(uses=_JOINS, labels={}, created_by=current_user())
     try:
         async with open_as_administrator(settings.data_dir) as transport:
             made = await create_token(transport, SystemClock(), wanted)
@@ -212,7 +214,7 @@ async def _print_join(settings: LocalFleetSettings) -> None:
         return
     hours = wanted.lifetime.total_seconds() / 3600
     sudo = "sudo " if sys.platform == "darwin" else ""  # of the other machine, most likely the same
-    click.echo(f"add a Mac, within {hours:g} h: run this there (it is shown once)")
+    click.echo(f"add up to {_JOINS} Macs, within {hours:g} h: run this on each (it is shown once)")
     click.echo(f"  {sudo}fleetctl join --service {made.render()} {where}")
 
 
