@@ -14,7 +14,7 @@ from reconciler.nodes.liveness import Now
 from reconciler.placement.inputs import NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
 from schemas.deployment import CanaryStatus, HubReference, ModelDeployment, Revision
-from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition, is_true
+from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition
 from schemas.node import matches
 from schemas.replica import (
     FETCHING_REASONS,
@@ -308,31 +308,44 @@ def _replica_view(
         if group is not None:  # given up if all shapes of the group have failed
             epoch = mark_given_up(replica, epoch, len(group_shapes(group.spec)))
     is_over = epoch is not None and epoch.over != ""
+    true = [_true_types(report) for report in reports]
     is_stopped = True
     for number, rank in enumerate(replica.spec.ranks):
-        # The report may be one of an earlier epoch.
-        report = reports[number] or lister.report(replica, rank.node, number)
-        has_stopped = report is not None and is_true(report.conditions, "Stopped")
-        is_stopped = is_stopped and (has_stopped or rank.node in now.lost)
-    present = [find_condition(r.conditions, MODEL_PRESENT) for r in reports if r is not None]
+        types = true[number]
+        if reports[number] is None:  # the report may be one of an earlier epoch
+            types = _true_types(lister.report(replica, rank.node, number))
+        is_stopped = is_stopped and ("Stopped" in types or rank.node in now.lost)
+    serves = all("Ready" in types for types in true)
     return ReplicaView(
         replica=replica,
         version=lister.spec_version(ObjectKey("Replica", replica.name)),
         is_owned=deployment is not None and (not owners or deployment.metadata.uid in owners),
         is_ready=lister.is_serving(replica) and not is_over,
-        reported_ready=reports[0] is not None
-        and is_true(reports[0].conditions, "Ready")
-        and not is_over,
+        reported_ready="Ready" in true[0] and not is_over,
         is_stopped=is_stopped,
-        cannot_start=any(r is not None and is_true(r.conditions, UNSTARTABLE) for r in reports),
+        cannot_start=any(UNSTARTABLE in types for types in true),
         is_node_lost=not now.lost.isdisjoint(nodes),
-        is_fetching=any(c is not None and c.reason in FETCHING_REASONS for c in present),
-        has_files=all(r is not None and is_true(r.conditions, MODEL_PRESENT) for r in reports),
-        problem=_problem(replica, reports, away, epoch),
+        is_fetching=any(
+            condition.type == MODEL_PRESENT and condition.reason in FETCHING_REASONS
+            for report in reports
+            if report is not None
+            for condition in report.conditions
+        ),
+        has_files=all(MODEL_PRESENT in types for types in true),
+        problem=""
+        if serves and not away and not is_over
+        else _problem(replica, reports, away, epoch),
         epoch=epoch,
         away_nodes=away,
-        leaving_ranks=tuple(_leaving_ranks(lister, replica, reports, now)),
+        leaving_ranks=tuple(_leaving_ranks(lister, replica, reports, now)) if formation else (),
     )
+
+
+def _true_types(report: RankStatus | None) -> set[str]:
+    """Return the types of the conditions that are true; a set, because a plan looks at each replica."""
+    if report is None:
+        return set()
+    return {c.type for c in report.conditions if c.status is ConditionStatus.TRUE}
 
 
 def _leaving_ranks(

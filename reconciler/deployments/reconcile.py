@@ -136,6 +136,8 @@ class DeploymentReconciler:
         self._executor = executor
         self._events = events
         self._clock = clock
+        self._settled: dict[str, dict[str, tuple[object, ...]]] = {}
+        """By deployment and replica, what a written status was computed from: 1 ms of a bind beside 20 replicas."""
 
     async def reconcile(self, name: str) -> DeploymentReport:
         """Plan and act for one deployment, which may be gone while replicas of it are left; return what to write."""
@@ -240,13 +242,21 @@ class DeploymentReconciler:
         """Return the statuses that changed, of replicas and of the deployment; record events of the replicas."""
         observed, lister, now = converged.observed, self._lister, self._clock.now()
         changes: list[StatusChange] = []
+        last, settled = self._settled.pop(observed.name, {}), dict[str, tuple[object, ...]]()
         for view in observed.replicas:
             key = ObjectKey("Replica", view.name)
-            before = lister.status(key)
-            after = status.replica_status(view, lister.ranks(view.replica), old=before, now=now)
-            if before != after and not lister.is_newer(key):
+            before, reports = lister.status(key), lister.ranks(view.replica)
+            if last.get(view.name) == (view, reports, before):
+                settled[view.name] = last[view.name]
+                continue
+            after = status.replica_status(view, reports, old=before, now=now)
+            if before == after:
+                settled[view.name] = view, reports, before
+            elif not lister.is_newer(key):
                 changes.append(StatusChange(key, after, view.version))
                 await self._events.record_replica_status(view, observed, before, after)
+        if settled:
+            self._settled[observed.name] = settled
         deployment, after_s = observed.deployment, converged.requeue_after_s
         if deployment is None or observed.is_ending:
             return DeploymentReport(
