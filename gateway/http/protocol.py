@@ -297,8 +297,10 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     def _start_next(self) -> None:
         if self.transport.is_closing():
             return
-        request, app = self.pipelined.pop(0)
-        self.flow.resume_reading()
+        self._start_queued(*self.pipelined.pop(0))
+        self.read_on()
+
+    def _start_queued(self, request: ModelOrAsgiRequest, app: Any) -> None:
         if not isinstance(request, RequestContext):
             super()._start_asgi_task(request, app)
             return

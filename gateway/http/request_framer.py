@@ -18,7 +18,7 @@ from gateway import errors
 from gateway.http.request_context import HeadReader, header_lines
 from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
-from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT, PipelineFlow
+from machinery.http_server import MAX_HEAD_BYTES, PIECE_BYTES, SSL_OBJECT, PipelineFlow
 from schemas.wire.errors import Refusal
 
 HEADERS_LIMIT = 100
@@ -104,6 +104,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         "is_in_trailer",
         "missing_body",
         "pipelined",
+        "unparsed",
     )
 
     def __init__(
@@ -118,6 +119,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         self._parser: httptools.HttpRequestParser | None = None
         super().__init__(config, server_state, app_state, _loop)
         self._parser, self.pipeline = None, _NO_PIPELINE
+        self.unparsed = b""
+        """Input behind a request that waits."""
         self.pipelined: list[tuple[Any, Any]] = []
         """Requests that wait for the one before them, and their ASGI application, in the order of arrival."""
         self.clock = clock
@@ -195,7 +198,23 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         return rest
 
     def feed_parser(self, data: bytes) -> None:
-        """Feed all other input to llhttp."""
+        """Feed all other input to llhttp, but not beyond a request that waits for the one before it."""
+        for start in range(0, len(data), PIECE_BYTES):
+            if self.ignores_input:
+                return
+            if self.pipelined:
+                self.unparsed += data[start:]
+                return
+            self._feed_piece(data[start : start + PIECE_BYTES])
+
+    def read_on(self) -> None:
+        """Parse what has arrived, if no request waits, and then read on."""
+        if not self.pipelined and self.unparsed:
+            data, self.unparsed = self.unparsed, b""
+            self.feed_parser(data)
+        self.flow.resume_reading()
+
+    def _feed_piece(self, data: bytes) -> None:
         if is_head := self.is_in_head or self.is_in_trailer:
             self.head_bytes += len(data)
         try:
