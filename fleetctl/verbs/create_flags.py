@@ -104,7 +104,7 @@ def _parse_pairs(words: Sequence[str], flag: str) -> dict[str, str]:
 
 
 class FieldFlag(NamedTuple):
-    """A flag of `fleetctl create KIND` that sets one field."""
+    """A flag of fleetctl create that sets one field."""
 
     flag: str
     field: str
