@@ -144,7 +144,7 @@ def _answer(caches: FleetCaches, clock: Clock, question: PlannerQuestion) -> Row
     if question.kind == "doctor":
         from insight.doctor import checks, findings, known_objects  # noqa: PLC0415 - takes 25 MB
 
-        found = checks.check_objects(known_objects.known_objects(caches))
+        found = checks.run_checks(known_objects.known_objects(caches))
         return findings.findings_tree(found)
     from insight import memory_proof, placement, plan, remedies  # noqa: PLC0415 - as above
 

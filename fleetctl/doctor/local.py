@@ -10,7 +10,7 @@ from fleetctl.fleets.data_dir import DataDir
 from fleetctl.services.layout import Layout, detect_backend, system_layout, user_layout
 from fleetctl.services.plain import PlainServices
 from fleetctl.services.programs import PARTS
-from insight.doctor.findings import Finding, ok
+from insight.doctor.findings import Finding
 from machinery.clock import Clock
 from models import inspection
 from nodeagent.doctor.checks import run_checks
@@ -63,19 +63,16 @@ async def read_announcements(clock: Clock) -> Finding:
 
 def check_announcements(heard: Findings) -> Finding:
     """Return what announcements say. None is no failure: a fleet can be joined by its address. Pure."""
-    processes = [one for one in heard.suggestions if one.role != "new"]
+    check, processes = "announcements", [one for one in heard.suggestions if one.role != "new"]
     if processes:
-        fleets = len({one.fleet for one in processes})
+        number = counted(len({one.fleet for one in processes}), "fleet is", "fleets are")
         shown = [f"{one.role} at {one.address.host}:{one.address.port}" for one in processes]
-        names = ", ".join(shown[:_MAX_SHOWN])
-        return ok("announcements", f"{counted(fleets, 'fleet is', 'fleets are')} heard: {names}")
+        message = f"{number} heard: {', '.join(shown[:_MAX_SHOWN])}"
+        return Finding(check=check, level="OK", message=message)
     nothing = "no fleet is heard: none announces itself here, or the network drops multicast"
-    return Finding(
-        check="announcements",
-        level="UNKNOWN",
-        message=heard.problems[0] if heard.problems else nothing,
-        advice="join by an address, which needs no multicast: `fleetctl join HOST:4002`",
-    )
+    message = heard.problems[0] if heard.problems else nothing
+    advice = "join by an address, which needs no multicast: `fleetctl join HOST:4002`"
+    return Finding(check=check, level="UNKNOWN", message=message, advice=advice)
 
 
 def _models_dir(*layouts: Layout) -> Path:

@@ -4,11 +4,10 @@ It writes nothing that stays: one lease, and tickets for agents and gateways und
 """
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
@@ -26,17 +25,10 @@ from fleetctl.doctor.observe_machines import examine_machines
 from fleetctl.objects import reader
 from identity.dialer import Dialer, UntrustedAddressError, is_local
 from insight import process_client, version_skew
-from insight.doctor.checks import (
-    CONDITION_KINDS,
-    DiskSpace,
-    FleetObservation,
-    ProbeResult,
-    StoreHealth,
-)
-from insight.doctor.control_plane import ControlPlane, EtcdHealth
+from insight.doctor.checks import CONDITION_KINDS, FleetObservation, StoreHealth
+from insight.doctor.control_plane import ProbeResult
 from insight.doctor.group_admission import check_admission
 from insight.doctor.lost_nodes import try_lost_nodes
-from insight.doctor.machines import MachineReport
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from insight.version_skew import ComponentVersion
@@ -44,10 +36,10 @@ from machinery.clock import Clock
 from machinery.http_body import read_limited
 from machinery.http_date import seconds_ahead
 from machinery.version import version as fleet_version
+from nodeagent.hardware.probe import read_disk
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
-from schemas.records import DashboardLease, GatewayLease
 from schemas.replica import Endpoint, EndpointSpec, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
@@ -75,47 +67,65 @@ async def observe_fleet(
 ) -> FleetObservation:
     """Observe all parts of the fleet; `data_dir` is its folder on this machine. Raises StoreError."""
     store = await _observe_store(transport, str(address), clock)
-    versions = await version_skew.read_versions(transport, _client_version())
-    nodes = [one for one in await _read_all(transport, "Node") if isinstance(one, Node)]
+    client = ComponentVersion(part="fleetctl", version=fleet_version())
+    versions = await version_skew.read_versions(transport, client)
+    nodes = [node for node in await _read_kind(transport, "Node") if isinstance(node, Node)]
     ready = await reader.ready_nodes(transport)
-    objects_by_kind = await _read_objects(transport)
-    reading = await observe_control.read_control(transport, _flat(objects_by_kind))
+    observed = await _read_objects(transport)
+    reading = await observe_control.read_control(transport, observed)
     read_at = clock.monotonic()
-    groups = [one for one in objects_by_kind["ShardGroup"] if isinstance(one, ShardGroup)]
+    groups = [group for group in observed if isinstance(group, ShardGroup)]
     leases = await process_client.list_gateway_leases(transport)
     dashboards = await process_client.list_dashboard_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
-    present = [node for node in nodes if node.name in ready]
-    (agents, answered, engines, machines), multicast = await asyncio.gather(
-        _probe_processes(transport, clock, dialer or Dialer(), (present, leases, endpoints)),
+    dialer = dialer or Dialer()
+    agents = [
+        # The URL is empty if the agent serves no API.
+        process_client.agent_address(
+            dialer, node.name, "" if node.status is None else node.status.agent_url
+        )
+        for node in nodes
+        if node.name in ready
+    ]
+    gateways = [process_client.gateway_address(dialer, *lease) for lease in leases.items()]
+    (probed, engines), machines, multicast = await asyncio.gather(
+        _probe_all(transport, dialer, (*agents, *gateways), endpoints, clock),
+        examine_machines(transport, agents),
         observe_multicast.read_multicast(leases, clock),
     )
-    observed = _flat(objects_by_kind)
     if not reading.is_settled:
         # The probes above took a part of this time.
         await clock.sleep(max(0.0, SETTLE_S - (clock.monotonic() - read_at)))
-        observed = _flat(await _read_objects(transport))
+        observed = await _read_objects(transport)
         reading = reading.confirm(await observe_control.read_control(transport, observed))
+    processes = {
+        **{f"gateway/{id_}": lease.full_disk for id_, lease in leases.items()},
+        **{f"dashboard/{id_}": lease.full_disk for id_, lease in dashboards.items()},
+    }
     return FleetObservation(
         store=store,
+        etcd=await observe_control.observe_etcd(
+            transport,
+            address,
+            None if data_dir is None else etcd_dir(data_dir),
+            is_writable=not store.write_error,
+        ),
         versions=versions,
         skew=version_skew.warnings(versions),
+        leader="" if versions.reconciler is None else versions.reconciler.name,
         nodes=nodes,
         ready=ready,
         replicas=await objects.list_all(transport, Replica),
         objects=observed,
         admissions=[check_admission(group, nodes, ready) for group in groups],
-        agents=agents,
-        gateways=answered,
+        agents=probed[: len(agents)],
+        gateways=probed[len(agents) :],
         engines=engines,
-        control=ControlPlane(
-            etcd=await _observe_etcd(transport, address, data_dir, store),
-            endpoints=reading.endpoints,
-            foreign_endpoints=sorted(reading.foreign, key=lambda one: (one.node, one.replica)),
-            unobserved=observe_control.unobserved_changes(reading, observed, clock),
-        ),
-        disk=_observe_disk(data_dir),
-        full_disks=dict(_full_disks(leases, dashboards)),
+        endpoints=reading.endpoints,
+        foreign_endpoints=sorted(reading.foreign, key=lambda one: (one.node, one.replica)),
+        unobserved=observe_control.unobserved_changes(reading, observed, clock),
+        disk=None if data_dir is None or not data_dir.exists() else read_disk(data_dir),
+        full_disks={label: folder for label, folder in processes.items() if folder},
         machines=machines,
         security=await observe_security.read_security(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
@@ -127,75 +137,14 @@ async def observe_fleet(
     )
 
 
-def _client_version() -> ComponentVersion:
-    return ComponentVersion(part="fleetctl", version=fleet_version())
-
-
-async def _probe_processes(
-    transport: Transport,
-    clock: Clock,
-    dialer: Dialer,
-    processes: tuple[Sequence[Node], Mapping[str, GatewayLease], Sequence[Endpoint]],
-) -> tuple[list[ProbeResult], list[ProbeResult], list[ProbeResult], list[MachineReport]]:
-    """Return the results for the nodes' agents, the gateways and the engines, and the agents' own findings."""
-    nodes, leases, endpoints = processes
-    agents = [_agent_address(node, dialer) for node in nodes]
-    addresses = (
-        *agents,
-        *(process_client.gateway_address(dialer, *entry) for entry in leases.items()),
-    )
-    async with _issue_tickets(transport, dialer, addresses) as bearers:
-        (probed, engines), machines = await asyncio.gather(
-            _probe_all(addresses, endpoints, clock, bearers), examine_machines(transport, agents)
-        )
-    return probed[: len(nodes)], probed[len(nodes) :], engines, machines
-
-
-@asynccontextmanager
-async def _issue_tickets(
-    transport: Transport, dialer: Dialer, addresses: Sequence[ProcessAddress]
-) -> AsyncIterator[Mapping[str, str]]:
-    """Yield tickets for processes on other machines, which show their health to nothing else without an identity."""
-    holders = [
-        one.key for one in addresses if one.url and not (dialer.has_identity or is_local(one.url))
-    ]
-    bearers: Mapping[str, str] = {}
-    async with AsyncExitStack() as stack:
-        if holders:
-            with suppress(StoreError):  # the store may be read-only: a probe says what is missing
-                tickets = issue_tickets(transport, holders)
-                bearers = await stack.enter_async_context(tickets)
-        yield bearers
-
-
-async def _probe_all(
-    addresses: Sequence[ProcessAddress],
-    endpoints: Sequence[Endpoint],
-    clock: Clock,
-    bearers: Mapping[str, str],
-) -> tuple[list[ProbeResult], list[ProbeResult]]:
-    """Return the results for agents and gateways, and for engines."""
-    prober = _Prober(clock)
-    timeout = aiohttp.ClientTimeout(total=_PROBE_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        return await asyncio.gather(
-            prober.all(prober.health(session, one, bearers.get(one.key, "")) for one in addresses),
-            prober.all(prober.engine(f"replica/{e.name}", e.spec) for e in endpoints),
-        )
-
-
-async def _read_objects(transport: Transport) -> dict[str, list[ApiObject]]:
-    return {kind: await _read_all(transport, kind) for kind in CONDITION_KINDS}
-
-
-def _flat(objects_by_kind: Mapping[str, Sequence[ApiObject]]) -> list[ApiObject]:
-    return [one for several in objects_by_kind.values() for one in several]
-
-
-async def _read_all(transport: Transport, name: str) -> list[ApiObject]:
+async def _read_kind(transport: Transport, name: str) -> list[ApiObject]:
     kind = kinds.by_name(name)
     assert kind is not None  # it is one of ours
     return await reader.read(transport, kind, ())
+
+
+async def _read_objects(transport: Transport) -> list[ApiObject]:
+    return [obj for kind in CONDITION_KINDS for obj in await _read_kind(transport, kind)]
 
 
 async def _observe_store(transport: Transport, address: str, clock: Clock) -> StoreHealth:
@@ -218,115 +167,106 @@ async def _observe_store(transport: Transport, address: str, clock: Clock) -> St
     )
 
 
-async def _observe_etcd(
-    transport: Transport, address: EtcdAddress, data_dir: Path | None, store: StoreHealth
-) -> EtcdHealth:
-    folder = None if data_dir is None else etcd_dir(data_dir)
-    is_writable = not store.write_error
-    return await observe_control.observe_etcd(transport, address, folder, is_writable=is_writable)
+async def _probe_all(
+    transport: Transport,
+    dialer: Dialer,
+    addresses: Sequence[ProcessAddress],
+    endpoints: Sequence[Endpoint],
+    clock: Clock,
+) -> tuple[list[ProbeResult], list[ProbeResult]]:
+    """Return the results for agents and gateways, and for engines."""
+    # Processes on other machines show their health to nothing else without an identity.
+    holders = [
+        one.key for one in addresses if one.url and not (dialer.has_identity or is_local(one.url))
+    ]
+    slots = asyncio.Semaphore(_MAX_PARALLEL)
+    bearers: Mapping[str, str] = {}
+    async with AsyncExitStack() as stack:
+        if holders:
+            with suppress(StoreError):  # the store may be read-only: a probe says what is missing
+                bearers = await stack.enter_async_context(issue_tickets(transport, holders))
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
 
+        async def probe(address: ProcessAddress) -> ProbeResult:
+            async with slots:
+                return await _probe_health(session, address, bearers.get(address.key, ""), clock)
 
-def _observe_disk(data_dir: Path | None) -> DiskSpace | None:
-    if data_dir is None or not data_dir.exists():
-        return None
-    found = shutil.disk_usage(data_dir)
-    return DiskSpace(path=str(data_dir), size_bytes=found.total, free_bytes=found.free)
+        async def connect(endpoint: Endpoint) -> ProbeResult:
+            async with slots:
+                return await _probe_engine(f"replica/{endpoint.name}", endpoint.spec)
 
-
-def _full_disks(
-    gateways: Mapping[str, GatewayLease], dashboards: Mapping[str, DashboardLease]
-) -> Iterator[tuple[str, str]]:
-    """Yield the processes whose state folder is on a disk that is almost full, with the folder."""
-    for id_, gateway in gateways.items():
-        if gateway.full_disk:
-            yield f"gateway/{id_}", gateway.full_disk
-    for id_, dashboard in dashboards.items():
-        if dashboard.full_disk:
-            yield f"dashboard/{id_}", dashboard.full_disk
-
-
-def _agent_address(node: Node, dialer: Dialer) -> ProcessAddress:
-    """Return the address of the node's agent; its URL is empty if it serves no API."""
-    url = node.status.agent_url if node.status is not None else ""
-    return process_client.agent_address(dialer, node.name, url)
-
-
-class _Prober:
-    """Prober that limits the number of parallel connections."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._slots = asyncio.Semaphore(_MAX_PARALLEL)
-
-    async def all(self, probes: Iterable[Coroutine[Any, Any, ProbeResult]]) -> list[ProbeResult]:
-        """Run the probes in parallel."""
-        return list(await asyncio.gather(*probes))
-
-    async def health(
-        self, session: aiohttp.ClientSession, address: ProcessAddress, bearer: str
-    ) -> ProbeResult:
-        """Request /health."""
-        label, url = address.label, address.url
-        if not url:
-            why = "its agent serves no HTTP API (the condition ApiServing gives the reason)"
-            return ProbeResult(label=label, url="", error=why)
-        async with self._slots:
-            try:
-                dial = address.dial()
-                async with session.get(
-                    f"{url.rstrip('/')}/health",
-                    allow_redirects=False,
-                    headers={"authorization": f"Bearer {bearer}"} if bearer else {},
-                    ssl=dial.ssl,
-                    server_hostname=dial.server_hostname,
-                ) as response:
-                    offset = seconds_ahead(response.headers.get("date", ""), self._clock.now())
-                    body = await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
-            except UntrustedAddressError as error:
-                return ProbeResult(label=label, url=url, error=str(error))
-            except TimeoutError:
-                why = f"no answer at {url} within {_PROBE_S:.0f} s"
-                return ProbeResult(label=label, url=url, error=why, is_silent=True)
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                return ProbeResult(
-                    label=label, url=url, error=f"no answer at {url}: {_cause(error)}"
-                )
-        if response.status != 200:
-            return ProbeResult(
-                label=label,
-                url=url,
-                error=f"{url}/health answers with HTTP status {response.status}",
-            )
-        tree = _health_tree(body)
-        return ProbeResult(
-            label=label,
-            url=url,
-            offset_s=offset,
-            holds_lease=tree.get("leaseHeld") is not False,
-            store=_store_view(tree),
+        probed, engines = await asyncio.gather(
+            asyncio.gather(*map(probe, addresses)), asyncio.gather(*map(connect, endpoints))
         )
+    return probed, engines
 
-    async def engine(self, label: str, engine: EndpointSpec) -> ProbeResult:
-        """Check that an engine accepts connections, unless its socket is on another machine."""
-        url = engine.url
-        async with self._slots:
-            try:
-                address = EngineAddress.parse(url, node=engine.node)
-                if address.socket and not Path(address.socket).parent.exists():
-                    return ProbeResult(label=label, url=url, is_elsewhere=True)
-                async with asyncio.timeout(_PROBE_S):
-                    loop = asyncio.get_running_loop()
-                    transport, _ = await address.connect(loop, asyncio.Protocol)
-            except TimeoutError:
-                return ProbeResult(
-                    label=label, url=url, error=f"no connection to {url} within {_PROBE_S:.0f} s"
-                )
-            except (OSError, ValueError) as error:
-                return ProbeResult(
-                    label=label, url=url, error=f"no connection to {url}: {_cause(error)}"
-                )
-        transport.close()
-        return ProbeResult(label=label, url=url)
+
+async def _probe_health(
+    session: aiohttp.ClientSession, address: ProcessAddress, bearer: str, clock: Clock
+) -> ProbeResult:
+    """Request /health."""
+    url = address.url
+    result = ProbeResult(label=address.label, url=url)
+    if not url:
+        why = "its agent serves no HTTP API (the condition ApiServing gives the reason)"
+        return replace(result, error=why)
+    try:
+        dial = address.dial()
+        async with session.get(
+            f"{url.rstrip('/')}/health",
+            allow_redirects=False,
+            headers={"authorization": f"Bearer {bearer}"} if bearer else {},
+            ssl=dial.ssl,
+            server_hostname=dial.server_hostname,
+        ) as response:
+            offset_s = seconds_ahead(response.headers.get("date", ""), clock.now())
+            body = await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
+    except UntrustedAddressError as error:
+        return replace(result, error=str(error))
+    except TimeoutError:
+        why = f"no answer at {url} within {_PROBE_S:.0f} s"
+        return replace(result, error=why, is_silent=True)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return replace(result, error=f"no answer at {url}: {_cause(error)}")
+    if response.status != 200:
+        why = f"{url}/health answers with HTTP status {response.status}"
+        return replace(result, error=why)
+    try:
+        tree = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        tree = {}
+    if not isinstance(tree, dict):
+        tree = {}
+    view = None
+    if health.STORE_STALENESS in tree:
+        age_s, message = tree[health.STORE_STALENESS], tree.get(health.STORE_MESSAGE)
+        is_refused = tree.get(health.STORE) == health.StoreState.REFUSED
+        view = StoreView(
+            float(age_s) if isinstance(age_s, int | float) else None,
+            str(message or "it gives no reason") if is_refused else "",
+        )
+    holds_lease = tree.get("leaseHeld") is not False
+    return replace(result, offset_s=offset_s, holds_lease=holds_lease, store=view)
+
+
+async def _probe_engine(label: str, engine: EndpointSpec) -> ProbeResult:
+    """Check that an engine accepts connections, unless its socket is on another machine."""
+    result = ProbeResult(label=label, url=engine.url)
+    try:
+        address = EngineAddress.parse(engine.url, node=engine.node)
+        if address.socket and not Path(address.socket).parent.exists():
+            return replace(result, is_elsewhere=True)
+        async with asyncio.timeout(_PROBE_S):
+            loop = asyncio.get_running_loop()
+            transport, _ = await address.connect(loop, asyncio.Protocol)
+    except TimeoutError:
+        why = f"no connection to {engine.url} within {_PROBE_S:.0f} s"
+        return replace(result, error=why)
+    except (OSError, ValueError) as error:
+        return replace(result, error=f"no connection to {engine.url}: {_cause(error)}")
+    transport.close()
+    return result
 
 
 def _cause(error: Exception) -> str:
@@ -335,24 +275,3 @@ def _cause(error: Exception) -> str:
     inner = getattr(error, "os_error", error)
     reason = inner.strerror if isinstance(inner, OSError) else ""
     return (reason or str(error) or type(error).__name__).lower()
-
-
-def _health_tree(body: bytes) -> Mapping[str, Any]:
-    """Return the health document; empty if it is none."""
-    try:
-        tree = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return tree if isinstance(tree, dict) else {}
-
-
-def _store_view(tree: Mapping[str, Any]) -> StoreView | None:
-    """Return the process's view of the store; None if it does not report one."""
-    if health.STORE_STALENESS not in tree:
-        return None
-    age_s, message = tree[health.STORE_STALENESS], tree.get(health.STORE_MESSAGE)
-    is_refused = tree.get(health.STORE) == health.StoreState.REFUSED
-    return StoreView(
-        float(age_s) if isinstance(age_s, int | float) else None,
-        str(message or "it gives no reason") if is_refused else "",
-    )

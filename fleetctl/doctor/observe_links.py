@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Final
 from urllib.parse import urlsplit
@@ -61,12 +62,12 @@ async def _probe(link: LinkProbe) -> LinkProbe:
                 link.target, link.port, local_addr=(link.source, 0)
             )
     except TimeoutError:
-        return link.failed(f"no answer within {_CONNECT_S:.0f} s (errno {errno.ETIMEDOUT})")
+        return replace(link, error=f"no answer within {_CONNECT_S:.0f} s (errno {errno.ETIMEDOUT})")
     except OSError as error:
         if error.errno in _REACHED:
             return link
         words = os.strerror(error.errno).lower() if error.errno else str(error)
-        return link.failed(f"{words} (errno {error.errno})")
+        return replace(link, error=f"{words} (errno {error.errno})")
     writer.close()
     return link
 

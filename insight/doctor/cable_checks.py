@@ -6,18 +6,18 @@ Sources: reports of users of MLX and exo, named at each check. `reconciler/group
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
-from insight.doctor.findings import Finding, ok
-from schemas.meta import Condition, ConditionStatus, find_condition
+from insight.doctor.findings import Finding
+from nodeagent.doctor.check import ok, warn
+from schemas.meta import ConditionStatus, find_condition
 from schemas.node import FabricInterface, Node, NodeFabric
 from schemas.quantity import counted
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 
-_CHECK: Final = "cables"
 _RESTART: Final = "`fleetctl node reboot NODE --drain`"
 # A device of Apple's driver has ten queue pairs; each connection of a rank takes one (mlx#4209, #3162).
 _QUEUE_PAIRS: Final = 10
@@ -50,25 +50,18 @@ class LinkProbe:
     error: str = ""
     """Reason why the other end was not reached; empty if it was."""
 
-    def failed(self, error: str) -> "LinkProbe":
-        """Return the link with an error."""
-        return replace(self, error=error)
-
 
 def check_links(links: Sequence[LinkProbe]) -> Iterator[Finding]:
     """Yield cables over which two Macs with routes to each other do not connect (mlx#3755)."""
-    for one in links:
-        if one.error:
-            yield _finding(
-                one.node,
-                f"{one.other} is not reached over {one.interface}, from {one.source} to {one.target}: {one.error}",
-                f"compare the masks of both ends, and macOS's local network permission: `ping -c 3 -S {one.source} {one.target}`",
-            )
-    if links and not any(one.error for one in links):
-        yield ok(
-            _CHECK,
-            f"{counted(len(links), 'cable', 'cables')} of this machine can be connected over",
+    failed = [link for link in links if link.error]
+    for link in failed:
+        yield warn(
+            f"{link.other} is not reached over {link.interface}, from {link.source} to {link.target}: {link.error}",
+            f"compare the masks of both ends, and macOS's local network permission: `ping -c 3 -S {link.source} {link.target}`",
+            node=link.node,
         )
+    if links and not failed:
+        yield ok(f"{counted(len(links), 'cable', 'cables')} of this machine can be connected over")
 
 
 def _words(text: str) -> re.Pattern[str]:
@@ -110,54 +103,69 @@ def check_cables(
     """Yield what is wrong with cables and RDMA; nothing if all is well, because most Macs have none."""
     for node in nodes:
         if node.status is not None and node.status.os == "macOS":
-            fabric = node.status.fabric
-            yield from _missing_devices(node.name, fabric)
-            yield from _bare_devices(node.name, fabric)
-            yield from _shared_networks(node.name, fabric)
-    yield from _queue_pairs(replicas)
+            yield from _fabric_findings(node.name, node.status.fabric)
+    used: Counter[tuple[str, str]] = Counter()
+    for replica in replicas:
+        for rank in replica.spec.ranks:
+            used.update((rank.node, device) for towards in rank.rdma for device in towards)
+    for (name, device), count in sorted(used.items()):
+        if count > _QUEUE_PAIRS:
+            yield warn(
+                f"ranks use {device} for {count} connections, and it has {_QUEUE_PAIRS} queue pairs",
+                "move one of its groups to other Macs, or use backend: jaccl-ring, which needs fewer connections",
+                node=name,
+            )
     yield from _known_failures(replicas)
-    yield from _slow_cables(groups)
+    for group in groups:
+        conditions = () if group.status is None else group.status.conditions
+        healthy = find_condition(conditions, "FabricHealthy")
+        if healthy is not None and healthy.status is ConditionStatus.FALSE:
+            yield warn(
+                f"shardgroup/{group.name}: {healthy.message}",
+                f"`fleetctl describe shardgroup {group.name}` shows since when; `fleetctl fabric bench {group.name}` measures again",
+                since=healthy.last_transition_time,
+            )
 
 
-def _finding(node: str, message: str, advice: str, since: Condition | None = None) -> Finding:
-    return Finding(
-        check=_CHECK,
-        level="WARN",
-        node=node,
-        message=message,
-        advice=advice,
-        since=None if since is None else since.last_transition_time,
-    )
-
-
-def _missing_devices(node: str, fabric: NodeFabric) -> Iterator[Finding]:
-    """Yield that RDMA is on without a device (mlx#3777); with Thunderbolt 4 there never is one (omlx#3037)."""
-    if not fabric.is_rdma_enabled or fabric.rdma:
-        return
-    if 0 < fabric.thunderbolt < _THUNDERBOLT_5:
-        yield _finding(
-            node,
-            f"RDMA is on, but its ports are Thunderbolt {fabric.thunderbolt}, which cannot do RDMA: no setting changes that",
-            "use it in groups with backend: ring",
-        )
-        return
-    yield _finding(
-        node,
-        "RDMA is on, but macOS has no RDMA device",
-        f"{_RESTART.replace('NODE', node)}; if that does not help, switch RDMA off and on again in Recovery",
-    )
-
-
-def _bare_devices(node: str, fabric: NodeFabric) -> Iterator[Finding]:
-    """Yield active devices whose port has no IPv4 address: ranks fail with errno 22 (mlx#3467, exo#1390)."""
-    addressed = {one.name for one in fabric.interfaces}
+def _fabric_findings(node: str, fabric: NodeFabric) -> Iterator[Finding]:
+    """Yield what is wrong with the ports of one Mac."""
+    # RDMA without a device (mlx#3777); with Thunderbolt 4 there never is one (omlx#3037).
+    if fabric.is_rdma_enabled and not fabric.rdma:
+        if 0 < fabric.thunderbolt < _THUNDERBOLT_5:
+            yield warn(
+                f"RDMA is on, but its ports are Thunderbolt {fabric.thunderbolt}, which cannot do RDMA: no setting changes that",
+                "use it in groups with backend: ring",
+                node=node,
+            )
+        else:
+            yield warn(
+                "RDMA is on, but macOS has no RDMA device",
+                f"{_RESTART.replace('NODE', node)}; if that does not help, switch RDMA off and on again in Recovery",
+                node=node,
+            )
+    # An active device whose port has no IPv4 address: ranks fail with errno 22 (mlx#3467, exo#1390).
+    addressed = {interface.name for interface in fabric.interfaces}
     for device in fabric.rdma:
         if device.state == "Active" and device.interface and device.interface not in addressed:
-            yield _finding(
-                node,
+            yield warn(
                 f"{device.name} leads to another Mac, and {device.interface} has no IPv4 address: ranks fail with errno 22",
                 f"on {node}: `sudo ifconfig {device.interface} inet 10.0.1.1 netmask 255.255.255.252` (until the next restart), "
                 "with another network for each cable",
+                node=node,
+            )
+    # Cables in one network: packets take the wrong one, and addresses change (exo#2067).
+    ports = {port.interface for port in fabric.ports if port.interface}
+    by_network: dict[IPv4Network, set[str]] = {}
+    for interface in fabric.interfaces:
+        network = network_of(interface)
+        if interface.name in ports and network is not None:
+            by_network.setdefault(network, set()).add(interface.name)
+    for network, names in by_network.items():
+        if len(names) > 1:
+            yield warn(
+                f"the cables at {', '.join(sorted(names))} are in one network, {network}: packets take any of them",
+                "give each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30, by hand and not by DHCP",
+                node=node,
             )
 
 
@@ -171,38 +179,6 @@ def network_of(interface: FabricInterface) -> IPv4Network | None:
         return None
 
 
-def _shared_networks(node: str, fabric: NodeFabric) -> Iterator[Finding]:
-    """Yield cables of a Mac in one network: packets take the wrong one, and addresses change (exo#2067)."""
-    ports = {port.interface for port in fabric.ports if port.interface}
-    by_network: dict[IPv4Network, list[str]] = {}
-    for one in fabric.interfaces:
-        network = network_of(one)
-        if one.name in ports and network is not None:
-            by_network.setdefault(network, []).append(one.name)
-    for network, names in by_network.items():
-        if len(set(names)) > 1:
-            yield _finding(
-                node,
-                f"the cables at {', '.join(sorted(set(names)))} are in one network, {network}: packets take any of them",
-                "give each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30, by hand and not by DHCP",
-            )
-
-
-def _queue_pairs(replicas: Sequence[Replica]) -> Iterator[Finding]:
-    """Yield devices with more connections of placed ranks than queue pairs."""
-    used: Counter[tuple[str, str]] = Counter()
-    for replica in replicas:
-        for rank in replica.spec.ranks:
-            used.update((rank.node, device) for towards in rank.rdma for device in towards)
-    for (node, device), count in sorted(used.items()):
-        if count > _QUEUE_PAIRS:
-            yield _finding(
-                node,
-                f"ranks use {device} for {count} connections, and it has {_QUEUE_PAIRS} queue pairs",
-                "move one of its groups to other Macs, or use backend: jaccl-ring, which needs fewer connections",
-            )
-
-
 def _known_failures(replicas: Sequence[Replica]) -> Iterator[Finding]:
     """Yield replicas that failed with words whose cause is known."""
     for replica in replicas:
@@ -210,37 +186,21 @@ def _known_failures(replicas: Sequence[Replica]) -> Iterator[Finding]:
         if formation is None or replica.status is None:
             continue
         for type_, bad in (("EpochOver", ConditionStatus.TRUE), ("Ready", ConditionStatus.FALSE)):
-            found = find_condition(replica.status.conditions, type_)
-            text = "" if found is None or found.status is not bad else found.message
+            condition = find_condition(replica.status.conditions, type_)
+            if condition is None or condition.status is not bad:
+                continue
+            text = condition.message
             known = next((one for one in KNOWN_FAILURES if one.pattern.search(text)), None)
             if known is None:
                 continue
-            node = _named_node(replica, text)
-            yield _finding(
-                node,
+            # The Mac that the message names; else that of rank 0.
+            names = [rank.node for rank in replica.spec.ranks]
+            named = (name for name in names if re.search(rf"\b{re.escape(name)}\b", text))
+            node = next(named, names[0])
+            yield warn(
                 f"replica/{replica.name} of shardgroup/{formation.group} failed with {known.name}: {known.cause}",
                 known.advice.replace("NODE", node),
-                found,
+                node=node,
+                since=condition.last_transition_time,
             )
             break
-
-
-def _named_node(replica: Replica, text: str) -> str:
-    """Return the Mac that the message names; else that of rank 0."""
-    names = [rank.node for rank in replica.spec.ranks]
-    return next((name for name in names if re.search(rf"\b{re.escape(name)}\b", text)), names[0])
-
-
-def _slow_cables(groups: Sequence[ShardGroup]) -> Iterator[Finding]:
-    """Yield groups whose last regular check found a fault."""
-    for group in groups:
-        conditions = () if group.status is None else group.status.conditions
-        found = find_condition(conditions, "FabricHealthy")
-        if found is not None and found.status is ConditionStatus.FALSE:
-            yield Finding(
-                check=_CHECK,
-                level="WARN",
-                message=f"shardgroup/{group.name}: {found.message}",
-                advice=f"`fleetctl describe shardgroup {group.name}` shows since when; `fleetctl fabric bench {group.name}` measures again",
-                since=found.last_transition_time,
-            )

@@ -1,38 +1,34 @@
-"""Health checks over an observation of the fleet. Pure."""
+"""The registry of the checks of a fleet, and what they need: the store's objects, and results of probes. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from insight.doctor import cable_checks, control_plane, model_checks, network_checks
 from insight.doctor.bridge_loops import check_bridges
 from insight.doctor.cable_checks import LinkProbe
-from insight.doctor.control_plane import ControlPlane
-from insight.doctor.findings import Finding, Level, ok
+from insight.doctor.control_plane import EtcdHealth, ForeignEndpoint, ProbeResult, UnobservedChange
+from insight.doctor.findings import Finding, Level
 from insight.doctor.group_admission import GroupAdmission
 from insight.doctor.lost_nodes import LostNode, lost_advice
 from insight.doctor.machines import MachineReport, check_machines
 from insight.doctor.model_checks import PartialFile
 from insight.doctor.network_checks import ListenedNetwork
-from insight.doctor.transport_security import TransportSecurity, check_security
+from insight.doctor.transport_security import SECURITY_CHECKS, TransportSecurity
 from insight.version_skew import FleetVersions
-from nodeagent.doctor.system_checks import (
-    CLOCK_FAIL_S,
-    CLOCK_WARN_S,
-    DISK_FAIL_BYTES,
-    DISK_WARN_BYTES,
-)
+from nodeagent.doctor.check import Check, fail, finding, ok, run_all, warn
+from nodeagent.doctor.system_checks import clock_level, disk_level
 from nodeagent.hardware.metal import METAL_AVAILABLE
-from reconciler.groups.fabric import FabricFault
+from nodeagent.hardware.readings import DiskReading
 from schemas import quantity
 from schemas.gitsource import GitSource
-from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition, is_true
+from schemas.meta import ApiObject, ConditionStatus, find_condition, is_true
 from schemas.node import Node
 from schemas.quantity import counted
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
-from schemas.wire.health import StoreView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,38 +46,8 @@ class StoreHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """Result of a connection from this machine to a fleet process."""
-
-    label: str
-    """Name in messages: `node/mac-1`, `gateway/1f2e`, `replica/qwen-0`."""
-    url: str
-    error: str = ""
-    """Reason of the failure; empty on success."""
-    offset_s: float | None = None
-    """Lead of its clock over this machine's, in seconds, accurate to one; None if unknown."""
-    is_silent: bool = False
-    """True if nothing answered in time: neither the process nor, with a refusal, its machine."""
-    is_elsewhere: bool = False
-    """True if it listens on a socket of another machine, and was not connected to."""
-    holds_lease: bool = True
-    """True if the process reports that it holds its lease."""
-    store: StoreView | None = None
-    """Its view of the store; None if it does not report one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSpace:
-    """Disk of this machine that contains the fleet's data folder."""
-
-    path: str
-    size_bytes: int
-    free_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetObjects:
-    """The objects of a fleet, for the checks that need no probe."""
+class FleetObservation:
+    """The facts of a fleet. None: not observed, as in the dashboard, which probes nothing."""
 
     nodes: Sequence[Node]
     ready: frozenset[str]
@@ -91,33 +57,25 @@ class FleetObjects:
     """Objects of kinds that have a health condition (CONDITION_KINDS)."""
     admissions: Sequence[GroupAdmission]
     """One for each ShardGroup."""
-    has_leader: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetObservation:
-    """Everything that the checks need."""
-
-    store: StoreHealth
-    versions: FleetVersions
-    skew: Sequence[str]
-    nodes: Sequence[Node]
-    ready: frozenset[str]
-    replicas: Sequence[Replica]
-    objects: Sequence[ApiObject]
-    """Objects of kinds that have a health condition (CONDITION_KINDS)."""
-    admissions: Sequence[GroupAdmission]
-    """One for each ShardGroup."""
-    agents: Sequence[ProbeResult]
-    gateways: Sequence[ProbeResult]
-    engines: Sequence[ProbeResult]
-    control: ControlPlane
-    """The state of the control plane: whether it acts on what the store holds."""
-    full_disks: Mapping[str, str] = field(default_factory=dict)
+    leader: str
+    """Name of the reconciler that leads; empty if none does."""
+    store: StoreHealth | None = None
+    etcd: EtcdHealth | None = None
+    versions: FleetVersions | None = None
+    skew: Sequence[str] = ()
+    agents: Sequence[ProbeResult] | None = None
+    gateways: Sequence[ProbeResult] | None = None
+    engines: Sequence[ProbeResult] | None = None
+    endpoints: int | None = None
+    """The number of endpoints in the store."""
+    foreign_endpoints: Sequence[ForeignEndpoint] = ()
+    unobserved: Sequence[UnobservedChange] | None = None
+    """Changes that the reconciler has not observed."""
+    full_disks: Mapping[str, str] | None = None
     """State folders on disks that are almost full, by the labels of their gateways and dashboards."""
-    disk: DiskSpace | None = None
-    """None if the fleet has no data folder on this machine."""
-    security: TransportSecurity = field(default_factory=TransportSecurity)
+    disk: DiskReading | None = None
+    """The disk with the fleet's data folder; None if it has none on this machine."""
+    security: TransportSecurity | None = None
     """The protection of connections between machines."""
     machines: Sequence[MachineReport] = ()
     """The findings of agents about their machines."""
@@ -131,198 +89,36 @@ class FleetObservation:
     """Leftovers of interrupted downloads on this machine."""
 
     @property
-    def stored(self) -> FleetObjects:
-        """The part of it that is in the store."""
-        return FleetObjects(
-            nodes=self.nodes,
-            ready=self.ready,
-            replicas=self.replicas,
-            objects=self.objects,
-            admissions=self.admissions,
-            has_leader=self.versions.reconciler is not None,
-        )
+    def unreachable(self) -> frozenset[str]:
+        """The nodes without a lease, or whose agent does not answer from here."""
+        silent = {agent.label.removeprefix("node/") for agent in self.agents or () if agent.error}
+        return frozenset(silent | {node.name for node in self.nodes if node.name not in self.ready})
+
+    @property
+    def answering(self) -> frozenset[str]:
+        """The gateways that answer from here."""
+        return frozenset(gateway.label for gateway in self.gateways or () if not gateway.error)
+
+    @property
+    def groups(self) -> list[ShardGroup]:
+        """The ShardGroups among the objects."""
+        return [obj for obj in self.objects if isinstance(obj, ShardGroup)]
 
 
 # Leases of 4 s are renewed three times (docs/adr/0007), so a read must take much less than a second.
-_SLOW_READ_S = 0.5
+_SLOW_READ_S: Final = 0.5
 # Conditions that are good, or irrelevant, when True; any other condition is a problem when True.
-_GOOD_CONDITIONS = frozenset(("Ready", "FabricHealthy", "ApiServing", METAL_AVAILABLE))
-_HEALTHY_CONDITIONS = {
+_GOOD_CONDITIONS: Final = frozenset(("Ready", "FabricHealthy", "ApiServing", METAL_AVAILABLE))
+_HEALTHY_CONDITIONS: Final = {
     "ModelDeployment": "Available",
     "NodePool": "Ready",
     "ShardGroup": "Ready",
     "ModelRoute": "Accepted",
     "GitSource": "Ready",
 }
-CONDITION_KINDS = tuple(_HEALTHY_CONDITIONS)
-
-
-def run_checks(fleet: FleetObservation) -> list[Finding]:
-    """Return the findings of all checks; what others depend on comes first."""
-    stored = fleet.stored
-    return [
-        *_store(fleet),
-        *control_plane.check_etcd(fleet.control.etcd),
-        *_leader(fleet),
-        *control_plane.check_store_views((*fleet.agents, *fleet.gateways)),
-        *_versions(fleet),
-        *_nodes(stored, fleet.lost),
-        *_pressure(fleet.nodes),
-        *network_checks.check_networks(fleet.nodes, _unreachable(fleet)),
-        *network_checks.check_multicast(fleet.multicast, _answering(fleet.gateways)),
-        *network_checks.check_builds(fleet.nodes),
-        *_disks(fleet.nodes, fleet.disk, fleet.full_disks),
-        *_memory(stored),
-        *_probe_results("agents", fleet.agents, "agents", _AGENT_ADVICE),
-        *_clocks(fleet.agents, fleet.gateways),
-        *_gateways(fleet),
-        *_engines(fleet.engines),
-        *control_plane.check_endpoints(fleet.control),
-        *check_security(fleet.security),
-        *check_machines(fleet.machines),
-        *check_bridges(fleet.nodes),
-        *_fabric(stored),
-        *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(stored)),
-        *cable_checks.check_links(fleet.links),
-        *model_checks.check_models(fleet.nodes, fleet.partial_files),
-        *_objects(stored),
-    ]
-
-
-def check_objects(fleet: FleetObjects) -> list[Finding]:
-    """Return the findings of the checks that need only what the store holds, in the order of `run_checks`."""
-    lost = frozenset(node.name for node in fleet.nodes if node.name not in fleet.ready)
-    return [
-        *_nodes(fleet, ()),
-        *_pressure(fleet.nodes),
-        *network_checks.check_networks(fleet.nodes, lost),
-        *network_checks.check_builds(fleet.nodes),
-        *_disks(fleet.nodes, None, {}),
-        *_memory(fleet),
-        *check_bridges(fleet.nodes),
-        *_fabric(fleet),
-        *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(fleet)),
-        *model_checks.check_models(fleet.nodes, ()),
-        *_objects(fleet),
-    ]
-
-
-def _unreachable(fleet: FleetObservation) -> frozenset[str]:
-    """Return the nodes without a lease, or whose agent does not answer from here."""
-    lost = {node.name for node in fleet.nodes if node.name not in fleet.ready}
-    silent = {one.label.removeprefix("node/") for one in fleet.agents if one.error}
-    return frozenset(lost | silent)
-
-
-def _answering(results: Sequence[ProbeResult]) -> frozenset[str]:
-    return frozenset(one.label for one in results if not one.error)
-
-
-def _groups(fleet: FleetObjects) -> list[ShardGroup]:
-    return [one for one in fleet.objects if isinstance(one, ShardGroup)]
-
-
-_AGENT_ADVICE = "logs, top and support-bundle need it: check that the agent runs and that this machine can reach its --api-port"
-_FIREWALL_ADVICE = (
-    "it renews its lease, so it runs, and connections from here get no answer: a firewall on its Mac drops them, which "
-    "`fleetctl doctor --local` there tells, or one on the way"
-)
-_ENGINE_ADVICE = (
-    "gateways need it: check that a firewall allows the node's --engine-port and the 100 ports after it, or that the "
-    "gateway and the engine's agent run as the same user with the same --engine-sockets"
-)
-
-
-def unreachable_findings(message: str) -> list[Finding]:
-    """Return the finding for a store that does not answer; without it, nothing else can be checked."""
-    return [
-        Finding(
-            check="store",
-            level="FAIL",
-            message=message,
-            advice="all other checks need the store; run doctor again when it answers",
-        )
-    ]
-
-
-def _store(fleet: FleetObservation) -> Iterator[Finding]:
-    store = fleet.store
-    read_time = f"{store.read_s * 1000:.0f} ms"
-    if store.read_s > _SLOW_READ_S:
-        yield Finding(
-            check="store",
-            level="WARN",
-            message=f"etcd {store.version} at {store.address} took {read_time} to answer",
-            advice="leases last 4 s: check the load of etcd's disk and machine (docs/operations/store.md)",
-        )
-    else:
-        yield ok("store", f"etcd {store.version} at {store.address} answers in {read_time}")
-    if store.write_error:
-        yield Finding(
-            check="store",
-            level="FAIL",
-            message=f"the store accepts no writes: {store.write_error}",
-            advice="until it does, nothing in the fleet can change (docs/operations/store.md)",
-        )
-    if store.is_restoring:
-        yield Finding(
-            check="store",
-            level="WARN",
-            message="`fleetctl restore` is running, or was interrupted",
-            advice="wait for it, or run it again; until then no reconciler leads",
-        )
-
-
-def _leader(fleet: FleetObservation) -> Iterator[Finding]:
-    leader = fleet.versions.reconciler
-    if leader is not None:
-        yield control_plane.check_leader(leader.name, fleet.control.unobserved)
-        return
-    yield Finding(
-        check="leader",
-        level="FAIL",
-        message="no reconciler leads: running models keep serving, but nothing is placed, replaced or scaled",
-        advice="start fleet-reconciler on any machine; `fleetctl up` starts one on this machine",
-    )
-
-
-def _versions(fleet: FleetObservation) -> Iterator[Finding]:
-    for line in fleet.skew:
-        message, _, advice = line.partition(": ")
-        yield Finding(check="versions", level="WARN", message=message, advice=advice)
-    if not fleet.skew:
-        parts = 1 + len(fleet.versions.servers())
-        yield ok("versions", f"{parts} components have compatible versions")
-
-
-def _nodes(fleet: FleetObjects, tried_ports: Sequence[LostNode]) -> Iterator[Finding]:
-    if not fleet.nodes:
-        yield Finding(
-            check="nodes",
-            level="WARN",
-            message="there are no nodes, so no model can run",
-            advice="start fleet-nodeagent on each Mac; `fleetctl up` starts one on this machine",
-        )
-        return
-    lost = [node.name for node in fleet.nodes if node.name not in fleet.ready]
-    tried = {one.name: one for one in tried_ports}
-    for name in lost:
-        words, advice = lost_advice(name, tried.get(name))
-        yield Finding(
-            check="nodes",
-            level="FAIL",
-            message=f"node/{name}: its agent does not renew its lease{words}",
-            advice=advice,
-        )
-    if not lost:
-        yield ok(
-            "nodes",
-            f"{counted(len(fleet.nodes), 'agent renews its lease', 'agents renew their leases')}",
-        )
-
-
-_NODE_REMEDY = "docs/operations/nodes.md describes each condition and its remedy"
-_NODE_REMEDIES = {
+CONDITION_KINDS: Final = tuple(_HEALTHY_CONDITIONS)
+_NODE_REMEDY: Final = "docs/operations/nodes.md describes each condition and its remedy"
+_NODE_REMEDIES: Final = {
     "NeedsReboot": "`fleetctl node reboot NODE --drain`",
     "MemoryPressure": "quit programs on it, or `fleetctl drain NODE`",
     "DuplicateHardware": "`fleetctl describe node NODE` says which one to delete or to start anew",
@@ -330,251 +126,325 @@ _NODE_REMEDIES = {
     "WiredLimitDiffers": "run the command on NODE; or change spec.wiredLimit of the pool",
     "VersionSkew": "upgrade the older one",
 }
-
-
-def _pressure(nodes: Sequence[Node]) -> Iterator[Finding]:
-    for node in nodes:
-        for found in node.status.conditions if node.status is not None else ():
-            bad_status = (
-                ConditionStatus.FALSE if found.type in _GOOD_CONDITIONS else ConditionStatus.TRUE
-            )
-            if found.status is bad_status and found.type != "Ready":
-                yield Finding(
-                    check="nodes",
-                    level="WARN",
-                    message=f"node/{node.name}: {found.type}={found.status}: {found.message or found.reason}",
-                    advice=_NODE_REMEDIES.get(found.type, _NODE_REMEDY).replace("NODE", node.name),
-                    since=found.last_transition_time,
-                )
-
-
-def _disks(
-    nodes: Sequence[Node], own: DiskSpace | None, full: Mapping[str, str]
-) -> Iterator[Finding]:
-    places = [
-        (f"node/{node.name}", node.status.disk_bytes, node.status.disk_free_bytes)
-        for node in nodes
-        if node.status is not None and node.status.disk_bytes
-    ]
-    if own is not None:
-        places.append((own.path, own.size_bytes, own.free_bytes))
-    short = [place for place in places if place[2] < DISK_WARN_BYTES]
-    for label, size, free in short:
-        level: Level = "FAIL" if free < DISK_FAIL_BYTES else "WARN"
-        yield Finding(
-            check="disk",
-            level=level,
-            message=f"{label}: {quantity.show(free)} free of {quantity.show(size)}",
-            advice="free disk space: models and etcd's database need it",
-        )
-    for label, folder in full.items():
-        yield Finding(
-            check="disk",
-            level="FAIL",
-            message=f"{label}: the disk of {folder}, where it writes its state, is almost full",
-            advice="free space there, or give its --state-dir a folder on another disk",
-        )
-    pressed = any(n.status and is_true(n.status.conditions, "DiskPressure") for n in nodes)
-    if places and not short and not pressed and not full:
-        yield ok(
-            "disk", f"{counted(len(places), 'place has', 'places have')} enough free disk space"
-        )
-
-
-def _memory(fleet: FleetObjects) -> Iterator[Finding]:
-    assigned: dict[str, int] = defaultdict(int)
-    for replica in fleet.replicas:
-        for rank in replica.spec.ranks:
-            assigned[rank.node] += rank.memory.total_bytes
-    over = [
-        (node.name, assigned[node.name], node.status.allocatable_bytes)
-        for node in fleet.nodes
-        if node.status is not None and assigned[node.name] > node.status.allocatable_bytes
-    ]
-    for name, needed, available in over:
-        yield Finding(
-            check="memory",
-            level="FAIL",
-            message=f"node/{name}: replicas need {quantity.show(needed)}, but only {quantity.show(available)} are allocatable",
-            advice=f"`fleetctl describe node {name}` lists them; scale a deployment down, or drain the node",
-        )
-    if fleet.nodes and not over:
-        total = sum(assigned.values())
-        yield ok("memory", f"replicas need {quantity.show(total)}, and no node is overcommitted")
-
-
-def _probe_results(
-    check: str, results: Sequence[ProbeResult], what: str, advice: str, level: Level = "WARN"
-) -> Iterator[Finding]:
-    silent = [one for one in results if one.error]
-    for one in silent:
-        remedy = _FIREWALL_ADVICE if one.is_silent else advice
-        yield Finding(check=check, level=level, message=f"{one.label}: {one.error}", advice=remedy)
-    for one in results:
-        if not one.error and not one.holds_lease:
-            yield Finding(
-                check=check,
-                level="WARN",
-                message=f"{one.label} answers, but has lost its lease",
-                advice="check that it can reach the store; see `fleetctl logs`",
-            )
-    if results and not silent:
-        yield ok(check, f"{len(results)} of {len(results)} {what} answer")
-
-
-def _engines(results: Sequence[ProbeResult]) -> Iterator[Finding]:
-    here = [one for one in results if not one.is_elsewhere]
-    yield from _probe_results("engines", here, "engines", _ENGINE_ADVICE)
-    if len(here) < len(results):
-        number = counted(len(results) - len(here), "engine listens", "engines listen")
-        yield ok("engines", f"{number} on sockets of other machines: run doctor there to check")
-
-
-def _clocks(*groups: Sequence[ProbeResult]) -> Iterator[Finding]:
-    offsets = [
-        (one.label, one.offset_s) for group in groups for one in group if one.offset_s is not None
-    ]
-    off = [(label, offset) for label, offset in offsets if abs(offset) > CLOCK_WARN_S]
-    for label, offset in off:
-        word = "ahead of" if offset > 0 else "behind"
-        yield Finding(
-            check="clocks",
-            level="FAIL" if abs(offset) > CLOCK_FAIL_S else "WARN",
-            message=f"{label}: its clock is {abs(offset):.0f} s {word} this machine's",
-            advice="synchronize both clocks: `sudo sntp -sS time.apple.com` sets a Mac's clock once",
-        )
-    if offsets and not off:
-        yield ok(
-            "clocks",
-            f"{counted(len(offsets), 'process has', 'processes have')} this machine's time",
-        )
-
-
-def _gateways(fleet: FleetObservation) -> Iterator[Finding]:
-    if not fleet.gateways:
-        yield Finding(
-            check="gateways",
-            level="WARN",
-            message="no gateway is registered, so clients cannot reach the models",
-            advice="start fleet-gateway on any machine; `fleetctl up` starts one on this machine",
-        )
-    advice = "clients get no answer there: check its log, and that this machine can reach its port"
-    yield from _probe_results("gateways", fleet.gateways, "gateways", advice, "FAIL")
-    for one in fleet.gateways:
-        parts = urlsplit(one.url)
-        if parts.scheme == "http" and control_plane.is_remote(parts.hostname or ""):
-            yield Finding(
-                check="gateways",
-                level="WARN",
-                message=f"{one.label} serves plain HTTP at {one.url}: others on the network can read keys and prompts",
-                advice="start it with --identity-dir, or --tls-cert and --tls-key, instead of --insecure-http",
-            )
-
-
-def _fabric(fleet: FleetObjects) -> Iterator[Finding]:
-    for one in fleet.admissions:
-        for fault in one.faults:
-            yield Finding(
-                check="fabric", level="FAIL", message=_fault(one.group, fault), advice=_CHECK
-            )
-        for line in one.warnings:
-            yield Finding(
-                check="fabric",
-                level="WARN",
-                message=f"shardgroup/{one.group}: {line}",
-                advice=_CHECK,
-            )
-    fine = [one for one in fleet.admissions if one.is_admitted and not one.warnings]
-    if fine:
-        yield ok(
-            "fabric",
-            f"{counted(len(fine), 'ShardGroup has', 'ShardGroups have')} all cables and settings",
-        )
-
-
-_CHECK = "`fleetctl fabric check` shows cables, RDMA and addresses"
-
-
-def _fault(group: str, fault: FabricFault) -> str:
-    return f"shardgroup/{group}: {fault.message}"
-
-
-def _objects(fleet: FleetObjects) -> Iterator[Finding]:
-    for kind, type_ in _HEALTHY_CONDITIONS.items():
-        every = [obj for obj in fleet.objects if obj.kind == kind]
-        # A user suspended these on purpose.
-        suspended = [obj for obj in every if isinstance(obj, GitSource) and obj.spec.suspend]
-        for one in suspended:
-            yield Finding(
-                check="objects",
-                level="WARN",
-                message=f"{kind.lower()}/{one.name} is suspended: commits are not applied",
-                advice=f"`fleetctl resume {kind.lower()}/{one.name}` ends it",
-            )
-        active = [obj for obj in every if obj not in suspended]
-        bad = [found for obj in active if (found := _unhealthy(obj, type_)) is not None]
-        yield from bad
-        if active and not bad:
-            yield _healthy(fleet, f"{len(active)} of {len(active)} {kind}s are {type_}")
-        yield from (found for obj in active if (found := _rollout(obj)) is not None)
-
-
-def _unhealthy(obj: ApiObject, type_: str) -> Finding | None:
-    """Return the finding about an object whose health condition is not true."""
-    why = _unhealthy_reason(obj, _condition(obj, type_))
-    if not why:
-        return None
-    label = f"{obj.kind.lower()}/{obj.name}"
-    return Finding(
-        check="objects",
-        level="WARN",
-        message=f"{label} is not {type_}: {why}",
-        advice=f"`fleetctl describe {label}` shows details",
-    )
-
-
-def _healthy(fleet: FleetObjects, message: str) -> Finding:
-    """Return the finding about objects without a problem: without a leader, their conditions may be out of date."""
-    if fleet.has_leader:
-        return ok("objects", message)
-    return Finding(
-        check="objects",
-        level="WARN",
-        message=f"{message} as last observed: no reconciler leads, so this may be out of date",
-        advice="start fleet-reconciler, and run doctor again",
-    )
-
-
-_FAILED_ROLLOUTS = {
+_FIREWALL_REMEDY: Final = (
+    "it renews its lease, so it runs, and connections from here get no answer: a firewall on its Mac drops them, which "
+    "`fleetctl doctor --local` there tells, or one on the way"
+)
+_FAILED_ROLLOUTS: Final = {
     "CanaryFailed": "was rolled back",
     "Stalled": "has a stalled rollout",
 }
 
 
-def _rollout(obj: ApiObject) -> Finding | None:
-    """Return the finding about a deployment whose newest version does not roll out, though replicas serve."""
-    found = _condition(obj, "Progressing")
-    if found is None or control_plane.is_unobserved(obj) or found.reason not in _FAILED_ROLLOUTS:
-        return None
-    name = obj.name
-    return Finding(
-        check="objects",
-        level="WARN",
-        message=f"modeldeployment/{name} {_FAILED_ROLLOUTS[found.reason]} ({found.reason}): {found.message}",
-        advice=f"`fleetctl describe md/{name}` shows details; `fleetctl rollout undo {name} --to-revision N` declares an "
-        f"earlier revision, and `fleetctl rollout history {name}` lists them",
-    )
+def unreachable_findings(message: str) -> list[Finding]:
+    """Return the finding for a store that does not answer; without it, nothing else can be checked."""
+    advice = "all other checks need the store; run doctor again when it answers"
+    return [Finding(check="store", level="FAIL", message=message, advice=advice)]
 
 
-def _condition(obj: ApiObject, type_: str) -> Condition | None:
-    status = getattr(obj, "status", None)
-    return find_condition(status.conditions, type_) if status is not None else None
+def check_store(store: StoreHealth) -> Iterator[Finding]:
+    """Yield whether the store answers in time, and accepts writes."""
+    etcd, took = f"etcd {store.version} at {store.address}", f"{store.read_s * 1000:.0f} ms"
+    if store.read_s > _SLOW_READ_S:
+        yield warn(
+            f"{etcd} took {took} to answer",
+            "leases last 4 s: check the load of etcd's disk and machine (docs/operations/store.md)",
+        )
+    else:
+        yield ok(f"{etcd} answers in {took}")
+    if store.write_error:
+        yield fail(
+            f"the store accepts no writes: {store.write_error}",
+            "until it does, nothing in the fleet can change (docs/operations/store.md)",
+        )
+    if store.is_restoring:
+        yield warn(
+            "`fleetctl restore` is running, or was interrupted",
+            "wait for it, or run it again; until then no reconciler leads",
+        )
 
 
-def _unhealthy_reason(obj: ApiObject, found: Condition | None) -> str:
+def check_versions(versions: FleetVersions, skew: Sequence[str]) -> Iterator[Finding]:
+    """Yield the parts whose versions do not go together."""
+    for line in skew:
+        message, _, advice = line.partition(": ")
+        yield warn(message, advice)
+    if not skew:
+        yield ok(f"{1 + len(versions.servers())} components have compatible versions")
+
+
+def check_leases(
+    nodes: Sequence[Node], ready: frozenset[str], lost: Sequence[LostNode]
+) -> Iterator[Finding]:
+    """Yield the nodes whose agents do not renew their leases, with what their ports tell."""
+    tried = {node.name: node for node in lost}
+    silent = [node.name for node in nodes if node.name not in ready]
+    for name in silent:
+        ports, advice = lost_advice(name, tried.get(name))
+        yield fail(f"node/{name}: its agent does not renew its lease{ports}", advice)
+    if not nodes:
+        yield warn(
+            "there are no nodes, so no model can run",
+            "start fleet-nodeagent on each Mac; `fleetctl up` starts one on this machine",
+        )
+    elif not silent:
+        yield ok(counted(len(nodes), "agent renews its lease", "agents renew their leases"))
+
+
+def check_conditions(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield the conditions of nodes that are problems."""
+    for node in nodes:
+        for condition in node.status.conditions if node.status is not None else ():
+            is_good = condition.type in _GOOD_CONDITIONS
+            bad_status = ConditionStatus.FALSE if is_good else ConditionStatus.TRUE
+            if condition.status is bad_status and condition.type != "Ready":
+                remedy = _NODE_REMEDIES.get(condition.type, _NODE_REMEDY)
+                yield warn(
+                    f"node/{node.name}: {condition.type}={condition.status}: {condition.message or condition.reason}",
+                    remedy.replace("NODE", node.name),
+                    since=condition.last_transition_time,
+                )
+
+
+def check_disks(
+    nodes: Sequence[Node], disk: DiskReading | None, full_disks: Mapping[str, str] | None
+) -> Iterator[Finding]:
+    """Yield the disks that are almost full."""
+    places = [
+        (f"node/{node.name}", node.status.disk_bytes, node.status.disk_free_bytes)
+        for node in nodes
+        if node.status is not None and node.status.disk_bytes
+    ]
+    if disk is not None:
+        places.append((disk.path, disk.total_bytes, disk.free_bytes))
+    levels = [disk_level(free) for _, _, free in places]
+    for level, (label, size, free) in zip(levels, places, strict=True):
+        if level != "OK":
+            yield finding(
+                level,
+                f"{label}: {quantity.show(free)} free of {quantity.show(size)}",
+                "free disk space: models and etcd's database need it",
+            )
+    for label, folder in (full_disks or {}).items():
+        yield fail(
+            f"{label}: the disk of {folder}, where it writes its state, is almost full",
+            "free space there, or give its --state-dir a folder on another disk",
+        )
+    pressed = any(n.status and is_true(n.status.conditions, "DiskPressure") for n in nodes)
+    if places and set(levels) == {"OK"} and not pressed and not full_disks:
+        yield ok(f"{counted(len(places), 'place has', 'places have')} enough free disk space")
+
+
+def check_memory(nodes: Sequence[Node], replicas: Sequence[Replica]) -> Iterator[Finding]:
+    """Yield the nodes whose replicas need more memory than they have."""
+    assigned: dict[str, int] = defaultdict(int)
+    for replica in replicas:
+        for rank in replica.spec.ranks:
+            assigned[rank.node] += rank.memory.total_bytes
+    is_fine = bool(nodes)
+    for node in nodes:
+        needed = assigned[node.name]
+        if node.status is not None and needed > node.status.allocatable_bytes:
+            is_fine, available = False, node.status.allocatable_bytes
+            yield fail(
+                f"node/{node.name}: replicas need {quantity.show(needed)}, but only {quantity.show(available)} are allocatable",
+                f"`fleetctl describe node {node.name}` lists them; scale a deployment down, or drain the node",
+            )
+    if is_fine:
+        total = quantity.show(sum(assigned.values()))
+        yield ok(f"replicas need {total}, and no node is overcommitted")
+
+
+def check_agents(agents: Sequence[ProbeResult]) -> Iterator[Finding]:
+    """Yield the agents that do not answer."""
+    yield from _probe_findings("agents", agents)
+
+
+def _probe_findings(
+    what: str, results: Sequence[ProbeResult], level: Level = "WARN"
+) -> Iterator[Finding]:
+    silent = [result for result in results if result.error]
+    for result in silent:
+        advice = _FIREWALL_REMEDY if result.is_silent else ""
+        yield finding(level, f"{result.label}: {result.error}", advice)
+    for result in results:
+        if not result.error and not result.holds_lease:
+            yield warn(
+                f"{result.label} answers, but has lost its lease",
+                "check that it can reach the store; see `fleetctl logs`",
+            )
+    if results and not silent:
+        yield ok(f"{len(results)} of {len(results)} {what} answer")
+
+
+def check_clocks(
+    agents: Sequence[ProbeResult], gateways: Sequence[ProbeResult]
+) -> Iterator[Finding]:
+    """Yield the processes whose clock differs from this machine's."""
+    offsets = [(p.label, p.offset_s) for p in (*agents, *gateways) if p.offset_s is not None]
+    off = [(label, offset) for label, offset in offsets if clock_level(offset) != "OK"]
+    for label, offset in off:
+        direction = "ahead of" if offset > 0 else "behind"
+        message = f"{label}: its clock is {abs(offset):.0f} s {direction} this machine's"
+        yield finding(clock_level(offset), message)
+    if offsets and not off:
+        yield ok(f"{counted(len(offsets), 'process has', 'processes have')} this machine's time")
+
+
+def check_gateways(gateways: Sequence[ProbeResult]) -> Iterator[Finding]:
+    """Yield the gateways that do not answer, or serve plain HTTP to other machines."""
+    if not gateways:
+        yield warn(
+            "no gateway is registered, so clients cannot reach the models",
+            "start fleet-gateway on any machine; `fleetctl up` starts one on this machine",
+        )
+    yield from _probe_findings("gateways", gateways, "FAIL")
+    for gateway in gateways:
+        parts = urlsplit(gateway.url)
+        if parts.scheme == "http" and control_plane.is_remote(parts.hostname or ""):
+            yield warn(
+                f"{gateway.label} serves plain HTTP at {gateway.url}: others on the network can read keys and prompts",
+                "start it with --identity-dir, or --tls-cert and --tls-key, instead of --insecure-http",
+            )
+
+
+def check_engines(engines: Sequence[ProbeResult]) -> Iterator[Finding]:
+    """Yield the engines that accept no connection from here."""
+    here = [engine for engine in engines if not engine.is_elsewhere]
+    yield from _probe_findings("engines", here)
+    if len(here) < len(engines):
+        number = counted(len(engines) - len(here), "engine listens", "engines listen")
+        yield ok(f"{number} on sockets of other machines: run doctor there to check")
+
+
+def check_fabric(admissions: Sequence[GroupAdmission]) -> Iterator[Finding]:
+    """Yield what keeps ShardGroups from forming."""
+    for admission in admissions:
+        for fault in admission.faults:
+            yield fail(f"shardgroup/{admission.group}: {fault.message}")
+        for line in admission.warnings:
+            yield warn(f"shardgroup/{admission.group}: {line}")
+    fine = sum(admission.is_admitted and not admission.warnings for admission in admissions)
+    if fine:
+        groups = counted(fine, "ShardGroup has", "ShardGroups have")
+        yield ok(f"{groups} all cables and settings")
+
+
+def check_objects(objects: Sequence[ApiObject], leader: str) -> Iterator[Finding]:
+    """Yield the objects that are not healthy, are suspended, or do not roll out though replicas serve."""
+    for kind, type_ in _HEALTHY_CONDITIONS.items():
+        active: list[ApiObject] = []
+        for obj in objects:
+            if obj.kind == kind and isinstance(obj, GitSource) and obj.spec.suspend:
+                label = f"{kind.lower()}/{obj.name}"
+                yield warn(
+                    f"{label} is suspended: commits are not applied",
+                    f"`fleetctl resume {label}` ends it",
+                )
+            elif obj.kind == kind:
+                active.append(obj)
+        bad = [(obj.name, reason) for obj in active if (reason := _unhealthy_reason(obj, type_))]
+        for name, reason in bad:
+            label = f"{kind.lower()}/{name}"
+            yield warn(
+                f"{label} is not {type_}: {reason}", f"`fleetctl describe {label}` shows details"
+            )
+        healthy = f"{len(active)} of {len(active)} {kind}s are {type_}"
+        if active and not bad and leader:
+            yield ok(healthy)
+        elif active and not bad:
+            yield warn(
+                f"{healthy} as last observed: no reconciler leads, so this may be out of date",
+                "start fleet-reconciler, and run doctor again",
+            )
+        for obj in active:
+            status = getattr(obj, "status", None)
+            rollout = None if status is None else find_condition(status.conditions, "Progressing")
+            if (
+                rollout is not None
+                and rollout.reason in _FAILED_ROLLOUTS
+                and not control_plane.is_unobserved(obj)
+            ):
+                yield warn(
+                    f"modeldeployment/{obj.name} {_FAILED_ROLLOUTS[rollout.reason]} ({rollout.reason}): {rollout.message}",
+                    f"`fleetctl describe md/{obj.name}` shows details; `fleetctl rollout undo {obj.name} --to-revision N` "
+                    f"declares an earlier revision, and `fleetctl rollout history {obj.name}` lists them",
+                )
+
+
+def _unhealthy_reason(obj: ApiObject, type_: str) -> str:
     """Return why an object does not count as healthy; "" if it does. A condition of an earlier spec tells nothing."""
-    if found is None:
+    status = getattr(obj, "status", None)
+    condition = None if status is None else find_condition(status.conditions, type_)
+    if condition is None:
         return "the reconciler has not observed it yet"
     if control_plane.is_unobserved(obj):
         return "the reconciler has not observed its latest change yet"
-    return "" if found.status is ConditionStatus.TRUE else (found.message or found.reason)
+    is_healthy = condition.status is ConditionStatus.TRUE
+    return "" if is_healthy else (condition.message or condition.reason)
+
+
+# What others depend on comes first.
+CHECKS: Final[Sequence[Check]] = (
+    Check(name="store", run=check_store, needs=("store",)),
+    Check(name="store", run=control_plane.check_exposure, needs=("etcd",)),
+    Check(name="quota", run=control_plane.check_quota, needs=("etcd",)),
+    Check(name="leader", run=control_plane.check_leader, needs=("leader", "unobserved")),
+    Check(name="store views", run=control_plane.check_store_views, needs=("agents", "gateways")),
+    Check(name="versions", run=check_versions, needs=("versions", "skew")),
+    Check(name="nodes", run=check_leases, needs=("nodes", "ready", "lost")),
+    Check(name="nodes", run=check_conditions, needs=("nodes",)),
+    Check(name="networks", run=network_checks.check_networks, needs=("nodes", "unreachable")),
+    Check(name="multicast", run=network_checks.check_multicast, needs=("multicast", "answering")),
+    Check(name="builds", run=network_checks.check_builds, needs=("nodes",)),
+    Check(name="disk", run=check_disks, needs=("nodes",), uses=("disk", "full_disks")),
+    Check(name="memory", run=check_memory, needs=("nodes", "replicas")),
+    Check(
+        name="agents",
+        run=check_agents,
+        needs=("agents",),
+        remedy="logs, top and support-bundle need it: check that the agent runs and that this machine can reach its --api-port",
+    ),
+    Check(
+        name="clocks",
+        run=check_clocks,
+        needs=("agents", "gateways"),
+        remedy="synchronize both clocks: `sudo sntp -sS time.apple.com` sets a Mac's clock once",
+    ),
+    Check(
+        name="gateways",
+        run=check_gateways,
+        needs=("gateways",),
+        remedy="clients get no answer there: check its log, and that this machine can reach its port",
+    ),
+    Check(
+        name="engines",
+        run=check_engines,
+        needs=("engines",),
+        remedy="gateways need it: check that a firewall allows the node's --engine-port and the 100 ports after it, or that "
+        "the gateway and the engine's agent run as the same user with the same --engine-sockets",
+    ),
+    Check(
+        name="endpoints",
+        run=control_plane.check_endpoints,
+        needs=("endpoints", "foreign_endpoints"),
+    ),
+    *SECURITY_CHECKS,
+    Check(name="machines", run=check_machines, needs=("machines",)),
+    Check(name="thunderbolt bridge", run=check_bridges, needs=("nodes",)),
+    Check(
+        name="fabric",
+        run=check_fabric,
+        needs=("admissions",),
+        remedy="`fleetctl fabric check` shows cables, RDMA and addresses",
+    ),
+    Check(name="cables", run=cable_checks.check_cables, needs=("nodes", "replicas", "groups")),
+    Check(name="cables", run=cable_checks.check_links, needs=("links",)),
+    Check(name="models", run=model_checks.check_models, needs=("nodes", "partial_files")),
+    Check(name="objects", run=check_objects, needs=("objects", "leader")),
+)
+
+
+def run_checks(fleet: FleetObservation) -> list[Finding]:
+    """Return the findings of all checks whose facts are known."""
+    return run_all(CHECKS, fleet)

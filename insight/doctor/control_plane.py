@@ -6,9 +6,9 @@ A lease proves little: etcd renews the leases of processes that it locks out. Wh
 import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from insight.doctor.findings import Finding, Level, ok
+from insight.doctor.findings import Finding
+from nodeagent.doctor.check import fail, finding, listed, ok, warn
 from schemas import quantity
 from schemas.meta import ApiObject
 from schemas.quantity import counted
@@ -23,17 +23,25 @@ ETCD_SPACE = "etcd-space"
 """The fix that drops etcd's history, and lets a full one accept writes again."""
 
 
-class ProbedProcess(Protocol):
-    """A process that was asked for its health."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """Result of a connection from this machine to a fleet process."""
 
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def error(self) -> str: ...
-
-    @property
-    def store(self) -> StoreView | None: ...
+    label: str
+    """Name in messages: `node/mac-1`, `gateway/1f2e`, `replica/qwen-0`."""
+    url: str
+    error: str = ""
+    """Reason of the failure; empty on success."""
+    offset_s: float | None = None
+    """Lead of its clock over this machine's, in seconds, accurate to one; None if unknown."""
+    is_silent: bool = False
+    """True if nothing answered in time: neither the process nor, with a refusal, its machine."""
+    is_elsewhere: bool = False
+    """True if it listens on a socket of another machine, and was not connected to."""
+    holds_lease: bool = True
+    """True if the process reports that it holds its lease."""
+    store: StoreView | None = None
+    """Its view of the store; None if it does not report one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +94,6 @@ class EtcdHealth:
         return bool(known and (self.size_bytes or 0) > _QUOTA_WARN * (self.quota_bytes or 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlPlane:
-    """The observation that these checks need."""
-
-    etcd: EtcdHealth
-    endpoints: int = 0
-    foreign_endpoints: Sequence[ForeignEndpoint] = ()
-    unobserved: Sequence[UnobservedChange] = ()
-
-
 def is_unobserved(obj: ApiObject) -> bool:
     """Return whether the object's status is about an earlier generation of its spec."""
     status = getattr(obj, "status", None)
@@ -103,124 +101,113 @@ def is_unobserved(obj: ApiObject) -> bool:
     return observed is not None and observed < obj.metadata.generation
 
 
-def check_leader(name: str, unobserved: Sequence[UnobservedChange]) -> Finding:
-    """Return whether the leading reconciler acts: it observes changes within seconds."""
-    if not unobserved:
-        return ok("leader", f"reconciler {name} leads")
-    named = [
-        f"{one.label} (generation {one.generation}, observed {one.observed_generation}, for {one.age_s:.0f} s)"
-        for one in unobserved[:_MAX_NAMES]
-    ]
-    more = f" and {len(unobserved) - _MAX_NAMES} more" if len(unobserved) > _MAX_NAMES else ""
-    return Finding(
-        check="leader",
-        level="FAIL",
-        message=f"reconciler {name} holds its lease, but does not act: it has not observed {', '.join(named)}{more}",
-        advice="its log says why; if etcd enforces passwords, it needs --etcd-password-file (docs/operations/etcd-security.md)",
-    )
+def check_leader(leader: str, unobserved: Sequence[UnobservedChange]) -> Iterator[Finding]:
+    """Yield whether a reconciler leads, and acts: it observes changes within seconds."""
+    if not leader:
+        yield fail(
+            "no reconciler leads: running models keep serving, but nothing is placed, replaced or scaled",
+            "start fleet-reconciler on any machine; `fleetctl up` starts one on this machine",
+        )
+    elif not unobserved:
+        yield ok(f"reconciler {leader} leads")
+    else:
+        changes = [
+            f"{one.label} (generation {one.generation}, observed {one.observed_generation}, for {one.age_s:.0f} s)"
+            for one in unobserved
+        ]
+        yield fail(
+            f"reconciler {leader} holds its lease, but does not act: it has not observed {listed(changes)}",
+            "its log says why; if etcd enforces passwords, it needs --etcd-password-file (docs/operations/etcd-security.md)",
+        )
 
 
-def check_store_views(processes: Sequence[ProbedProcess]) -> Iterator[Finding]:
+def check_store_views(
+    agents: Sequence[ProbeResult], gateways: Sequence[ProbeResult]
+) -> Iterator[Finding]:
     """Yield whether agents and gateways read the store."""
-    asked = [one for one in processes if not one.error]
-    views = [(one.label, one.store) for one in asked if one.store is not None]
-    bad = [(label, found) for label, view in views if (found := _view_problem(view)) is not None]
-    for label, (level, message) in bad:
-        advice = "it works with what it knew before: check its network and its --etcd-password-file"
-        yield Finding(
-            check="store views", level=level, message=f"{label}: {message}", advice=advice
-        )
-    silent = [one.label for one in asked if one.store is None]
+    answers = [process for process in (*agents, *gateways) if not process.error]
+    views = [(process.label, process.store) for process in answers if process.store is not None]
+    oldest_s, is_fine = 0.0, True
+    for label, view in views:
+        age_s, level, problem = view.staleness_s, "FAIL", ""
+        if view.refusal:
+            problem = f"the store refuses it: {view.refusal}"
+        elif age_s is None:
+            problem = "it has never read the store"
+        elif age_s > _VIEW_WARN_S:
+            level = "FAIL" if age_s > _VIEW_FAIL_S else "WARN"
+            problem = f"it has heard nothing from the store for {age_s:.0f} s"
+        if problem:
+            is_fine = False
+            yield finding(
+                "FAIL" if level == "FAIL" else "WARN",
+                f"{label}: {problem}",
+                "it works with what it knew before: check its network and its --etcd-password-file",
+            )
+        oldest_s = max(oldest_s, age_s or 0.0)
+    silent = [process.label for process in answers if process.store is None]
     if silent:
-        listed = ", ".join(silent[:_MAX_NAMES])
-        yield Finding(
-            check="store views",
-            level="WARN",
-            message=f"{counted(len(silent), 'process does', 'processes do')} not report how old their view of the store is: "
-            f"{listed}",
-            advice="upgrade them: until then nothing shows whether they are locked out of the store",
+        number = counted(len(silent), "process does", "processes do")
+        yield warn(
+            f"{number} not report how old their view of the store is: {', '.join(silent[:_MAX_NAMES])}",
+            "upgrade them: until then nothing shows whether they are locked out of the store",
         )
-    if views and not bad and not silent:
-        oldest_s = max(view.staleness_s or 0.0 for _, view in views)
-        message = f"{counted(len(views), 'process reads', 'processes read')} the store; the oldest view is {oldest_s:.0f} s old"
-        yield ok("store views", message)
+    elif views and is_fine:
+        number = counted(len(views), "process reads", "processes read")
+        yield ok(f"{number} the store; the oldest view is {oldest_s:.0f} s old")
 
 
-def _view_problem(view: StoreView) -> tuple[Level, str] | None:
-    if view.refusal:
-        return "FAIL", f"the store refuses it: {view.refusal}"
-    if view.staleness_s is None:
-        return "FAIL", "it has never read the store"
-    if view.staleness_s > _VIEW_WARN_S:
-        level: Level = "FAIL" if view.staleness_s > _VIEW_FAIL_S else "WARN"
-        return level, f"it has heard nothing from the store for {view.staleness_s:.0f} s"
-    return None
-
-
-def check_endpoints(control: ControlPlane) -> Iterator[Finding]:
+def check_endpoints(
+    endpoints: int, foreign_endpoints: Sequence[ForeignEndpoint]
+) -> Iterator[Finding]:
     """Yield whether each endpoint is on the node that its replica is assigned to."""
-    for one in control.foreign_endpoints:
-        yield Finding(
-            check="endpoints",
-            level="FAIL",
-            message=f"node/{one.node} publishes an endpoint of replica/{one.replica} that does not count: {one.reason}",
-            advice=f"requests and prompts may go to a process that is no part of the fleet: check node/{one.node}, and give it "
+    for one in foreign_endpoints:
+        yield fail(
+            f"node/{one.node} publishes an endpoint of replica/{one.replica} that does not count: {one.reason}",
+            f"requests and prompts may go to a process that is no part of the fleet: check node/{one.node}, and give it "
             f"a new password with `fleetctl init-auth --out DIR --prepare --rotate fleet-node-{one.node}`",
         )
-    if control.endpoints and not control.foreign_endpoints:
-        phrase = counted(control.endpoints, "endpoint is", "endpoints are")
-        yield ok("endpoints", f"{phrase} on the node of the replica")
+    if endpoints and not foreign_endpoints:
+        number = counted(endpoints, "endpoint is", "endpoints are")
+        yield ok(f"{number} on the node of the replica")
 
 
-def check_etcd(etcd: EtcdHealth) -> Iterator[Finding]:
-    """Yield whether etcd is open to the network, and whether its quota is nearly used up."""
+def check_exposure(etcd: EtcdHealth) -> Iterator[Finding]:
+    """Yield whether etcd is open to the network."""
     if etcd.exposed and not etcd.has_users:
-        url = etcd.exposed[0]
-        is_unknown = etcd.has_users is None
-        yield Finding(
-            check="store",
-            level="WARN",
-            message=f"etcd at {url} is reached over the network, and "
-            + ("whether it has users is unknown" if is_unknown else "has no users"),
-            advice="whoever reaches it controls the fleet: see `fleetctl init-auth` (docs/operations/etcd-security.md)",
+        users = "whether it has users is unknown" if etcd.has_users is None else "has no users"
+        yield warn(
+            f"etcd at {etcd.exposed[0]} is reached over the network, and {users}",
+            "whoever reaches it controls the fleet: see `fleetctl init-auth` (docs/operations/etcd-security.md)",
         )
+
+
+def check_quota(etcd: EtcdHealth) -> Iterator[Finding]:
+    """Yield whether etcd's quota is nearly used up."""
+    used = "" if etcd.size_bytes is None else quantity.show(etcd.size_bytes)
+    quota = "" if etcd.quota_bytes is None else quantity.show(etcd.quota_bytes)
     if etcd.is_nearly_full:
-        yield _full_etcd(etcd)
-    elif etcd.size_bytes is None or etcd.error:
-        yield Finding(
-            check="quota",
-            level="WARN",
-            message=f"the size of etcd's database is unknown: {etcd.error or 'etcd does not report it'}",
-            advice="etcd refuses writes at its quota: watch the size yourself (docs/operations/store.md)",
+        largest = f"; the largest prefix is {etcd.largest_prefix} with {quantity.show(etcd.largest_bytes)}"
+        yield finding(
+            "FAIL" if etcd.is_full else "WARN",
+            f"etcd's database uses {f'{used} ' if used else ''}of {quota or 'its quota'}"
+            + (largest if etcd.largest_prefix else ""),
+            "at the quota nothing in the fleet can change: docs/operations/store.md says how to free space; a node that "
+            "writes far more than others may be compromised",
+            fix=ETCD_SPACE,
         )
-    elif etcd.quota_bytes is None:
-        yield Finding(
-            check="quota",
-            level="WARN",
-            message=f"etcd's database has {quantity.show(etcd.size_bytes)} in use; its quota is unknown",
-            advice="etcd refuses writes at its quota, 2 GiB unless a flag says otherwise: watch the size yourself",
+    elif not used or etcd.error:
+        yield warn(
+            f"the size of etcd's database is unknown: {etcd.error or 'etcd does not report it'}",
+            "etcd refuses writes at its quota: watch the size yourself (docs/operations/store.md)",
+        )
+    elif not quota:
+        yield warn(
+            f"etcd's database has {used} in use; its quota is unknown",
+            "etcd refuses writes at its quota, 2 GiB unless a flag says otherwise: watch the size yourself",
         )
     else:
-        yield ok(
-            "quota",
-            f"{quantity.show(etcd.size_bytes)} of etcd's {quantity.show(etcd.quota_bytes)} are in use",
-        )
-
-
-def _full_etcd(etcd: EtcdHealth) -> Finding:
-    size = "" if etcd.size_bytes is None else f"{quantity.show(etcd.size_bytes)} "
-    quota = "its quota" if etcd.quota_bytes is None else f"{quantity.show(etcd.quota_bytes)}"
-    largest = ""
-    if etcd.largest_prefix:
-        largest = f"; the largest prefix is {etcd.largest_prefix} with {quantity.show(etcd.largest_bytes)}"
-    return Finding(
-        check="quota",
-        level="FAIL" if etcd.is_full else "WARN",
-        message=f"etcd's database uses {size}of {quota}{largest}",
-        advice="at the quota nothing in the fleet can change: docs/operations/store.md says how to free space; a node that "
-        "writes far more than others may be compromised",
-        fix=ETCD_SPACE,
-    )
+        yield ok(f"{used} of etcd's {quota} are in use")
 
 
 def is_remote(host: str) -> bool:

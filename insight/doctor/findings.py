@@ -5,7 +5,7 @@ from typing import Any
 
 from schemas.wire.findings import Finding, Level
 
-__all__ = ["Finding", "Level", "count_level", "findings_tree", "ok"]
+__all__ = ["Finding", "Level", "count_level", "findings_tree"]
 
 
 def count_level(findings: Sequence[Finding], level: Level) -> int:
@@ -30,8 +30,3 @@ def findings_tree(findings: Sequence[Finding]) -> dict[str, Any]:
             for one in findings
         ],
     }
-
-
-def ok(check: str, message: str) -> Finding:
-    """Return the finding of a check that found no problem."""
-    return Finding(check=check, level="OK", message=message)

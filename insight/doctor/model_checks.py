@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from insight.doctor.findings import Finding
+from nodeagent.doctor.check import finding, listed, warn
 from schemas import quantity
 from schemas.node import Node
 from schemas.quantity import counted
@@ -35,26 +36,22 @@ class PartialFile:
     size_bytes: int
 
 
-def check_models(nodes: Sequence[Node], partial: Sequence[PartialFile]) -> Iterator[Finding]:
+def check_models(nodes: Sequence[Node], partial_files: Sequence[PartialFile]) -> Iterator[Finding]:
     """Yield the models that a hub refused, with its words, and the leftovers on this machine."""
     for node in nodes:
         for report in node.status.models if node.status is not None else ():
             if report.reason in _REMEDIES:
-                yield Finding(
-                    check="models",
-                    level="WARN" if report.reason in _PASSING else "FAIL",
+                yield finding(
+                    "WARN" if report.reason in _PASSING else "FAIL",
+                    f"model {report.path} is not there ({report.reason}): {report.message}",
+                    _REMEDIES[report.reason],
                     node=node.name,
-                    message=f"model {report.path} is not there ({report.reason}): {report.message}",
-                    advice=_REMEDIES[report.reason],
                 )
-    if partial:
-        total = sum(one.size_bytes for one in partial)
-        names = ", ".join(one.path for one in partial[:_MAX_NAMES])
-        more = f" and {len(partial) - _MAX_NAMES} more" if len(partial) > _MAX_NAMES else ""
-        yield Finding(
-            check="models",
-            level="WARN",
-            message=f"{counted(len(partial), 'file', 'files')} of interrupted downloads with {quantity.show(total)}: {names}{more}",
-            advice="`fleetctl doctor --fix` deletes them: nothing continues them",
+    if partial_files:
+        files = counted(len(partial_files), "file", "files")
+        size = quantity.show(sum(file.size_bytes for file in partial_files))
+        yield warn(
+            f"{files} of interrupted downloads with {size}: {listed([file.path for file in partial_files], _MAX_NAMES)}",
+            "`fleetctl doctor --fix` deletes them: nothing continues them",
             fix=PARTIAL_FILES,
         )

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
-from insight.doctor.findings import Finding, Level, ok
+from insight.doctor.findings import Finding
 from insight.tls_mode import mode_text
+from nodeagent.doctor.check import Check, fail, finding, ok, warn
 from schemas.quantity import counted
 from schemas.trust import TlsMode
 
@@ -71,126 +73,115 @@ class TransportSecurity:
     """Files of this machine with a secret that other users may read; each with its remedy."""
 
 
-def check_security(found: TransportSecurity) -> Iterator[Finding]:
-    """Yield whether connections between machines are protected, and for how long."""
-    yield from _mode(found)
-    yield from _listeners(found)
-    yield from _certificates(found.certificates)
-    yield from _tokens(found.tokens)
-    yield from _api_keys(found.api_keys)
-    for one in found.refused_names[:_MAX_NAMES]:
-        yield Finding(
-            check="joins",
-            level="WARN",
-            message=f"a machine was refused under a name that the fleet has: {one}",
-            advice="if it is not yours, it holds a token of yours: `fleetctl token list`, `fleetctl token revoke ID`",
+def check_mode(security: TransportSecurity) -> Iterator[Finding]:
+    """Yield whether connections between machines use TLS."""
+    mode = f"TLS mode {mode_text(security.mode)}"
+    if security.mode is TlsMode.PERMISSIVE:
+        yield warn(mode, "this is a step of a migration: `fleetctl secure` goes on to the next one")
+    elif security.mode is not None:
+        yield ok(mode)
+    elif security.plain:
+        yield warn(
+            "machines of the fleet talk to each other without TLS",
+            "`fleetctl secure` gives every process a certificate",
         )
-    for one in found.open_secrets:
-        yield Finding(
-            check="secrets",
-            level="FAIL",
-            message=one,
-            advice="until then every user of this machine has it; what was read must be replaced",
-            fix=OPEN_FILES,
+    for url in security.plain_etcd:
+        yield warn(
+            f"etcd at {url} is reached in clear: others on the network read passwords of the store",
+            "give etcd a certificate, and https:// in --etcd (docs/operations/etcd-security.md)",
         )
 
 
-def _mode(found: TransportSecurity) -> Iterator[Finding]:
-    text = f"TLS mode {mode_text(found.mode)}"
-    if found.mode is TlsMode.PERMISSIVE:
-        yield Finding(
-            check="tls",
-            level="WARN",
-            message=text,
-            advice="this is a step of a migration: `fleetctl secure` goes on to the next one",
-        )
-    elif found.mode is not None:
-        yield ok("tls", text)
-    elif found.plain:
-        yield Finding(
-            check="tls",
-            level="WARN",
-            message="machines of the fleet talk to each other without TLS",
-            advice="`fleetctl secure` gives every process a certificate",
-        )
-    for url in found.plain_etcd:
-        yield Finding(
-            check="tls",
-            level="WARN",
-            message=f"etcd at {url} is reached in clear: others on the network read passwords of the store",
-            advice="give etcd a certificate, and https:// in --etcd (docs/operations/etcd-security.md)",
-        )
-
-
-def _listeners(found: TransportSecurity) -> Iterator[Finding]:
-    kinds = (
-        (found.plain, "others on the network can read it", "start it with --identity-dir"),
-        (
-            found.insecure_flags,
-            "it is not protected",
-            "remove the flag when the process has an identity",
-        ),
-    )
-    for labels, what, advice in kinds:
+def check_listeners(security: TransportSecurity) -> Iterator[Finding]:
+    """Yield the listeners without protection."""
+    plain = "others on the network can read it", "start it with --identity-dir"
+    flag = "it is not protected", "remove the flag when the process has an identity"
+    for labels, (what, advice) in ((security.plain, plain), (security.insecure_flags, flag)):
         for label in labels[:_MAX_NAMES]:
-            yield Finding(
-                check="listeners", level="WARN", message=f"{label}: {what}", advice=advice
-            )
+            yield warn(f"{label}: {what}", advice)
         if len(labels) > _MAX_NAMES:
-            more = f"{len(labels) - _MAX_NAMES} more: {what}"
-            yield Finding(check="listeners", level="WARN", message=more, advice=advice)
+            yield warn(f"{len(labels) - _MAX_NAMES} more: {what}", advice)
 
 
-def _tokens(tokens: Sequence[TokenState]) -> Iterator[Finding]:
-    for one in tokens:
-        if one.left > _LONG_TOKEN and one.uses:
-            yield Finding(
-                check="tokens",
-                level="WARN",
-                message=f"join token {one.id} lets {counted(one.uses, 'more machine', 'more machines')} join for {one.left.days} days",
-                advice=f"whoever has it joins the fleet: `fleetctl token revoke {one.id}` when all of yours have joined",
+def check_certificates(security: TransportSecurity) -> Iterator[Finding]:
+    """Yield the certificates that are foreign, or that were not renewed."""
+    states = security.certificates
+    is_fine = bool(states)
+    for state in states:
+        if state.is_foreign:
+            is_fine = False
+            yield fail(
+                f"{state.label}: none of the fleet's authorities has signed its certificate",
+                "it is of another fleet, or something wrote it that may not: revoke it, and join that machine again",
+            )
+        elif state.left < _WARN:
+            is_fine = False
+            end = f"its certificate ends in {state.left.days} days and was not renewed"
+            yield finding(
+                "FAIL" if state.left < _FAIL else "WARN",
+                f"{state.label}: {end if state.left > timedelta(0) else 'its certificate has ended'}",
+            )
+    if is_fine:
+        number = counted(len(states), "certificate is", "certificates are")
+        yield ok(f"{number} valid for {min(state.left for state in states).days} days and more")
+
+
+def check_tokens(security: TransportSecurity) -> Iterator[Finding]:
+    """Yield the join tokens that let machines join for days."""
+    for token in security.tokens:
+        if token.left > _LONG_TOKEN and token.uses:
+            yield warn(
+                f"join token {token.id} lets {counted(token.uses, 'more machine', 'more machines')} join for {token.left.days} days",
+                f"whoever has it joins the fleet: `fleetctl token revoke {token.id}` when all of yours have joined",
             )
 
 
-def _api_keys(keys: Sequence[KeyState]) -> Iterator[Finding]:
+def check_api_keys(security: TransportSecurity) -> Iterator[Finding]:
     """Yield the keys that end soon; one that has ended was meant to, and its clients know by now."""
-    for one in keys:
-        if timedelta(0) < one.left < _WARN:
-            left = f"{one.left.days} days" if one.left.days else "less than a day"
-            yield Finding(
-                check="api keys",
-                level="WARN",
-                message=f"API key {one.name} ends in {left}: its clients are refused from then on",
-                advice=f"create another one in time: `fleetctl create apikey --help`; `fleetctl delete apikey {one.name}` if nobody "
+    for key in security.api_keys:
+        if timedelta(0) < key.left < _WARN:
+            left = f"{key.left.days} days" if key.left.days else "less than a day"
+            yield warn(
+                f"API key {key.name} ends in {left}: its clients are refused from then on",
+                f"create another one in time: `fleetctl create apikey --help`; `fleetctl delete apikey {key.name}` if nobody "
                 "uses it",
             )
 
 
-def _certificates(states: Sequence[CertificateState]) -> Iterator[Finding]:
-    bad = [(one, found) for one in states if (found := _problem(one)) is not None]
-    for one, (level, message, advice) in bad:
-        text = f"{one.label}: {message}"
-        yield Finding(check="certificates", level=level, message=text, advice=advice)
-    if states and not bad:
-        days = min(one.left for one in states).days
-        phrase = counted(len(states), "certificate is", "certificates are")
-        yield ok("certificates", f"{phrase} valid for {days} days and more")
+def check_joins(security: TransportSecurity) -> Iterator[Finding]:
+    """Yield the machines that were refused under a name that the fleet has."""
+    for attempt in security.refused_names[:_MAX_NAMES]:
+        yield warn(f"a machine was refused under a name that the fleet has: {attempt}")
 
 
-def _problem(state: CertificateState) -> tuple[Level, str, str] | None:
-    if state.is_foreign:
-        return (
-            "FAIL",
-            "none of the fleet's authorities has signed its certificate",
-            "it is of another fleet, or something wrote it that may not: revoke it, and join that machine again",
-        )
-    if state.left >= _WARN:
-        return None
-    renewal = (
-        "certificates are renewed 10 days before their end: check that a reconciler with --authority-dir runs and that "
-        "this process reaches the store; its log says why"
-    )
-    if state.left <= timedelta(0):
-        return "FAIL", "its certificate has ended", renewal
-    level: Level = "FAIL" if state.left < _FAIL else "WARN"
-    return level, f"its certificate ends in {state.left.days} days and was not renewed", renewal
+def check_secrets(security: TransportSecurity) -> Iterator[Finding]:
+    """Yield the files with secrets that other users may read."""
+    for reason in security.open_secrets:
+        yield fail(reason, fix=OPEN_FILES)
+
+
+SECURITY_CHECKS: Final = (
+    Check(name="tls", run=check_mode, needs=("security",)),
+    Check(name="listeners", run=check_listeners, needs=("security",)),
+    Check(
+        name="certificates",
+        run=check_certificates,
+        needs=("security",),
+        remedy="certificates are renewed 10 days before their end: check that a reconciler with --authority-dir runs and that "
+        "this process reaches the store; its log says why",
+    ),
+    Check(name="tokens", run=check_tokens, needs=("security",)),
+    Check(name="api keys", run=check_api_keys, needs=("security",)),
+    Check(
+        name="joins",
+        run=check_joins,
+        needs=("security",),
+        remedy="if it is not yours, it holds a token of yours: `fleetctl token list`, `fleetctl token revoke ID`",
+    ),
+    Check(
+        name="secrets",
+        run=check_secrets,
+        needs=("security",),
+        remedy="until then every user of this machine has it; what was read must be replaced",
+    ),
+)

@@ -1,183 +1,105 @@
-"""The table of checks of one machine, and their run over its facts. Pure."""
+"""The registry of the checks of one machine, and their run over its facts. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from nodeagent.doctor import engine_checks, system_checks
-from nodeagent.doctor.host_facts import HostFacts, System
+from nodeagent.doctor.check import MAC, Check, run_all, unknown
+from nodeagent.doctor.host_facts import HostFacts
+from nodeagent.doctor.system_checks import UPDATES
 from schemas.wire.findings import Finding
 
-_MAC: Final[frozenset[System]] = frozenset(("macOS",))
-_BOTH: Final[frozenset[System]] = frozenset(("macOS", "Linux"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineCheck:
-    """One check: its stable name, the systems that have it, and what it finds out."""
-
-    name: str
-    systems: frozenset[System]
-    purpose: str
-    """The failure that it finds, for the documentation."""
-    source: str
-    """Commands and files that it reads, for the documentation."""
-    run: Callable[[HostFacts], Iterator[Finding]]
-
-
-CHECKS: Final[Sequence[MachineCheck]] = (
-    MachineCheck(
-        name="rosetta",
-        systems=_MAC,
-        purpose="Python is built for Intel, or runs under Rosetta: there is no MLX",
-        source="`platform.machine()`, `sysctl sysctl.proc_translated`",
-        run=system_checks.check_rosetta,
-    ),
-    MachineCheck(
-        name="metal",
-        systems=_MAC,
-        purpose="MLX finds no GPU, or it hangs",
-        source="the Metal preflight, a child process that computes once",
-        run=system_checks.check_metal,
-    ),
-    MachineCheck(
-        name="local network",
-        systems=_MAC,
-        purpose="macOS keeps the program from other Macs (local network privacy)",
-        source="its own socket and `/usr/bin/nc` to the same neighbour; `log show` of nehelper",
-        run=system_checks.check_local_network,
-    ),
-    MachineCheck(
-        name="firewall",
-        systems=_MAC,
-        purpose="the application firewall drops what other machines send",
-        source="`socketfilterfw --getglobalstate`, `--getblockall`, `--listapps`",
-        run=system_checks.check_firewall,
-    ),
-    MachineCheck(
-        name="sleep",
-        systems=_MAC,
-        purpose="the Mac sleeps, and its engines vanish",
-        source="`pmset -g custom`, `pmset -g assertions`, `sysctl kern.sleeptime`; the agent's clocks with and without sleep",
-        run=system_checks.check_sleep,
-    ),
-    MachineCheck(
-        name="updates",
-        systems=_MAC,
-        purpose="macOS restarts the Mac for an update",
-        source="`defaults read /Library/Preferences/com.apple.SoftwareUpdate`",
-        run=system_checks.check_updates,
-    ),
-    MachineCheck(
-        name="filevault",
-        systems=_MAC,
-        purpose="after a restart nothing runs until someone unlocks the disk",
-        source="`fdesetup status`",
-        run=system_checks.check_filevault,
-    ),
-    MachineCheck(
-        name="service definition",
-        systems=_BOTH,
-        purpose="the service manager kills, throttles or forgets a service",
-        source="the installed property list or unit file",
-        run=engine_checks.check_service_definitions,
-    ),
-    MachineCheck(
-        name="crash loop",
-        systems=_BOTH,
-        purpose="a service ends again and again: more than 5 restarts, and less than 10 min old",
-        source="`launchctl print`, `systemctl show`, the plain supervisor",
-        run=engine_checks.check_crash_loops,
-    ),
-    MachineCheck(
-        name="login session",
-        systems=_MAC,
-        purpose="a service runs only while its user is logged in at the screen",
-        source="`launchctl print gui/UID/LABEL`, the owner of `/dev/console`",
-        run=engine_checks.check_login_session,
-    ),
-    MachineCheck(
-        name="open files",
-        systems=_BOTH,
-        purpose="the process may open fewer than 1024 files, or its hard limit is below 4096",
-        source="RLIMIT_NOFILE of the process",
-        run=system_checks.check_open_files,
-    ),
-    MachineCheck(
-        name="models folder",
-        systems=_BOTH,
-        purpose="the system closes the folder of models to the process (TCC, permissions)",
-        source="the process lists the folder itself",
-        run=system_checks.check_models_folder,
-    ),
-    MachineCheck(
-        name="disk",
-        systems=_BOTH,
-        purpose="the disk of the models is full: below 10 GiB WARN, below 1 GiB FAIL",
-        source="statvfs",
-        run=system_checks.check_disk,
-    ),
-    MachineCheck(
-        name="clock",
-        systems=_BOTH,
-        purpose="the clock is wrong, and certificates are not yet valid: 3 s WARN, 60 s FAIL",
-        source="`sntp -t 3 time.apple.com`; the kernel's clock state on Linux",
-        run=system_checks.check_clock,
-    ),
-    MachineCheck(
-        name="thunderbolt bridge",
-        systems=_MAC,
-        purpose="cables in one Thunderbolt Bridge make a loop that floods all networks",
-        source="`system_profiler SPThunderboltDataType`, `ifconfig`",
-        run=system_checks.check_thunderbolt_bridge,
-    ),
-    MachineCheck(
-        name="ports",
-        systems=_BOTH,
-        purpose="another program listens on a port of the agent or its engines",
-        source="the listening sockets, `netstat -anv` on macOS",
-        run=engine_checks.check_ports,
-    ),
-    MachineCheck(
-        name="stopped engines",
-        systems=_BOTH,
-        purpose="an engine still runs, listens and holds memory though its agent does not know it",
-        source="the process table, the agent",
-        run=engine_checks.check_stopped_engines,
-    ),
-    MachineCheck(
-        name="wired memory",
-        systems=_MAC,
-        purpose="memory stays wired without an engine",
-        source="`vm_stat`",
-        run=engine_checks.check_wired_memory,
-    ),
-    MachineCheck(
-        name="memory kills",
-        systems=_BOTH,
-        purpose="Metal or macOS ended an engine because memory was short",
-        source="the last lines of engines' logs, `JetsamEvent*.ips`",
-        run=engine_checks.check_memory_kills,
-    ),
-    MachineCheck(
-        name="gpu timeout",
-        systems=_MAC,
-        purpose="the GPU gave up a command of a long prefill",
-        source="the last lines of engines' logs",
-        run=engine_checks.check_gpu_timeouts,
-    ),
-    MachineCheck(
-        name="gpu spin",
-        systems=_MAC,
-        purpose="the GPU is 98 % active below 10 W while nothing is generated; MLX_METAL_FAST_SYNCH",
-        source="the engines' environment, `macmon`",
-        run=engine_checks.check_gpu_spin,
-    ),
-)
+CHECKS: Final[Sequence[Check]] = (
+    Check(name="rosetta", run=system_checks.check_rosetta, needs=("python",), systems=MAC,
+          remedy="uv venv --python cpython-3.11-macos-aarch64, and install mlx-fleet in it",
+          purpose="Python is built for Intel, or runs under Rosetta: there is no MLX",
+          source="`platform.machine()`, `sysctl sysctl.proc_translated`"),
+    Check(name="metal", run=system_checks.check_metal, needs=("metal",), systems=MAC,
+          unknown=unknown("the GPU has not been checked yet", "run doctor again in a minute"),
+          remedy="python -m engine.device_check shows what MLX says",
+          purpose="MLX finds no GPU, or it hangs",
+          source="the Metal preflight, a child process that computes once"),
+    Check(name="local network", run=system_checks.check_local_network, needs=("neighbours",), uses=("denials",),
+          systems=MAC, unknown=system_checks.NO_NEIGHBOUR,
+          purpose="macOS keeps the program from other Macs (local network privacy)",
+          source="its own socket and `/usr/bin/nc` to the same neighbour; `log show` of nehelper"),
+    Check(name="firewall", run=system_checks.check_firewall, needs=("firewall", "python"), systems=MAC,
+          unknown=unknown("socketfilterfw did not tell the state of the firewall"),
+          purpose="the application firewall drops what other machines send",
+          source="`socketfilterfw --getglobalstate`, `--getblockall`, `--listapps`"),
+    Check(name="sleep", run=system_checks.check_sleep, uses=("sleep", "slept_s"), systems=MAC,
+          purpose="the Mac sleeps, and its engines vanish",
+          source="`pmset -g custom`, `pmset -g assertions`, `sysctl kern.sleeptime`; the agent's clocks with and without sleep"),
+    Check(name="updates", run=system_checks.check_updates, needs=("installs_updates",), systems=MAC,
+          unknown=unknown("macOS does not say whether it installs updates by itself",
+                          f"see System Settings > General > Software Update, or `defaults read {UPDATES}`"),
+          remedy=f"sudo defaults write {UPDATES} AutomaticallyInstallMacOSUpdates -bool false",
+          purpose="macOS restarts the Mac for an update",
+          source="`defaults read /Library/Preferences/com.apple.SoftwareUpdate`"),
+    Check(name="filevault", run=system_checks.check_filevault, needs=("has_filevault",), systems=MAC,
+          unknown=unknown("`fdesetup status` did not tell the state of FileVault"),
+          remedy="restart planned with `sudo fdesetup authrestart`, which unlocks it once",
+          purpose="after a restart nothing runs until someone unlocks the disk",
+          source="`fdesetup status`"),
+    Check(name="service definition", run=engine_checks.check_service_definitions, needs=("services",),
+          unknown=unknown("the installed services cannot be read"),
+          purpose="the service manager kills, throttles or forgets a service",
+          source="the installed property list or unit file"),
+    Check(name="crash loop", run=engine_checks.check_crash_loops, needs=("services",),
+          unknown=unknown("the service manager does not answer"),
+          purpose="a service ends again and again: more than 5 restarts, and less than 10 min old",
+          source="`launchctl print`, `systemctl show`, the plain supervisor"),
+    Check(name="login session", run=engine_checks.check_login_session, needs=("services",), uses=("is_user_at_screen",),
+          systems=MAC, unknown=unknown("the installed services cannot be read"),
+          purpose="a service runs only while its user is logged in at the screen",
+          source="`launchctl print gui/UID/LABEL`, the owner of `/dev/console`"),
+    Check(name="open files", run=system_checks.check_open_files, needs=("open_files", "is_agent"),
+          unknown=unknown("the limit of open files cannot be read"),
+          purpose="the process may open fewer than 1024 files, or its hard limit is below 4096",
+          source="RLIMIT_NOFILE of the process"),
+    Check(name="models folder", run=system_checks.check_models_folder, needs=("models", "system"),
+          unknown=unknown("the folder of models was not listed in time: its disk may not answer"),
+          purpose="the system closes the folder of models to the process (TCC, permissions)",
+          source="the process lists the folder itself"),
+    Check(name="disk", run=system_checks.check_disk, needs=("disk",),
+          unknown=unknown("the free space of the disks of models and state cannot be read"),
+          purpose="the disk of the models is full: below 10 GiB WARN, below 1 GiB FAIL",
+          source="statvfs"),
+    Check(name="clock", run=system_checks.check_clock, uses=("clock", "system"),
+          purpose="the clock is wrong, and certificates are not yet valid: 3 s WARN, 60 s FAIL",
+          source="`sntp -t 3 time.apple.com`; the kernel's clock state on Linux"),
+    Check(name="thunderbolt bridge", run=system_checks.check_thunderbolt_bridge, needs=("fabric",), systems=MAC,
+          unknown=unknown("system_profiler or ifconfig did not tell about cables and the bridge"),
+          remedy="sudo networksetup -deletenetworkservice 'Thunderbolt Bridge', and give each port an address",
+          purpose="cables in one Thunderbolt Bridge make a loop that floods all networks",
+          source="`system_profiler SPThunderboltDataType`, `ifconfig`"),
+    Check(name="ports", run=engine_checks.check_ports, needs=("listeners", "engine_ports"), uses=("api_port",),
+          unknown=unknown("the listening sockets cannot be read"),
+          purpose="another program listens on a port of the agent or its engines",
+          source="the listening sockets, `netstat -anv` on macOS"),
+    Check(name="stopped engines", run=engine_checks.check_stopped_engines, needs=("engines",),
+          unknown=unknown("the engine processes cannot be read"),
+          purpose="an engine still runs, listens and holds memory though its agent does not know it",
+          source="the process table, the agent"),
+    Check(name="wired memory", run=engine_checks.check_wired_memory, needs=("wired",), uses=("engines",), systems=MAC,
+          unknown=unknown("the wired memory cannot be read"),
+          remedy="quit Ollama and LM Studio; if it stays so, restart this Mac",
+          purpose="memory stays wired without an engine",
+          source="`vm_stat`"),
+    Check(name="memory kills", run=engine_checks.check_memory_kills, uses=("engines", "jetsam", "system"),
+          purpose="Metal or macOS ended an engine because memory was short",
+          source="the last lines of engines' logs, `JetsamEvent*.ips`"),
+    Check(name="gpu timeout", run=engine_checks.check_gpu_timeouts, needs=("engines",), systems=MAC,
+          unknown=unknown("the engines' logs cannot be read"),
+          remedy="end other programs that use the GPU on this Mac (video calls, games, other engines)",
+          purpose="the GPU gave up a command of a long prefill",
+          source="the last lines of engines' logs"),
+    Check(name="gpu spin", run=engine_checks.check_gpu_spin, uses=("engines", "gpu"), systems=MAC,
+          purpose="the GPU is 98 % active below 10 W while nothing is generated; MLX_METAL_FAST_SYNCH",
+          source="the engines' environment, `macmon`"),
+)  # fmt: skip
 
 
 def run_checks(facts: HostFacts) -> tuple[Finding, ...]:
     """Return the findings of all checks that the machine's system has, in the order of the table."""
-    return tuple(
-        finding for one in CHECKS if facts.system in one.systems for finding in one.run(facts)
-    )
+    return tuple(run_all((check for check in CHECKS if facts.system in check.systems), facts))

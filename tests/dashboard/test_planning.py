@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fleetctl.objects import reader
-from insight.doctor.checks import FleetObjects, check_objects
+from insight.doctor.checks import FleetObservation, run_checks
 from insight.doctor.findings import findings_tree
 from insight.doctor.group_admission import check_admission
 from insight.placement import explain_placement, report_text
@@ -93,7 +93,7 @@ async def test_the_doctor_judges_as_fleetctl_does(running: RunningDashboard) -> 
         for kind in (ModelDeployment, NodePool, ShardGroup, ModelRoute, GitSource)
         for one in await objects.list_all(store, kind)
     ]
-    stored = FleetObjects(
+    stored = FleetObservation(
         nodes=nodes,
         ready=ready,
         replicas=await objects.list_all(store, Replica),
@@ -101,9 +101,9 @@ async def test_the_doctor_judges_as_fleetctl_does(running: RunningDashboard) -> 
         admissions=[
             check_admission(one, nodes, ready) for one in every if isinstance(one, ShardGroup)
         ],
-        has_leader=False,
+        leader="",
     )
-    assert found == findings_tree(check_objects(stored))
+    assert found == findings_tree(run_checks(stored))
     told = [one["message"] for one in found["findings"]]
     assert any(text.startswith("modeldeployment/long is not Available: ") for text in told), told
     assert {one["check"] for one in found["findings"]} >= {"nodes", "memory", "objects"}

@@ -7,22 +7,17 @@ from typing import Any
 import pytest
 
 from fleetctl.doctor.report import format_findings, summary_line
-from insight.doctor.checks import (
-    DiskSpace,
-    FleetObservation,
-    ProbeResult,
-    StoreHealth,
-    run_checks,
-)
+from insight.doctor.checks import FleetObservation, StoreHealth, run_checks
 from insight.doctor.control_plane import (
-    ControlPlane,
     EtcdHealth,
     ForeignEndpoint,
+    ProbeResult,
     UnobservedChange,
 )
 from insight.doctor.findings import Finding, count_level, findings_tree
 from insight.doctor.lost_nodes import LostNode, PortState
 from insight.version_skew import ComponentVersion, FleetVersions
+from nodeagent.hardware.readings import DiskReading
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,
@@ -63,7 +58,7 @@ def agents(**different: Any) -> dict[str, Any]:
 
 
 def control(**different: Any) -> dict[str, Any]:
-    return {"control": ControlPlane(**{"etcd": ETCD, "endpoints": 2, **different})}
+    return {"etcd": ETCD, "endpoints": 2, **different}
 
 
 HEALTHY: dict[str, Any] = {
@@ -86,7 +81,10 @@ HEALTHY: dict[str, Any] = {
         ProbeResult(label="gateway/a", url="https://mac-1:4000", offset_s=0.1, store=FRESH),
     ),
     "engines": (),
-    "control": ControlPlane(etcd=ETCD, endpoints=2),
+    "etcd": ETCD,
+    "endpoints": 2,
+    "unobserved": (),
+    "leader": "mac-1/7",
 }
 
 
@@ -158,7 +156,7 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="restoring",
         ),
         pytest.param(
-            {"versions": FleetVersions(client=HEALTHY["versions"].client, etcd=HEALTHY["versions"].etcd)},
+            {"leader": ""},
             "FAIL leader: no reconciler leads: running models keep serving, but nothing is placed, replaced or scaled",
             id="no-leader",
         ),
@@ -202,7 +200,7 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="little-disk",
         ),
         pytest.param(
-            {"disk": DiskSpace(path="/data", size_bytes=100 * GIB, free_bytes=2**20)},
+            {"disk": DiskReading(path="/data", total_bytes=100 * GIB, free_bytes=2**20)},
             "FAIL disk: /data: 1.0 MiB free of 100.0 GiB",
             id="no-disk",
         ),
@@ -381,10 +379,7 @@ def test_a_failed_rollout_is_told_though_replicas_serve(
 
 def test_no_object_is_ok_while_no_reconciler_leads() -> None:
     complete = deployed("RolloutComplete", "all run revision 1", ConditionStatus.TRUE)
-    versions = replace(HEALTHY["versions"], reconciler=None)
-    (found,) = [
-        one for one in findings(objects=(complete,), versions=versions) if one.check == "objects"
-    ]
+    (found,) = [one for one in findings(objects=(complete,), leader="") if one.check == "objects"]
     assert (found.level, found.message) == (
         "WARN",
         "1 of 1 ModelDeployments are Available as last observed: no reconciler leads, so this may be out of date",

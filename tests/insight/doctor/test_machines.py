@@ -1,11 +1,13 @@
 """Findings of agents about their machines, in the doctor of the fleet and of one node."""
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
+from insight.doctor.checks import CHECKS
 from insight.doctor.findings import Finding
-from insight.doctor.machines import MachineReport, check_machines, report_findings
+from insight.doctor.machines import MachineReport, report_findings
 
 WELL = Finding(check="sleep", level="OK", message="this Mac does not sleep on mains power")
 SLEEPS = Finding(check="sleep", level="FAIL", message="it sleeps", advice="sudo pmset -c sleep 0")
@@ -22,7 +24,9 @@ def report(node: str, *found: Finding) -> MachineReport:
 
 
 def lines(*reports: MachineReport) -> list[str]:
-    return [f"{one.level} {one.check} {one.node}: {one.message}" for one in check_machines(reports)]
+    check = next(one for one in CHECKS if one.name == "machines")
+    found = check.findings(SimpleNamespace(machines=reports))
+    return [f"{one.level} {one.check} {one.node}: {one.message}" for one in found]
 
 
 def test_machines_that_are_well_are_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,17 +11,19 @@ from identity.authority import new_key
 from identity.names import Role
 from identity.signer import Signer
 from insight.doctor.transport_security import (
+    SECURITY_CHECKS,
     CertificateState,
     KeyState,
     TokenState,
     TransportSecurity,
-    check_security,
 )
 from machinery.clock import SystemClock
+from nodeagent.doctor.check import run_all
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
 from schemas.records import ApiKey, GatewayLease
 from schemas.trust import FleetTrust, JoinTokenRecord, TlsMode
+from schemas.wire.findings import Finding
 from store import codec, keys
 from store.etcd.address import EtcdAddress
 from store.memory import MemoryTransport
@@ -32,8 +35,12 @@ from tests.support.identities import TestAuthority, now
 DAY = timedelta(days=1)
 
 
+def checked(found: TransportSecurity) -> list[Finding]:
+    return run_all(SECURITY_CHECKS, SimpleNamespace(security=found))
+
+
 def results(found: TransportSecurity) -> list[tuple[str, str]]:
-    return [(one.level, one.check) for one in check_security(found)]
+    return [(one.level, one.check) for one in checked(found)]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,7 @@ def test_each_weakness_is_a_finding(
     found: TransportSecurity, expected: list[tuple[str, str]]
 ) -> None:
     assert results(found) == expected
-    assert all(one.advice for one in check_security(found) if one.level != "OK")
+    assert all(one.advice for one in checked(found) if one.level != "OK")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from identity.authority import identity_of, load_certificate, new_key, spki_hash
 from identity.names import Role
 from identity.signer import revoke
 from identity.token_store import TokenOptions, list_tokens
-from insight.doctor.transport_security import check_security
+from insight.doctor.transport_security import check_joins
 from machinery import virtual_time
 from machinery.virtual_time import VirtualClock
 from reconciler.services.join.port import REFUSAL_S
@@ -108,7 +108,7 @@ async def test_a_token_for_any_name_gives_no_name_that_the_fleet_has(
     security = await read_security(
         stand.transport, stand.clock.now(), ((), {}, ()), (EtcdAddress(socket=tmp_path), None)
     )
-    [warned] = [found.message for found in check_security(security) if found.check == "joins"]
+    [warned] = [found.message for found in check_joins(security)]
     assert "address 10.0.0.7: the fleet has" in warned
 
 
