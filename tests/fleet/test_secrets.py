@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -66,7 +67,7 @@ class RealFleet(Fleet):
     def restart(self, name: str) -> None:
         module, words = self._commands[name]
         variables = {**environment_without_secrets(), "HF_TOKEN": HUB_TOKEN}
-        command = ["python", "-m", module, *words, "--log-level", "debug"]
+        command = [sys.executable, "-m", module, *words, "--log-level", "debug"]
         log = self.log(name)
         self._children[name] = processes.spawn(command, log=log, environment=variables)
 
@@ -228,9 +229,10 @@ def leaks(canaries: Mapping[str, str], channels: Mapping[str, str]) -> list[str]
 
 def passwords(fleet: RealFleet) -> dict[str, str]:
     assert fleet.passwords is not None
-    files = sorted(fleet.passwords.glob("*.env"))
-    assert len(files) == 6
-    return {file.stem: users.read_credentials(file).password for file in files}
+    files = {file.stem: file for file in fleet.passwords.glob("*.env")}
+    nodes = {f"node-{name}" for name in NODES}
+    assert set(files) == {"admin", "dashboard", "gateway", "reconciler", "root", *nodes}
+    return {name: users.read_credentials(file).password for name, file in files.items()}
 
 
 async def use_the_gateway(fleet: RealFleet) -> dict[str, str]:
@@ -287,7 +289,7 @@ async def outputs(fleet: RealFleet, folder: Path) -> dict[str, str]:
         who = ("--etcd", str(fleet.etcd.address), *fleet._password_of("admin"))
         _, out, err = await from_scratch((*words, *who), b"")
         shown[" ".join(words)] = (out + err).decode()
-    assert '"secret": "<hidden>"' in shown[" ".join(commands[1])]
+    assert '"formation"' in shown[" ".join(commands[1])]  # of a group, whose secret is elsewhere
     bundle, backup = folder / "bundle.tar.gz", folder / "backup"
     await fleet.run("support-bundle", "-o", str(bundle))
     with tarfile.open(bundle) as archive:
