@@ -39,8 +39,8 @@ class Pair:
         self.desk = desk
         self.epoch = 0
 
-    async def form(self, **fields: Any) -> Replica:
-        """Write the next epoch."""
+    async def form(self, *, has_secret: bool = True, **fields: Any) -> Replica:
+        """Write the next epoch; without its secret, as a restored store has it."""
         self.epoch += 1
         # The uid chooses the ports of the epoch: another test run must not choose the same.
         uid = f"pair-{os.getpid()}"
@@ -53,7 +53,7 @@ class Pair:
         made = made.model_copy(update={"spec": made.spec.model_copy(update=changed)})
         secret = codec.encode(EpochSecret(epoch=self.epoch, secret="s3cret"))
         secrets = [Put(key=keys.epoch_secret_key(node, NAME), value=secret) for node in NAMES]
-        await self.desk.store.commit([], [codec.put_spec(made), *secrets])
+        await self.desk.store.commit([], [codec.put_spec(made), *(secrets if has_secret else ())])
         return made
 
     async def report(self, number: int) -> RankStatus | None:
@@ -134,6 +134,10 @@ async def test_a_group_lives_breaks_and_lives_again(
 ) -> None:
     pair = Pair(agents, desk)
 
+    # Backups hold no secrets: the restored epoch is given up, and the next one forms with new ones.
+    await pair.form(has_secret=False)
+    assert await pair.until_over() == ["RankEnded"] * 2
+
     # One process makes the reference first; the group answers the same.
     await pair.form(fits_single=True)
     await pair.until_condition(0, "MakingReference")
@@ -143,7 +147,7 @@ async def test_a_group_lives_breaks_and_lives_again(
     assert first is not None
     assert first.golden is not None
     assert first.golden.is_reference
-    assert [(one.epoch, one.memory_bytes) for one in pair.ranks()] == [(1, 2**30)] * 2
+    assert [(one.epoch, one.memory_bytes) for one in pair.ranks()] == [(pair.epoch, 2**30)] * 2
 
     # Agents that are killed go on with their ranks.
     pids = {one.child.record.pid for one in pair.ranks()}

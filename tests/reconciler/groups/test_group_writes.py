@@ -131,6 +131,31 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
     assert not any(key.startswith("/rank/") for key in await store.keys())
 
 
+async def test_the_epoch_after_a_restore_has_new_secrets() -> None:
+    """Backups leave secrets out: the ranks of the restored epoch end, and the next one forms."""
+    store = LeaderStore()
+    before, version = await created(store)
+    lost = await secret_of(store, "a")
+    epoch_keys = [keys.epoch_secret_key(node, "qwen-0") for node in "ab"]
+    assert all(key.startswith(keys.TRANSIENT_PREFIXES) for key in epoch_keys)
+    await store.transport.commit([], [Delete(key=key) for key in epoch_keys])
+    again = ReformReplica(
+        name="qwen-0",
+        ranks=before.spec.ranks,
+        form=FORM,
+        failures=1,
+        because="rank 0 on a: it ended",
+        leaving=(),
+        version=version,
+    )
+    await do(store.executor, again, await store.have(sharded()), {"qwen-0": before})
+    made = [await secret_of(store, node) for node in "ab"]
+    assert made[0] == made[1]
+    assert made[0] is not None
+    assert lost is not None
+    assert (made[0].epoch, made[0].secret != lost.secret) == (2, True)
+
+
 async def test_a_fallback_may_use_another_model() -> None:
     store = LeaderStore()
     before, version = await created(store)
