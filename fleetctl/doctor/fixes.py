@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetctl.doctor import observe_models, observe_security
+from fleetctl.doctor.observe_control import open_admin
 from insight.doctor.control_plane import ETCD_SPACE
 from insight.doctor.findings import Finding
 from insight.doctor.model_checks import PARTIAL_FILES
@@ -74,27 +75,22 @@ async def _free_etcd_space(context: FixContext) -> str:
 
     A defragmentation pauses a member for a second or two per GiB: only a member that refuses writes is worth that.
     """
-    done = [await _free_member(one) for one in member_addresses(context.address)]
-    return "; ".join(dict.fromkeys(done))
-
-
-async def _free_member(address: EtcdAddress) -> str:
-    client = MaintenanceClient(address)
-    try:
-        status = await client.status()
-        horizon = max(1, status.revision - _KEPT_REVISIONS)
-        await client.compact(horizon)
-        done = f"dropped etcd's history before revision {horizon}"
-        alarms = await client.alarms() if status.has_alarms else ()
-        full = [one for one in alarms if one.kind == "NOSPACE"]
-        if not full:
-            return done
-        await client.defragment()
-        for alarm in full:
-            await client.disarm(alarm)
-        return f"{done}, defragmented its file, and switched the alarm off"
-    finally:
-        await client.close()
+    results = []
+    for address in member_addresses(context.address):
+        async with open_admin(MaintenanceClient(address)) as client:
+            status = await client.status()
+            horizon = max(1, status.revision - _KEPT_REVISIONS)
+            await client.compact(horizon)
+            done = f"dropped etcd's history before revision {horizon}"
+            alarms = await client.alarms() if status.has_alarms else ()
+            full = [alarm for alarm in alarms if alarm.kind == "NOSPACE"]
+            if full:
+                await client.defragment()
+                for alarm in full:
+                    await client.disarm(alarm)
+                done += ", defragmented its file, and switched the alarm off"
+            results.append(done)
+    return "; ".join(dict.fromkeys(results))
 
 
 FIXES: Final = (

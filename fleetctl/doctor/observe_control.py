@@ -1,8 +1,10 @@
 """Observation of the control plane: unobserved changes, endpoints on foreign nodes, and the etcd behind the store."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,9 +25,11 @@ from schemas.replica import Endpoint, Replica, publisher_of, unassigned_reason
 from store import codec, keys, objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
-from store.etcd.grpc.admin import AuthClient, MaintenanceClient, MemberStatus, member_addresses
-from store.port import KeyValue, Transport
+from store.etcd.grpc.admin import AuthClient, MaintenanceClient, member_addresses
+from store.port import Transport
 from store.usage import usage_by_prefix
+
+ClientT = TypeVar("ClientT", AuthClient, MaintenanceClient)
 
 _FOREIGN_KEY = "it was written below the key of another node"
 SETTLE_S = 3.0
@@ -62,60 +66,57 @@ class ControlReading:
 async def read_control(transport: Transport, observed: Sequence[ApiObject]) -> ControlReading:
     """Compare endpoints with replicas, and generations with statuses. Raises StoreError."""
     endpoints = (await transport.list(keys.ENDPOINT_PREFIX)).items
-    replicas = {one.name: one for one in await objects.list_all(transport, Replica)}
-    compared = (_compare_endpoint(item, replicas) for item in endpoints)
+    replicas = {replica.name: replica for replica in await objects.list_all(transport, Replica)}
+    foreign = set()
+    for item in endpoints:
+        # The rule by which gateways refuse endpoints.
+        node = item.key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0]
+        name = keys.replica_of(item.key)
+        replica = replicas.get(name)
+        try:
+            endpoint = codec.decode(Endpoint, item)
+        except codec.UndecodableError as error:
+            reason = f"it cannot be read: {error}"
+        else:
+            publisher = None if replica is None else publisher_of(replica)
+            is_own = endpoint.spec.node == node
+            reason = unassigned_reason(endpoint, publisher) if is_own else _FOREIGN_KEY
+        if reason:
+            foreign.add(ForeignEndpoint(replica=name, node=node, reason=reason))
     return ControlReading(
         endpoints=len(endpoints),
-        foreign=frozenset(one for one in compared if one is not None),
+        foreign=frozenset(foreign),
         unobserved=frozenset(
-            (label_of(one), one.metadata.generation) for one in observed if is_unobserved(one)
+            (label_of(obj), obj.metadata.generation) for obj in observed if is_unobserved(obj)
         ),
     )
 
 
-def _compare_endpoint(item: KeyValue, replicas: dict[str, Replica]) -> ForeignEndpoint | None:
-    """Apply the rule by which gateways refuse endpoints."""
-    node = item.key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0]
-    name = keys.replica_of(item.key)
-    try:
-        endpoint = codec.decode(Endpoint, item)
-    except codec.UndecodableError as error:
-        reason = f"it cannot be read: {error}"
-    else:
-        is_own = endpoint.spec.node == node
-        replica = replicas.get(name)
-        publisher = None if replica is None else publisher_of(replica)
-        reason = unassigned_reason(endpoint, publisher) if is_own else _FOREIGN_KEY
-    return ForeignEndpoint(replica=name, node=node, reason=reason) if reason else None
-
-
-def label_of(found: ApiObject) -> str:
+def label_of(obj: ApiObject) -> str:
     """Return the object's name in messages, such as `modeldeployment/qwen`."""
-    return f"{found.kind.lower()}/{found.name}"
+    return f"{obj.kind.lower()}/{obj.name}"
 
 
 def unobserved_changes(
     reading: ControlReading, observed: Sequence[ApiObject], clock: Clock
 ) -> tuple[UnobservedChange, ...]:
-    """Return the changes of a confirmed reading with their age."""
+    """Return the changes of a confirmed reading with their age: the time since the last write of the object."""
     labels = {label for label, _ in reading.unobserved}
-    return tuple(
-        UnobservedChange(
-            label=label_of(one),
-            generation=one.metadata.generation,
-            observed_generation=getattr(getattr(one, "status", None), "observed_generation", 0),
-            age_s=_age_s(one, clock),
-        )
-        for one in observed
-        if label_of(one) in labels
-    )
-
-
-def _age_s(found: ApiObject, clock: Clock) -> float:
-    """Return the seconds since the last write of the object; at least the time between the readings."""
-    times = [entry.time for entry in found.metadata.managed_fields]
-    age_s = (clock.now() - max(times)).total_seconds() if times else 0.0
-    return max(SETTLE_S, age_s)
+    changes = []
+    for obj in observed:
+        if label_of(obj) in labels:
+            written = max(
+                (entry.time for entry in obj.metadata.managed_fields), default=clock.now()
+            )
+            change = UnobservedChange(
+                label=label_of(obj),
+                generation=obj.metadata.generation,
+                observed_generation=getattr(getattr(obj, "status", None), "observed_generation", 0),
+                # At least the time between the readings.
+                age_s=max(SETTLE_S, (clock.now() - written).total_seconds()),
+            )
+            changes.append(change)
+    return tuple(changes)
 
 
 async def observe_etcd(
@@ -124,8 +125,14 @@ async def observe_etcd(
     """Observe the etcd itself; what cannot be read is left unknown. `etcd_folder` is that of an embedded etcd."""
     exposed = exposed_urls(address)
     try:
-        members = [await _member_status(one) for one in member_addresses(address)]
-        has_users = bool(address.username) or (bool(exposed) and await _has_users(address))
+        members = []
+        for member in member_addresses(address):
+            async with open_admin(MaintenanceClient(member)) as client:
+                members.append(await client.status())
+        has_users = bool(address.username)
+        if exposed and not has_users:
+            async with open_admin(AuthClient(address)) as auth:
+                has_users = await auth.is_on()
     except StoreError as error:
         return EtcdHealth(exposed=exposed, error=str(error))
     health = EtcdHealth(
@@ -150,18 +157,11 @@ def exposed_urls(address: EtcdAddress) -> tuple[str, ...]:
     return tuple(url for url in address.endpoints if is_remote(urlsplit(url).hostname or ""))
 
 
-async def _member_status(address: EtcdAddress) -> MemberStatus:
-    client = MaintenanceClient(address)
+@asynccontextmanager
+async def open_admin(client: ClientT) -> AsyncIterator[ClientT]:
+    """Close a client of etcd at the end of the block."""
     try:
-        return await client.status()
-    finally:
-        await client.close()
-
-
-async def _has_users(address: EtcdAddress) -> bool:
-    client = AuthClient(address)
-    try:
-        return await client.is_on()
+        yield client
     finally:
         await client.close()
 

@@ -17,40 +17,33 @@ from store.port import Transport
 _MAX_PARALLEL: Final = 32
 # An agent's readers take eight seconds at most, and a second time for the system's log.
 _LIMIT_S: Final = 20.0
-_NOT_FOUND: Final = 404
 
 
 async def examine_machines(
     transport: Transport, addresses: Sequence[ProcessAddress]
 ) -> list[MachineReport]:
     """Ask agents for the findings about their machines; those without an address are left out."""
-    asked = [one for one in addresses if one.url]
+    asked = {address.key.partition("/")[2]: address for address in addresses if address.url}
+    slots = asyncio.Semaphore(_MAX_PARALLEL)
+
+    async def examine(node: str, address: ProcessAddress, bearer: str) -> MachineReport:
+        async with slots:
+            try:
+                document = await process_client.fetch(
+                    address, wire.PATH, bearer=bearer, limit_s=_LIMIT_S
+                )
+                found = wire.parse_findings(document)
+            except (ProcessRefusedError, ProcessUnreachableError, ValueError) as error:
+                return MachineReport(node=node, error=str(error))
+        # Whom we asked is what we know; an agent could name any node.
+        return MachineReport(node=node, findings=tuple(replace(one, node=node) for one in found))
+
     if not asked:
         return []
-    slots = asyncio.Semaphore(_MAX_PARALLEL)
     try:
-        async with issue_tickets(transport, [one.key for one in asked]) as bearers:
-            return list(
-                await asyncio.gather(*(_examine(one, bearers[one.key], slots) for one in asked))
-            )
+        async with issue_tickets(transport, [address.key for address in asked.values()]) as bearers:
+            examinations = (examine(*item, bearers[item[1].key]) for item in asked.items())
+            return list(await asyncio.gather(*examinations))
     except StoreError as error:
         why = f"no ticket can be written for it: {error}"
-        return [MachineReport(node=_node_of(one), error=why) for one in asked]
-
-
-async def _examine(address: ProcessAddress, bearer: str, slots: asyncio.Semaphore) -> MachineReport:
-    node = _node_of(address)
-    async with slots:
-        try:
-            document = await process_client.fetch(
-                address, wire.PATH, bearer=bearer, limit_s=_LIMIT_S
-            )
-            found = wire.parse_findings(document)
-        except (ProcessRefusedError, ProcessUnreachableError, ValueError) as error:
-            return MachineReport(node=node, error=str(error))
-    # Whom we asked is what we know; an agent could name any node.
-    return MachineReport(node=node, findings=tuple(replace(one, node=node) for one in found))
-
-
-def _node_of(address: ProcessAddress) -> str:
-    return address.key.partition("/")[2]
+        return [MachineReport(node=node, error=why) for node in asked]

@@ -45,20 +45,23 @@ def networks_to_hear(
     `here` are the addresses of this machine, which hears its own processes on every network.
     """
     hosts = {
-        f"gateway/{id_}": urlsplit(one.url).hostname or ""
-        for id_, one in leases.items()
-        if one.is_announced
+        f"gateway/{id_}": urlsplit(lease.url).hostname or ""
+        for id_, lease in leases.items()
+        if lease.is_announced
     }
-    found = []
-    for interface in interfaces:
-        names = [
+    by_interface = {
+        interface.name: tuple(
             name
             for name, host in hosts.items()
             if host not in here and interface.has_neighbour(host)
-        ]
-        if names:
-            found.append(ListenedNetwork(interface=interface.name, gateways=tuple(names)))
-    return tuple(found)
+        )
+        for interface in interfaces
+    }
+    return tuple(
+        ListenedNetwork(interface=name, gateways=names)
+        for name, names in by_interface.items()
+        if names
+    )
 
 
 async def listen(

@@ -1,9 +1,9 @@
 """Observation for the checks of connections between machines: trust and leases in the store, and files of this machine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from cryptography import x509
@@ -29,6 +29,8 @@ from store.errors import PermissionDeniedError
 from store.etcd.address import EtcdAddress
 from store.port import Transport
 
+RecordT = TypeVar("RecordT", JoinTokenRecord, ApiKey)
+
 # Below a data folder: the files that would give a reader the fleet.
 _SECRETS: Final = ("authority/ca.key", "authority/root.env")
 _IDENTITIES: Final = (
@@ -48,41 +50,38 @@ async def read_security(
     address, data_dir = here
     item = await transport.get(keys.FLEET_TRUST)
     trust = None if item is None else codec.decode(FleetTrust, item)
-    leases = (await transport.list(keys.NODE_LEASE_PREFIX)).items
-    flags = {
-        f"node/{one.key.removeprefix(keys.NODE_LEASE_PREFIX)}": codec.decode(
-            NodeLease, one
-        ).insecure_flags
-        for one in leases
-    }
-    flags |= {f"gateway/{id_}": lease.insecure_flags for id_, lease in gateways.items()}
+    flags = []
+    for lease_item in (await transport.list(keys.NODE_LEASE_PREFIX)).items:
+        name = lease_item.key.removeprefix(keys.NODE_LEASE_PREFIX)
+        lease = codec.decode(NodeLease, lease_item)
+        flags += [f"node/{name}: {flag}" for flag in lease.insecure_flags]
+    for id_, gateway in gateways.items():
+        flags += [f"gateway/{id_}: {flag}" for flag in gateway.insecure_flags]
+    # Those of gateways are checked with the gateways.
+    listeners = [
+        (f"node/{node.name}", node.status.agent_url) for node in nodes if node.status is not None
+    ] + [(f"replica/{endpoint.name}", endpoint.spec.url) for endpoint in endpoints]
+    tokens = await _read_secrets(transport, keys.JOIN_TOKEN_PREFIX, JoinTokenRecord)
+    api_keys = await _read_secrets(transport, keys.API_KEY_PREFIX, ApiKey)
+    events = await objects.list_all(transport, Event)
     return TransportSecurity(
         mode=None if trust is None else trust.mode,
-        plain=tuple(_plain_listeners(nodes, endpoints)),
-        insecure_flags=tuple(
-            f"{label}: {flag}" for label, several in flags.items() for flag in several
-        ),
+        plain=tuple(f"{label} at {url}" for label, url in listeners if is_plain_and_remote(url)),
+        insecure_flags=tuple(flags),
         plain_etcd=plain_etcd_urls(address),
         open_secrets=find_open_secrets(data_dir),
         certificates=await _read_certificates(transport, trust, now),
-        tokens=await _read_tokens(transport, now),
-        api_keys=await _read_api_keys(transport, now),
-        refused_names=tuple(
-            one.spec.message
-            for one in await objects.list_all(transport, Event)
-            if one.spec.reason == NAME_TAKEN
+        tokens=tuple(
+            TokenState(id=token.id, left=token.expires - now, uses=token.uses_left)
+            for token in tokens
         ),
+        api_keys=tuple(
+            KeyState(name=key.name, left=key.expires - now)
+            for key in api_keys
+            if key.expires is not None
+        ),
+        refused_names=tuple(e.spec.message for e in events if e.spec.reason == NAME_TAKEN),
     )
-
-
-def _plain_listeners(nodes: Sequence[Node], endpoints: Sequence[Endpoint]) -> Iterator[str]:
-    """Yield the plain listeners of agents and engines; those of gateways are checked with the gateways."""
-    for node in nodes:
-        if node.status is not None and is_plain_and_remote(node.status.agent_url):
-            yield f"node/{node.name} at {node.status.agent_url}"
-    for one in endpoints:
-        if is_plain_and_remote(one.spec.url):
-            yield f"replica/{one.name} at {one.spec.url}"
 
 
 def is_plain_and_remote(url: str) -> bool:
@@ -90,56 +89,40 @@ def is_plain_and_remote(url: str) -> bool:
     return url.startswith("http://") and is_remote(urlsplit(url).hostname or "")
 
 
-async def _read_tokens(transport: Transport, now: datetime) -> tuple[TokenState, ...]:
-    """Return the join tokens; none if this user may not read secrets."""
+async def _read_secrets(transport: Transport, prefix: str, type_: type[RecordT]) -> list[RecordT]:
+    """Return the records below a prefix; none if this user may not read secrets."""
     try:
-        items = (await transport.list(keys.JOIN_TOKEN_PREFIX)).items
+        items = (await transport.list(prefix)).items
     except PermissionDeniedError:
-        return ()
-    records = [codec.decode(JoinTokenRecord, item) for item in items]
-    return tuple(
-        TokenState(id=one.id, left=one.expires - now, uses=one.uses_left) for one in records
-    )
-
-
-async def _read_api_keys(transport: Transport, now: datetime) -> tuple[KeyState, ...]:
-    """Return the API keys with an end; none if this user may not read secrets."""
-    try:
-        items = (await transport.list(keys.API_KEY_PREFIX)).items
-    except PermissionDeniedError:
-        return ()
-    found = [codec.decode(ApiKey, item) for item in items]
-    return tuple(
-        KeyState(name=one.name, left=one.expires - now) for one in found if one.expires is not None
-    )
+        return []
+    return [codec.decode(type_, item) for item in items]
 
 
 async def _read_certificates(
     transport: Transport, trust: FleetTrust | None, now: datetime
 ) -> tuple[CertificateState, ...]:
-    items = (await transport.list(keys.ISSUED_PREFIX)).items
     authorities = (
         [] if trust is None else x509.load_pem_x509_certificates(trust.authorities.encode())
     )
-    found = []
-    for item in items:
+
+    def is_issued_by(pem: str, authority: x509.Certificate) -> bool:
+        try:
+            x509.load_pem_x509_certificate(pem.encode()).verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
+
+    states = []
+    for item in (await transport.list(keys.ISSUED_PREFIX)).items:
         issued = codec.decode(IssuedCertificate, item)
-        found.append(
+        states.append(
             CertificateState(
                 label=item.key.removeprefix(keys.ISSUED_PREFIX),
                 left=issued.not_after - now,
-                is_foreign=not any(_is_issued_by(issued.certificate, one) for one in authorities),
+                is_foreign=not any(is_issued_by(issued.certificate, one) for one in authorities),
             )
         )
-    return tuple(found)
-
-
-def _is_issued_by(pem: str, authority: x509.Certificate) -> bool:
-    try:
-        x509.load_pem_x509_certificate(pem.encode()).verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+    return tuple(states)
 
 
 def plain_etcd_urls(address: EtcdAddress) -> tuple[str, ...]:

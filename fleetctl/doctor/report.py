@@ -11,32 +11,23 @@ _ROLES: dict[Level, terminal.Role] = {
     "FAIL": "bad",
     "UNKNOWN": "dim",
 }
-# Indent of the advice below a finding.
-_ADVICE_INDENT = 2
 
 
 def format_findings(findings: Sequence[Finding]) -> str:
     """Return the findings as text, with the advice below each."""
-    width = max(len(one.check) for one in findings)
-    level_width = max(4, *(len(one.level) for one in findings))
+    width = max(len(finding.check) for finding in findings)
+    level_width = max(4, *(len(finding.level) for finding in findings))
     lines: list[str] = []
-    for one in findings:
-        word = terminal.style(one.level.ljust(level_width), _ROLES[one.level])
-        lines.append(f"{word}  {one.check.ljust(width)}  {_where(one)}{one.message}{_since(one)}")
-        if one.advice:
-            indent = " " * (level_width + _ADVICE_INDENT + width + 2)
-            lines.append(indent + terminal.style(one.advice, "dim"))
+    for finding in findings:
+        level = terminal.style(finding.level.ljust(level_width), _ROLES[finding.level])
+        where = f"node/{finding.node}: " if finding.node else ""
+        at = "" if finding.since is None else finding.since.isoformat(sep=" ", timespec="minutes")
+        since = f" (since {at})" if at else ""
+        lines.append(f"{level}  {finding.check.ljust(width)}  {where}{finding.message}{since}")
+        if finding.advice:
+            indent = " " * (level_width + width + 4)
+            lines.append(indent + terminal.style(finding.advice, "dim"))
     return "\n".join((*lines, "", summary_line(findings)))
-
-
-def _where(finding: Finding) -> str:
-    return f"node/{finding.node}: " if finding.node else ""
-
-
-def _since(finding: Finding) -> str:
-    if finding.since is None:
-        return ""
-    return f" (since {finding.since.isoformat(sep=' ', timespec='minutes')})"
 
 
 def summary_line(findings: Sequence[Finding]) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 from nodeagent.doctor import engine_checks, system_checks
 from nodeagent.doctor.check import MAC, Check, run_all, unknown
 from nodeagent.doctor.host_facts import HostFacts
-from nodeagent.doctor.system_checks import UPDATES
+from nodeagent.hardware.macos_settings import UPDATES
 from schemas.wire.findings import Finding
 
 CHECKS: Final[Sequence[Check]] = (

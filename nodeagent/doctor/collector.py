@@ -4,12 +4,13 @@ import asyncio
 import ctypes
 import errno
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from machinery.clock import Clock
 from nodeagent.doctor import macos_facts, process_facts, service_facts
-from nodeagent.doctor.host_facts import ClockFacts, HostFacts, ServiceFacts
+from nodeagent.doctor.host_facts import ClockFacts, EngineFacts, HostFacts, ServiceFacts
 from nodeagent.doctor.readers import (
     CollectionScope,
     CommandRunner,
@@ -32,69 +33,59 @@ async def collect_facts(
     platform: str = sys.platform,
 ) -> HostFacts:
     """Return the facts of this machine; `run` and `platform` are others in tests only."""
-    is_mac = platform == "darwin"
-    readers = _common_readers(scope, clock, run, is_mac=is_mac)
-    readers |= macos_facts.readers(scope, run) if is_mac else _linux_readers(scope)
-    values = await asyncio.gather(*(read_bounded(name, read) for name, read in readers.items()))
-    found: dict[str, Any] = dict(zip(readers, values, strict=True))
-    translated = found.pop("is_translated", None)
-    if any(one.is_denied for one in found.get("neighbours") or ()):
-        # The system's log takes seconds to search.
-        found["denials"] = await read_bounded("denials", lambda: macos_facts.count_denials(run))
-    return HostFacts(
-        system="macOS" if is_mac else "Linux",
-        is_agent=scope.agent is not None,
-        slept_s=None if scope.agent is None else scope.agent.slept_s(),
-        python=process_facts.read_python(is_translated=translated),
-        open_files=process_facts.read_open_files(),
-        engine_ports=scope.engine_ports,
-        api_port=scope.api_port,
-        **found,
-    )
-
-
-def _common_readers(
-    scope: CollectionScope, clock: Clock, run: CommandRunner, *, is_mac: bool
-) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """Return the readers of every system, by the field of HostFacts that each fills."""
-    now, folder = clock.now(), scope.models_dir
-    expected = None if scope.agent is None else scope.agent.engine_pids
+    is_mac, now, agent = platform == "darwin", clock.now(), scope.agent
+    folders = scope.engine_folders
 
     async def read_services() -> tuple[ServiceFacts, ...]:
-        if is_mac:
-            found = await service_facts.read_jobs(run, scope.root, scope.home, now)
-        else:
-            found = await service_facts.read_units(run, scope.root, scope.home, now)
+        read = service_facts.read_jobs if is_mac else service_facts.read_units
         plain = () if scope.plain_services is None else await scope.plain_services()
-        return (*found, *plain)
+        return (*await read(run, scope.root, scope.home, now), *plain)
 
-    async def read_engines() -> Any:
-        engines = await in_thread(
-            lambda: process_facts.read_engines(scope.engine_folders, expected, now)
-        )
-        if scope.agent is None or not is_mac:
+    async def read_engines() -> Sequence[EngineFacts]:
+        expected = None if agent is None else agent.engine_pids
+        engines = await in_thread(lambda: process_facts.read_engines(folders, expected, now))
+        if agent is None or not is_mac:
             return engines
-        return process_facts.with_in_flight(engines, await scope.agent.in_flight())
+        in_flight = await agent.in_flight()
+        return [
+            one if one.pid is None else replace(one, in_flight=in_flight.get(one.replica))
+            for one in engines
+        ]
 
-    return {
-        "models": lambda: in_thread(lambda: process_facts.read_models_folder(folder)),
+    # By the field of HostFacts that each fills.
+    readers: dict[str, Callable[[], Awaitable[Any]]] = {
+        "models": lambda: in_thread(lambda: process_facts.read_models_folder(scope.models_dir)),
         "disk": lambda: in_thread(
             lambda: min(
-                probe.read_disks((folder, *scope.engine_folders)), key=lambda disk: disk.free_bytes
+                probe.read_disks((scope.models_dir, *folders)), key=lambda disk: disk.free_bytes
             )
         ),
         "engines": read_engines,
         "services": read_services,
     }
-
-
-def _linux_readers(scope: CollectionScope) -> dict[str, Callable[[], Awaitable[Any]]]:
-    return {
-        "clock": lambda: in_thread(read_linux_clock),
-        "listeners": lambda: in_thread(
+    if is_mac:
+        readers |= macos_facts.readers(scope, run)
+    else:
+        readers["clock"] = lambda: in_thread(read_linux_clock)
+        readers["listeners"] = lambda: in_thread(
             lambda: process_facts.name_listeners(process_facts.read_sockets(), scope.ports)
-        ),
-    }
+        )
+    values = await asyncio.gather(*(read_bounded(name, read) for name, read in readers.items()))
+    facts: dict[str, Any] = dict(zip(readers, values, strict=True))
+    translated = facts.pop("is_translated", None)
+    if any(neighbour.is_denied for neighbour in facts.get("neighbours") or ()):
+        # The system's log takes seconds to search.
+        facts["denials"] = await read_bounded("denials", lambda: macos_facts.count_denials(run))
+    return HostFacts(
+        system="macOS" if is_mac else "Linux",
+        is_agent=agent is not None,
+        slept_s=None if agent is None else agent.slept_s(),
+        python=process_facts.read_python(is_translated=translated),
+        open_files=process_facts.read_open_files(),
+        engine_ports=scope.engine_ports,
+        api_port=scope.api_port,
+        **facts,
+    )
 
 
 def read_linux_clock() -> ClockFacts:

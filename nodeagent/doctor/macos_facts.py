@@ -21,15 +21,12 @@ from nodeagent.doctor.host_facts import (
 from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread
 from nodeagent.hardware import load, macos, macos_fabric, macos_settings
 from nodeagent.hardware.load import Macmon
-from nodeagent.hardware.macos_settings import JetsamReport
-from nodeagent.hardware.metal import MetalVerdict
+from nodeagent.hardware.macos_settings import UPDATES, JetsamReport
 from nodeagent.hardware.readings import RebootReading
 from nodeagent.hardware.system_text import parse_pairs
 
 _FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _SYSCTL: Final = "/usr/sbin/sysctl"
-_UPDATES: Final = "/Library/Preferences/com.apple.SoftwareUpdate"
-_TIME_SERVER: Final = "time.apple.com"
 _NC: Final = "/usr/bin/nc"
 _CONNECT_LIMIT_S: Final = 2.0
 _MAX_NEIGHBOURS: Final = 3
@@ -44,28 +41,56 @@ _UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[], Awaitable[Any]]]:
     """Return the readers by the field of HostFacts that each fills."""
-    return {
-        "is_translated": lambda: read_translation(run),
+
+    async def read(parse: Callable[[str], Any], *argv: str) -> Any:
+        return parse(await run(argv) or "")
+
+    readings: dict[str, Callable[[], Awaitable[Any]]] = {
+        # Rosetta translates what a translated process starts.
+        "is_translated": lambda: read(parse_translation, _SYSCTL, "sysctl.proc_translated"),
         "firewall": lambda: read_firewall(run),
         "sleep": lambda: read_sleep(run),
-        "installs_updates": lambda: read_updates(run),
-        "has_filevault": lambda: read_filevault(run),
-        "is_user_at_screen": lambda: read_screen_user(run),
-        "clock": lambda: read_clock(run),
+        "installs_updates": lambda: read(
+            macos_settings.parse_installs_updates, "/usr/bin/defaults", "read", UPDATES
+        ),
+        "has_filevault": lambda: read(
+            macos_settings.parse_filevault, "/usr/bin/fdesetup", "status"
+        ),
+        "is_user_at_screen": lambda: read(
+            parse_screen_user, "/usr/bin/stat", "-f", "%Su", "/dev/console"
+        ),
+        # It sets nothing.
+        "clock": lambda: read(parse_clock, "/usr/bin/sntp", "-t", "3", "time.apple.com"),
         "neighbours": lambda: read_neighbours(scope, run),
         "fabric": macos_fabric.read_fabric,
         "wired": lambda: read_wired(run),
         "listeners": lambda: read_listeners(scope, run),
         "jetsam": lambda: in_thread(lambda: read_jetsam(scope.root / _REPORTS)),
-        "gpu": lambda: read_gpu(run),
-        "metal": lambda: read_metal(scope),
+        "gpu": lambda: read(parse_gpu, *load.macmon_command()),
     }
+    return readings if scope.metal is None else readings | {"metal": scope.metal}
 
 
-async def read_translation(run: CommandRunner) -> bool | None:
-    """Return whether Rosetta translates programs that this process starts, and so this process."""
-    printed = await run((_SYSCTL, "sysctl.proc_translated"))
-    return {"0": False, "1": True}.get(parse_pairs(printed or "").get("sysctl.proc_translated", ""))
+def parse_translation(sysctl: str) -> bool | None:
+    """Return whether `sysctl sysctl.proc_translated` says that Rosetta translates the process."""
+    return {"0": False, "1": True}.get(parse_pairs(sysctl).get("sysctl.proc_translated", ""))
+
+
+def parse_screen_user(owner: str) -> bool | None:
+    """Return whether a user is logged in at the screen; root owns the console otherwise."""
+    return owner.strip() not in ("root", "_mbsetupuser") if owner.strip() else None
+
+
+def parse_clock(sntp: str) -> ClockFacts | None:
+    """Return the difference to the time server."""
+    offset_s = macos_settings.parse_clock_offset(sntp)
+    return None if offset_s is None else ClockFacts(offset_s=offset_s)
+
+
+def parse_gpu(printed: str) -> Macmon | None:
+    """Return the GPU's use and power by macmon; None if it does not show both."""
+    macmon = load.parse_macmon(printed)
+    return None if macmon.gpu_ratio is None or macmon.gpu_watts is None else macmon
 
 
 async def read_firewall(run: CommandRunner) -> FirewallFacts | None:
@@ -106,31 +131,6 @@ async def read_sleep(run: CommandRunner) -> SleepFacts | None:
     )
 
 
-async def read_updates(run: CommandRunner) -> bool | None:
-    """Return whether macOS installs updates by itself; None if that was never set."""
-    return macos_settings.parse_installs_updates(
-        await run(("/usr/bin/defaults", "read", _UPDATES)) or ""
-    )
-
-
-async def read_filevault(run: CommandRunner) -> bool | None:
-    """Return whether FileVault is on."""
-    return macos_settings.parse_filevault(await run(("/usr/bin/fdesetup", "status")) or "")
-
-
-async def read_screen_user(run: CommandRunner) -> bool | None:
-    """Return whether someone is logged in at the screen; root owns the console otherwise."""
-    owner = (await run(("/usr/bin/stat", "-f", "%Su", "/dev/console")) or "").strip()
-    return owner not in ("root", "_mbsetupuser") if owner else None
-
-
-async def read_clock(run: CommandRunner) -> ClockFacts | None:
-    """Return the difference to Apple's time server; the command sets nothing."""
-    printed = await run(("/usr/bin/sntp", "-t", "3", _TIME_SERVER))
-    offset_s = macos_settings.parse_clock_offset(printed or "")
-    return None if offset_s is None else ClockFacts(offset_s=offset_s)
-
-
 async def read_wired(run: CommandRunner) -> RebootReading | None:
     """Return the wired memory."""
     vm_stat, sysctl = await asyncio.gather(
@@ -163,17 +163,6 @@ def read_jetsam(folder: Path) -> tuple[JetsamReport, ...]:
     return tuple(reports)
 
 
-async def read_gpu(run: CommandRunner) -> Macmon | None:
-    """Return the GPU's use and power by macmon; None if it does not show both."""
-    macmon = load.parse_macmon(await run(load.macmon_command()) or "")
-    return None if macmon.gpu_ratio is None or macmon.gpu_watts is None else macmon
-
-
-async def read_metal(scope: CollectionScope) -> MetalVerdict | None:
-    """Return the verdict on the GPU."""
-    return None if scope.metal is None else await scope.metal()
-
-
 async def count_denials(run: CommandRunner) -> int | None:
     """Return the number of entries about the local network in the system's log of the last ten minutes."""
     printed = await run(
@@ -204,8 +193,11 @@ async def read_neighbours(
 
 async def probe(run: CommandRunner, address: str, port: int) -> NeighbourProbe:
     """Connect to a machine with a socket of this process; with nc, too, if that fails."""
-    own = await connect(address, port)
-    tool = None if own is Reach.REACHED else await _connect_by_tool(run, address, port)
+    own, tool = await connect(address, port), None
+    if own is not Reach.REACHED:
+        # nc reports to stderr, which the runner does not keep.
+        words = (_NC, "-v", "-z", "-G", "2", "-w", "2", address, str(port))
+        tool = parse_nc(await run(("/bin/sh", "-c", 'exec "$0" "$@" 2>&1', *words)) or "")
     return NeighbourProbe(address=address, port=port, own=own, tool=tool)
 
 
@@ -222,13 +214,6 @@ async def connect(address: str, port: int) -> Reach:
         return Reach.REACHED if isinstance(error, ConnectionError) else Reach.SILENT
     writer.close()
     return Reach.REACHED
-
-
-async def _connect_by_tool(run: CommandRunner, address: str, port: int) -> Reach:
-    # nc reports to stderr, which the runner does not keep.
-    words = (_NC, "-v", "-z", "-G", "2", "-w", "2", address, str(port))
-    printed = await run(("/bin/sh", "-c", 'exec "$0" "$@" 2>&1', *words))
-    return parse_nc(printed or "")
 
 
 def parse_nc(text: str) -> Reach:

@@ -6,7 +6,8 @@ import platform
 import pwd
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -56,29 +57,21 @@ def read_open_files() -> OpenFileFacts:
 
 def read_models_folder(folder: Path) -> FolderFacts:
     """List the folder as this process may: macOS refuses some folders to services only (TCC)."""
-    user = _user_name()
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        user = f"user {os.geteuid()}"
+    listed = FolderFacts(path=str(folder), user=user)
     try:
         with os.scandir(folder) as entries:
             next(entries, None)
     except (FileNotFoundError, NotADirectoryError):
-        return FolderFacts(path=str(folder), error="missing", user=user)
+        return replace(listed, error="missing")
     except OSError as error:
         is_refused = error.errno in (errno.EPERM, errno.EACCES)
-        name = errno.errorcode.get(error.errno or 0, "error")
-        return FolderFacts(
-            path=str(folder),
-            error="refused" if is_refused else "failed",
-            reason=f"{name}: {error.strerror}",
-            user=user,
-        )
-    return FolderFacts(path=str(folder), user=user)
-
-
-def _user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"user {os.geteuid()}"
+        reason = f"{errno.errorcode.get(error.errno or 0, 'error')}: {error.strerror}"
+        return replace(listed, error="refused" if is_refused else "failed", reason=reason)
+    return listed
 
 
 def read_engines(
@@ -96,68 +89,40 @@ def read_engines(
         before = set(expected())
         running = [engine for folder in folders for engine in find_engines(folder)]
         known = before | set(expected())
-    found = [_running_engine(one, known) for one in running]
-    with_engine = {one.log.parent for one in running}
+    found = [_running_engine(engine, known) for engine in running]
+    with_engine = {engine.log.parent for engine in running}
     logs = [log for folder in folders for log in folder.glob(f"*/{engine_logs.LOG_FILE}")]
     for log in sorted(logs, key=_modified_at, reverse=True)[:_MAX_LOGS]:
-        if now - _modified_at(log) <= _NEWS:
-            found += _past_runs(log.parent, is_running=log.parent in with_engine)
+        folder = log.parent
+        # The run before the last one, and the last one if it has ended.
+        runs = (True,) if folder in with_engine else (True, False)
+        for is_past in runs if now - _modified_at(log) <= _NEWS else ():
+            lines = _last_lines(folder, engine_logs.find_run(folder, previous=is_past))
+            if lines:
+                ended = EngineFacts(
+                    replica=folder.name, pid=None, last_lines=lines, is_past=is_past
+                )
+                found.append(ended)
     return tuple(found)
 
 
-def with_in_flight(
-    engines: Sequence[EngineFacts], in_flight: Mapping[str, int | None]
-) -> tuple[EngineFacts, ...]:
-    """Return the engines with the sequences that they generate."""
-    return tuple(
-        one if one.pid is None else replace(one, in_flight=in_flight.get(one.replica))
-        for one in engines
-    )
-
-
 def _running_engine(engine: EngineProcess, known: set[int] | None) -> EngineFacts:
-    pid = engine.child.record.pid
-    started_at, resident, environment = _process_details(pid)
-    return EngineFacts(
+    pid, folder = engine.child.record.pid, engine.log.parent
+    facts = EngineFacts(
         replica=engine.replica,
         pid=pid,
-        started_at=started_at,
-        port=engine.address.port if not engine.address.socket else None,
+        port=None if engine.address.socket else engine.address.port,
         is_expected=None if known is None else pid in known,
-        resident_bytes=resident,
-        has_fast_synch=None
-        if environment is None
-        else environment.get(FAST_SYNCH, "") not in ("", "0"),
-        last_lines=_last_lines(
-            engine.log.parent, engine_logs.find_run(engine.log.parent, previous=False)
-        ),
+        last_lines=_last_lines(folder, engine_logs.find_run(folder, previous=False)),
     )
-
-
-def _process_details(
-    pid: int,
-) -> tuple[datetime | None, int | None, Mapping[str, str] | None]:
-    """Return the start, the resident bytes and the environment of a process; None for what is not ours to read."""
-    started_at, resident, environment = None, None, None
-    try:
+    # What is not ours to read stays unknown.
+    with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
-        started_at = datetime.fromtimestamp(process.create_time(), UTC)
-        resident = int(process.memory_info().rss)
-        environment = process.environ()
-    except (psutil.Error, OSError):
-        pass
-    return started_at, resident, environment
-
-
-def _past_runs(folder: Path, *, is_running: bool) -> Iterator[EngineFacts]:
-    """Yield the last run of an engine that has ended, and the run before the last one if it is news."""
-    runs = [(engine_logs.find_run(folder, previous=True), True)]
-    if not is_running:
-        runs.append((engine_logs.find_run(folder, previous=False), False))
-    for run, is_past in runs:
-        lines = _last_lines(folder, run)
-        if lines:
-            yield EngineFacts(replica=folder.name, pid=None, last_lines=lines, is_past=is_past)
+        facts = replace(facts, started_at=datetime.fromtimestamp(process.create_time(), UTC))
+        facts = replace(facts, resident_bytes=int(process.memory_info().rss))
+        has_fast_synch = process.environ().get(FAST_SYNCH, "") not in ("", "0")
+        facts = replace(facts, has_fast_synch=has_fast_synch)
+    return facts
 
 
 def _last_lines(folder: Path, run: EngineRun | None) -> tuple[str, ...]:
@@ -194,22 +159,17 @@ def name_listeners(
     sockets: Iterable[tuple[int, int | None]], ports: set[int]
 ) -> tuple[Listener, ...]:
     """Return the listeners on the given ports, with the names of their programs."""
-    several = {(port, pid) for port, pid in sockets if port in ports}
-    return tuple(
-        _listener(port, pid) for port, pid in sorted(several, key=lambda one: (one[0], one[1] or 0))
-    )
-
-
-def _listener(port: int, pid: int | None) -> Listener:
-    if pid is None:
-        return Listener(port=port)
-    try:
-        process = psutil.Process(pid)
-        argv = process.cmdline()
-        is_ours = pid == os.getpid() or is_fleet(argv)
-        return Listener(port=port, pid=pid, program=process.name(), is_fleet=is_ours)
-    except (psutil.Error, OSError):
-        return Listener(port=port, pid=pid)
+    wanted = {(port, pid) for port, pid in sockets if port in ports}
+    listeners = []
+    for port, pid in sorted(wanted, key=lambda pair: (pair[0], pair[1] or 0)):
+        listener = Listener(port=port, pid=pid)
+        with suppress(psutil.Error, OSError):
+            if pid is not None:
+                process = psutil.Process(pid)
+                is_ours = pid == os.getpid() or is_fleet(process.cmdline())
+                listener = replace(listener, program=process.name(), is_fleet=is_ours)
+        listeners.append(listener)
+    return tuple(listeners)
 
 
 def is_fleet(argv: Sequence[str]) -> bool:

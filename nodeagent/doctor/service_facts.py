@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -37,25 +38,23 @@ async def read_jobs(
             printed = await run(("/bin/launchctl", "print", f"{domain}/{label_of(name)}"))
             # A job that is not loaded prints nothing but an error.
             job = parse_print(printed) if printed and " = {" in printed else None
-            found.append(
-                ServiceFacts(
-                    name=name,
-                    kind=kind,
-                    pid=None if job is None else job.pid,
-                    restarts=_restarts(printed, None if job is None else job.runs - 1),
-                    age_s=None if job is None else age_s(job.pid, now),
-                    last_exit=None if job is None else job.last_exit,
-                    differences=None if content is None else job_differences(content),
-                )
+            service = ServiceFacts(
+                name=name,
+                kind=kind,
+                # 0 for a service that launchd has not loaded, unknown if it did not answer.
+                restarts=None if printed is None else 0,
+                differences=None if content is None else job_differences(content),
             )
+            if job is not None:
+                service = replace(
+                    service,
+                    pid=job.pid,
+                    restarts=max(0, job.runs - 1),
+                    age_s=age_s(job.pid, now),
+                    last_exit=job.last_exit,
+                )
+            found.append(service)
     return tuple(found)
-
-
-def _restarts(printed: str | None, counted: int | None) -> int | None:
-    """Return the restarts; 0 for a service that its manager has not loaded, None if the manager did not answer."""
-    if printed is None:
-        return None
-    return 0 if counted is None else max(0, counted)
 
 
 async def read_units(

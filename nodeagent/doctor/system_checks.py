@@ -41,7 +41,6 @@ _SLEPT_S: Final = 10.0
 NO_NEIGHBOUR: Final = unknown(
     "no other machine is known on this network", "ping another Mac, and run doctor again"
 )
-UPDATES: Final = "/Library/Preferences/com.apple.SoftwareUpdate"
 
 
 def disk_level(free_bytes: int) -> Level:

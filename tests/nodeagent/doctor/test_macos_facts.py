@@ -178,15 +178,12 @@ async def test_denials_in_the_log_are_counted_only_after_a_denial(tmp_path: Path
 @pytest.mark.parametrize(
     "printed",
     [
-        pytest.param(None, id="not-installed"),
+        pytest.param("", id="not-installed"),
         pytest.param("error: no IOReport", id="no-json"),
         pytest.param('{"gpu_active_ratio": 0.9}', id="no-power"),
         pytest.param('{"gpu_power": 3.5}', id="no-use"),
         pytest.param('{"gpu_active_ratio": 0.9, "gpu_power": -1}', id="impossible-power"),
     ],
 )
-async def test_a_gpu_of_which_macmon_shows_only_a_part_is_unknown(printed: str | None) -> None:
-    async def run(_: Sequence[str]) -> str | None:
-        return printed
-
-    assert await macos_facts.read_gpu(run) is None
+def test_a_gpu_of_which_macmon_shows_only_a_part_is_unknown(printed: str) -> None:
+    assert macos_facts.parse_gpu(printed) is None
