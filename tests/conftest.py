@@ -12,7 +12,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from engine.linux import blas
-from tests.support import collection, forker, run_order
+from tests.support import collection, forker, reaper, run_order
 from tests.support.sampling import FULL
 
 pytest_plugins = ["tests.support.models"]
@@ -38,6 +38,10 @@ def short_folder() -> Iterator[Path]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag --update-golden."""
     parser.addoption("--update-golden", action="store_true", help="Write tests/golden anew.")
+
+
+def pytest_configure() -> None:
+    reaper.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
