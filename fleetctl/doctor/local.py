@@ -2,12 +2,13 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from fleetctl.discovery.suggestions import Findings
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.services.layout import Layout, detect_backend, system_layout, user_layout
+from fleetctl.services.layout import detect_backend, system_layout, user_layout
 from fleetctl.services.plain import PlainServices
 from fleetctl.services.programs import PARTS
 from insight.doctor.findings import Finding
@@ -19,7 +20,6 @@ from nodeagent.doctor.host_facts import ServiceFacts, ServiceKind
 from nodeagent.doctor.readers import CollectionScope
 from nodeagent.doctor.service_facts import age_s
 from nodeagent.hardware import metal
-from nodeagent.hardware.metal import MetalVerdict
 from schemas.quantity import counted
 
 # The defaults of fleet-nodeagent.
@@ -38,27 +38,29 @@ async def examine_machine(
     home = home or Path.home()
     system = system_layout(detect_backend(sys.platform), Path("/"))
     own = user_layout(detect_backend(sys.platform), home, sys.platform)
+    installed = (layout.models for layout in (system, own) if layout.models.exists())
+    models_dir = models_dir or next(installed, inspection.DEFAULT_MODELS_DIR)
     scope = CollectionScope(
-        models_dir=(models_dir or _models_dir(system, own)).expanduser().absolute(),
+        models_dir=models_dir.expanduser().absolute(),
         engine_folders=(
             *(folder / "engines" for folder in DataDir(data_dir).nodes()),
             *(layout.state / "nodeagent" / "engines" for layout in (system, own)),
         ),
         engine_ports=_ENGINE_PORTS,
         api_port=_API_PORT,
-        metal=_check_metal if sys.platform == "darwin" else None,
+        # Less than the time that any reader has.
+        metal=partial(metal.check_device, limit_s=6.0) if sys.platform == "darwin" else None,
         plain_services=lambda: read_plain_services(home, clock),
         home=home,
     )
-    facts, heard = await asyncio.gather(collect_facts(scope, clock), read_announcements(clock))
-    return (*run_checks(facts), heard)
-
-
-async def read_announcements(clock: Clock) -> Finding:
-    """Return what is heard of fleets, for a machine that may join one."""
     from fleetctl.discovery import local_network, sources  # noqa: PLC0415 - zeroconf takes 170 ms
 
-    return check_announcements(await local_network.LocalNetwork(clock, sources.LISTEN_S).suggest())
+    # A machine that may join a fleet hears one.
+    facts, heard = await asyncio.gather(
+        collect_facts(scope, clock),
+        local_network.LocalNetwork(clock, sources.LISTEN_S).suggest(),
+    )
+    return (*run_checks(facts), check_announcements(heard))
 
 
 def check_announcements(heard: Findings) -> Finding:
@@ -73,17 +75,6 @@ def check_announcements(heard: Findings) -> Finding:
     message = heard.problems[0] if heard.problems else nothing
     advice = "join by an address, which needs no multicast: `fleetctl join HOST:4002`"
     return Finding(check=check, level="UNKNOWN", message=message, advice=advice)
-
-
-def _models_dir(*layouts: Layout) -> Path:
-    """Return the folder of models of an installation that exists, else the default of the agent."""
-    found = (layout.models for layout in layouts if layout.models.exists())
-    return next(found, inspection.DEFAULT_MODELS_DIR)
-
-
-async def _check_metal() -> MetalVerdict:
-    # Less than the time that any reader has.
-    return await metal.check_device(limit_s=6.0)
 
 
 async def read_plain_services(home: Path, clock: Clock) -> tuple[ServiceFacts, ...]:

@@ -8,17 +8,17 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import Final
 from urllib.parse import urlsplit
 
 import psutil
 
 from insight.doctor.cable_checks import LinkProbe
+from nodeagent.doctor.readers import CONNECT_S, try_connect
 from reconciler.groups.fabric import FabricFault, cables_between
 from schemas.node import Node
 
-_CONNECT_S: Final = 2.0
 _MAX_LINKS: Final = 64
 _AGENT_PORT: Final = 4001
 # The other Mac has answered that nothing listens at this address: the cable works.
@@ -51,25 +51,19 @@ def links_from(nodes: Sequence[Node], here: frozenset[str]) -> Iterator[LinkProb
 
 async def probe_links(links: Iterable[LinkProbe]) -> tuple[LinkProbe, ...]:
     """Return the links with the error of each; they are tried at the same time."""
-    found = [link for link, _ in zip(links, range(_MAX_LINKS), strict=False)]
-    return tuple(await asyncio.gather(*map(_probe, found)))
 
-
-async def _probe(link: LinkProbe) -> LinkProbe:
-    try:
-        async with asyncio.timeout(_CONNECT_S):
-            _, writer = await asyncio.open_connection(
-                link.target, link.port, local_addr=(link.source, 0)
-            )
-    except TimeoutError:
-        return replace(link, error=f"no answer within {_CONNECT_S:.0f} s (errno {errno.ETIMEDOUT})")
-    except OSError as error:
-        if error.errno in _REACHED:
+    async def probe(link: LinkProbe) -> LinkProbe:
+        error = await try_connect(link.target, link.port, source=link.source)
+        if error is None or error.errno in _REACHED:
             return link
-        words = os.strerror(error.errno).lower() if error.errno else str(error)
-        return replace(link, error=f"{words} (errno {error.errno})")
-    writer.close()
-    return link
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {CONNECT_S:.0f} s (errno {errno.ETIMEDOUT})"
+        else:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            reason += f" (errno {error.errno})"
+        return replace(link, error=reason)
+
+    return tuple(await asyncio.gather(*map(probe, islice(links, _MAX_LINKS))))
 
 
 async def read_links(nodes: Sequence[Node]) -> tuple[LinkProbe, ...]:

@@ -104,7 +104,7 @@ def check_admission(
         for name in chosen
         if (status := known[name].status if name in known else None) is not None
     )
-    faults = [*_absent_faults(spec, chosen, known, ready), *_condition_faults(reported)]
+    faults = [*_member_faults(spec, chosen, known, ready)]
     seats: tuple[Seat, ...] = ()
     has_all_reports = len(reported) == spec.wanted_size
     if has_all_reports:
@@ -112,10 +112,17 @@ def check_admission(
         found = fabric.assign_seats(spec, reported)
         seats = () if isinstance(found, FabricFault) else found
     spares = [name for name in member_names(spec, nodes) if name not in chosen]
+    addresses = {seat.node: seat.addresses for seat in seats}
+    ranks = [*enumerate(chosen), *((None, name) for name in spares)]
     return GroupAdmission(
         group=group.name,
         spec=spec,
-        members=(*_ranked_members(chosen, seats, ready), *_spare_members(spares, ready)),
+        members=tuple(
+            AdmissionMember(
+                node=name, rank=rank, is_ready=name in ready, addresses=addresses.get(name, ())
+            )
+            for rank, name in ranks
+        ),
         cables=fabric.group_cables(spec, reported)
         if has_all_reports and spec.backend != "ring"
         else (),
@@ -124,56 +131,38 @@ def check_admission(
     )
 
 
-def _ranked_members(
-    chosen: Sequence[str], seats: Sequence[Seat], ready: Collection[str]
-) -> Iterator[AdmissionMember]:
-    addresses = {seat.node: seat.addresses for seat in seats}
-    for rank, name in enumerate(chosen):
-        own = addresses.get(name, ())
-        yield AdmissionMember(node=name, rank=rank, is_ready=name in ready, addresses=own)
-
-
-def _spare_members(names: Sequence[str], ready: Collection[str]) -> Iterator[AdmissionMember]:
-    for name in names:
-        yield AdmissionMember(node=name, rank=None, is_ready=name in ready)
-
-
-def _absent_faults(
+def _member_faults(
     spec: ShardGroupSpec,
     chosen: Sequence[str],
     known: Mapping[str, Node],
     ready: Collection[str],
 ) -> Iterator[FabricFault]:
+    """Yield the members that are missing, and those whose conditions keep them from forming the group."""
     if len(chosen) < spec.wanted_size:
         yield FabricFault(
             reason="TooFewMembers",
             message=f"the group needs {spec.wanted_size} Macs, but its selector matches {len(chosen)}; label more Macs, or "
             "reduce the size",
         )
+    reported: list[tuple[str, NodeStatus]] = []
     for name in chosen:
-        if name not in known or known[name].status is None:
-            yield FabricFault(
-                reason="NodeUnknown",
-                message=f"the agent of {name} has never reported; start it, or correct spec.members",
-            )
-        elif name not in ready:
-            yield FabricFault(
-                reason="NotReady",
-                message=f"the agent of {name} does not answer, and the group has no spare",
-            )
-
-
-def _condition_faults(reported: Sequence[tuple[str, NodeStatus]]) -> Iterator[FabricFault]:
+        status = known[name].status if name in known else None
+        if status is None:
+            message = f"the agent of {name} has never reported; start it, or correct spec.members"
+            yield FabricFault(reason="NodeUnknown", message=message)
+            continue
+        reported.append((name, status))
+        if name not in ready:
+            message = f"the agent of {name} does not answer, and the group has no spare"
+            yield FabricFault(reason="NotReady", message=message)
     for name, status in reported:
         reboot = find_condition(status.conditions, "NeedsReboot")
         if reboot is not None and reboot.status is ConditionStatus.TRUE:
             yield FabricFault(reason="NeedsReboot", message=f"restart {name}: {reboot.message}")
         healthy = find_condition(status.conditions, "FabricHealthy")
         if healthy is not None and healthy.status is ConditionStatus.FALSE:
-            yield FabricFault(
-                reason="FabricUnhealthy",
-                message=f"{name}, at the last measurement: {healthy.message}",
-            )
+            message = f"{name}, at the last measurement: {healthy.message}"
+            yield FabricFault(reason="FabricUnhealthy", message=message)
 
 
 def _warnings(

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import urlsplit
 
+from nodeagent.doctor.readers import try_connect
 from schemas.node import Node
 
-_CONNECT_S: Final = 2.0
 _MAX_NODES: Final = 64
 _SSH_PORT: Final = 22
 
@@ -35,15 +35,11 @@ class LostNode:
 
 async def try_port(host: str, port: int) -> PortState:
     """Connect to a port, and close the connection."""
-    try:
-        async with asyncio.timeout(_CONNECT_S):
-            _, writer = await asyncio.open_connection(host, port)
-    except (ConnectionRefusedError, ConnectionResetError):
-        return PortState.CLOSED
-    except OSError:  # TimeoutError is one
-        return PortState.SILENT
-    writer.close()
-    return PortState.OPEN
+    error = await try_connect(host, port)
+    if error is None:
+        return PortState.OPEN
+    is_closed = isinstance(error, ConnectionRefusedError | ConnectionResetError)
+    return PortState.CLOSED if is_closed else PortState.SILENT
 
 
 async def try_lost_nodes(

@@ -18,7 +18,7 @@ from nodeagent.doctor.host_facts import (
     Reach,
     SleepFacts,
 )
-from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread
+from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread, try_connect
 from nodeagent.hardware import load, macos, macos_fabric, macos_settings
 from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import UPDATES, JetsamReport
@@ -28,7 +28,6 @@ from nodeagent.hardware.system_text import parse_pairs
 _FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 _SYSCTL: Final = "/usr/sbin/sysctl"
 _NC: Final = "/usr/bin/nc"
-_CONNECT_LIMIT_S: Final = 2.0
 _MAX_NEIGHBOURS: Final = 3
 # A neighbour found by ARP answers there: with SSH, or with a refusal.
 _ANY_PORT: Final = 22
@@ -203,17 +202,10 @@ async def probe(run: CommandRunner, address: str, port: int) -> NeighbourProbe:
 
 async def connect(address: str, port: int) -> Reach:
     """Connect with a socket of this process, and close it."""
-    try:
-        async with asyncio.timeout(_CONNECT_LIMIT_S):
-            _, writer = await asyncio.open_connection(address, port)
-    except TimeoutError:
-        return Reach.SILENT
-    except OSError as error:
-        if error.errno in _UNREACHABLE:
-            return Reach.UNREACHABLE
-        return Reach.REACHED if isinstance(error, ConnectionError) else Reach.SILENT
-    writer.close()
-    return Reach.REACHED
+    error = await try_connect(address, port)
+    if error is None or isinstance(error, ConnectionError):
+        return Reach.REACHED
+    return Reach.UNREACHABLE if error.errno in _UNREACHABLE else Reach.SILENT
 
 
 def parse_nc(text: str) -> Reach:

@@ -1,10 +1,10 @@
 """Common parts of the readers of host facts: the scope of a collection, commands and threads with time limits."""
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 CommandRunner: TypeAlias = Callable[[Sequence[str]], Awaitable[str | None]]
 """Runs a command within a time limit, and returns its output; None if it cannot be run, or is late."""
+CONNECT_S: Final = 2.0
+"""The time that a connection may take."""
 READER_LIMIT_S: Final = 8.0
 """The time that one reader may take; they run at the same time."""
 # sntp and `log show` are the slow ones.
@@ -90,28 +92,30 @@ async def read_bounded(
 
 async def in_thread(query: Callable[[], T]) -> T:
     """Run a blocking query in a thread that may be left behind: a lost network disk blocks it for minutes."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: Exception | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(value)  # type: ignore[arg-type]  # there is a value without an error
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def work() -> None:
-        value: T | None = None
-        # A mistake of ours ends the thread with its traceback; the fact is unknown then, too.
-        failure: Exception | None = OSError("the reader failed")
+        answer.set_running_or_notify_cancel()
         try:
-            value, failure = query(), None
+            answer.set_result(query())
         except _FAILURES as error:
-            failure = error
+            answer.set_exception(error)
         finally:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(settle, value, failure)
+            if not answer.done():
+                # A mistake of ours ends the thread with its traceback; the fact is unknown then, too.
+                answer.set_exception(OSError("the reader failed"))
 
     threading.Thread(target=work, name="doctor", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
+
+
+async def try_connect(host: str, port: int, *, source: str = "") -> OSError | None:
+    """Connect to a port, from an address of this machine if one is given; return the error, None if there is none."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            local = (source, 0) if source else None
+            _, writer = await asyncio.open_connection(host, port, local_addr=local)
+    except OSError as error:  # TimeoutError is one
+        return error
+    writer.close()
+    return None
