@@ -1,5 +1,6 @@
 """Health checks of `fleetctl doctor`, with values."""
 
+import inspect
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleetctl.doctor.report import format_findings, summary_line
+from insight.doctor import checks
 from insight.doctor.checks import FleetObservation, StoreHealth, run_checks
 from insight.doctor.control_plane import (
     EtcdHealth,
@@ -17,6 +19,9 @@ from insight.doctor.control_plane import (
 from insight.doctor.findings import Finding, count_level, findings_tree
 from insight.doctor.lost_nodes import LostNode, PortState
 from insight.version_skew import ComponentVersion, FleetVersions
+from nodeagent.doctor import checks as machine_checks
+from nodeagent.doctor.check import Check
+from nodeagent.doctor.host_facts import HostFacts
 from nodeagent.hardware.readings import DiskReading
 from schemas.deployment import (
     ModelDeployment,
@@ -433,3 +438,25 @@ def test_where_since_when_and_the_fix_of_a_finding_are_shown() -> None:
         "check": "sleep", "level": "WARN", "message": "may sleep", "advice": "sudo pmset -c sleep 0",
         "node": "mac-1", "since": "2026-11-22T08:00:00+00:00", "fix": "power",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "facts"),
+    [
+        *((one, FleetObservation) for one in checks.CHECKS),
+        *((one, HostFacts) for one in machine_checks.CHECKS),
+    ],
+    ids=lambda value: value.name if isinstance(value, Check) else "",
+)
+def test_a_check_gets_the_facts_that_it_names(check: Check, facts: type) -> None:
+    named = (*check.needs, *check.uses)
+    assert named == tuple(inspect.signature(check.run).parameters)
+    assert set(named) <= set(dir(facts))
+
+
+def test_a_check_without_its_facts_is_left_out_and_the_others_remain() -> None:
+    stored = ("nodes", "ready", "replicas", "objects", "admissions", "leader")
+    found = run_checks(FleetObservation(**{name: HEALTHY[name] for name in stored}))
+    assert [(one.check, one.level) for one in found] == [
+        ("nodes", "OK"), ("disk", "OK"), ("memory", "OK"),
+    ]  # fmt: skip
