@@ -294,7 +294,7 @@ async def main() -> int:
             converged_s=converged_s,
             lost=await writer.lost(),
             leftovers=await leftovers(scene.fleet, len(scene.engines())),
-            right_after=sum(one.is_right is True for one in last),
+            right_after=sum(request.is_right is True for request in last),
         )
     return report(chaos, clients, writer, end)
 
@@ -320,11 +320,11 @@ class End:
 def report(chaos: Chaos, clients: Clients, writer: Writer, end: End) -> int:
     """Print what happened; return the exit code."""
     counts, unexplained = judged(clients.done, chaos.timeline)
-    right = [one for one in clients.done if one.is_right]
+    right = [request for request in clients.done if request.is_right]
     print(tabulate(sorted(chaos.faults.items()), headers=["fault", "times"]))
     print(tabulate(counts.most_common(), headers=["requests", "number"]))
-    for one in unexplained[:20]:
-        print(f"unexplained: {one}")
+    for request in unexplained[:20]:
+        print(f"unexplained: {request}")
     for text in (*end.lost, *end.leftovers):
         print(f"wrong at the end: {text}")
     finish(
@@ -338,7 +338,7 @@ def report(chaos: Chaos, clients: Clients, writer: Writer, end: End) -> int:
             "faults": sum(chaos.faults.values()),
             "held_by_gateway": counts[HELD],
             "refused_without_gateway": counts[REFUSED],
-            "slowest_right_s": round(max((one.lasted_s for one in right), default=0.0), 1),
+            "slowest_right_s": round(max((request.lasted_s for request in right), default=0.0), 1),
             "without_engine": counts["no engine"],
             "writes_acknowledged": writer.acknowledged,
             "writes_lost": len(end.lost),

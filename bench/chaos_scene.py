@@ -62,12 +62,12 @@ class Scene:
 
     async def is_whole(self, without: int | None) -> bool:
         """Return whether there are as many engines as declared, all of them serve, and the gateway knows."""
-        found = await asyncio.to_thread(self.engines)
-        pids = {engine.child.record.pid for _, engine in found}
+        thread = await asyncio.to_thread(self.engines)
+        pids = {engine.child.record.pid for _, engine in thread}
         if len(pids) != self.nodes or without in pids:
             return False
         async with aiohttp.ClientSession() as session:
-            for _, engine in found:
+            for _, engine in thread:
                 if not await _says(session, f"{engine.address.http_url}/ready"):
                     return False
             health = await _says(session, f"{self.fleet.url}/health")

@@ -91,7 +91,7 @@ async def write_macs(store: Transport, turn: int) -> None:
     for first in range(0, MACS, _BATCH):
         puts = []
         for number in range(first, min(first + _BATCH, MACS)):
-            found = Condition(
+            condition = Condition(
                 type="MemoryPressure",
                 status=ConditionStatus.FALSE,
                 reason="Sufficient",
@@ -99,7 +99,7 @@ async def write_macs(store: Transport, turn: int) -> None:
             )
             # No two Macs have the same figures, so that they cannot be told in one word.
             status = node_status(name_of(number), memory_gib=48 + random.randrange(1 << 14) / 1024)
-            status = status.model_copy(update={"conditions": (found,)})
+            status = status.model_copy(update={"conditions": (condition,)})
             puts.append(put_node(name_of(number), status))
         await store.commit([], puts)
 
@@ -206,7 +206,7 @@ async def longest_task_cpu_ms(browser: Browser, url: str) -> float:
     calls = [(one["pid"], one["tid"]) for one in found if one["name"] == "FunctionCall"]
     main = max(set(calls), key=calls.count)
     tasks = [one for one in found if one["name"] == "RunTask" and (one["pid"], one["tid"]) == main]
-    return max(float(one.get("tdur", 0)) for one in tasks) / 1000
+    return max(float(task.get("tdur", 0)) for task in tasks) / 1000
 
 
 async def heap_bytes(session: CDPSession) -> float:
@@ -287,15 +287,15 @@ def put_event(number: int) -> Put:
         about=about, type="Normal", reason="Bench", message=f"event {number}", source="bench",
         first_seen=now, last_seen=now,
     )  # fmt: skip
-    found = Event(metadata=ObjectMeta(name=f"e{number}"), spec=spec)
-    return Put(key=keys.event_key("bench", f"e{number}"), value=codec.encode_spec(found))
+    event = Event(metadata=ObjectMeta(name=f"e{number}"), spec=spec)
+    return Put(key=keys.event_key("bench", f"e{number}"), value=codec.encode_spec(event))
 
 
 async def stream_bytes(dashboard: RunningDashboard) -> float:
     """Return the bytes that the dashboard has sent on all streams."""
     async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
         lines = (await response.text()).splitlines()
-    return next(float(one.split()[1]) for one in lines if one.startswith(_SENT))
+    return next(float(line.split()[1]) for line in lines if line.startswith(_SENT))
 
 
 async def measure_changes(page: Page, store: Transport) -> float:
@@ -369,7 +369,9 @@ async def bench() -> dict[str, float]:
                         await measure_load(browser, dashboard, is_slow=is_slow)
                         for _ in range(LOADS)
                     ]
-                    found |= {key: statistics.median(one[key] for one in loads) for key in loads[0]}
+                    found |= {
+                        key: statistics.median(load[key] for load in loads) for key in loads[0]
+                    }
                 page = await browser.new_page()
                 await page.goto(f"{url}/macs")
                 found["change_p95_ms"] = await measure_changes(page, store)

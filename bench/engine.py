@@ -43,16 +43,16 @@ class Bench:
 
     async def take(self, name: str, wishes: Sequence[tuple[str, int, Json]]) -> None:
         """Send (prompt, tokens, more fields) to both, one after the other; note tokens/s."""
-        found = [
+        bursts = [
             await burst(server, [body(server, text, count, **more) for text, count, more in wishes])
             for server in self.both
         ]
-        mine, other = found
+        mine, other = bursts
         self.ratios[f"{name}_tokens_per_s"] = round(mine.tokens_per_s / other.tokens_per_s, 2)
         self.ratios[f"{name}_tokens_per_cpu_s"] = round(
             mine.tokens_per_cpu_s / other.tokens_per_cpu_s, 2
         )
-        self.note(name, tokens_per_s=[one.tokens_per_s for one in found])
+        self.note(name, tokens_per_s=[one.tokens_per_s for one in bursts])
 
     def note(self, name: str, **values: list[float]) -> None:
         """Print and keep figures, ours before theirs."""
@@ -65,7 +65,7 @@ async def plain(bench: Bench) -> None:
     """Distinct prompts at concurrency 1, 4 and 16."""
     for count, tokens in sized(((1, 32), (4, 32), (16, 32)), smoke=((1, 4),)):
         texts = [prompt(bench.rng, 60) for _ in range(count)]
-        await bench.take(f"c{count}", [(one, tokens, {}) for one in texts])
+        await bench.take(f"c{count}", [(text, tokens, {}) for text in texts])
 
 
 async def seeded(bench: Bench) -> None:
@@ -80,11 +80,11 @@ async def prefix(bench: Bench) -> None:
     head = prompt(bench.rng, _PREFIX_WORDS)
     for name in ("cold_prefix", "warm_prefix"):
         tails = [prompt(bench.rng, 8) for _ in range(16)]
-        found = [
+        bursts = [
             await burst(server, [body(server, f"{head} {tail}", 2) for tail in tails])
             for server in bench.both
         ]
-        mine, other = (one.ttft_p50 for one in found)
+        mine, other = (one.ttft_p50 for one in bursts)
         bench.ratios[f"{name}_ttft_p50"] = round(mine / other, 3)
         bench.note(name, ttft_p50_s=[mine, other])
 
@@ -148,25 +148,25 @@ async def memory(bench: Bench) -> None:
 
 async def overhead(bench: Bench) -> None:
     """On the tiny model: what a request of 16 tokens costs beside the model's own work."""
-    found: list[Burst] = []
+    bursts: list[Burst] = []
     for server in bench.both:
         rounds = [
             await burst(server, [body(server, prompt(bench.rng, 12), 16) for _ in range(16)])
             for _ in range(sized(5, smoke=1))
         ]
-        found.append(
+        bursts.append(
             Burst(
                 wall_s=sum(one.wall_s for one in rounds),
                 cpu_s=sum(one.cpu_s for one in rounds),
                 replies=[reply for one in rounds for reply in one.replies],
             )
         )
-    mine, other = found
+    mine, other = bursts
     bench.ratios["tiny_requests_per_s"] = round(other.wall_s / mine.wall_s, 2)
     bench.ratios["tiny_cpu_per_request"] = round(mine.cpu_s / other.cpu_s, 2)
     count = len(mine.replies)
-    bench.note("tiny", requests_per_s=[count / one.wall_s for one in found])
-    bench.note("tiny", cpu_ms=[1e3 * one.cpu_s / count for one in found])
+    bench.note("tiny", requests_per_s=[count / one.wall_s for one in bursts])
+    bench.note("tiny", cpu_ms=[1e3 * one.cpu_s / count for one in bursts])
 
 
 def raw(bench: Bench, model: Path, library: Path | None) -> None:

@@ -163,8 +163,8 @@ def send(port: int, request: HostileRequest, outcomes: Outcomes) -> None:
 def hostile_requests() -> Iterator[HostileRequest]:
     """Yield a request of the corpus, then thirty generated ones, and so on."""
     made = corpus.generated(_SEED)
-    for one in itertools.cycle(list(corpus.corpus())):
-        yield one
+    for request in itertools.cycle(list(corpus.corpus())):
+        yield request
         yield from itertools.islice(made, _GENERATED_EACH)
 
 

@@ -141,7 +141,7 @@ async def burst(server: Server, requests: Sequence[Json]) -> Burst:
     timeout = aiohttp.ClientTimeout(total=280)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         cpu, began = server.cpu_s, time.perf_counter()
-        replies = await asyncio.gather(*(ask(session, server, one) for one in requests))
+        replies = await asyncio.gather(*(ask(session, server, request) for request in requests))
         return Burst(
             wall_s=time.perf_counter() - began, cpu_s=server.cpu_s - cpu, replies=list(replies)
         )

@@ -87,13 +87,13 @@ def reports() -> dict[str, ModelReport]:
 def fleet(number: int, dice: random.Random) -> tuple[NodeView, ...]:
     """Return unlike Macs."""
     models = reports()
-    found = []
+    node_views = []
     for at in range(number):
         chip = dice.choice(CHIPS)
         memory = dice.choice(chip.memory_gib) * GIB
         name = f"mac-{at:05}"
         taint = (Taint(key="owner-active", effect=dice.choice(("NoSchedule", "PreferNoSchedule"))),)
-        found.append(
+        node_views.append(
             NodeView(
                 name=name,
                 is_ready=dice.random() > 0.02,
@@ -115,13 +115,13 @@ def fleet(number: int, dice: random.Random) -> tuple[NodeView, ...]:
                 pool_priority=dice.choice((0, 50)),
             )
         )
-    return tuple(found)
+    return tuple(node_views)
 
 
 def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[PlacementRequest]:
     """Return what is to be placed: mostly small models, with wishes of every kind."""
     profiles: tuple[Profile, ...] = ("Balanced", "BinPack", "Spread", "HardwareAware")
-    found = []
+    placement_requests = []
     for at in range(number):
         size = dice.choices(SIZES, weights=(30, 25, 25, 10, 8, 2))[0]
         placement = Placement(
@@ -140,8 +140,8 @@ def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[
             placement=placement,
         )
         metadata = ObjectMeta(name=f"{prefix}{at:05}", uid=str(at))
-        found.append(request_for(ModelDeployment(metadata=metadata, spec=spec)))
-    return found
+        placement_requests.append(request_for(ModelDeployment(metadata=metadata, spec=spec)))
+    return placement_requests
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
@@ -162,32 +162,32 @@ def place_all(
 
 def placed(placer: Placer, want: PlacementRequest, number: int) -> list[Assignment]:
     """Place so many replicas, or as many as fit."""
-    found = []
+    assignments = []
     for _ in range(number):
         outcome = placer.place(want)
         if not isinstance(outcome, Assignment):
             break
-        found.append(outcome)
-    return found
+        assignments.append(outcome)
+    return assignments
 
 
 def occupied(nodes: Sequence[NodeView], done: dict[str, list[Assignment]]) -> tuple[NodeView, ...]:
     """Return the nodes as they are observed once all of that runs."""
     allocations: dict[str, list[Allocation]] = {}
     for name, replicas in done.items():
-        for ordinal, one in enumerate(replicas):
+        for ordinal, assignment in enumerate(replicas):
             tenant = Allocation(
                 replica=f"{name}-{ordinal}",
                 deployment=name,
-                bytes=one.memory.total_bytes,
+                bytes=assignment.memory.total_bytes,
                 version=1,
             )
-            allocations.setdefault(one.node, []).append(tenant)
+            allocations.setdefault(assignment.node, []).append(tenant)
     return tuple(
         replace(
             node,
-            used_bytes=sum(one.bytes for one in there),
-            replicas=dict(Counter(one.deployment for one in there)),
+            used_bytes=sum(allocation.bytes for allocation in there),
+            replicas=dict(Counter(allocation.deployment for allocation in there)),
             allocations=tuple(there),
         )
         for node in nodes

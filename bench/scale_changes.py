@@ -38,14 +38,14 @@ async def serve(bench: Bench) -> dict[str, object]:
     """Make all replicas, and wait until each is served."""
     names = [name_of(node) for node in range(NODES)]
     await write(
-        bench, [put_node(one, node_status(one, memory_gib=64, model="model")) for one in names]
+        bench, [put_node(name, node_status(name, memory_gib=64, model="model")) for name in names]
     )
-    await write(bench, [put_lease(one) for one in names])
+    await write(bench, [put_lease(name) for name in names])
     bench.crowd.start("answers", "bench.still_nodes")
     await reconciler(bench, RECONCILER)
     before, applied, wanted = bench.crowd.cost(), time.perf_counter(), DEPLOYMENTS * PER_DEPLOYMENT
     made = [deployment(f"d{number:04}", PER_DEPLOYMENT) for number in range(DEPLOYMENTS)]
-    await write(bench, [codec.put_spec(one) for one in made])
+    await write(bench, [codec.put_spec(model_deployment) for model_deployment in made])
     if not await wait_for(lambda: len(bench.endpoints.values) >= wanted, bench.within(PHASE_S)):
         there = len(bench.endpoints.values)
         raise TooSlowError(f"{there} of {wanted} replicas were served in {PHASE_S:g} s")

@@ -150,10 +150,12 @@ def lose_theirs(settings: Settings) -> Json:
         working.start()
         time.sleep(1.0)
         ranks = [
-            one for one in side.processes() if "mlx_lm" in one.cmdline() and not one.children()
+            process
+            for process in side.processes()
+            if "mlx_lm" in process.cmdline() and not process.children()
         ]
         # The younger of the two that were started one after the other.
-        max(ranks, key=lambda one: (one.create_time(), one.pid)).kill()
+        max(ranks, key=lambda rank: (rank.create_time(), rank.pid)).kill()
         try:
             return {"serving_again_s": round(until_serving(side, _PEER_S), 2)}
         except (TimeoutError, RuntimeError):
@@ -167,8 +169,8 @@ def sweep(size: int) -> Json:
     command = [sys.executable, "-m", "fleetctl", "fabric", "bench", "--local", str(size)]
     done = subprocess.run([*command, "--quick", "-o", "json"], capture_output=True, check=True)
     return {
-        str(one["size"]): [round(one["medianUs"]), round(one["averageGbS"], 4)]
-        for one in json.loads(done.stdout)["sizes"]
+        str(load["size"]): [round(load["medianUs"]), round(load["averageGbS"], 4)]
+        for load in json.loads(done.stdout)["sizes"]
     }
 
 

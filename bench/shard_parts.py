@@ -83,7 +83,7 @@ class Side:
     def cpu_s(self) -> float:
         """Return what they have used."""
         times = [process.cpu_times() for process in self.processes()]
-        return sum(one.user + one.system for one in times)
+        return sum(pcputimes.user + pcputimes.system for pcputimes in times)
 
     def end(self) -> None:
         """End all of them, now."""
@@ -258,6 +258,8 @@ def _ask(side: Side, text: str, tokens: int) -> tuple[float, int]:
             if event.get("usage"):
                 made = event["usage"]["completion_tokens"]
             deltas = [choice.get("delta", {}) for choice in event.get("choices", ())]
-            if not first and any(one.get("content") or one.get("reasoning") for one in deltas):
+            if not first and any(
+                delta.get("content") or delta.get("reasoning") for delta in deltas
+            ):
                 first = time.perf_counter() - began
     return first, made

@@ -160,9 +160,9 @@ def compare(one: Comparison) -> tuple[dict[str, float], dict[str, Any], int]:
                 if pairs and time.perf_counter() - began_s > _CHAT_S:
                     break
                 order = (plain, guessing) if seed % 2 else (guessing, plain)
-                found = {port: ask(port, make(seed)) for port in order}
-                pairs.append(found[guessing].tokens_per_s / found[plain].tokens_per_s)
-                differ += found[guessing].text != found[plain].text
+                answers = {port: ask(port, make(seed)) for port in order}
+                pairs.append(answers[guessing].tokens_per_s / answers[plain].tokens_per_s)
+                differ += answers[guessing].text != answers[plain].text
             proposed, accepted = (
                 after - old for after, old in zip(metrics(guessing), before, strict=True)
             )
@@ -201,8 +201,8 @@ def measure(model: Path, scratch: Path) -> None:
     )
     ratios: dict[str, float] = {}
     figures: dict[str, Any] = {"tokens": _TOKENS, "differ": 0}
-    for one in comparisons:
-        found = compare(one)
+    for comparison in comparisons:
+        found = compare(comparison)
         ratios |= found[0]
         figures |= found[1]
         figures["differ"] += found[2]

@@ -48,7 +48,7 @@ class StillNodes:
                 await self._noted.wait()
                 self._noted.clear()
                 changed, self._changed = self._changed, set()
-                operations = [one for key in changed for one in self._answers(key)]
+                operations = [answer for key in changed for answer in self._answers(key)]
                 for at in range(0, len(operations), _AT_ONCE):
                     await self._transport.commit([], operations[at : at + _AT_ONCE])
 
@@ -58,17 +58,17 @@ class StillNodes:
 
     def _answers(self, key: str) -> Iterator[Operation]:
         """Yield what the agents write about a Replica as it is now."""
-        found, before = self._replicas.items.get(key), self._published.get(key)
-        is_wanted = found is not None and found.metadata.deletion_timestamp is None
-        wanted = _endpoint_of(found) if found is not None and is_wanted else None
+        replica, before = self._replicas.items.get(key), self._published.get(key)
+        is_wanted = replica is not None and replica.metadata.deletion_timestamp is None
+        wanted = _endpoint_of(replica) if replica is not None and is_wanted else None
         if before is not None and before != wanted:
             yield Delete(key=before[0])
             del self._published[key]
-        if found is not None and wanted is None:
-            yield put_rank(found, "Stopped")
-        if found is not None and wanted is not None and before != wanted:
-            yield put_endpoint(found)
-            yield put_rank(found)
+        if replica is not None and wanted is None:
+            yield put_rank(replica, "Stopped")
+        if replica is not None and wanted is not None and before != wanted:
+            yield put_endpoint(replica)
+            yield put_rank(replica)
             self._published[key] = wanted
 
 

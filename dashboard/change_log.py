@@ -53,5 +53,5 @@ class ChangeLog:
         # Keys begin with the time of the write; the order of two writers is that of the store.
         newest = sorted(self._records.items)[-MOST_SHOWN:]
         found = (read_change(self._records.items[key]) for key in newest)
-        known = [change_tree(one) for one in found if one is not None]
+        known = [change_tree(change) for change in found if change is not None]
         return {str(one["id"]): {"name": one["id"], **one} for one in known}

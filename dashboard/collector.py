@@ -134,23 +134,23 @@ class FigureCollector:
                 dial = self.dialer.gateway(id_, lease)
                 async with self._ticket(id_, lease, dial) as bearer:
                     while True:
-                        found = await self._feed(session, lease.url, dial, bearer, id_)
+                        feed = await self._feed(session, lease.url, dial, bearer, id_)
                         retries.reset()
-                        places = self._remember(found.cursor, id_, lease.url)
-                        if not found.is_complete:
+                        places = self._remember(feed.cursor, id_, lease.url)
+                        if not feed.is_complete:
                             log.warning(
                                 "gateway has forgotten requests before they were read",
-                                extra={"gateway": id_, "lost": found.lost or "unknown"},
+                                extra={"gateway": id_, "lost": feed.lost or "unknown"},
                             )
-                        found = self._on_own_clock(id_, found)
-                        ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
+                        feed = self._on_own_clock(id_, feed)
+                        ended = self.traffic.record_feed(id_, feed, self.clock.monotonic())
                         if ended:
                             log.debug(
                                 "requests ended",
-                                extra={"gateway": id_, "count": len(ended), "cursor": found.cursor},
+                                extra={"gateway": id_, "count": len(ended), "cursor": feed.cursor},
                             )
                             self.on_ended(ended, places)
-                        is_full = len(found.requests) >= FEED_ENTRIES
+                        is_full = len(feed.requests) >= FEED_ENTRIES
                         await self.clock.sleep(_NEXT_S if is_full else _FEED_S)
             except (CollectorError, UntrustedAddressError, StoreError) as error:
                 if retries.failures == 0:
@@ -197,12 +197,12 @@ class FigureCollector:
             },
         )
         try:
-            found = self._feed_decoder.decode(body)
+            gateway_feed = self._feed_decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CollectorError(f"its answer cannot be read: {str(error)[:200]}") from error
-        if found.gateway != id_:
-            raise CollectorError(f"another gateway ({found.gateway[:60]}) answers at {url}")
-        return found
+        if gateway_feed.gateway != id_:
+            raise CollectorError(f"another gateway ({gateway_feed.gateway[:60]}) answers at {url}")
+        return gateway_feed
 
     def _on_own_clock(self, id_: str, found: GatewayFeed) -> GatewayFeed:
         """Return an answer with times of this machine's clock."""
@@ -238,7 +238,7 @@ class FigureCollector:
 
     def _agents(self) -> dict[str, str]:
         """Return the URLs of the agents that are alive, by node; https where both sides have an identity."""
-        leases, found = self.caches.objects.leases.items, {}
+        leases, agents = self.caches.objects.leases.items, {}
         for key, lease in leases.items():
             name = key.removeprefix(keys.NODE_LEASE_PREFIX)
             status = self.caches.objects.statuses.items.get(keys.status_key("Node", name))
@@ -246,8 +246,8 @@ class FigureCollector:
             if self.dialer.has_identity and lease.tls:
                 url = url.replace("http:", "https:", 1)
             if url:
-                found[name] = url
-        return found
+                agents[name] = url
+        return agents
 
     async def _read_agent(
         self, session: aiohttp.ClientSession, slots: asyncio.Semaphore, node: str, url: str
@@ -272,18 +272,18 @@ class FigureCollector:
 
 def parse_figures(body: bytes) -> dict[str, float]:
     """Return the values of an agent's metrics, by name; `NAME/VALUE` for those with one label. Pure."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for sample in parse_samples(body.decode(errors="replace")):
         if not sample.name.startswith(_PREFIXES) or len(sample.labels) > 1:
             continue
         name = "/".join((sample.name, *sample.labels.values()))
-        if len(found) < _MOST_FIGURES:
+        if len(figures) < _MOST_FIGURES:
             with contextlib.suppress(ValueError):
                 value = float(sample.value)
                 if isfinite(value):
                     # The names of one agent are those of a thousand others.
-                    found[intern(name)] = value
-    return found
+                    figures[intern(name)] = value
+    return figures
 
 
 async def _get(

@@ -33,11 +33,11 @@ class ShareCounter:
 
     def count(self, ended: Iterable[EndedRequest]) -> None:
         """Count ended requests of deployments."""
-        for one in ended:
-            if one.worker and one.deployment:
-                key = (one.worker, one.deployment)
+        for request in ended:
+            if request.worker and request.deployment:
+                key = (request.worker, request.deployment)
                 requests, tokens = self._counts.get(key, (0, 0))
-                self._counts[key] = requests + 1, tokens + one.output_tokens
+                self._counts[key] = requests + 1, tokens + request.output_tokens
 
     def take(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Return the counts, and begin anew."""

@@ -176,7 +176,7 @@ class FleetModel:
     def _fill(self) -> None:
         for view in VIEWS:
             self._rows[view] = {
-                str(one["name"]): one for one in fleet_views.rows(self.caches, view)
+                str(row["name"]): row for row in fleet_views.rows(self.caches, view)
             }
         self._ready.set()
 
@@ -204,8 +204,8 @@ class FleetModel:
         rows = fleet_views.conditions_of(self.caches, kind, name)
         if about in self._measured:
             rows.append(self._measured[about])
-        found = {str(one["name"]): one for one in rows}
-        gone = [one for one in self._rows["conditions"] if one.rpartition("/")[0] == about]
+        found = {str(row["name"]): row for row in rows}
+        gone = [row for row in self._rows["conditions"] if row.rpartition("/")[0] == about]
         for one in {*gone, *found}:
             self._set("conditions", one, found.get(one))
 
@@ -240,12 +240,12 @@ def _is_near(before: object, after: object) -> bool:
 
 def merge_changes(changes: Iterable[RowChange]) -> Patch:
     """Return the columns of several changes, the latest value of each. Pure."""
-    found: Patch = {}
+    patch: Patch = {}
     for change in changes:
-        of_view = found.setdefault(change.view, {})
+        of_view = patch.setdefault(change.view, {})
         before = of_view.get(change.name)
         if change.columns is None:
             of_view[change.name] = None
         else:
             of_view[change.name] = {**(before or {}), **change.columns}
-    return found
+    return patch

@@ -51,13 +51,13 @@ class LiveViews:
     def _in_flight(self) -> dict[str, Row]:
         now, now_s = self.views.clock.now(), self.views.clock.monotonic()
         running = self.views.traffic.running(now_s)
-        found = {
+        rows = {
             name: in_flight_row(name, gateway, one, self._begin(name, one, now))
             for gateway, one in running
             for name in (f"{gateway}/{one.id}",)
         }
-        self._since = {name: since for name, since in self._since.items() if name in found}
-        return found
+        self._since = {name: since for name, since in self._since.items() if name in rows}
+        return rows
 
     def _begin(self, name: str, one: RunningRequest, now: datetime) -> str:
         begin = now - timedelta(seconds=one.seconds)

@@ -121,8 +121,8 @@ class ObjectiveMonitor:
                 )
                 self._conditions[name] = one
         for name in {*before, *self._conditions}:
-            found = self._conditions.get(name)
-            row = None if found is None else condition_row("ModelDeployment", name, found)
+            condition = self._conditions.get(name)
+            row = None if condition is None else condition_row("ModelDeployment", name, condition)
             self.model.set_condition(f"ModelDeployment/{name}", row)
 
     def restore(self, rows: Sequence[tuple[int, str, RequestSums]]) -> None:
@@ -140,25 +140,27 @@ class ObjectiveMonitor:
 
     def count(self, ended: Sequence[EndedRequest]) -> None:
         """Count ended requests; those of clients' invented names belong to no deployment."""
-        for one in ended:
-            if one.deployment:
-                at_s = int(one.time_s + one.whole_s) // BUDGET_STEP_S * BUDGET_STEP_S
-                steps = self._sums.setdefault(one.deployment, {})
-                steps.setdefault(at_s, RequestSums()).count(one)
+        for request in ended:
+            if request.deployment:
+                at_s = int(request.time_s + request.whole_s) // BUDGET_STEP_S * BUDGET_STEP_S
+                steps = self._sums.setdefault(request.deployment, {})
+                steps.setdefault(at_s, RequestSums()).count(request)
 
     def states(self) -> list[ObjectiveState]:
         """Return the state of every objective in every window."""
         self._forget()
-        found: list[ObjectiveState] = []
+        objective_states: list[ObjectiveState] = []
         for name, objectives in self._declared():
             for window, seconds in WINDOWS.items():
-                found += judge(name, objectives, window, self._of_window(name, seconds))
-        return found
+                objective_states += judge(name, objectives, window, self._of_window(name, seconds))
+        return objective_states
 
     def _declared(self) -> Iterator[tuple[str, Objectives]]:
-        for one in self.model.caches.objects.specs.by_index(BY_KIND, "ModelDeployment").values():
-            if isinstance(one, ModelDeployment) and one.spec.objectives is not None:
-                yield one.name, one.spec.objectives
+        for api_object in self.model.caches.objects.specs.by_index(
+            BY_KIND, "ModelDeployment"
+        ).values():
+            if isinstance(api_object, ModelDeployment) and api_object.spec.objectives is not None:
+                yield api_object.name, api_object.spec.objectives
 
     def _of_window(self, name: str, seconds: int) -> RequestSums:
         now_s = self.clock.now().timestamp()
@@ -191,10 +193,10 @@ class ObjectiveMonitor:
             ),
         ):
             yield from family_header(name, help_, "gauge")
-            for one in states:
-                value = getattr(one, column)
+            for state in states:
+                value = getattr(state, column)
                 if value is not None:
-                    labels = format_labels(names, (one.deployment, one.objective, one.window))
+                    labels = format_labels(names, (state.deployment, state.objective, state.window))
                     yield f"{name}{labels} {value:g}"
 
 
@@ -214,14 +216,14 @@ def state_row(one: ObjectiveState) -> Row:
 def conditions(states: Sequence[ObjectiveState], now: datetime) -> dict[str, Condition]:
     """Return the condition of each deployment with objectives. Pure."""
     by_name: dict[str, list[ObjectiveState]] = {}
-    for one in states:
-        by_name.setdefault(one.deployment, []).append(one)
+    for state in states:
+        by_name.setdefault(state.deployment, []).append(state)
     return {name: _condition(found, now) for name, found in sorted(by_name.items())}
 
 
 def _condition(states: Sequence[ObjectiveState], now: datetime) -> Condition:
-    missed = [one for one in states if one.burn_rate is not None and one.burn_rate > 1]
-    if all(one.burn_rate is None for one in states):
+    missed = [state for state in states if state.burn_rate is not None and state.burn_rate > 1]
+    if all(state.burn_rate is None for state in states):
         return Condition(
             type=CONDITION,
             status=ConditionStatus.UNKNOWN,

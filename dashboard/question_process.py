@@ -116,15 +116,17 @@ def _count_placements(caches: FleetCaches, question: PlannerQuestion) -> int:
     """Return how many pairs of a missing replica and a Mac the planner would compare."""
     specs = caches.objects.specs
     wanted = {
-        one.name: one.spec.replicas
-        for one in specs.by_index(BY_KIND, "ModelDeployment").values()
-        if isinstance(one, ModelDeployment)
+        api_object.name: api_object.spec.replicas
+        for api_object in specs.by_index(BY_KIND, "ModelDeployment").values()
+        if isinstance(api_object, ModelDeployment)
     }
     for key, value, version in question.objects:
         kind, name = keys.kind_and_name(key)
         if kind == "ModelDeployment":
-            found = decode(kind, KeyValue(key, value, version, version))
-            wanted[name] = found.spec.replicas if isinstance(found, ModelDeployment) else 0
+            api_object = decode(kind, KeyValue(key, value, version, version))
+            wanted[name] = (
+                api_object.spec.replicas if isinstance(api_object, ModelDeployment) else 0
+            )
     missing = sum(
         max(0, count - specs.count(BY_DEPLOYMENT, name)) for name, count in wanted.items()
     )
@@ -163,13 +165,13 @@ def _answer(caches: FleetCaches, clock: Clock, question: PlannerQuestion) -> Row
         except SuppositionError as error:
             return {"refused": str(error)}
         return {**plan.forecast_tree(plan.forecast_of(supposed, clock))}
-    seen = placement.snapshot_of(caches, clock.now())
-    report = placement.explain_placement(seen, question.name)
+    snapshot = placement.snapshot_of(caches, clock.now())
+    report = placement.explain_placement(snapshot, question.name)
     if report is None:
         return {}
     is_pending = not any(node.fits for node in report.nodes)
-    suggested = remedies.find_remedies(seen, question.name) if is_pending else []
-    proofs = remedies.find_proofs(seen, question.name)
+    suggested = remedies.find_remedies(snapshot, question.name) if is_pending else []
+    proofs = remedies.find_proofs(snapshot, question.name)
     return {
         "placed": report.placed,
         "desired": report.desired,

@@ -75,8 +75,8 @@ FRAME: Final = ("gateways:url",)
 
 def selections_of(raw_path: str) -> tuple[str, ...]:
     """Return the selections of a screen, by its path as it is in the URL."""
-    first, *rest = (unquote(one) for one in raw_path.removeprefix("/").split("/"))
+    first, *rest = (unquote(part) for part in raw_path.removeprefix("/").split("/"))
     if not rest:
         return LISTS.get(first, FRAME)
-    found = DETAILS.get(first, FRAME)
-    return tuple(one.replace("{name}", rest[0]) for one in found)
+    detail = DETAILS.get(first, FRAME)
+    return tuple(one.replace("{name}", rest[0]) for one in detail)

@@ -184,11 +184,13 @@ class Dashboard:
 
     async def _collect(self) -> None:
         """Take what an earlier run recorded, then gather figures forever."""
-        found = None if self.history is None else await self.history.opened()
-        if found is not None:
-            self.traffic.restore(found.requests, found.macs, _totals(found), found.steps)
-            self._collector.cursors.update(found.cursors)
-            self.objectives.restore(found.deployments)
+        restored = None if self.history is None else await self.history.opened()
+        if restored is not None:
+            self.traffic.restore(
+                restored.requests, restored.macs, _totals(restored), restored.steps
+            )
+            self._collector.cursors.update(restored.cursors)
+            self.objectives.restore(restored.deployments)
         await self._collector.run()
 
     async def _rebuild_figures(self, history: HistoryWriter) -> None:
@@ -199,10 +201,10 @@ class Dashboard:
         while True:
             await self._collector.clock_jumped.wait()
             self._collector.clock_jumped.clear()
-            found, since = await history.reread()
-            if found is not None:
-                self.traffic.rebuild(_totals(found), found.steps, since)
-                self.objectives.rebuild(found.deployments, since)
+            restored, since = await history.reread()
+            if restored is not None:
+                self.traffic.rebuild(_totals(restored), restored.steps, since)
+                self.objectives.rebuild(restored.deployments, since)
 
     async def run(self) -> None:
         """Serve forever. While the store is away, the last known state is shown with its age."""

@@ -64,17 +64,17 @@ def parse_selections(texts: Iterable[str]) -> tuple[Selection, ...]:
         RefusedError: a view does not exist, is selected twice, or there are too many.
 
     """
-    found: list[Selection] = []
+    selections: list[Selection] = []
     for text in texts:
         if ":" in text:
-            found.append(_parse(text))
+            selections.append(_parse(text))
         else:
-            found += [Selection(view=checked_view(one)) for one in text.split(",") if one]
-        if len(found) > MOST_SELECTIONS:
+            selections += [Selection(view=checked_view(part)) for part in text.split(",") if part]
+        if len(selections) > MOST_SELECTIONS:
             raise invalid(f"At most {MOST_SELECTIONS} views can be selected.", "view")
-    if len({one.view for one in found}) < len(found):
+    if len({selection.view for selection in selections}) < len(selections):
         raise invalid("Each view can be selected once.", "view")
-    return tuple(found) or tuple(Selection(view=view) for view in _UNSELECTED)
+    return tuple(selections) or tuple(Selection(view=view) for view in _UNSELECTED)
 
 
 def _parse(text: str) -> Selection:
@@ -165,13 +165,13 @@ def split_paced(view: str, changes: Mapping[str, Row | None]) -> tuple[Patch, Pa
 
 def merged(before: Patch, after: Patch) -> Patch:
     """Return two patches as one; the later values count."""
-    found: dict[str, dict[str, Row | None]] = {view: dict(rows) for view, rows in before.items()}
+    patch: dict[str, dict[str, Row | None]] = {view: dict(rows) for view, rows in before.items()}
     for view, rows in after.items():
-        of_view = found.setdefault(view, {})
+        of_view = patch.setdefault(view, {})
         for name, columns in rows.items():
             earlier = of_view.get(name)
             of_view[name] = None if columns is None else {**(earlier or {}), **columns}
-    return found
+    return patch
 
 
 def in_columns(rows: Mapping[str, Row | None]) -> dict[str, object]:

@@ -64,13 +64,15 @@ def on_own_clock(
     as ended now: a gateway with a wrong clock must not move the figures of the whole fleet.
     """
     begin_s, end_s = begin_s - _BEHIND_S, now_s + _AHEAD_S
-    found = [
-        one
-        if begin_s <= one.time_s + one.whole_s <= end_s
-        else msgspec.structs.replace(one, time=datetime.fromtimestamp(now_s - one.whole_s, tz=UTC))
-        for one in ended
+    requests = [
+        request
+        if begin_s <= request.time_s + request.whole_s <= end_s
+        else msgspec.structs.replace(
+            request, time=datetime.fromtimestamp(now_s - request.whole_s, tz=UTC)
+        )
+        for request in ended
     ]
-    return found, any(new is not old for new, old in zip(found, ended, strict=True))
+    return requests, any(new is not old for new, old in zip(requests, ended, strict=True))
 
 
 @dataclass(slots=True)
@@ -190,7 +192,7 @@ class Traffic:
     def record_feed(self, id_: str, found: GatewayFeed, now_s: float) -> list[EndedRequest]:
         """Take the answer of a gateway, and return the requests in it that have ended."""
         state = self.gateways.setdefault(id_, GatewayState())
-        known = {one.id for one in state.feed.running} if state.feed is not None else set()
+        known = {request.id for request in state.feed.running} if state.feed is not None else set()
         first = state.feed is None
         state.feed, state.seen_s, state.problem = found, now_s, ""
         self.read += len(found.requests)
@@ -198,9 +200,9 @@ class Traffic:
         self.lost += found.lost
         self.record_ended(found.requests)
         if not first:
-            for one in found.running:
-                if one.id not in known:
-                    self._started(one.id, one.model, one.worker)
+            for request in found.running:
+                if request.id not in known:
+                    self._started(request.id, request.model, request.worker)
             for ended in found.requests:
                 if ended.id not in known:
                     self._started(ended.id, ended.model, ended.worker)
@@ -245,14 +247,14 @@ class Traffic:
 
     def record_ended(self, ended: Iterable[EndedRequest]) -> None:
         """Count ended requests, in the order of their end."""
-        for one in ended:
-            self.ended.append(with_shared_texts(one))
-            self.series.add(one)
-            if one.worker:
-                sums = self.macs.setdefault(intern(one.worker), MacSums())
+        for request in ended:
+            self.ended.append(with_shared_texts(request))
+            self.series.add(request)
+            if request.worker:
+                sums = self.macs.setdefault(intern(request.worker), MacSums())
                 sums.requests += 1
-                sums.whole_s += one.whole_s
-                sums.output_tokens += one.output_tokens
+                sums.whole_s += request.whole_s
+                sums.output_tokens += request.output_tokens
 
     def record_silence(self, id_: str, why: str) -> None:
         """Note that a gateway did not answer."""
@@ -273,7 +275,7 @@ class Traffic:
 
     def running(self, now_s: float) -> list[tuple[str, RunningRequest]]:
         """Return the requests under way with their gateways, the oldest first."""
-        found = [(feed.gateway, one) for feed in self.fresh(now_s) for one in feed.running]
+        found = [(feed.gateway, request) for feed in self.fresh(now_s) for request in feed.running]
         return sorted(found, key=lambda one: -one[1].seconds)
 
     def active(self, now_s: float) -> int:

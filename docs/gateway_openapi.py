@@ -176,12 +176,12 @@ def _renamed(schema: Any, names: Mapping[str, str]) -> Any:
         return [_renamed(one, names) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _renamed(value, names) for key, value in schema.items()}
-    if isinstance(found.get("$ref"), str):
-        found["$ref"] = _SCHEMA_PATH + names[found["$ref"].rpartition("/")[2]]
-    if found.get("title") in names:
-        found["title"] = names[found["title"]]
-    return found
+    renamed = {key: _renamed(value, names) for key, value in schema.items()}
+    if isinstance(renamed.get("$ref"), str):
+        renamed["$ref"] = _SCHEMA_PATH + names[renamed["$ref"].rpartition("/")[2]]
+    if renamed.get("title") in names:
+        renamed["title"] = names[renamed["title"]]
+    return renamed
 
 
 def _summary(own: Json) -> str:
@@ -225,14 +225,14 @@ def _responses(path: str, body: _Body | None) -> Json:
         content = {"text/html": {"schema": {"type": "string"}}}
     if body is not None and body.stream:
         content[body.stream] = {"schema": {"type": "string"}}
-    found: Json = {"200": {"description": "The response.", "content": content}}
+    responses: Json = {"200": {"description": "The response.", "content": content}}
     if body is not None:
         for status, meaning in _REFUSALS.items():
-            found[status] = {"description": meaning, "content": _json_content()}
+            responses[status] = {"description": meaning, "content": _json_content()}
     elif path not in PUBLIC_PATHS:
         for status in ("401", "403"):
-            found[status] = {"description": _REFUSALS[status], "content": _json_content()}
-    return found
+            responses[status] = {"description": _REFUSALS[status], "content": _json_content()}
+    return responses
 
 
 def _json_content() -> Json:

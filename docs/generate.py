@@ -61,8 +61,8 @@ def sections() -> dict[str, tuple[str, str]]:
 def machine_checks() -> str:
     """Return the table of the checks that `fleetctl doctor` makes on one machine."""
     rows = [
-        f"| `{one.name}` | {', '.join(sorted(one.systems, reverse=True))} | {one.purpose} | {one.source} |"
-        for one in CHECKS
+        f"| `{check.name}` | {', '.join(sorted(check.systems, reverse=True))} | {check.purpose} | {check.source} |"
+        for check in CHECKS
     ]
     head = ("| check | system | failure that it finds | what it reads |", "|---|---|---|---|")
     return "\n".join((*head, *rows))

@@ -45,7 +45,9 @@ def example_of(kind: str) -> str:
     """Return the text of the kind's example: one YAML document, with its comments."""
     text = (ROOT / "examples" / "manifests" / EXAMPLES[kind]).read_text()
     documents = re.split(r"^---\n", text, flags=re.MULTILINE)
-    return next(one for one in documents if re.search(rf"^kind: {kind}$", one, re.MULTILINE))
+    return next(
+        document for document in documents if re.search(rf"^kind: {kind}$", document, re.MULTILINE)
+    )
 
 
 def _index() -> str:

@@ -31,12 +31,12 @@ def _section(section: ReasonSection) -> str:
 
 
 def _rows(section: ReasonSection) -> Iterator[str]:
-    problems = [one for one in section.reasons if one.cure]
-    fine = [one for one in section.reasons if not one.cure]
+    problems = [reason for reason in section.reasons if reason.cure]
+    fine = [reason for reason in section.reasons if not reason.cure]
     yield "| reason | meaning | what to do |"
     yield "|---|---|---|"
-    for one in problems:
-        yield f"| `{one.name}` | {_cell(one.meaning)} | {_cell(one.cure)} |"
+    for problem in problems:
+        yield f"| `{problem.name}` | {_cell(problem.meaning)} | {_cell(problem.cure)} |"
     if fine:
         yield ""
         yield "These need no action:"

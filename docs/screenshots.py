@@ -82,7 +82,9 @@ async def prepare(page: Page, name: str) -> None:
     if name == "logs":
         select = page.locator(".toolbar select").first
         options = await select.locator("option").all_text_contents()
-        await select.select_option(next(one for one in options if one.startswith("gateway/")))
+        await select.select_option(
+            next(option for option in options if option.startswith("gateway/"))
+        )
     if name == "time":
         await page.get_by_role("button", name="Time", exact=True).click()
         await page.get_by_role("slider", name="Moment").wait_for()

@@ -91,14 +91,14 @@ class Ticket:
 
     def ready(self) -> list[TokenOutput | EmbeddingOutput]:
         """Return the events that have arrived, without waiting; a refusal stays for `next`."""
-        found: list[TokenOutput | EmbeddingOutput] = []
+        token_outputs: list[TokenOutput | EmbeddingOutput] = []
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, RefusedError):
                 self._events.put_nowait(event)
                 break
-            found.append(event)
-        return found
+            token_outputs.append(event)
+        return token_outputs
 
     def put(self, event: TokenOutput | EmbeddingOutput | RefusedError) -> None:
         """Add an event for `next`. There are at most `max_tokens` a job, so the queue is bounded."""

@@ -21,10 +21,12 @@ def report(
 
     `prompt_positions` are those of the worker: a job without one has not begun.
     """
-    found, positions = tuple(records), dict(prompt_positions)
+    request_records, positions = tuple(records), dict(prompt_positions)
     return InFlightRequests(
-        requests=tuple(_describe(one, positions, now_s) for one in found[:MAX_REQUESTS]),
-        total=len(found),
+        requests=tuple(
+            _describe(record, positions, now_s) for record in request_records[:MAX_REQUESTS]
+        ),
+        total=len(request_records),
     )
 
 

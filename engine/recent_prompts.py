@@ -52,17 +52,19 @@ class PromptHistory:
                 self._add(_Prompt(job.cache_salt, _beginning(job.prompt)))
 
     def _add(self, new: _Prompt) -> None:
-        covering = next((one for one in self._prompts if new.begins(one)), new)
-        self._prompts = deque(one for one in self._prompts if not one.begins(covering))
+        covering = next((prompt for prompt in self._prompts if new.begins(prompt)), new)
+        self._prompts = deque(prompt for prompt in self._prompts if not prompt.begins(covering))
         self._prompts.appendleft(covering)
-        self._tokens = sum(len(one.tokens) for one in self._prompts)
+        self._tokens = sum(len(prompt.tokens) for prompt in self._prompts)
         while len(self._prompts) > MAX_PROMPTS or self._tokens > MAX_TOKENS:
             self._tokens -= len(self._prompts.pop().tokens)
 
     def report(self) -> RecentPrompts:
         """Return the prompts, newest first."""
         return RecentPrompts(
-            prompts=tuple(RecentPrompt(salt=one.salt, tokens=one.tokens) for one in self._prompts)
+            prompts=tuple(
+                RecentPrompt(salt=prompt.salt, tokens=prompt.tokens) for prompt in self._prompts
+            )
         )
 
 

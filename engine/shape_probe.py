@@ -153,8 +153,8 @@ def trace_mismatch(whole: ShapeTrace, share: ShapeTrace, size: int) -> str:
 def weigh(parameters: Any) -> Weight:
     """Return the bytes of the arrays of a tree."""
     arrays = [one for _, one in named_arrays(parameters)]
-    half = sum(one.nbytes for one in arrays if one.dtype in (mx.float16, mx.bfloat16))
-    return sum(one.nbytes for one in arrays), half
+    half = sum(array.nbytes for array in arrays if array.dtype in (mx.float16, mx.bfloat16))
+    return sum(array.nbytes for array in arrays), half
 
 
 def weigh_share(share: Model, whole: Model) -> Weight:
@@ -207,7 +207,10 @@ class SplitProber:
             return nothing
         weights = [weigh(layer.parameters()) for layer in inner.layers]
         total = weigh(model.parameters())
-        rest = total[0] - sum(one[0] for one in weights), total[1] - sum(one[1] for one in weights)
+        rest = (
+            total[0] - sum(weight[0] for weight in weights),
+            total[1] - sum(weight[1] for weight in weights),
+        )
         try:
             # An uneven split, which raises an error for types that do not accept one.
             group = StubGroup(0, 2)

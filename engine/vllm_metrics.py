@@ -109,9 +109,9 @@ class VllmMetrics:
     def _lora(self) -> GaugeAlias:
         running: set[str] = set()
         waiting: set[str] = set()
-        for one in self.under_way():
-            if one.model in self.adapters and one.ticket is not None:
-                (waiting if one.ticket.started_s is None else running).add(one.model)
+        for record in self.under_way():
+            if record.model in self.adapters and record.ticket is not None:
+                (waiting if record.ticket.started_s is None else running).add(record.model)
         labels = (*_LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters")
         found = (",".join(sorted(running)), ",".join(sorted(waiting)))
         values = (*self._values, str(len(self.adapters)), *found)

@@ -162,7 +162,7 @@ def _nearest_path(path: str) -> str:
     # Clients that are given the address without /v1, or with it twice, ask for such paths.
     wanted = "/v1/" + path.removeprefix("/").removeprefix("v1/").removeprefix("v1/")
     near = known.get(wanted) or next(
-        (known[one] for one in difflib.get_close_matches(path, known, n=1)), None
+        (known[match_] for match_ in difflib.get_close_matches(path, known, n=1)), None
     )
     return "" if near is None else f" Did you mean {near}?"
 
@@ -254,13 +254,13 @@ class AppRoutes:
             raise RefusedError(errors.not_synced())
         self.fleet_state.access.allow(principal_of(request), name)
         table = self.table_cache.table
-        found = table.models.get(name)
-        if found is None:
+        served_model = table.models.get(name)
+        if served_model is None:
             raise self.fleet_state.access.unknown_model(principal_of(request), table, name)
         return _json(
-            anthropic.model_body(found)
+            anthropic.model_body(served_model)
             if registry.VERSION in request.headers
-            else _model_body(found)
+            else _model_body(served_model)
         )
 
     async def health(self, request: Request) -> Response:

@@ -74,15 +74,15 @@ async def claim_listener(
         timeout: HandOverError | None = None
         if path is not None:
             try:
-                found = _request_listener(path, where, is_tls=is_tls)
+                listener_claim = _request_listener(path, where, is_tls=is_tls)
             except TimeoutError:
                 timeout = HandOverError(
                     f"the gateway behind {path} does not answer within {_TIMEOUT_S:g} s but still "
                     "listens; end it with kill -9 and start again"
                 )
             else:
-                if found is not None:
-                    return found
+                if listener_claim is not None:
+                    return listener_claim
         try:
             return ListenerClaim(listen(*where))
         except OSError as error:
@@ -99,14 +99,14 @@ async def claim_listener(
 def _request_listener(path: Path, where: ListenAddress, *, is_tls: bool) -> ListenerClaim | None:
     """Ask the gateway behind the path; return None if there is none. Raises HandOverError, TimeoutError."""
     try:
-        found = path.lstat()
+        result = path.lstat()
     except FileNotFoundError:
         return None
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(result.st_mode):
         raise HandOverError(f"{path} is not a socket; give --handover a path of its own")
-    if found.st_uid != os.geteuid():
+    if result.st_uid != os.geteuid():
         raise HandOverError(
-            f"{path} belongs to another user (uid {found.st_uid}); give --handover a path of its own"
+            f"{path} belongs to another user (uid {result.st_uid}); give --handover a path of its own"
         )
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -204,12 +204,12 @@ class HandOver:
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while self._clock.monotonic() < deadline_s:
             with contextlib.suppress(HandOverError, TimeoutError):
-                found = await asyncio.to_thread(
+                thread = await asyncio.to_thread(
                     _request_listener, self._path, self._where, is_tls=self._is_tls
                 )
-                if found is not None:
-                    found.listener.close()  # the same socket as ours
-                    return found.predecessor
+                if thread is not None:
+                    thread.listener.close()  # the same socket as ours
+                    return thread.predecessor
             await self._clock.sleep(_POLL_S)
         return None
 
@@ -300,7 +300,7 @@ def _line(message: dict[str, Any]) -> bytes:
 def _parsed(data: bytes) -> dict[str, Any]:
     """Return the message; empty if the data is not a message."""
     with contextlib.suppress(orjson.JSONDecodeError):
-        found = orjson.loads(data)
-        if isinstance(found, dict):
-            return found
+        parsed = orjson.loads(data)
+        if isinstance(parsed, dict):
+            return parsed
     return {}

@@ -73,8 +73,8 @@ def _announced(
     if place is not None and not place.is_first:
         return None
     host, port = claim.listener.getsockname()[:2]
-    found = Listener(role="gateway", host=host, port=port, is_tls=is_tls)
-    return found if found.is_reachable and not flags["no_announce"] else None
+    listener = Listener(role="gateway", host=host, port=port, is_tls=is_tls)
+    return listener if listener.is_reachable and not flags["no_announce"] else None
 
 
 def _own_listener(flags: dict[str, Any], place: WorkerPlace) -> socket.socket:

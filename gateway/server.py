@@ -202,10 +202,10 @@ def _registration(
     lease: Callable[[], GatewayLease],
 ) -> Registration:
     """Return the registration, which follows the fleet's mode."""
-    found = Registration(transport, clock, id_=id_, lease=lease)
+    registration = Registration(transport, clock, id_=id_, lease=lease)
     if limits.credentials is not None:
-        limits.credentials.on_change(found.refresh)
-    return found
+        limits.credentials.on_change(registration.refresh)
+    return registration
 
 
 def _upkeep(

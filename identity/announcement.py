@@ -64,7 +64,7 @@ class Listener:
         with contextlib.suppress(OSError):
             kind = socket.SOCK_STREAM
             answers = socket.getaddrinfo(self.host, 0, type=kind) if self.host else ()
-            found = [str(one[4][0]) for one in answers]
+            found = [str(answer[4][0]) for answer in answers]
         is_any = any(one in ("0.0.0.0", "::") for one in found)  # noqa: S104 - compared with
         return () if is_any else tuple(dict.fromkeys(found))
 
@@ -130,5 +130,5 @@ def _authorities(own: Credentials) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4)
 def _hashes(pem: str) -> tuple[str, ...]:
-    found = load_authorities(pem)[:MAX_AUTHORITIES]
-    return tuple(spki_hash(one.public_key()).hex() for one in found)
+    certificates = load_authorities(pem)[:MAX_AUTHORITIES]
+    return tuple(spki_hash(certificate.public_key()).hex() for certificate in certificates)

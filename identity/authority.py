@@ -201,13 +201,13 @@ def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
     if len(request) > _MAX_REQUEST_BYTES:
         raise AuthorityError(f"the request is larger than {_MAX_REQUEST_BYTES >> 10} KiB; {wanted}")
     try:
-        found = x509.load_pem_x509_csr(request)
-        public_key = found.public_key()
+        pem_x509_csr = x509.load_pem_x509_csr(request)
+        public_key = pem_x509_csr.public_key()
         if not isinstance(public_key, ec.EllipticCurvePublicKey) or not isinstance(
             public_key.curve, ec.SECP256R1
         ):
             raise AuthorityError(f"the request is for another kind of key; {wanted}")
-        if not found.is_signature_valid:
+        if not pem_x509_csr.is_signature_valid:
             raise AuthorityError("the request's signature is wrong: its sender has not the key")
     except (*UNREADABLE, InvalidSignature) as error:
         if isinstance(error, AuthorityError):
@@ -331,13 +331,13 @@ def pem_of(certificate: x509.Certificate) -> str:
 def request_for(key: bytes) -> bytes:
     """Return a new request (PKCS#10, PEM) for a key in PEM. Raises AuthorityError: it is no P-256 key."""
     try:
-        found = serialization.load_pem_private_key(key, None)
+        pem_private_key = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise AuthorityError(f"the key cannot be read: {error}") from error
-    if not isinstance(found, ec.EllipticCurvePrivateKey):
+    if not isinstance(pem_private_key, ec.EllipticCurvePrivateKey):
         raise AuthorityError("the key is no elliptic-curve key; expected P-256")
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
-    return request.sign(found, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return request.sign(pem_private_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _builder(

@@ -70,15 +70,15 @@ async def activate(
     """Let the new authority sign; return the new trust. Raises as `begin`."""
     item, fleet = await _read(transport)
     exchange = _exchange(fleet)
-    left = exchange.begun + settle - clock.now()
-    if left > timedelta(0):
+    duration = exchange.begun + settle - clock.now()
+    if duration > timedelta(0):
         raise ExchangeError(
             f"processes have {settle.total_seconds() / 60:g} minutes to learn the new authority: try again in "
-            f"{left.total_seconds():.0f} s, and restart the members of etcd one after the other until then"
+            f"{duration.total_seconds():.0f} s, and restart the members of etcd one after the other until then"
         )
-    found = load_authorities(fleet.authorities)
-    first = [one for one in found if _hash(one) == exchange.incoming]
-    rest = [one for one in found if _hash(one) != exchange.incoming]
+    authorities = load_authorities(fleet.authorities)
+    first = [authority for authority in authorities if _hash(authority) == exchange.incoming]
+    rest = [authority for authority in authorities if _hash(authority) != exchange.incoming]
     bundle = _bundle([*first, *rest])
     folder.signing(bundle)  # or nobody could sign
     return await _write(transport, item, fleet.model_copy(update={"authorities": bundle}))
@@ -133,14 +133,14 @@ async def signed_by_others(
         StoreError: the store did not answer.
 
     """
-    found = []
+    signed = []
     for item in (await transport.list(keys.ISSUED_PREFIX)).items:
         issued = codec.decode(IssuedCertificate, item)
         chain = load_authorities(issued.certificate)
-        is_signed = any(is_signed_by(one, authority) for one in chain)
+        is_signed = any(is_signed_by(certificate, authority) for certificate in chain)
         if issued.not_after > clock.now() and not is_signed:
-            found.append(item.key.removeprefix(keys.ISSUED_PREFIX))
-    return tuple(found)
+            signed.append(item.key.removeprefix(keys.ISSUED_PREFIX))
+    return tuple(signed)
 
 
 def _exchange(fleet: FleetTrust) -> AuthorityExchange:
@@ -169,4 +169,4 @@ def _hash(authority: x509.Certificate) -> str:
 
 
 def _bundle(authorities: list[x509.Certificate]) -> str:
-    return "".join(one.public_bytes(Encoding.PEM).decode() for one in authorities)
+    return "".join(authority.public_bytes(Encoding.PEM).decode() for authority in authorities)

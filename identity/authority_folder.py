@@ -37,8 +37,8 @@ class AuthorityFolder:
     @property
     def root_password(self) -> Path | None:
         """The file with the store's root password; None if there is none."""
-        found = self.path / "root.env"
-        return found if found.exists() else None
+        path = self.path / "root.env"
+        return path if path.exists() else None
 
     def write(self, authority: Authority) -> None:
         """Write the authority of a new fleet. Raises AuthorityError: the folder has one already."""
@@ -80,9 +80,9 @@ class AuthorityFolder:
         for certificate in (_CURRENT, _NEXT):
             for key in (_CURRENT, _NEXT):
                 with contextlib.suppress(AuthorityError):
-                    found = self._load(certificate, key)
-                    if found.spki_hash == wanted:
-                        return found
+                    authority = self._load(certificate, key)
+                    if authority.spki_hash == wanted:
+                        return authority
         self.load()  # says what is wrong with the files
         raise AuthorityError(
             f"{self.path} has not the key of the authority that signs now (SHA-256 {wanted.hex()}); copy ca.pem and "

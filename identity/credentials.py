@@ -199,8 +199,8 @@ class Credentials:
         try:
             self.identity = self._read()
             if not only_trust:
-                for one in self._contexts:
-                    one.reload()
+                for context in self._contexts:
+                    context.reload()
         except CredentialsError as error:
             log.error("identity not reloaded; the old one stays", extra={"why": str(error)})  # noqa: TRY400 - the reason is in the message
             return

@@ -86,12 +86,12 @@ class Dialer:
                 f"{label} at {url} reports no identity; is it an older release?"
             )
         try:
-            found = parse_identity(tls.identity)
+            identity = parse_identity(tls.identity)
         except IdentityError as error:
             raise UntrustedAddressError(f"{label}: {error}") from error
-        if found.role != role:
-            raise UntrustedAddressError(f"{label} reports {found.uri}, which is no {role}")
-        return self._peer(role, found.name)
+        if identity.role != role:
+            raise UntrustedAddressError(f"{label} reports {identity.uri}, which is no {role}")
+        return self._peer(role, identity.name)
 
     def address(self) -> Dial:
         """Return how to dial a gateway at an address that a person gives, whose id is not known."""
@@ -123,8 +123,8 @@ class Dialer:
         revoked = self._own.trust().revoked
         if revoked != self._revoked:
             self._revoked = revoked
-            for one in self._contexts.values():
-                one.reload()
+            for context in self._contexts.values():
+                context.reload()
 
 
 def is_local(url: str) -> bool:

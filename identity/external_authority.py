@@ -118,16 +118,19 @@ def _check_chain(
     if len(intermediates) > _MOST_INTERMEDIATES:
         raise AuthorityError(f"there are more than {_MOST_INTERMEDIATES} intermediate authorities")
     last = leaf
-    for one in intermediates:
-        if not (_is_authority(one) and is_signed_by(last, one)):
+    for certificate in intermediates:
+        if not (_is_authority(certificate) and is_signed_by(last, certificate)):
             raise AuthorityError(
                 "the certificates in the file are no chain: each must be signed by the next one"
             )
-        last = one
-    for one in (*intermediates, *(one for one in trusted if is_signed_by(last, one))):
-        check_authority(one)
-    if not any(is_signed_by(last, one) for one in trusted):
-        names = " or ".join(one.subject.rfc4514_string() for one in trusted)
+        last = certificate
+    for certificate in (
+        *intermediates,
+        *(certificate for certificate in trusted if is_signed_by(last, certificate)),
+    ):
+        check_authority(certificate)
+    if not any(is_signed_by(last, certificate) for certificate in trusted):
+        names = " or ".join(certificate.subject.rfc4514_string() for certificate in trusted)
         raise AuthorityError(f"no authority of the fleet has signed it; expected {names}")
 
 

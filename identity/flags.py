@@ -45,18 +45,18 @@ def authority_folder(given: Path | None) -> AuthorityFolder | None:
     """
     if given is None:
         return None
-    found = AuthorityFolder(given.expanduser().absolute())
+    folder = AuthorityFolder(given.expanduser().absolute())
     try:
-        found.load()
+        folder.load()
     except AuthorityError as error:
         raise click.UsageError(f"--authority-dir: {error}") from error
-    return found
+    return folder
 
 
 def identity_folder(given: Path | None, default: Path | None = None) -> IdentityFolder | None:
     """Return the folder that the flag gives, or the default; None without both."""
-    found = given or default
-    return None if found is None else IdentityFolder(found.expanduser().absolute())
+    path = given or default
+    return None if path is None else IdentityFolder(path.expanduser().absolute())
 
 
 def read_identity(folder: IdentityFolder | None, role: Role, clock: Clock) -> Credentials | None:
@@ -69,14 +69,14 @@ def read_identity(folder: IdentityFolder | None, role: Role, clock: Clock) -> Cr
     if folder is None or not folder.is_issued:
         return None
     try:
-        found = Credentials(folder, clock)
+        credentials = Credentials(folder, clock)
     except CredentialsError as error:
         raise click.UsageError(f"--identity-dir: {error}") from error
-    if found.identity.role is not role:
+    if credentials.identity.role is not role:
         raise click.UsageError(
-            f"--identity-dir {folder.path}: it holds {found.identity.uri}; this program needs the identity of a {role}"
+            f"--identity-dir {folder.path}: it holds {credentials.identity.uri}; this program needs the identity of a {role}"
         )
-    return found
+    return credentials
 
 
 def gateway_trust(options: Mapping[str, Any]) -> Trust:

@@ -122,7 +122,7 @@ class IdentityFolder:
 
 def _state(path: Path) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        result = path.stat()
     except OSError:
         return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
+    return (result.st_mtime_ns, result.st_size, result.st_ino)

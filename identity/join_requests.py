@@ -33,8 +33,8 @@ def request_id(key_hash: str) -> str:
 async def list_requests(transport: Transport) -> list[PendingJoin]:
     """Return all requests, the oldest first. Raises StoreError."""
     items = (await transport.list(keys.JOIN_REQUEST_PREFIX)).items
-    found = [codec.decode(PendingJoin, item) for item in items]
-    return sorted(found, key=lambda one: (one.created, one.id))
+    pending_joins = [codec.decode(PendingJoin, item) for item in items]
+    return sorted(pending_joins, key=lambda join: (join.created, join.id))
 
 
 async def add_request(transport: Transport, wanted: PendingJoin) -> None:
@@ -49,14 +49,14 @@ async def add_request(transport: Transport, wanted: PendingJoin) -> None:
 
     """
     key = keys.named(keys.JOIN_REQUEST_PREFIX, wanted.id)
-    found = await list_requests(transport)
-    if wanted.id in (one.id for one in found):
+    requests = await list_requests(transport)
+    if wanted.id in (request.id for request in requests):
         return
-    waiting = [one for one in found if not one.is_issued]
+    waiting = [request for request in requests if not request.is_issued]
     if len(waiting) >= MAX_PENDING:
-        for one in waiting:
-            if await find_decision(transport, one) is None:
-                await remove_request(transport, one)
+        for join in waiting:
+            if await find_decision(transport, join) is None:
+                await remove_request(transport, join)
                 break
         else:
             raise TooManyRequestsError(
@@ -121,7 +121,7 @@ async def find_decision(
     item = await transport.get(keys.named(keys.JOIN_DECISION_PREFIX, about.id))
     if item is None:
         return None
-    found = codec.decode(JoinDecision, item)
-    if found.key_hash != about.key_hash:
+    join_decision = codec.decode(JoinDecision, item)
+    if join_decision.key_hash != about.key_hash:
         return None
-    return found, ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
+    return join_decision, ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)

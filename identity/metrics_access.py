@@ -65,10 +65,10 @@ class MetricsToken:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            found = self._path.stat()
+            result = self._path.stat()
         except OSError:
             return ()
-        return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+        return (result.st_mtime_ns, result.st_size, result.st_ino, result.st_mode)
 
     def _read(self) -> str:
         try:

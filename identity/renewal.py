@@ -130,8 +130,8 @@ class Renewal:
                 await self._clock.sleep(_LOOK_S)
 
     def _fail(self, why: str) -> None:
-        left = None if self.not_after is None else self.not_after - self._clock.now()
-        is_late = left is not None and left < timedelta(0)
+        duration = None if self.not_after is None else self.not_after - self._clock.now()
+        is_late = duration is not None and duration < timedelta(0)
         # The store may be away for days; a line each five minutes is enough.
         log.log(
             logging.ERROR if is_late else logging.WARNING,
@@ -159,10 +159,10 @@ class Renewal:
         start, end = life_of(certificate)
         due = start + (end - start) * _RENEW_AT * (1 - _JITTER * self._jitter())
         first = load_authorities(self._folder.read_authorities())[0]
-        if not any(is_signed_by(one, first) for one in load_authorities(pem)):
+        if not any(is_signed_by(authority, first) for authority in load_authorities(pem)):
             due = min(due, now + timedelta(seconds=self._spread_s * self._jitter()))
         identity = identity_of(certificate)
-        asked = {_canonical(one) for one in allowed_addresses(identity, seen[1])}
+        asked = {_canonical(address) for address in allowed_addresses(identity, seen[1])}
         if asked - addresses_of(certificate):
             due = min(due, max(now, start + _ADDRESSES_AGE))
         self._seen, self._due, self.not_after = seen, due, end
@@ -185,22 +185,23 @@ class Renewal:
         fleet = codec.decode(FleetTrust, item)
         pending = await asyncio.to_thread(self._pending, fleet)
         key = keys.issued_key(pending.identity.role, pending.identity.name)
-        found = await self._issued(key, pending)
-        if found is None:
+        certificate = await self._issued(key, pending)
+        if certificate is None:
             await self._ask(pending)
-            found = await self._wait(key, pending)
-        await asyncio.to_thread(self._take, fleet, pending, found)
+            certificate = await self._wait(key, pending)
+        await asyncio.to_thread(self._take, fleet, pending, certificate)
         await self._withdraw(pending)
         self.renewals += 1
         log.info(
-            "certificate renewed", extra={"identity": pending.identity.uri, "serial": found.serial}
+            "certificate renewed",
+            extra={"identity": pending.identity.uri, "serial": certificate.serial},
         )
         return True
 
     def _pending(self, fleet: FleetTrust) -> PendingRequest:
         """Return the key that waits for its certificate; a new one unless a request was made before."""
         folder, current = self._folder, None
-        found = read_pending(folder)
+        pending = read_pending(folder)
         if folder.is_issued:
             certificate = load_certificate(folder.certificate())
             current = identity_of(certificate)
@@ -208,11 +209,16 @@ class Renewal:
                 raise RenewalError(
                     f"{folder.path} holds {current.uri}, and the store belongs to fleet {fleet.fleet}"
                 )
-            if found is not None and found.key_hash == spki_hash(certificate.public_key()).hex():
-                found = None  # it was taken, and the process ended before it could delete the file
-        is_ours = found is not None and found.identity.fleet == fleet.fleet
-        if found is not None and is_ours and current in (None, found.identity):
-            return found
+            if (
+                pending is not None
+                and pending.key_hash == spki_hash(certificate.public_key()).hex()
+            ):
+                pending = (
+                    None  # it was taken, and the process ended before it could delete the file
+                )
+        is_ours = pending is not None and pending.identity.fleet == fleet.fleet
+        if pending is not None and is_ours and current in (None, pending.identity):
+            return pending
         return write_pending(folder, current or self._first(fleet), self._applicant.addresses())
 
     def _first(self, fleet: FleetTrust) -> Identity:
@@ -256,9 +262,9 @@ class Renewal:
         polls = Retries(_ANSWER_BACKOFF, self._clock, jitter=self._jitter)
         deadline = self._clock.monotonic() + _ANSWER_S
         while self._clock.monotonic() < deadline:
-            found = await self._issued(key, pending)
-            if found is not None:
-                return found
+            issued_certificate = await self._issued(key, pending)
+            if issued_certificate is not None:
+                return issued_certificate
             item = await self._transport.get(refused)
             refusal = None if item is None else codec.decode(RefusedRequest, item)
             if refusal is not None and refusal.request_hash == request_hash(pending.request):
@@ -273,8 +279,12 @@ class Renewal:
     async def _issued(self, key: str, pending: PendingRequest) -> IssuedCertificate | None:
         """Return the certificate for the pending key if it was issued."""
         item = await self._transport.get(key)
-        found = None if item is None else codec.decode(IssuedCertificate, item)
-        return found if found is not None and found.key_hash == pending.key_hash else None
+        certificate = None if item is None else codec.decode(IssuedCertificate, item)
+        return (
+            certificate
+            if certificate is not None and certificate.key_hash == pending.key_hash
+            else None
+        )
 
     def _take(self, fleet: FleetTrust, pending: PendingRequest, found: IssuedCertificate) -> None:
         """Replace key and certificate in one step."""

@@ -74,9 +74,9 @@ def seal(folder: AuthorityFolder, passphrase: str) -> str:
 def unseal(text: str, passphrase: str, folder: AuthorityFolder) -> Authority:
     """Write the authorities to the folder, which must have none; return the current one. Raises AuthorityError."""
     try:
-        found = _Sealed.model_validate_json(text)
-        salt, nonce, content = map(_bytes, (found.salt, found.nonce, found.content))
-        plain = AESGCM(_derive(passphrase, salt, found.log2_n)).decrypt(nonce, content, _AAD)
+        sealed = _Sealed.model_validate_json(text)
+        salt, nonce, content = map(_bytes, (sealed.salt, sealed.nonce, sealed.content))
+        plain = AESGCM(_derive(passphrase, salt, sealed.log2_n)).decrypt(nonce, content, _AAD)
         pairs = _Content.model_validate_json(plain)
     except InvalidTag as error:
         raise AuthorityError(

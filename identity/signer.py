@@ -162,7 +162,7 @@ async def bind(
     if bound is not None and not versions:
         raise IssueError(name_taken(identity))
     before = None if bound is None else bound.record
-    found = IssuedCertificate(
+    issued_certificate = IssuedCertificate(
         certificate=leaf.pem,
         serial=leaf.serial,
         key_hash=leaf.key_hash,
@@ -172,9 +172,9 @@ async def bind(
         earlier=_earlier(identity, before, clock.now()),
     )
     is_new = [] if versions else [ModRevisionGuard(key=key, mod_revision=0)]
-    put = Put(key=key, value=codec.encode(found))
+    put = Put(key=key, value=codec.encode(issued_certificate))
     await transport.commit([*is_new, *guards], [put, *operations])
-    return found
+    return issued_certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +215,14 @@ def _earlier(
     if before is None:
         return ()
     last = EarlierCertificate(serial=before.serial, not_after=before.not_after)
-    found = tuple(one for one in (*before.earlier, last) if one.not_after > now)
-    if len(found) > _MAX_EARLIER:
+    earlier_certificates = tuple(
+        certificate for certificate in (*before.earlier, last) if certificate.not_after > now
+    )
+    if len(earlier_certificates) > _MAX_EARLIER:
         raise IssueError(
-            f"{identity.uri} has {len(found)} certificates that have not ended; it is replaced too often"
+            f"{identity.uri} has {len(earlier_certificates)} certificates that have not ended; it is replaced too often"
         )
-    return found
+    return earlier_certificates
 
 
 async def revoke(transport: Transport, clock: Clock, identity: Identity, why: str) -> str:
@@ -249,11 +251,13 @@ async def _revoke(
     current = codec.decode(IssuedCertificate, item)
     last = EarlierCertificate(serial=current.serial, not_after=current.not_after)
     puts = []
-    for one in (*current.earlier, last):
+    for certificate in (*current.earlier, last):
         entry = RevokedCertificate(
-            identity=identity.uri, revoked=clock.now(), not_after=one.not_after, why=why
+            identity=identity.uri, revoked=clock.now(), not_after=certificate.not_after, why=why
         )
-        puts.append(Put(key=keys.named(keys.REVOKED_PREFIX, one.serial), value=codec.encode(entry)))
+        puts.append(
+            Put(key=keys.named(keys.REVOKED_PREFIX, certificate.serial), value=codec.encode(entry))
+        )
     guard = ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
     await transport.commit([guard], [*puts, Delete(key=item.key)])
     return current.serial

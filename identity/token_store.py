@@ -103,8 +103,8 @@ async def create_token(
 async def list_tokens(transport: Transport) -> list[JoinTokenRecord]:
     """Return all tokens that have not expired, the newest first. Raises StoreError."""
     items = (await transport.list(keys.JOIN_TOKEN_PREFIX)).items
-    found = [codec.decode(JoinTokenRecord, item) for item in items]
-    return sorted(found, key=lambda one: (one.created, one.id), reverse=True)
+    join_token_records = [codec.decode(JoinTokenRecord, item) for item in items]
+    return sorted(join_token_records, key=lambda record: (record.created, record.id), reverse=True)
 
 
 async def revoke_token(transport: Transport, token_id: str) -> bool:

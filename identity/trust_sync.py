@@ -41,8 +41,8 @@ class TrustSync:
             clock,
         )
         self._changed = asyncio.Event()
-        for one in (self._fleet, self._revoked):
-            one.on_change(lambda _: self._changed.set())
+        for informer in (self._fleet, self._revoked):
+            informer.on_change(lambda _: self._changed.set())
         self.failure = ""
         """Reason why the files are not those of the store; "" if they are."""
 
@@ -122,8 +122,10 @@ def _check_continuity(folder: IdentityFolder, before: str, fleet: FleetTrust) ->
 
     Another store behind the same address, or a restored one of another fleet, does not change what is trusted.
     """
-    known = {spki_hash(one.public_key()) for one in load_authorities(before)}
-    if known.isdisjoint(spki_hash(one.public_key()) for one in load_authorities(fleet.authorities)):
+    known = {spki_hash(authority.public_key()) for authority in load_authorities(before)}
+    if known.isdisjoint(
+        spki_hash(authority.public_key()) for authority in load_authorities(fleet.authorities)
+    ):
         raise FolderError(
             f"the store has other authorities than {folder.authorities}: it belongs to another fleet, or this process "
             "was away during a whole exchange. Join again with a token"

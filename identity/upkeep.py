@@ -58,8 +58,8 @@ class IdentityUpkeep:
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus' text format."""
-        for one in self._gauges:
-            yield from one.lines()
+        for gauge in self._gauges:
+            yield from gauge.lines()
 
 
 def _timestamp(time: datetime | None) -> float:

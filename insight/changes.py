@@ -45,8 +45,8 @@ class ChangeFilter:
         return (
             self.since_s <= at_s < self.until_s
             and self.user.lower() in who
-            and any(self.concerns(one) for one in record.objects)
-            and (self.has_requests or not all(_is_request(one) for one in record.objects))
+            and any(self.concerns(obj) for obj in record.objects)
+            and (self.has_requests or not all(_is_request(obj) for obj in record.objects))
         )
 
     def concerns(self, one: ChangedObject) -> bool:
@@ -72,8 +72,8 @@ def read_change(item: KeyValue) -> RecordedChange | None:
 def select_changes(items: Iterable[KeyValue], wanted: ChangeFilter) -> list[RecordedChange]:
     """Return the wanted changes, oldest first."""
     since_ms = int(wanted.since_s * 1000)
-    found = (read_change(one) for one in items if keys.change_time_ms(one.key) >= since_ms)
-    chosen = [one for one in found if one is not None and wanted.matches(one.record)]
+    found = (read_change(item) for item in items if keys.change_time_ms(item.key) >= since_ms)
+    chosen = [change for change in found if change is not None and wanted.matches(change.record)]
     # Clocks differ between machines, and two writes may share a millisecond; revisions are in order.
     return sorted(chosen, key=lambda one: one.revision)
 

@@ -28,7 +28,7 @@ _PLACEHOLDERS: Final[Mapping[str, str]] = {
 
 def problems(conditions: tuple[Condition, ...]) -> Iterator[Condition]:
     """Yield the conditions whose reason needs an action."""
-    return (one for one in conditions if one.reason in CURES)
+    return (condition for condition in conditions if condition.reason in CURES)
 
 
 def cure_of(kind: str, name: str, reason: str) -> str:

@@ -37,7 +37,7 @@ def _missing_folder(deployment: ModelDeployment, statuses: list[NodeStatus]) -> 
         if status.local_models is None or len(status.local_models) >= _MOST:
             return ""
         known |= {model.path for model in status.local_models}
-        known |= {one.path for one in status.models if one.geometry is not None}
+        known |= {report.path for report in status.models if report.geometry is not None}
     if {str(path), deployment.spec.model.path} & known:
         return ""
     names = sorted(known)
@@ -79,6 +79,6 @@ def _is_known(request: PlacementRequest, node: NodeView) -> bool:
     models = [request.path, *([source.draft.path] if source.draft is not None else [])]
     reports = [node.models.get(path) for path in models]
     has_models = all(
-        one is not None and one.geometry and not one.geometry.unknown for one in reports
+        report is not None and report.geometry and not report.geometry.unknown for report in reports
     )
     return has_models and all(path in node.adapters for path in source.adapter_paths)

@@ -294,12 +294,12 @@ def revisions_of(found: Iterable[Revision], deployment: ModelDeployment) -> list
     """Return the revisions of the deployment, oldest first, without those of a deleted deployment of the same name."""
     uid = deployment.metadata.uid
     mine = [
-        one
-        for one in found
-        if one.spec.deployment == deployment.name
+        revision
+        for revision in found
+        if revision.spec.deployment == deployment.name
         and (
-            not one.metadata.owner_references
-            or any(owner.uid == uid for owner in one.metadata.owner_references)
+            not revision.metadata.owner_references
+            or any(owner.uid == uid for owner in revision.metadata.owner_references)
         )
     ]
     return sorted(mine, key=lambda one: one.spec.revision)
@@ -308,7 +308,9 @@ def revisions_of(found: Iterable[Revision], deployment: ModelDeployment) -> list
 def current_revision(revisions: Sequence[Revision], deployment: ModelDeployment) -> Revision | None:
     """Return the revision of the deployment's current spec; None if it is not recorded yet."""
     content = content_of(deployment)
-    return next((one for one in reversed(revisions) if one.spec.content == content), None)
+    return next(
+        (revision for revision in reversed(revisions) if revision.spec.content == content), None
+    )
 
 
 def rollback_target(
@@ -335,15 +337,17 @@ def rollback_target(
         )
     if number is None:
         content = content_of(deployment)
-        others = [one for one in revisions if one.spec.content != content]
+        others = [revision for revision in revisions if revision.spec.content != content]
         if not others:
             raise EditRefusedError(
                 f"modeldeployment/{name} has no earlier revision; `fleetctl rollout history {name}` shows the recorded ones"
             )
-        return next((one for one in reversed(others) if one.spec.template == served), others[-1])
-    found = next((one for one in revisions if one.spec.revision == number), None)
+        return next(
+            (other for other in reversed(others) if other.spec.template == served), others[-1]
+        )
+    found = next((revision for revision in revisions if revision.spec.revision == number), None)
     if found is None:
-        there = ", ".join(str(one.spec.revision) for one in revisions)
+        there = ", ".join(str(revision.spec.revision) for revision in revisions)
         raise EditRefusedError(
             f"unable to find revision {number} of modeldeployment/{name}; available: {there}"
         )
@@ -362,11 +366,11 @@ def with_revision(
     if content_of(deployment) == content:
         return None
     cause = new_cause(deployment, newest) or restored_cause(back)
-    found = with_restart_mark(with_content(deployment, content), content.restarted_at)
-    found = _with_annotation(found, CHANGE_CAUSE, cause)
+    model_deployment = with_restart_mark(with_content(deployment, content), content.restarted_at)
+    model_deployment = _with_annotation(model_deployment, CHANGE_CAUSE, cause)
     generation = deployment.metadata.generation + 1
-    metadata = found.metadata.model_copy(update={"generation": generation})
-    return found.model_copy(update={"metadata": metadata})
+    metadata = model_deployment.metadata.model_copy(update={"generation": generation})
+    return model_deployment.model_copy(update={"metadata": metadata})
 
 
 def with_restart_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
@@ -390,9 +394,15 @@ def _with_annotation(deployment: ModelDeployment, key: str, text: str) -> ModelD
 
 def revision_diff(before: Revision | None, after: Revision) -> str:
     """Return what differs between two revisions of a deployment as a unified diff."""
-    texts = ["" if one is None else core_schema.dump(_content_tree(one)) for one in (before, after)]
+    texts = [
+        "" if revision is None else core_schema.dump(_content_tree(revision))
+        for revision in (before, after)
+    ]
     lines = [text.splitlines(keepends=True) for text in texts]
-    names = ["" if one is None else f"revision {one.spec.revision}" for one in (before, after)]
+    names = [
+        "" if revision is None else f"revision {revision.spec.revision}"
+        for revision in (before, after)
+    ]
     return "".join(difflib.unified_diff(lines[0], lines[1], names[0], names[1]))
 
 

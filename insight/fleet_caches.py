@@ -42,37 +42,37 @@ class FleetCaches:
     @property
     def is_synced(self) -> bool:
         """True once every first list is complete."""
-        return all(one.synced for one in self.informers())
+        return all(informer.synced for informer in self.informers())
 
     @property
     def revision(self) -> int:
         """The newest revision of the store that any cache has seen."""
-        return max(one.revision for one in self.informers())
+        return max(informer.revision for informer in self.informers())
 
     @property
     def refusal(self) -> str:
         """The first reason why the store refuses this process; empty if it does not."""
-        return next((one.refusal for one in self.informers() if one.refusal), "")
+        return next((informer.refusal for informer in self.informers() if informer.refusal), "")
 
     def staleness_s(self) -> float | None:
         """Return the seconds since the store last sent anything; None before every first list."""
-        ages = [one.staleness_s() for one in self.informers()]
+        ages = [informer.staleness_s() for informer in self.informers()]
         known = [age for age in ages if age is not None]
         return min(known) if len(known) == len(ages) else None
 
     def silent_s(self) -> float:
         """Return the seconds since the store stopped to answer; 0.0 while it answers."""
-        return min(one.broken_s() for one in self.informers())
+        return min(informer.broken_s() for informer in self.informers())
 
     def on_change(self, handler: Callable[[str], None]) -> None:
         """Call the handler with each key that changes from now on."""
-        for one in self.informers():
-            one.on_change(handler)
+        for informer in self.informers():
+            informer.on_change(handler)
 
     async def wait_synced(self) -> None:
         """Wait for every first list."""
-        for one in self.all():
-            await one.wait_synced()
+        for informer in self.all():
+            await informer.wait_synced()
 
     async def list_once(self) -> None:
         """Fill the caches from one list each, without watches.
@@ -83,20 +83,20 @@ class FleetCaches:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                for one in self.all():
-                    group.create_task(one.list_once())
+                for informer in self.all():
+                    group.create_task(informer.list_once())
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
     async def run(self) -> None:
         """Keep every cache current, forever."""
         async with asyncio.TaskGroup() as group:
-            for one in self.all():
-                group.create_task(one.run())
+            for informer in self.all():
+                group.create_task(informer.run())
 
     def informers(self) -> tuple[Informer[object], ...]:
         """Return every informer, with its keys and their versions."""
-        return tuple(one for one in self.all() if isinstance(one, Informer))
+        return tuple(informer for informer in self.all() if isinstance(informer, Informer))
 
 
 def make_fleet_caches(transport: Transport, clock: Clock) -> FleetCaches:
@@ -131,8 +131,8 @@ def make_fleet_caches(transport: Transport, clock: Clock) -> FleetCaches:
 def copy_caches(caches: FleetCaches, clock: Clock) -> FleetCaches:
     """Return caches that hold the same objects, for suppositions."""
     copied = make_fleet_caches(MemoryTransport(clock), clock)
-    for one, other in zip(copied.informers(), caches.informers(), strict=True):
-        one.copy_from(other)
+    for informer, other in zip(copied.informers(), caches.informers(), strict=True):
+        informer.copy_from(other)
     return copied
 
 
@@ -141,9 +141,9 @@ def caches_of(items: Iterable[KeyValue], clock: Clock) -> FleetCaches:
     caches = make_fleet_caches(MemoryTransport(clock), clock)
     informers = caches.informers()
     for item in items:
-        for one in informers:
-            if item.key.startswith(one.prefix):
-                one.suppose(item)
+        for informer in informers:
+            if item.key.startswith(informer.prefix):
+                informer.suppose(item)
                 break
     return caches
 

@@ -48,13 +48,13 @@ def _agents(caches: FleetCaches) -> Iterator[Target]:
 
 
 def _engines(caches: FleetCaches) -> Iterator[Target]:
-    for _, one in sorted(caches.objects.endpoints.items.items()):
+    for _, endpoint in sorted(caches.objects.endpoints.items.items()):
         yield from _target(
-            one.spec.url,
+            endpoint.spec.url,
             process="engine",
-            node=one.spec.node,
-            replica=one.name,
-            deployment=one.spec.deployment,
+            node=endpoint.spec.node,
+            replica=endpoint.name,
+            deployment=endpoint.spec.deployment,
         )
 
 
@@ -143,10 +143,10 @@ class FleetMetrics:
     def _epochs(self) -> Iterator[str]:
         name = "fleet_replica_epoch"
         yield from _family(name, "How often the Macs of a sharded replica have formed a group.")
-        for _, one in sorted(self.caches.objects.specs.items.items()):
-            if isinstance(one, Replica) and one.spec.formation is not None:
-                epoch = one.spec.formation.epoch
-                yield f"{name}{format_labels(('replica',), (one.name,))} {epoch}"
+        for _, api_object in sorted(self.caches.objects.specs.items.items()):
+            if isinstance(api_object, Replica) and api_object.spec.formation is not None:
+                epoch = api_object.spec.formation.epoch
+                yield f"{name}{format_labels(('replica',), (api_object.name,))} {epoch}"
 
 
 def _family(name: str, help_: str) -> tuple[str, str]:

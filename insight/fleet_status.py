@@ -119,7 +119,9 @@ def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> Fleet
             for name, of in sorted(tiers.items())
         ),
         gateways=gateways,
-        problems=tuple(f"gateway {one.id}: {one.problem}" for one in gateways if one.problem),
+        problems=tuple(
+            f"gateway {gateway.id}: {gateway.problem}" for gateway in gateways if gateway.problem
+        ),
     )
 
 
@@ -141,7 +143,7 @@ def _tiers(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
     named: set[str] = set()
     for route in specs.by_index(BY_KIND, "ModelRoute").values():
         if isinstance(route, ModelRoute):
-            backends = [one.deployment for one in route.spec.backends if one.deployment]
+            backends = [backend.deployment for backend in route.spec.backends if backend.deployment]
             found.setdefault(route.spec.model, []).extend(backends)
             named.update(backends)
     for model in specs.by_index(BY_KIND, "ModelDeployment").values():
@@ -154,33 +156,33 @@ def _tiers(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
 
 def _labels(tiers: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return `TIER:DEPLOYMENT` by deployment, with the first public name of each."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for name, of in sorted(tiers.items()):
         for deployment in of:
-            found.setdefault(
+            labels.setdefault(
                 deployment, deployment if name == deployment else f"{name}:{deployment}"
             )
-    return found
+    return labels
 
 
 def _placed(
     caches: FleetCaches, labels: Mapping[str, str], running: Mapping[str, int] | None
 ) -> dict[str, tuple[ModelOnMac, ...]]:
-    found: dict[str, tuple[ModelOnMac, ...]] = {}
+    placed: dict[str, tuple[ModelOnMac, ...]] = {}
     for row in fleet_views.rows(caches, "replicas"):
         name, deployment = str(row["name"]), str(row["deployment"])
         macs = row["macs"]
         assert isinstance(macs, list)
         label = labels.get(deployment, deployment)
         for rank, mac in enumerate(macs):
-            one = ModelOnMac(
+            model_on_mac = ModelOnMac(
                 label=label if len(macs) == 1 else f"{label} (rank {rank} of {len(macs)})",
                 replica=name,
                 is_ready=bool(row["hasEndpoint"]),
                 running=None if running is None else running.get(name, 0),
             )
-            found[mac] = (*found.get(mac, ()), one)
-    return found
+            placed[mac] = (*placed.get(mac, ()), model_on_mac)
+    return placed
 
 
 def _mac(row: Row, models: tuple[ModelOnMac, ...]) -> MacStatus:
@@ -209,11 +211,11 @@ def _mac(row: Row, models: tuple[ModelOnMac, ...]) -> MacStatus:
 def _tier(
     name: str, deployments: tuple[str, ...], endpoints: Sequence[Endpoint], waiting: int | None
 ) -> TierStatus:
-    there = [one.spec for one in endpoints if one.spec.deployment in deployments]
+    there = [endpoint.spec for endpoint in endpoints if endpoint.spec.deployment in deployments]
     return TierStatus(
         name=name,
         deployments=deployments,
-        macs=tuple(sorted({one.node for one in there})),
+        macs=tuple(sorted({spec.node for spec in there})),
         replicas=len(there),
         waiting=waiting,
     )

@@ -73,7 +73,7 @@ def names(caches: FleetCaches, view: str) -> list[str]:
         prefix, keys_of = _OWN_KEYS[view]
         return sorted(key.removeprefix(prefix) for key in keys_of(caches))
     if view == "conditions":
-        return [str(one["name"]) for one in all_conditions(caches)]
+        return [str(condition["name"]) for condition in all_conditions(caches)]
     kind = next(kind for kind, of_view in _VIEW_OF_KIND.items() if of_view == view)
     specs = caches.objects.specs.by_index(BY_KIND, kind)
     return [keys.kind_and_name(key)[1] for key in specs]
@@ -103,22 +103,22 @@ def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
     if kind == "Replica":
         return {*_of_replica(caches, name), ("conditions", f"Replica/{name}")}
     view = _VIEW_OF_KIND.get(kind)
-    found: set[ViewKey] = {("conditions", f"{kind}/{name}")}
-    return found if view is None else {*found, (view, name)}
+    view_keys: set[ViewKey] = {("conditions", f"{kind}/{name}")}
+    return view_keys if view is None else {*view_keys, (view, name)}
 
 
 def _of_replica(caches: FleetCaches, name: str) -> set[ViewKey]:
     replica = caches.objects.specs.items.get(keys.spec_key("Replica", name))
-    found: set[ViewKey] = {("replicas", name)}
+    view_keys: set[ViewKey] = {("replicas", name)}
     if not isinstance(replica, Replica):
         # It is deleted: its deployment and its nodes are no longer known here.
         deployment = name.rpartition("-")[0]
-        found |= {("macs", node) for node in _node_names(caches)}
+        view_keys |= {("macs", node) for node in _node_names(caches)}
     else:
         deployment = replica.spec.deployment
-        found |= {("macs", rank.node) for rank in replica.spec.ranks}
-        found |= {("macs", left.node) for left in replica.spec.leaving}
-    return {*found, ("models", deployment)}
+        view_keys |= {("macs", rank.node) for rank in replica.spec.ranks}
+        view_keys |= {("macs", leaving_rank.node) for leaving_rank in replica.spec.leaving}
+    return {*view_keys, ("models", deployment)}
 
 
 def _ids(items: Mapping[str, Any], prefix: str) -> list[str]:
@@ -144,11 +144,18 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
     node = spec if isinstance(spec, Node) else None
     report = status if isinstance(status, NodeStatus) else None
     replicas = [
-        one for one in objects.specs.by_index(BY_NODE, name).values() if isinstance(one, Replica)
+        api_object
+        for api_object in objects.specs.by_index(BY_NODE, name).values()
+        if isinstance(api_object, Replica)
     ]
-    proofs = [rank.memory for one in replicas for rank in one.spec.ranks if rank.node == name]
-    promised = sum(one.total_bytes for one in proofs) + sum(
-        left.memory_bytes for one in replicas for left in one.spec.leaving if left.node == name
+    proofs = [
+        rank.memory for replica in replicas for rank in replica.spec.ranks if rank.node == name
+    ]
+    promised = sum(proof.total_bytes for proof in proofs) + sum(
+        leaving_rank.memory_bytes
+        for replica in replicas
+        for leaving_rank in replica.spec.leaving
+        if leaving_rank.node == name
     )
     state, why = _mac_state(is_alive=is_alive, report=report, life=life)
     found: Row = {
@@ -158,12 +165,12 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
         "silentSince": None if is_alive else _silent_since(life),
         "isCordoned": node is not None and node.spec.unschedulable,
         "isDraining": node is not None and node.spec.draining,
-        "taints": [] if node is None else [_taint_row(one) for one in node.spec.taints],
+        "taints": [] if node is None else [_taint_row(taint) for taint in node.spec.taints],
         "promisedBytes": promised,
-        "weightsBytes": sum(one.weights_bytes for one in proofs),
-        "kvBytes": sum(one.kv_cache_bytes for one in proofs),
-        "models": sorted({one.spec.deployment for one in replicas}),
-        "replicas": sorted(one.name for one in replicas),
+        "weightsBytes": sum(proof.weights_bytes for proof in proofs),
+        "kvBytes": sum(proof.kv_cache_bytes for proof in proofs),
+        "models": sorted({replica.spec.deployment for replica in replicas}),
+        "replicas": sorted(replica.name for replica in replicas),
     }
     pools = {"pools": _pools(caches, node or Node(metadata=ObjectMeta(name=name)), report)}
     return {**found, **_hardware(report), **_site(node, report), **pools}
@@ -173,7 +180,9 @@ def _pools(caches: FleetCaches, node: Node, report: NodeStatus | None) -> list[s
     """Return the names of the pools that a Mac belongs to."""
     reported = node.model_copy(update={"status": report})
     pools = caches.objects.specs.by_index(BY_KIND, "NodePool").values()
-    return sorted(one.name for one in pools if isinstance(one, NodePool) and in_pool(one, reported))
+    return sorted(
+        pool.name for pool in pools if isinstance(pool, NodePool) and in_pool(pool, reported)
+    )
 
 
 def _silent_since(life: Status | None) -> str | None:
@@ -199,7 +208,7 @@ def _mac_state(
         ready = None if life is None else find_condition(life.conditions, "Ready")
         message = "" if ready is None or ready.status == ConditionStatus.TRUE else ready.message
         return "offline", message or "its agent does not renew its lease"
-    pressed = [one for one in _conditions(report) if one.type in _PRESSURES]
+    pressed = [condition for condition in _conditions(report) if condition.type in _PRESSURES]
     bad = [one for one in pressed if one.status == ConditionStatus.TRUE]
     if bad:
         return "degraded", "; ".join(f"{one.type}: {one.message or one.reason}" for one in bad)
@@ -234,12 +243,12 @@ def _models_on_disk(report: NodeStatus) -> list[Row]:
     """Return the deployed models that a Mac has, with the size of their weights, or what it lacks of them."""
     return [
         {
-            "path": one.path,
-            "bytes": None if one.geometry is None else one.geometry.weights_bytes,
-            "missingBytes": one.missing_bytes,
-            "problem": one.message or one.reason or one.fetch_problem,
+            "path": model.path,
+            "bytes": None if model.geometry is None else model.geometry.weights_bytes,
+            "missingBytes": model.missing_bytes,
+            "problem": model.message or model.reason or model.fetch_problem,
         }
-        for one in report.models
+        for model in report.models
     ]
 
 
@@ -256,17 +265,17 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
     spec = objects.specs.items.get(keys.spec_key("ModelDeployment", name))
     if not isinstance(spec, ModelDeployment):
         return None
-    found = objects.statuses.items.get(keys.status_key("ModelDeployment", name))
-    status = found if isinstance(found, ModelDeploymentStatus) else ModelDeploymentStatus()
+    item = objects.statuses.items.get(keys.status_key("ModelDeployment", name))
+    status = item if isinstance(item, ModelDeploymentStatus) else ModelDeploymentStatus()
     placed = objects.specs.by_index(BY_DEPLOYMENT, name).values()
-    replicas = [one for one in placed if isinstance(one, Replica)]
+    replicas = [api_object for api_object in placed if isinstance(api_object, Replica)]
     available = find_condition(status.conditions, "Available")
     trouble = next(problems(status.conditions), None)
     return {
         "name": name,
         "source": spec.spec.model.label,
         "servedNames": list(served_names(spec)),
-        "desired": status.desired_replicas if found is not None else spec.spec.replicas,
+        "desired": status.desired_replicas if item is not None else spec.spec.replicas,
         "placed": status.replicas,
         "ready": status.ready_replicas,
         "updated": status.updated_replicas,
@@ -282,8 +291,8 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "concurrency": requests_at_once(spec.spec.concurrency, status.concurrency),
         "queueLimit": _queue_limit(spec),
         "kvBits": None if spec.spec.kv_cache is None else spec.spec.kv_cache.bits,
-        "macs": sorted({rank.node for one in replicas for rank in one.spec.ranks}),
-        "replicas": sorted(one.name for one in replicas),
+        "macs": sorted({rank.node for replica in replicas for rank in replica.spec.ranks}),
+        "replicas": sorted(replica.name for replica in replicas),
         "isDeleted": spec.metadata.deletion_timestamp is not None,
     }
 
@@ -293,22 +302,22 @@ def _scaling(deployment: ModelDeployment, status: ModelDeploymentStatus) -> str:
     bounds = deployment.spec.autoscaling
     if bounds is None:
         return ""
-    found = find_condition(status.conditions, "Scaling")
-    why = "" if found is None else f": {found.message or found.reason}"
+    condition = find_condition(status.conditions, "Scaling")
+    why = "" if condition is None else f": {condition.message or condition.reason}"
     return f"between {bounds.min_replicas} and {bounds.max_replicas}{why}"
 
 
 def _canary(deployment: ModelDeployment, status: ModelDeploymentStatus) -> Row | None:
     """Return the steps of a trial of a new version, the one in progress, and what was measured."""
-    canary, found = deployment.spec.rollout.canary, status.canary
-    if canary is None or found is None:
+    canary, canary_status = deployment.spec.rollout.canary, status.canary
+    if canary is None or canary_status is None:
         return None
     return {
-        "weights": [one.weight for one in canary.steps],
-        "step": found.step,
-        "since": found.since.isoformat(),
-        "outcome": found.outcome,
-        "message": found.message,
+        "weights": [step.weight for step in canary.steps],
+        "step": canary_status.step,
+        "since": canary_status.since.isoformat(),
+        "outcome": canary_status.outcome,
+        "message": canary_status.message,
     }
 
 
@@ -323,8 +332,8 @@ def _replica(caches: FleetCaches, name: str) -> Row | None:
     spec = objects.specs.items.get(keys.spec_key("Replica", name))
     if not isinstance(spec, Replica):
         return None
-    found = objects.statuses.items.get(keys.status_key("Replica", name))
-    status = found if isinstance(found, ReplicaStatus) else ReplicaStatus()
+    item = objects.statuses.items.get(keys.status_key("Replica", name))
+    status = item if isinstance(item, ReplicaStatus) else ReplicaStatus()
     ready = find_condition(status.conditions, "Ready")
     ranks = [
         objects.ranks.items.get(keys.rank_key(rank.node, name, number))
@@ -344,8 +353,8 @@ def _replica(caches: FleetCaches, name: str) -> Row | None:
         "isReady": ready is not None and ready.status == ConditionStatus.TRUE,
         "reason": "" if ready is None else ready.reason,
         "message": "" if ready is None else ready.message,
-        "fetches": [one.text for one in status.fetches],
-        "restarts": sum(one.restarts for one in ranks if one is not None),
+        "fetches": [fetch_status.text for fetch_status in status.fetches],
+        "restarts": sum(rank_status.restarts for rank_status in ranks if rank_status is not None),
         "memoryBytes": sum(rank.memory.total_bytes for rank in spec.spec.ranks),
         "hasEndpoint": keys.endpoint_key(first, name) in objects.endpoints.items,
     }
@@ -356,8 +365,8 @@ def _group(caches: FleetCaches, name: str) -> Row | None:
     spec = objects.specs.items.get(keys.spec_key("ShardGroup", name))
     if not isinstance(spec, ShardGroup):
         return None
-    found = objects.statuses.items.get(keys.status_key("ShardGroup", name))
-    status = found if isinstance(found, ShardGroupStatus) else ShardGroupStatus()
+    item = objects.statuses.items.get(keys.status_key("ShardGroup", name))
+    status = item if isinstance(item, ShardGroupStatus) else ShardGroupStatus()
     checked = status.fabric_checks[-1] if status.fabric_checks else None
     trouble = next(problems(status.conditions), None)
     return {
@@ -365,7 +374,7 @@ def _group(caches: FleetCaches, name: str) -> Row | None:
         "backend": spec.spec.backend,
         "parallelism": spec.spec.parallelism,
         "size": spec.spec.wanted_size,
-        "listed": [one.node for one in spec.spec.members],
+        "listed": [member.node for member in spec.spec.members],
         "members": status.members,
         "readyMembers": status.ready_members,
         "replicas": list(status.replicas),
@@ -379,8 +388,8 @@ def _git_source(caches: FleetCaches, name: str) -> Row | None:
     source = caches.objects.specs.items.get(keys.spec_key("GitSource", name))
     if not isinstance(source, GitSource):
         return None
-    found = caches.objects.statuses.items.get(keys.status_key("GitSource", name))
-    status = found if isinstance(found, GitSourceStatus) else GitSourceStatus()
+    item = caches.objects.statuses.items.get(keys.status_key("GitSource", name))
+    status = item if isinstance(item, GitSourceStatus) else GitSourceStatus()
     newest, applied = status.observed_commit or GitCommit(), status.applied_commit or GitCommit()
     ready = find_condition(status.conditions, "Ready")
     return {
@@ -395,8 +404,8 @@ def _git_source(caches: FleetCaches, name: str) -> Row | None:
         "appliedRevision": status.applied_revision,
         "appliedSubject": applied.subject,
         "appliedAt": None if status.applied_at is None else status.applied_at.isoformat(),
-        "objects": [f"{one.kind}/{one.name}" for one in status.inventory],
-        "drift": [one.model_dump(mode="json", by_alias=True) for one in status.drift],
+        "objects": [f"{entry.kind}/{entry.name}" for entry in status.inventory],
+        "drift": [drift.model_dump(mode="json", by_alias=True) for drift in status.drift],
     }
 
 
@@ -434,10 +443,10 @@ def _dashboard(caches: FleetCaches, id_: str) -> Row | None:
 
 
 def _event(caches: FleetCaches, name: str) -> Row | None:
-    found = caches.events.items.get(f"{keys.EVENT_PREFIX}{name}")
-    if found is None:
+    item = caches.events.items.get(f"{keys.EVENT_PREFIX}{name}")
+    if item is None:
         return None
-    spec = found.spec
+    spec = item.spec
     return {
         "name": name,
         "kind": spec.about.kind,
@@ -464,10 +473,10 @@ def _condition(caches: FleetCaches, name: str) -> Row | None:
 def conditions_of(caches: FleetCaches, kind: str, name: str) -> list[Row]:
     """Return all conditions of one object: its own, and those of a node's life."""
     status = caches.objects.statuses.items.get(keys.status_key(kind, name))
-    found = list(_conditions(status))
+    conditions = list(_conditions(status))
     if kind == "Node":
-        found += _conditions(_life(caches, name))
-    return [condition_row(kind, name, one) for one in found]
+        conditions += _conditions(_life(caches, name))
+    return [condition_row(kind, name, condition) for condition in conditions]
 
 
 def all_conditions(caches: FleetCaches) -> list[Row]:
@@ -510,14 +519,14 @@ def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
     for one in macs:
         counts[str(one["state"])] += 1
     leader = next(iter(caches.leader.items.values()), "")
-    wanted = [one for one in models if int(str(one["desired"])) > 0]
+    wanted = [model for model in models if int(str(model["desired"])) > 0]
     return {
         "sentence": sentence(macs, models, has_leader=bool(leader)),
         "macs": {"total": len(macs), **counts},
         "models": {"total": len(models), "available": sum(bool(m["isAvailable"]) for m in wanted)},
         "replicas": {
-            "desired": sum(int(str(one["desired"])) for one in models),
-            "ready": sum(int(str(one["ready"])) for one in models),
+            "desired": sum(int(str(model["desired"])) for model in models),
+            "ready": sum(int(str(model["ready"])) for model in models),
         },
         "problems": sum(bool(one["isProblem"]) for one in found["conditions"]),
         "versions": {name: _commonest(macs, name) for name in _VERSIONS},
@@ -529,7 +538,7 @@ def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
 
 def _commonest(macs: Sequence[Row], column: str) -> object:
     """Return the value that most Macs have; None if none is known."""
-    known = Counter(str(one[column]) for one in macs if one[column] is not None)
+    known = Counter(str(mac[column]) for mac in macs if mac[column] is not None)
     return known.most_common(1)[0][0] if known else None
 
 
@@ -537,8 +546,8 @@ def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) ->
     """Return the health of a fleet in one sentence, such as `2 of 3 Macs online; qwen: 1 of 2 replicas ready`."""
     if not macs and not models:
         return "an empty fleet: no Mac has joined, and nothing is deployed"
-    online = sum(one["state"] == "online" for one in macs)
-    others = any(one["osVersion"] and not str(one["osVersion"]).startswith("macOS") for one in macs)
+    online = sum(mac["state"] == "online" for mac in macs)
+    others = any(mac["osVersion"] and not str(mac["osVersion"]).startswith("macOS") for mac in macs)
     noun = "nodes" if others else "Macs"
     parts = [
         f"all {len(macs)} {noun} online"
@@ -557,9 +566,13 @@ def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) ->
 
 
 def _short(models: Sequence[Row]) -> Iterator[str]:
-    for one in models:
-        desired, ready = int(str(one["desired"])), int(str(one["ready"]))
+    for model in models:
+        desired, ready = int(str(model["desired"])), int(str(model["ready"]))
         if ready < desired:
             numbers = f"{ready} of {desired} replicas ready"
-            reason = str(one["reason"]).replace(f"{numbers}; ", "", 1)  # most reasons repeat them
-            yield f"{one['name']}: {numbers} ({reason})" if reason else f"{one['name']}: {numbers}"
+            reason = str(model["reason"]).replace(f"{numbers}; ", "", 1)  # most reasons repeat them
+            yield (
+                f"{model['name']}: {numbers} ({reason})"
+                if reason
+                else f"{model['name']}: {numbers}"
+            )

@@ -195,22 +195,22 @@ def known_source(caches: FleetCaches, text: str, *, is_previous: bool = False) -
         name, _, number = name.partition("/")
         if number and not (number.isdecimal() and number.isascii() and len(number) < 6):
             raise ValueError(f"'{text[:100]}': expected the number of a rank after the second '/'")
-        found = caches.objects.specs.items.get(keys.spec_key("Replica", name))
-        if not isinstance(found, Replica):
+        item = caches.objects.specs.items.get(keys.spec_key("Replica", name))
+        if not isinstance(item, Replica):
             raise ProcessError(f"there is no replica {name[:200]}, or not any more")
-        return engine_log(found, int(number or 0), is_previous=is_previous)
-    words = ", ".join(f"{one}/ID" for one in LEASED_HOLDERS)
+        return engine_log(item, int(number or 0), is_previous=is_previous)
+    words = ", ".join(f"{holder}/ID" for holder in LEASED_HOLDERS)
     raise ValueError(f"'{text[:100]}' is not node/NAME, replica/NAME, {words}")
 
 
 def known_address(caches: FleetCaches, source: LogSource, dialer: Dialer) -> ProcessAddress:
     """Return the address of a log's process as the caches know it. Raises ProcessError."""
-    found = _cached_address(caches, source, dialer)
-    if found is None:
+    process_address = _cached_address(caches, source, dialer)
+    if process_address is None:
         raise ProcessError(f"there is no {source.label} with a log, or not any more")
-    if not found.url:
+    if not process_address.url:
         raise ProcessUnreachableError(f"{source.label}: it does not listen on its port yet")
-    return found
+    return process_address
 
 
 def _cached_address(

@@ -39,7 +39,7 @@ class MacBlock:
     @property
     def used_bytes(self) -> int:
         """Return the memory of the replicas that are there."""
-        return sum(one.size_bytes for one in self.entries if one.mark != "-")
+        return sum(entry.size_bytes for entry in self.entries if entry.mark != "-")
 
     @property
     def free_bytes(self) -> int:
@@ -48,7 +48,7 @@ class MacBlock:
     @property
     def has_changed(self) -> bool:
         """Return whether a replica has come or gone."""
-        return any(one.mark for one in self.entries)
+        return any(entry.mark for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,21 @@ def _title(block: MacBlock) -> str:
 
 
 def _lines(block: MacBlock) -> list[_Line]:
-    found = [
-        _Line(one.mark, one.label, one.size_bytes, _GONE if one.mark == "-" else _USED, one.note)
-        for one in block.entries
+    lines = [
+        _Line(
+            entry.mark,
+            entry.label,
+            entry.size_bytes,
+            _GONE if entry.mark == "-" else _USED,
+            entry.note,
+        )
+        for entry in block.entries
     ]
     if not block.is_ready:
-        return found
+        return lines
     if block.reserved_bytes:
-        found.append(_Line("", "reserved", block.reserved_bytes, _RESERVED, "by pools"))
-    return [*found, _Line("", "free", block.free_bytes, _FREE)]
+        lines.append(_Line("", "reserved", block.reserved_bytes, _RESERVED, "by pools"))
+    return [*lines, _Line("", "free", block.free_bytes, _FREE)]
 
 
 def _line_text(line: _Line, width: int, block: MacBlock) -> str:

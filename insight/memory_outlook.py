@@ -40,11 +40,19 @@ class MemoryOutlook:
         gone, come = self._gone(node.name), self._come(node.name)
         entries: list[Tree] = []
         used = 0
-        for one in node.allocations:
-            is_gone = one.is_ending or one.replica in gone
-            proof = self.proofs.get(node.name, {}).get(one.replica)
-            used += 0 if is_gone else one.bytes
-            entries.append(_entry(one.replica, one.deployment, one.bytes, proof, is_gone=is_gone))
+        for allocation in node.allocations:
+            is_gone = allocation.is_ending or allocation.replica in gone
+            proof = self.proofs.get(node.name, {}).get(allocation.replica)
+            used += 0 if is_gone else allocation.bytes
+            entries.append(
+                _entry(
+                    allocation.replica,
+                    allocation.deployment,
+                    allocation.bytes,
+                    proof,
+                    is_gone=is_gone,
+                )
+            )
         for step, proof in come:
             used += proof.total_bytes
             entries.append(
@@ -66,14 +74,14 @@ class MemoryOutlook:
         }
 
     def _gone(self, node: str) -> set[str]:
-        found: set[str] = set()
+        gone: set[str] = set()
         for step in self.steps:
             moves = step.kind in (ForecastKind.ENDS, ForecastKind.IN_PLACE, ForecastKind.REPLACED)
             if moves and not isinstance(step.outcome, Unschedulable):
-                found |= {step.replica} if node in step.before.split(",") else set()
+                gone |= {step.replica} if node in step.before.split(",") else set()
             if isinstance(step.outcome, PreemptingAssignment):
-                found |= {one.replica for one in step.outcome.victims}
-        return found
+                gone |= {victim.replica for victim in step.outcome.victims}
+        return gone
 
     def _come(self, node: str) -> list[tuple[ForecastStep, MemoryProof]]:
         return [
@@ -102,14 +110,17 @@ def _entry(
 def _sentence(steps: Sequence[ForecastStep]) -> str:
     if not steps:
         return "No replica changes."
-    unplaced = [one for one in steps if isinstance(one.outcome, Unschedulable)]
-    placed = [one for one in steps if one.outcome is not None and one not in unplaced]
+    unplaced = [step for step in steps if isinstance(step.outcome, Unschedulable)]
+    placed = [step for step in steps if step.outcome is not None and step not in unplaced]
     parts = [
         f"{number} {word}"
         for number, word in (
-            (sum(one.kind is ForecastKind.NEW for one in placed), "placed"),
-            (sum(one.kind is not ForecastKind.NEW for one in placed), "moved or replaced"),
-            (sum(one.kind is ForecastKind.ENDS for one in steps), "ended"),
+            (sum(forecast_step.kind is ForecastKind.NEW for forecast_step in placed), "placed"),
+            (
+                sum(forecast_step.kind is not ForecastKind.NEW for forecast_step in placed),
+                "moved or replaced",
+            ),
+            (sum(step.kind is ForecastKind.ENDS for step in steps), "ended"),
             (len(unplaced), "left without a place"),
         )
         if number
@@ -137,13 +148,13 @@ def _token_bytes(
     """Return the KV cache's bytes for one token of each deployment, as far as a proof is known."""
     by_replica = {name: proof for of in proofs.values() for name, proof in of.items()}
     fresh = {step.deployment: step.memory for step in steps if step.memory is not None}
-    found: dict[str, float] = {}
-    for one in deployments:
-        proof = fresh.get(one.name) or next(
-            (p for name, p in by_replica.items() if name.startswith(f"{one.name}-")), None
+    token_bytes: dict[str, float] = {}
+    for deployment in deployments:
+        proof = fresh.get(deployment.name) or next(
+            (p for name, p in by_replica.items() if name.startswith(f"{deployment.name}-")), None
         )
         if proof is not None:
-            requests = proof.concurrency or requests_at_once(one.spec.concurrency)
-            tokens = one.spec.context_length * requests
-            found[one.name] = proof.kv_cache_bytes / tokens
-    return found
+            requests = proof.concurrency or requests_at_once(deployment.spec.concurrency)
+            tokens = deployment.spec.context_length * requests
+            token_bytes[deployment.name] = proof.kv_cache_bytes / tokens
+    return token_bytes

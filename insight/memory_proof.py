@@ -42,5 +42,5 @@ def extra_text(proof: MemoryProof) -> str:
 
 def proof_tree(proof: MemoryProof) -> dict[str, Tree]:
     """Return the proof as a tree with its total, in bytes."""
-    found: dict[str, Tree] = proof.model_dump(mode="json", by_alias=True)
-    return {**found, "totalBytes": proof.total_bytes}
+    trees: dict[str, Tree] = proof.model_dump(mode="json", by_alias=True)
+    return {**trees, "totalBytes": proof.total_bytes}

@@ -43,15 +43,15 @@ def snapshot_of(caches: FleetCaches, now: datetime) -> FleetSnapshot:
 
 def explain_placement(seen: FleetSnapshot, name: str) -> PlacementReport | None:
     """Explain where one more replica of a deployment would go; None if there is no such deployment."""
-    if name not in (one.name for one in seen.deployments()):
+    if name not in (deployment.name for deployment in seen.deployments()):
         return None
     outlook = seen.outlook(name, seen.table())
     observed = outlook.observed
     assert observed.deployment is not None  # its name is known
     present: dict[str, list[str]] = defaultdict(list)
-    for one in observed.replicas:
-        for rank in one.replica.spec.ranks:
-            present[rank.node].append(one.name)
+    for replica in observed.replicas:
+        for rank in replica.replica.spec.ranks:
+            present[rank.node].append(replica.name)
     return PlacementReport(
         deployment=observed.deployment,
         placed=len(observed.replicas),
@@ -86,43 +86,45 @@ def report_text(report: PlacementReport) -> str:
 
 def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the tables of the nodes that fit, and of the others. Pure."""
-    fitting = [one for one in found if one.fits]
-    refused = [one for one in found if not one.fits]
+    fitting = [explanation for explanation in found if explanation.fits]
+    refused = [explanation for explanation in found if not explanation.fits]
     parts: list[str] = []
     if fitting:
-        has_missing = any(one.missing_bytes for one in fitting)
+        has_missing = any(explanation.missing_bytes for explanation in fitting)
         scores = [f"{part.name.upper()} x{part.weight}" for part in fitting[0].parts]
         rows = [
             [
-                one.node,
-                f"{one.score:.1f}",
-                *(f"{part.score:.0f}" for part in one.parts),
-                memory_proof.size_text(one.memory.total_bytes) if one.memory else "-",
-                memory_proof.size_text(one.room_bytes),
-                *((sizes.show(one.missing_bytes),) if has_missing else ()),
-                "yes" if one.is_preferred else "no",
-                ",".join(there.get(one.node, ())) or "-",
+                explanation.node,
+                f"{explanation.score:.1f}",
+                *(f"{part.score:.0f}" for part in explanation.parts),
+                memory_proof.size_text(explanation.memory.total_bytes)
+                if explanation.memory
+                else "-",
+                memory_proof.size_text(explanation.room_bytes),
+                *((sizes.show(explanation.missing_bytes),) if has_missing else ()),
+                "yes" if explanation.is_preferred else "no",
+                ",".join(there.get(explanation.node, ())) or "-",
             ]
-            for one in fitting
+            for explanation in fitting
         ]
         missing = ("MISSING",) if has_missing else ()
         titles = ["NODE", "SCORE", *scores, "NEED", "FREE", *missing, "PREFERRED", "REPLICAS"]
         # Members of a group that cannot be formed have no share of the model.
-        has_place = any(one.memory is not None for one in fitting)
+        has_place = any(explanation.memory is not None for explanation in fitting)
         heading = "Nodes that fit, best first:" if has_place else _NO_PLACE
         parts += ["", heading, align_columns(rows, titles)]
     if refused:
         rows = [
             [
-                one.node,
-                one.refusal.reason,
-                memory_proof.amount_text(one.refusal, one.refusal.need),
-                memory_proof.amount_text(one.refusal, one.refusal.have),
-                ",".join(there.get(one.node, ())) or "-",
-                one.refusal.message,
+                explanation.node,
+                explanation.refusal.reason,
+                memory_proof.amount_text(explanation.refusal, explanation.refusal.need),
+                memory_proof.amount_text(explanation.refusal, explanation.refusal.have),
+                ",".join(there.get(explanation.node, ())) or "-",
+                explanation.refusal.message,
             ]
-            for one in refused
-            if one.refusal is not None
+            for explanation in refused
+            if explanation.refusal is not None
         ]
         titles = ["NODE", "REASON", "NEED", "HAVE", "REPLICAS", "MESSAGE"]
         parts += ["", "Nodes that do not fit:", align_columns(rows, titles)]
@@ -136,14 +138,14 @@ def placement_tree(report: PlacementReport) -> dict[str, Tree]:
         "summary": report.line,
         "nodes": [
             {
-                "node": one.node,
-                "fits": one.fits,
-                **_refusal(one),
-                **_scores(one),
-                "roomBytes": one.room_bytes,
-                "replicas": list(report.present.get(one.node, ())),
+                "node": node.node,
+                "fits": node.fits,
+                **_refusal(node),
+                **_scores(node),
+                "roomBytes": node.room_bytes,
+                "replicas": list(report.present.get(node.node, ())),
             }
-            for one in report.nodes
+            for node in report.nodes
         ],
     }
 

@@ -40,45 +40,47 @@ def forecast_replicas(
     """
     table, deployments = seen.table(), seen.deployments()
     if models_dir is not None:
-        sources = [one.spec.model for one in deployments]
+        sources = [deployment.spec.model for deployment in deployments]
         table = NodeTable([_with_models(node, sources, models_dir) for node in table.nodes])
     if answers:
         table = NodeTable([_with_answers(node, answers) for node in table.nodes])
-    found = forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
-    return found, table.nodes
+    steps = forecast.forecast(
+        [seen.observe(deployment.name, table) for deployment in deployments], table
+    )
+    return steps, table.nodes
 
 
 def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Path) -> NodeView:
     """Return the node with reports about models that it has not inspected, made from the files on this machine."""
     on_linux = node.labels.get("fleet/os") == "Linux"
-    paths = {one.folder for one in sources if one.folder} | {
-        one.draft.path for one in sources if one.draft
+    paths = {source.folder for source in sources if source.folder} | {
+        source.draft.path for source in sources if source.draft
     }
-    adapters = {path for one in sources for path in one.adapter_paths}
-    found = inspection.report_models(
+    adapters = {path for source in sources for path in source.adapter_paths}
+    reports = inspection.report_models(
         paths - node.models.keys(), models_dir, casts_to_float32=on_linux
     )
     fitted = inspection.report_adapters(
         adapters - node.adapters.keys(), models_dir, casts_to_float32=on_linux
     )
-    if not found and not fitted:
+    if not reports and not fitted:
         return node
     return replace(
         node,
-        models={**node.models, **{one.path: one for one in found}},
-        adapters={**node.adapters, **{one.path: one for one in fitted}},
+        models={**node.models, **{report.path: report for report in reports}},
+        adapters={**node.adapters, **{report.path: report for report in fitted}},
     )
 
 
 def _with_answers(node: NodeView, answers: Sequence[ModelSnapshot]) -> NodeView:
     """Return the node with the reports that its agent will make about models of hubs."""
-    found = inspection.report_models(
+    reports = inspection.report_models(
         (),
         _NO_FOLDER,
         casts_to_float32=node.labels.get("fleet/os") == "Linux",
-        snapshots={one.folder: one for one in answers if one.folder not in node.models},
+        snapshots={answer.folder: answer for answer in answers if answer.folder not in node.models},
     )
-    return replace(node, models={**node.models, **{one.path: one for one in found}})
+    return replace(node, models={**node.models, **{report.path: report for report in reports}})
 
 
 def planned_blocks(steps: Sequence[ForecastStep], nodes: Sequence[NodeView]) -> list[MacBlock]:
@@ -107,12 +109,12 @@ def _planned_block(
     """Return the block of one Mac; a replica that drains already counts as gone."""
     entries = [
         MacEntry(
-            label=one.replica,
-            size_bytes=one.bytes,
-            mark="-" if (node.name, one.replica) in gone or one.is_ending else "",
-            note=gone.get((node.name, one.replica), ""),
+            label=allocation.replica,
+            size_bytes=allocation.bytes,
+            mark="-" if (node.name, allocation.replica) in gone or allocation.is_ending else "",
+            note=gone.get((node.name, allocation.replica), ""),
         )
-        for one in node.allocations
+        for allocation in node.allocations
     ]
     return MacBlock(
         name=node.name,
@@ -127,7 +129,7 @@ def _planned_block(
 def step_tree(step: ForecastStep) -> dict[str, Tree]:
     """Return one step as a tree; sizes are in bytes. Pure."""
     before: list[Tree] = [*step.before.split(",")] if step.before else []
-    found: dict[str, Tree] = {
+    trees: dict[str, Tree] = {
         "deployment": step.deployment,
         "replica": step.replica,
         "change": step.kind.value,
@@ -137,23 +139,23 @@ def step_tree(step: ForecastStep) -> dict[str, Tree]:
         "fetchBytes": step.fetch_bytes,
     }
     if step.memory is not None:
-        found["memory"] = memory_proof.proof_tree(step.memory)
+        trees["memory"] = memory_proof.proof_tree(step.memory)
     match step.outcome:
         case Assignment(ranks=ranks, form=form):
-            found["to"] = [rank.node for rank in ranks]
+            trees["to"] = [rank.node for rank in ranks]
             if form is not None:
-                found["group"] = {"name": form.group, "parallelism": form.parallelism}
+                trees["group"] = {"name": form.group, "parallelism": form.parallelism}
         case PreemptingAssignment(ranks=ranks, victims=victims):
-            found["to"] = [rank.node for rank in ranks]
-            found["displaces"] = [victim.replica for victim in victims]
+            trees["to"] = [rank.node for rank in ranks]
+            trees["displaces"] = [victim.replica for victim in victims]
         case PendingAssignment(ranks=ranks, why=pending):
-            found["to"] = [rank.node for rank in ranks]
-            found["waitsFor"] = pending.note
+            trees["to"] = [rank.node for rank in ranks]
+            trees["waitsFor"] = pending.note
         case Unschedulable():
-            found["refusal"] = summary_line(step.outcome)
+            trees["refusal"] = summary_line(step.outcome)
         case None:
             pass
-    return found
+    return trees
 
 
 def block_tree(block: MacBlock) -> dict[str, Tree]:
@@ -166,8 +168,13 @@ def block_tree(block: MacBlock) -> dict[str, Tree]:
         "reservedBytes": block.reserved_bytes,
         "freeBytes": block.free_bytes,
         "replicas": [
-            {"name": one.label, "bytes": one.size_bytes, "change": one.mark, "note": one.note}
-            for one in block.entries
+            {
+                "name": entry.label,
+                "bytes": entry.size_bytes,
+                "change": entry.mark,
+                "note": entry.note,
+            }
+            for entry in block.entries
         ],
     }
 
@@ -185,15 +192,15 @@ class Forecast:
     @property
     def unplaced(self) -> int:
         """The number of replicas that fit nowhere."""
-        return sum(isinstance(one.outcome, Unschedulable) for one in self.steps)
+        return sum(isinstance(step.outcome, Unschedulable) for step in self.steps)
 
 
 def forecast_of(supposed: FleetCaches, clock: Clock) -> Forecast:
     """Return the fate of the replicas of a supposed fleet."""
-    seen = snapshot_of(supposed, clock.now())
-    steps, nodes = forecast_replicas(seen)
-    blocks = [one for one in planned_blocks(steps, nodes) if one.has_changed]
-    memory = look_at_memory(seen, steps, nodes)
+    snapshot = snapshot_of(supposed, clock.now())
+    steps, nodes = forecast_replicas(snapshot)
+    blocks = [block for block in planned_blocks(steps, nodes) if block.has_changed]
+    memory = look_at_memory(snapshot, steps, nodes)
     return Forecast(steps=steps, macs=tuple(blocks), memory=memory)
 
 
@@ -202,7 +209,7 @@ def forecast_tree(found: Forecast) -> dict[str, Tree]:
     return {
         "sentence": found.memory.sentence,
         "unplaced": found.unplaced,
-        "steps": [step_tree(one) for one in found.steps],
-        "macs": [block_tree(one) for one in found.macs],
+        "steps": [step_tree(step) for step in found.steps],
+        "macs": [block_tree(mac) for mac in found.macs],
         "memory": found.memory.trees,
     }

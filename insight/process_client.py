@@ -113,21 +113,21 @@ async def find_process(
         ProcessUnreachableError: it does not listen.
 
     """
-    found = await list_processes(transport, kind, dialer)
-    known = ", ".join(one.label for one in found)
-    if not id_ and not found:
+    processes = await list_processes(transport, kind, dialer)
+    known = ", ".join(process.label for process in processes)
+    if not id_ and not processes:
         raise ProcessError(
             f"no {kind.lower()} is registered. Is one running? `fleetctl up` starts one"
         )
-    if not id_ and len(found) > 1:
+    if not id_ and len(processes) > 1:
         raise ProcessError(f"give the {kind.lower()}'s id; there are {known}")
-    for one in found:
-        if one.key == f"{kind}/{id_}" or not id_:
-            if not one.url:
+    for process in processes:
+        if process.key == f"{kind}/{id_}" or not id_:
+            if not process.url:
                 raise ProcessUnreachableError(
-                    f"{one.label}: it does not listen on its port yet; its log says why if this lasts"
+                    f"{process.label}: it does not listen on its port yet; its log says why if this lasts"
                 )
-            return one
+            return process
     registered = f"Registered {kind.lower()}s: {known or 'none'}"
     raise ProcessError(f"{kind.lower()}/{id_} is not registered. {registered}")
 

@@ -66,10 +66,12 @@ def find_remedies(seen: FleetSnapshot, name: str) -> list[Remedy]:
     observed = seen.observe(name, table)
     if observed.deployment is None:
         return []
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     for variants in (_fewer_bits, _less_at_once, _shorter_contexts):
-        found += _first_that_fits(variants(observed.deployment), observed.apart_from, table)
-    return found or _first_that_fits(_all_together(observed.deployment), observed.apart_from, table)
+        remedies += _first_that_fits(variants(observed.deployment), observed.apart_from, table)
+    return remedies or _first_that_fits(
+        _all_together(observed.deployment), observed.apart_from, table
+    )
 
 
 def _first_that_fits(
@@ -78,7 +80,7 @@ def _first_that_fits(
     """Return the first variant that fits on a Mac; empty if none does."""
     for text, variant, patch in variants:
         request = request_for(variant, apart_from=apart_from)
-        node = next((one for one in table.nodes if _fits(request, one)), None)
+        node = next((view for view in table.nodes if _fits(request, view)), None)
         if node is not None:
             name = node.name
             line = f"{text} would fit on {name}"

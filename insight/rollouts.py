@@ -39,17 +39,18 @@ def progress_of(deployment: ModelDeployment) -> RolloutProgress:
     name, status = deployment.name, deployment.status
     if deployment.metadata.deletion_timestamp is not None:
         return RolloutProgress(text=f"modeldeployment/{name} is being deleted", is_failed=True)
-    found = None if status is None else find_condition(status.conditions, "Progressing")
+    condition = None if status is None else find_condition(status.conditions, "Progressing")
     generation = deployment.metadata.generation
     # A status of an older generation does not count.
     if (
-        found is None
-        or min(status.observed_generation if status else 0, found.observed_generation) < generation
+        condition is None
+        or min(status.observed_generation if status else 0, condition.observed_generation)
+        < generation
     ):
         return RolloutProgress(
             text="Waiting for the reconciler to look at the deployment", is_unobserved=True
         )
-    progress = _condition_progress(name, found)
+    progress = _condition_progress(name, condition)
     if progress.is_done and status is not None and status.ready_replicas < status.desired_replicas:
         count = f"{status.ready_replicas} of {status.desired_replicas} replicas are ready"
         return RolloutProgress(
@@ -145,8 +146,8 @@ async def read_revision_before(
         raise NotFoundError(f"no change {change_id[:80]} of {deployment.name} is recorded")
     now = await read_pinned(transport, deployment)
     revisions = await read_revisions(transport, deployment)
-    found = revision_before(revisions, now, changes[place:])
-    return None if found is None else found.spec.revision
+    revision = revision_before(revisions, now, changes[place:])
+    return None if revision is None else revision.spec.revision
 
 
 def revision_before(
@@ -160,24 +161,29 @@ def revision_before(
     before: dict[str, str | None] = {}
     current: dict[str, str | None] = {}
     for change in reversed(changes):
-        for one in change.record.objects:
-            if (one.kind, one.name) != (now.kind, now.name):
+        for obj in change.record.objects:
+            if (obj.kind, obj.name) != (now.kind, now.name):
                 continue
-            if one.more_fields or one.verb != "update":
+            if obj.more_fields or obj.verb != "update":
                 return None
-            fields = [field for field in one.fields if _is_content(field.path)]
+            fields = [field for field in obj.fields if _is_content(field.path)]
             before |= {field.path: field.old for field in fields}
             current = {field.path: field.new for field in fields} | current
     differing = {path: old for path, old in before.items() if old != current[path]}
-    return next((one for one in reversed(revisions) if _fields_of(one, now) == differing), None)
+    return next(
+        (revision for revision in reversed(revisions) if _fields_of(revision, now) == differing),
+        None,
+    )
 
 
 def _fields_of(revision: Revision, now: ModelDeployment) -> dict[str, str | None]:
     """Return the fields of a revision that the deployment does not have so now, as the audit log writes them."""
     content = revision.spec.content
     then = edits.with_restart_mark(with_content(now, content), content.restarted_at)
-    documents = [codec.encode_spec(one) for one in (then, now)]
-    return {one.path: one.old for one in changed_fields(*documents) if _is_content(one.path)}
+    documents = [codec.encode_spec(deployment) for deployment in (then, now)]
+    return {
+        field.path: field.old for field in changed_fields(*documents) if _is_content(field.path)
+    }
 
 
 def _is_content(path: str) -> bool:

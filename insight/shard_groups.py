@@ -24,8 +24,8 @@ def group_detail(caches: FleetCaches, name: str) -> Row | None:
     spec = caches.objects.specs.items.get(keys.spec_key("ShardGroup", name))
     if not isinstance(spec, ShardGroup):
         return None
-    found = caches.objects.statuses.items.get(keys.status_key("ShardGroup", name))
-    status = found if isinstance(found, ShardGroupStatus) else ShardGroupStatus()
+    item = caches.objects.statuses.items.get(keys.status_key("ShardGroup", name))
+    status = item if isinstance(item, ShardGroupStatus) else ShardGroupStatus()
     replicas = _replicas(caches, name)
     members = _members(spec, replicas)
     return {
@@ -34,37 +34,37 @@ def group_detail(caches: FleetCaches, name: str) -> Row | None:
         "links": _links(caches, spec, members),
         "checks": [
             {
-                "name": one.at.isoformat(),
-                "at": one.at.isoformat(),
-                "backend": one.backend,
-                "outcome": one.outcome,
-                "reason": one.reason,
-                "message": one.message,
-                "gbPerSecond": one.gb_per_second,
-                "usualGbPerSecond": one.usual_gb_per_second,
-                "macs": list(one.nodes),
+                "name": check.at.isoformat(),
+                "at": check.at.isoformat(),
+                "backend": check.backend,
+                "outcome": check.outcome,
+                "reason": check.reason,
+                "message": check.message,
+                "gbPerSecond": check.gb_per_second,
+                "usualGbPerSecond": check.usual_gb_per_second,
+                "macs": list(check.nodes),
             }
-            for one in reversed(status.fabric_checks)
+            for check in reversed(status.fabric_checks)
         ],
-        "replicas": [_split(one) for one in replicas],
+        "replicas": [_split(replica) for replica in replicas],
     }
 
 
 def _replicas(caches: FleetCaches, group: str) -> list[Replica]:
     specs = caches.objects.specs.by_index(BY_KIND, "Replica").values()
-    found = [
-        one
-        for one in specs
-        if isinstance(one, Replica)
-        and one.spec.formation is not None
-        and one.spec.formation.group == group
+    replicas = [
+        spec
+        for spec in specs
+        if isinstance(spec, Replica)
+        and spec.spec.formation is not None
+        and spec.spec.formation.group == group
     ]
-    return sorted(found, key=lambda one: one.name)
+    return sorted(replicas, key=lambda replica: replica.name)
 
 
 def _members(group: ShardGroup, replicas: list[Replica]) -> list[str]:
     """Return the Macs of a group: as listed, else those of its replicas, which are in rank order."""
-    listed = [one.node for one in group.spec.members]
+    listed = [member.node for member in group.spec.members]
     if not listed and replicas:
         listed = [rank.node for rank in replicas[0].spec.ranks]
     return listed[:_MOST_MEMBERS]
@@ -72,13 +72,13 @@ def _members(group: ShardGroup, replicas: list[Replica]) -> list[str]:
 
 def _links(caches: FleetCaches, group: ShardGroup, members: list[str]) -> list[Row]:
     """Return the cables of each pair of Macs whose agents have reported."""
-    given: Mapping[str, GroupMember] = {one.node: one for one in group.spec.members}
+    given: Mapping[str, GroupMember] = {member.node: member for member in group.spec.members}
     reported: dict[str, NodeStatus] = {}
     for name in members:
         status = caches.objects.statuses.items.get(keys.status_key("Node", name))
         if isinstance(status, NodeStatus):
             reported[name] = status
-    found: list[Row] = []
+    rows: list[Row] = []
     for at, one in enumerate(members):
         for other in members[at + 1 :]:
             if one not in reported or other not in reported:
@@ -88,15 +88,15 @@ def _links(caches: FleetCaches, group: ShardGroup, members: list[str]) -> list[R
                 row: Row = {"cables": [], "fault": cables.message}
             else:
                 row = {"cables": [_cable_row(cable) for cable in cables], "fault": ""}
-            found.append({"from": one, "to": other, **row})
-    return found
+            rows.append({"from": one, "to": other, **row})
+    return rows
 
 
 def _cable_row(cable: Cable) -> Row:
     ports = [end.port.speed_gbps for end in (cable.here, cable.there) if end.port is not None]
     return {
         "device": cable.here.device or cable.here.interface,
-        "gbitPerSecond": min((one for one in ports if one > 0), default=None),
+        "gbitPerSecond": min((port for port in ports if port > 0), default=None),
     }
 
 

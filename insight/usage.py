@@ -73,7 +73,10 @@ def node_rows(before: FleetSample, now: FleetSample) -> list[NodeRow]:
 
 def model_rows(before: FleetSample, now: FleetSample) -> list[ModelRow]:
     """Return one row per deployment, sorted by name."""
-    return [_model(one, before, now) for one in sorted(now.deployments, key=lambda one: one.name)]
+    return [
+        _model(counts, before, now)
+        for counts in sorted(now.deployments, key=lambda deployment: deployment.name)
+    ]
 
 
 def node_reasons(now: FleetSample) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ def node_reasons(now: FleetSample) -> tuple[str, ...]:
 
 def model_reasons(now: FleetSample) -> tuple[str, ...]:
     """Return why values of `model_rows` are unknown: those of gateways, and those of nodes with replicas of these models."""
-    models = {one.name for one in now.deployments}
+    models = {deployment.name for deployment in now.deployments}
     places = {
         node
         for placed in now.replicas.values()
@@ -242,9 +245,9 @@ def row_tree(row: UsageRow) -> dict[str, object]:
     """Return a row for `-o json`: plain units, null for unknown values."""
     found: dict[str, object] = {}
     partial = []
-    for one in fields(row):
-        value = getattr(row, one.name)
-        name = _camel(one.name)
+    for field in fields(row):
+        value = getattr(row, field.name)
+        name = _camel(field.name)
         if isinstance(value, Figure):
             found[name] = _plain(value.value)
             if value.value is not None and not value.is_complete:

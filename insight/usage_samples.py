@@ -287,10 +287,14 @@ class SampleCollector:
         self, node: str, inventory: FleetInventory, reasons: list[str]
     ) -> tuple[RankSample, ...]:
         """Query the engines of a node directly, because engines outlive their agent."""
-        endpoints = [one for one in inventory.endpoints if field_at(one, "spec", "node") == node]
+        endpoints = [
+            endpoint
+            for endpoint in inventory.endpoints
+            if field_at(endpoint, "spec", "node") == node
+        ]
         samples = []
-        for one in endpoints:
-            name, url = object_trees.name_of(one), str(field_at(one, "spec", "url"))
+        for endpoint in endpoints:
+            name, url = object_trees.name_of(endpoint), str(field_at(endpoint, "spec", "url"))
             address = ProcessAddress(label=f"replica/{name}", key="", url=url)
             try:
                 metrics = engine_metrics.parse_engine_metrics(

@@ -56,7 +56,7 @@ class FleetVersions:
 
 def warnings(versions: FleetVersions) -> list[str]:
     """Return warnings about version skew, with what to do."""
-    mlx = (mlx_skew_text(f"mlx-lm of {one.label}", one.mlx_lm) for one in versions.agents)
+    mlx = (mlx_skew_text(f"mlx-lm of {agent.label}", agent.mlx_lm) for agent in versions.agents)
     return [
         *_etcd_warnings(versions.etcd),
         *_skew_warnings(versions),
@@ -79,7 +79,7 @@ def _skew_warnings(versions: FleetVersions) -> Iterator[str]:
     centre = leader if leader is not None and parse_release(leader.version) else versions.client
     others = [versions.client, *versions.gateways, *versions.agents]
     middle = _part(centre, label=f"the {centre.part}" if centre is leader else centre.label)
-    found = (skew_text(_part(one), middle) for one in others if one is not centre)
+    found = (skew_text(_part(other), middle) for other in others if other is not centre)
     yield from filter(None, found)
 
 
@@ -95,14 +95,14 @@ def lines(versions: FleetVersions) -> list[str]:
         found.append("reconciler: none leads")
     else:
         found.append(f"reconciler {leader.name}: {leader.version}")
-    found += [f"gateway {one.name}: {one.version}" for one in versions.gateways]
+    found += [f"gateway {gateway.name}: {gateway.version}" for gateway in versions.gateways]
     return [*found, *_agent_lines(versions.agents)]
 
 
 def _agent_lines(agents: Sequence[ComponentVersion]) -> Iterator[str]:
     by_version: dict[tuple[str, str], list[str]] = {}
-    for one in agents:
-        by_version.setdefault((one.version, one.mlx_lm), []).append(one.name)
+    for agent in agents:
+        by_version.setdefault((agent.version, agent.mlx_lm), []).append(agent.name)
     for (version, mlx_lm), names in sorted(by_version.items()):
         more = len(names) - _MAX_NAMES
         listed = ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -121,9 +121,9 @@ def tree(versions: FleetVersions, warned: Sequence[str]) -> dict[str, object]:
         "fleetctl": versions.client.version,
         "etcd": versions.etcd.version,
         "reconciler": None if leader is None else _name_and_version(leader),
-        "gateways": [_name_and_version(one) for one in versions.gateways],
+        "gateways": [_name_and_version(gateway) for gateway in versions.gateways],
         "nodes": [
-            {**_name_and_version(one), "mlxLmVersion": one.mlx_lm} for one in versions.agents
+            {**_name_and_version(agent), "mlxLmVersion": agent.mlx_lm} for agent in versions.agents
         ],
         "warnings": list(warned),
     }

@@ -43,21 +43,21 @@ def suppose(caches: FleetCaches, clock: Clock, supposition: Supposition) -> Flee
         SuppositionError: a Mac does not exist, or there are too many.
 
     """
-    if sum(one.count for one in supposition.added) > MOST_MACS:
+    if sum(fleet_node.count for fleet_node in supposition.added) > MOST_MACS:
         raise SuppositionError(f"no more than {MOST_MACS} Macs can be added")
-    found = copy_caches(caches, clock)
+    fleet_caches = copy_caches(caches, clock)
     for name in supposition.lost:
-        _lose(found, name)
+        _lose(fleet_caches, name)
     reports = _reports(caches)
     for node in supposition.added:
         for name in node.names():
             status = node_status(node, name).model_copy(update=reports)
-            _add(found, name, status, NodeSpec(taints=node.taints), clock)
+            _add(fleet_caches, name, status, NodeSpec(taints=node.taints), clock)
     for obj in supposition.objects:
         version = int(obj.metadata.resource_version or 0)
         put = codec.put_spec(obj)
-        found.objects.specs.suppose(KeyValue(put.key, put.value, version, version))
-    return found
+        fleet_caches.objects.specs.suppose(KeyValue(put.key, put.value, version, version))
+    return fleet_caches
 
 
 def _lose(caches: FleetCaches, name: str) -> None:
@@ -79,10 +79,14 @@ def _lose(caches: FleetCaches, name: str) -> None:
 
 def _reports(caches: FleetCaches) -> dict[str, object]:
     """Return the models that Macs have: a new one is expected to have the same files."""
-    nodes = [one for one in caches.objects.statuses.items.values() if isinstance(one, NodeStatus)]
+    nodes = [
+        item for item in caches.objects.statuses.items.values() if isinstance(item, NodeStatus)
+    ]
     return {
-        "models": tuple({one.path: one for node in nodes for one in node.models}.values()),
-        "adapters": tuple({one.path: one for node in nodes for one in node.adapters}.values()),
+        "models": tuple({model.path: model for node in nodes for model in node.models}.values()),
+        "adapters": tuple(
+            {adapter.path: adapter for node in nodes for adapter in node.adapters}.values()
+        ),
     }
 
 

@@ -138,7 +138,11 @@ class ConnectionLimiter:
 
     def make_room(self, newcomer: LimitedConnection | None = None) -> bool:
         """Close connections without a request, but not the newcomer; return False if there is none."""
-        idle = [one for one in self._connections if one is not newcomer and not one.is_serving]
+        idle = [
+            limited_connection
+            for limited_connection in self._connections
+            if limited_connection is not newcomer and not limited_connection.is_serving
+        ]
         count = max(1, len(self._connections) // _CLOSED_AT_ONCE)
         for connection in heapq.nsmallest(count, idle, key=lambda idle_one: idle_one.shed_order):
             connection.shed()

@@ -56,8 +56,8 @@ def make_private_folder(folder: Path) -> None:
 
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    result = folder.stat()
+    if result.st_uid != os.getuid() or result.st_mode & 0o077:
         raise PermissionError(
             f"{folder} is not private: expected owner {os.getuid()} and mode 0700"
         )

@@ -77,13 +77,13 @@ def _cgroup_free_bytes(root: Path) -> list[int]:
 
 
 def _limited_cgroups(root: Path) -> list[tuple[int, Path]]:
-    found: list[tuple[int, Path]] = []
+    limited_cgroups: list[tuple[int, Path]] = []
     for below in cgroup_folders(read_text(root / "proc/self/cgroup")):
         folder = root / "sys/fs/cgroup" / below
         limit = parse_limit(_first_text(folder, "memory.max", "memory.limit_in_bytes"))
         if limit:
-            found.append((limit, folder))
-    return found
+            limited_cgroups.append((limit, folder))
+    return limited_cgroups
 
 
 def _field(text: str, name: str, *, separator: str = "") -> str:

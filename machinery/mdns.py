@@ -136,8 +136,8 @@ async def _open(interface: Interface, clock: Clock) -> AsyncIterator[_Link]:
     try:
         await responder.zeroconf.async_wait_for_start()
         link = _Link(interface, responder)
-        for one in responder.zeroconf.engine.readers:
-            transport = one.transport
+        for reader in responder.zeroconf.engine.readers:
+            transport = reader.transport
             transport.set_protocol(_LinkProtocol(transport.get_protocol(), link, clock))
         if not responder.zeroconf.engine.senders:
             raise LinkError(f"{interface.name}: no multicast with {address}")
@@ -186,9 +186,11 @@ class _Sessions:
                     wanted = list(running)
                 for gone in running.keys() - set(wanted):
                     running.pop(gone).cancel()
-                for one in wanted:
-                    if one not in running:
-                        running[one] = group.create_task(self._keep(one), name=f"mdns {one.name}")
+                for interface in wanted:
+                    if interface not in running:
+                        running[interface] = group.create_task(
+                            self._keep(interface), name=f"mdns {interface.name}"
+                        )
                 await self._clock.sleep(LIST_EVERY_S)
 
     async def _keep(self, interface: Interface) -> None:
@@ -260,7 +262,7 @@ async def _withdraw(responder: AsyncZeroconf, info: AsyncServiceInfo) -> None:
 
 def _service_info(type_: str, service: Service, interface: Interface) -> AsyncServiceInfo | None:
     """Return the records of a service on a link; None if it does not listen there."""
-    own = [str(one.ip) for one in interface.addresses]
+    own = [str(address.ip) for address in interface.addresses]
     addresses = [one for one in own if not service.addresses or one in service.addresses]
     if not addresses:
         return None
@@ -304,13 +306,13 @@ class Browser:
 
     def records(self) -> list[ServiceRecord]:
         """Return what was heard and has not been withdrawn, by name."""
-        found = []
+        service_records = []
         for heard in self._heard.values():
             for name in heard.names:
                 record = _read_record(self._type, name, heard.link)
                 if record is not None:
-                    found.append(record)
-        return sorted(found, key=lambda one: (one.name, one.interface))
+                    service_records.append(record)
+        return sorted(service_records, key=lambda one: (one.name, one.interface))
 
     async def _browse(self, link: _Link) -> None:
         heard = self._heard[link.interface.name] = _Names(link)
@@ -356,10 +358,10 @@ def _read_record(type_: str, name: str, link: _Link) -> ServiceRecord | None:
     srv = cache.get_by_details(name, _SRV, _IN)
     if info is None or srv is None or not info.load_from_cache(link.responder.zeroconf):
         return None
-    found = [
+    addresses = [
         ipaddress.IPv4Address(raw) for raw in info.addresses_by_version(zeroconf.IPVersion.V4Only)
     ]
-    near = [str(one) for one in found if link.interface.has_neighbour(str(one))]
+    near = [str(address) for address in addresses if link.interface.has_neighbour(str(address))]
     if not near:
         return None
     return ServiceRecord(

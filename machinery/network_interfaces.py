@@ -38,10 +38,10 @@ class Interface:
     def has_neighbour(self, address: str) -> bool:
         """Return whether an IPv4 address is on the link of this interface."""
         try:
-            found = ipaddress.IPv4Address(address)
+            ipv4_address = ipaddress.IPv4Address(address)
         except ValueError:
             return False
-        return any(found in one.network for one in self.addresses)
+        return any(ipv4_address in interface.network for interface in self.addresses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,30 +59,30 @@ def choose(states: Sequence[InterfaceState], thunderbolt: frozenset[str]) -> lis
 
     `thunderbolt`: the devices of Thunderbolt ports, which connect the Macs of one shard group only.
     """
-    found = [
-        Interface(one.name, one.addresses, one.carrier_changes)
-        for one in sorted(states, key=lambda one: one.name)
-        if {"up", "running", "multicast"} <= one.flags
-        and not one.flags & _NOT_NEEDED
-        and one.name not in thunderbolt
-        and not _USELESS.fullmatch(one.name)
-        and one.addresses
-        and not all(address.ip in _SHARED for address in one.addresses)
+    interfaces = [
+        Interface(interface_state.name, interface_state.addresses, interface_state.carrier_changes)
+        for interface_state in sorted(states, key=lambda state: state.name)
+        if {"up", "running", "multicast"} <= interface_state.flags
+        and not interface_state.flags & _NOT_NEEDED
+        and interface_state.name not in thunderbolt
+        and not _USELESS.fullmatch(interface_state.name)
+        and interface_state.addresses
+        and not all(address.ip in _SHARED for address in interface_state.addresses)
     ]
-    return found[:_MAX_INTERFACES]
+    return interfaces[:_MAX_INTERFACES]
 
 
 def parse_hardware_ports(networksetup: str) -> dict[str, str]:
     """Parse `networksetup -listallhardwareports`: {"Thunderbolt 2": "en6"}."""
-    found: dict[str, str] = {}
+    hardware_ports: dict[str, str] = {}
     port = ""
     for line in networksetup.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "Hardware Port":
             port = value.strip()
         elif key.strip() == "Device" and port and value.strip():
-            found[port], port = value.strip(), ""
-    return found
+            hardware_ports[port], port = value.strip(), ""
+    return hardware_ports
 
 
 def thunderbolt_devices(ports: Mapping[str, str]) -> frozenset[str]:
@@ -104,7 +104,7 @@ class InterfaceLister:
     async def __call__(self) -> list[Interface]:
         """Return the interfaces that lead to other machines. Raises OSError: the system does not tell."""
         states = read_states()
-        names = frozenset(one.name for one in states)
+        names = frozenset(state.name for state in states)
         if sys.platform == "darwin" and names != self._names:
             self._thunderbolt = thunderbolt_devices(await asyncio.to_thread(_hardware_ports))
         self._names = names
@@ -117,20 +117,20 @@ def read_states() -> list[InterfaceState]:
         addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
     except psutil.Error as error:
         raise OSError(str(error)) from error
-    found = []
+    interface_states = []
     for name, stats in states.items():
         own = []
-        for one in addresses.get(name, ()):
-            if one.family == socket.AF_INET and one.netmask:
+        for snicaddr in addresses.get(name, ()):
+            if snicaddr.family == socket.AF_INET and snicaddr.netmask:
                 with contextlib.suppress(ValueError):
-                    own.append(ipaddress.IPv4Interface(f"{one.address}/{one.netmask}"))
+                    own.append(ipaddress.IPv4Interface(f"{snicaddr.address}/{snicaddr.netmask}"))
         flags = frozenset(stats.flags.split(","))
-        found.append(
+        interface_states.append(
             InterfaceState(
                 name=name, flags=flags, addresses=tuple(own), carrier_changes=_changes(name)
             )
         )
-    return found
+    return interface_states
 
 
 def _changes(name: str) -> int:

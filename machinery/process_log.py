@@ -231,25 +231,25 @@ def start_position(
 def _start_of_last_lines(
     backwards: Iterator[tuple[int, bytes]], count: int, end: int
 ) -> int | None:
-    found = end
+    start = end
     for number, (position, _) in enumerate(backwards):
         if number == count:
-            return found
-        found = position
+            return start
+        start = position
     return None if count else end
 
 
 def _start_of_time_range(
     backwards: Iterator[tuple[int, bytes]], since: datetime, end: int
 ) -> int | None:
-    found = end
+    start = end
     for position, line in backwards:
         at = parse_time(line)
         if at is None:
             continue
         if at < since:
-            return found
-        found = position
+            return start
+        start = position
     return None
 
 

@@ -90,22 +90,22 @@ class Counter:
 
     def add(self, *labels: str, count: int = 1) -> None:
         """Add `count` to the value for these label values."""
-        found = self._values.get(labels)
-        if found is None:
-            found = self.child(*labels)
-        found.count += count
+        value = self._values.get(labels)
+        if value is None:
+            value = self.child(*labels)
+        value.count += count
 
     def child(self, *labels: str) -> CounterValue:
         """Return the value for these label values; a caller that counts often keeps it."""
-        found = self._values.get(labels)
-        if found is None:
-            found = self._values[labels] = CounterValue()
-        return found
+        counter_value = self._values.get(labels)
+        if counter_value is None:
+            counter_value = self._values[labels] = CounterValue()
+        return counter_value
 
     def value(self, *labels: str) -> int:
         """Return the count."""
-        found = self._values.get(labels)
-        return found.count if found is not None else 0
+        counter_value = self._values.get(labels)
+        return counter_value.count if counter_value is not None else 0
 
     def items(self) -> Iterable[tuple[tuple[str, ...], CounterValue]]:
         """Return all values by their label values."""
@@ -118,8 +118,8 @@ class Counter:
     def lines(self) -> Iterator[str]:
         """Yield the family in Prometheus' text format."""
         yield from family_header(self.name, self._help, "counter")
-        for values, found in sorted(self._values.items(), key=_BY_LABEL_VALUES):
-            yield f"{self.name}{format_labels(self._labels, values)} {found.count}"
+        for values, value in sorted(self._values.items(), key=_BY_LABEL_VALUES):
+            yield f"{self.name}{format_labels(self._labels, values)} {value.count}"
 
 
 class Gauge:
@@ -209,10 +209,10 @@ class Histogram:
 
     def child(self, *labels: str) -> HistogramValue:
         """Return the value for these label values; a caller that observes often keeps it."""
-        found = self._values.get(labels)
-        if found is None:
-            found = self._values[labels] = HistogramValue(self._bounds)
-        return found
+        histogram_value = self._values.get(labels)
+        if histogram_value is None:
+            histogram_value = self._values[labels] = HistogramValue(self._bounds)
+        return histogram_value
 
     def items(self) -> Iterable[tuple[tuple[str, ...], HistogramValue]]:
         """Return all values by their label values."""
@@ -225,14 +225,14 @@ class Histogram:
     def lines(self) -> Iterator[str]:
         """Yield the family in Prometheus' text format."""
         yield from family_header(self.name, self._help, "histogram")
-        for values, found in sorted(self._values.items(), key=_BY_LABEL_VALUES):
+        for values, value in sorted(self._values.items(), key=_BY_LABEL_VALUES):
             yield from histogram_lines(
                 self.name,
                 self._labels,
                 values,
                 bounds=self._bounds,
-                counts=found.counts,
-                total_s=found.total_s,
+                counts=value.counts,
+                total_s=value.total_s,
             )
 
 
@@ -252,9 +252,9 @@ class CounterAlias:
     def lines(self) -> Iterator[str]:
         """Yield the family in Prometheus' text format."""
         totals: dict[tuple[str, ...], int] = {}
-        for labels, found in self._source.items():
+        for labels, value in self._source.items():
             key = self._select(labels)
-            totals[key] = totals.get(key, 0) + found.count
+            totals[key] = totals.get(key, 0) + value.count
         yield from family_header(self._name, f"As {self._source.name}.", "counter")
         for values, count in sorted(totals.items()):
             yield f"{self._name}{format_labels(self._labels, values)} {count}"
@@ -272,10 +272,10 @@ class HistogramAlias:
     def lines(self) -> Iterator[str]:
         """Yield the family in Prometheus' text format."""
         totals: dict[tuple[str, ...], HistogramValue] = {}
-        for labels, found in self._source.items():
+        for labels, value in self._source.items():
             total = totals.setdefault(self._select(labels), HistogramValue(self._source.bounds))
-            total.counts = [a + b for a, b in zip(total.counts, found.counts, strict=True)]
-            total.total_s += found.total_s
+            total.counts = [a + b for a, b in zip(total.counts, value.counts, strict=True)]
+            total.total_s += value.total_s
         yield from family_header(self._name, f"As {self._source.name}.", "histogram")
         for values, total in sorted(totals.items(), key=_BY_LABEL_VALUES):
             yield from histogram_lines(

@@ -148,10 +148,10 @@ class ServerCertificate:
 def _file_state(path: Path) -> _FileState:
     """Return what changes with the file; empty if it is missing."""
     try:
-        found = path.stat()
+        result = path.stat()
     except OSError:
         return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+    return (result.st_mtime_ns, result.st_size, result.st_ino, result.st_mode)
 
 
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:

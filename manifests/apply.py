@@ -91,7 +91,7 @@ class PruneError(ApplyError):
         self.reasons = dict(reasons)
         self.applied = applied
         """The result so far."""
-        written = tuple(key_of(one.obj) for one in applied.outcomes)
+        written = tuple(key_of(outcome.obj) for outcome in applied.outcomes)
         super().__init__("pruning failed", written=written, missing=tuple(reasons))
         details = "; ".join(reasons.values())
         what = f"all objects were written; pruning failed: {details}. Not pruned: {join_names(self.missing)}"
@@ -212,12 +212,12 @@ async def apply(
     if options.expected_plan and options.expected_plan != plan.plan_id(changes):
         due = tuple(key_of(one.obj) for one in changes)
         raise PlanChangedError("the fleet changed after the preview", written=(), missing=due)
-    kept = tuple(one for change in changes for one in change.kept_by_others)
+    conflicts = tuple(conflict for change in changes for conflict in change.kept_by_others)
     if options.server_dry_run:
         would = {key_of(c.obj): AppliedObject(obj=c.obj, result=_result(c)) for c in changes}
         outcomes = tuple(would[item.key] for item in loaded)
         return ApplyResult(
-            outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept_by_others=kept
+            outcomes=outcomes, pruned=tuple(map(key_of, doomed)), kept_by_others=conflicts
         )
     name, manager = options.apply_set, options.manager
     keys = [item.key for item in loaded]
@@ -233,11 +233,11 @@ async def apply(
     )
     if name:
         gone = {*prospect.surplus.gone, *map(key_of, doomed)} - failed.keys()
-        uids = {key_of(one.obj): one.obj.metadata.uid for one in outcomes}
+        uids = {key_of(outcome.obj): outcome.obj.metadata.uid for outcome in outcomes}
         await apply_sets.change_set(
             transport, clock, name, manager, lambda old: _narrowed(old, gone, uids)
         )
-    applied = ApplyResult(outcomes=outcomes, pruned=tuple(pruned), kept_by_others=kept)
+    applied = ApplyResult(outcomes=outcomes, pruned=tuple(pruned), kept_by_others=conflicts)
     if failed:
         raise PruneError(failed, applied)
     return applied

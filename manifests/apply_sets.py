@@ -72,10 +72,10 @@ async def read_set(transport: Transport, name: str) -> ApplySetInventory:
     item = await transport.get(keys.named(keys.APPLY_SET_PREFIX, name))
     if item is None:
         return ApplySetInventory(name=name, members={})
-    found = codec.decode(ApplySet, item)
-    members = {ObjectKey(one.kind, one.name): one.uid for one in found.members}
+    apply_set = codec.decode(ApplySet, item)
+    members = {ObjectKey(member.kind, member.name): member.uid for member in apply_set.members}
     return ApplySetInventory(
-        name=name, manager=found.manager, members=members, version=item.mod_revision
+        name=name, manager=apply_set.manager, members=members, version=item.mod_revision
     )
 
 
@@ -87,14 +87,14 @@ async def git_claims(transport: Transport, absent: Collection[ObjectKey]) -> dic
     claims: dict[ObjectKey, str] = {}
     for item in (await transport.list(keys.APPLY_SET_PREFIX)).items if absent else ():
         try:
-            found = codec.decode(ApplySet, item)
+            apply_set = codec.decode(ApplySet, item)
         except codec.UndecodableError:
             continue
-        if source_of_manager(found.manager) is None:
+        if source_of_manager(apply_set.manager) is None:
             continue
         # Without a uid it was never written: another source may have been faster.
-        listed = (ObjectKey(one.kind, one.name) for one in found.members if one.uid)
-        claims |= {key: found.name for key in listed if key in absent}
+        listed = (ObjectKey(member.kind, member.name) for member in apply_set.members if member.uid)
+        claims |= {key: apply_set.name for key in listed if key in absent}
     return claims
 
 
@@ -117,12 +117,12 @@ async def change_set(
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            found = await read_set(transport, name)
-            wanted = edit(found.members)
-            if wanted == found.members and found.manager in ("", manager):
+            inventory = await read_set(transport, name)
+            wanted = edit(inventory.members)
+            if wanted == inventory.members and inventory.manager in ("", manager):
                 return wanted
             key = keys.named(keys.APPLY_SET_PREFIX, name)
-            guard = ModRevisionGuard(key=key, mod_revision=found.version)
+            guard = ModRevisionGuard(key=key, mod_revision=inventory.version)
             await transport.commit([guard], [_written(key, name, manager, wanted, clock)])
         except FencedError:
             raise

@@ -69,10 +69,10 @@ class AuditedTransport(ForwardedCalls):
     """The specs that were read, by key."""
 
     async def get(self, key: str) -> KeyValue | None:
-        found = await self.inner.get(key)
-        if found is not None:
-            self._remember((found,))
-        return found
+        item = await self.inner.get(key)
+        if item is not None:
+            self._remember((item,))
+        return item
 
     @override
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
@@ -83,10 +83,12 @@ class AuditedTransport(ForwardedCalls):
                 yield page
 
     def _remember(self, items: Sequence[KeyValue]) -> None:
-        self._read.update({one.key: one for one in items if one.key.startswith(keys.SPEC_PREFIX)})
+        self._read.update(
+            {item.key: item for item in items if item.key.startswith(keys.SPEC_PREFIX)}
+        )
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
-        changed = [one for one in operations if _is_recorded(one.key)]
+        changed = [operation for operation in operations if _is_recorded(operation.key)]
         if not changed:
             return await self.inner.commit(guards, operations)
         if len(operations) >= MAX_OPERATIONS:
@@ -118,9 +120,9 @@ class AuditedTransport(ForwardedCalls):
 
     def _before(self, key: str, revisions: dict[str, int]) -> KeyValue | None:
         """Return the document that the write is based on; None if it was not read, or is another one now."""
-        found = self._read.get(key)
+        item = self._read.get(key)
         based_on = revisions.get(key)
-        return None if found is None or based_on not in (None, found.mod_revision) else found
+        return None if item is None or based_on not in (None, item.mod_revision) else item
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         async with aclosing(self.inner.watch(prefix, after_revision=after_revision)) as watch:

@@ -39,11 +39,11 @@ class RecordedWrite:
 def encode_record(author: "ChangeAuthor", now: datetime, writes: Sequence[RecordedWrite]) -> bytes:
     """Return the document of a record."""
     left = _MOST_TEXT
-    found: list[ChangedObject] = []
+    changed_objects: list[ChangedObject] = []
     for write in writes:
-        one = _changed_object(write, left)
-        left -= sum(map(_size, one.fields))
-        found.append(one)
+        changed_object = _changed_object(write, left)
+        left -= sum(map(_size, changed_object.fields))
+        changed_objects.append(changed_object)
     record = ChangeRecord(
         time=now,
         user=author.user,
@@ -51,7 +51,7 @@ def encode_record(author: "ChangeAuthor", now: datetime, writes: Sequence[Record
         manager=author.manager,
         command=author.command,
         reason=author.reason[:MAX_REASON],
-        objects=tuple(found),
+        objects=tuple(changed_objects),
     )
     return codec.encode(record)
 
@@ -70,7 +70,7 @@ def _changed_object(write: RecordedWrite, most_text: int) -> ChangedObject:
     fields = changed_fields(before.value, write.after)
     kept = fit_fields(fields, most_text)
     # Deleting a deployment marks it; the reconciler removes it when its replicas are gone.
-    is_deletion = any(one.path == _DELETION and one.old is None for one in fields)
+    is_deletion = any(field.path == _DELETION and field.old is None for field in fields)
     return ChangedObject(
         verb="delete" if is_deletion else "update",
         kind=kind,
@@ -84,8 +84,8 @@ def _changed_object(write: RecordedWrite, most_text: int) -> ChangedObject:
 def changed_fields(before: bytes, after: bytes) -> list[ChangedField]:
     """Return what users see differ between two documents: spec, labels, annotations, deletion."""
     return [
-        ChangedField(path=one.path, old=_text(one.old), new=_text(one.new))
-        for one in diff.changed_fields(_declared(before), _declared(after))
+        ChangedField(path=field.path, old=_text(field.old), new=_text(field.new))
+        for field in diff.changed_fields(_declared(before), _declared(after))
     ]
 
 
@@ -105,11 +105,11 @@ def _text(value: object) -> str | None:
 def fit_fields(fields: Sequence[ChangedField], most_text: int) -> list[ChangedField]:
     """Return the first fields, as many as a record may hold."""
     kept: list[ChangedField] = []
-    for one in fields[:_MOST_FIELDS]:
-        most_text -= _size(one)
+    for field in fields[:_MOST_FIELDS]:
+        most_text -= _size(field)
         if most_text < 0:
             break
-        kept.append(one)
+        kept.append(field)
     return kept
 
 

@@ -105,7 +105,7 @@ def _manifest(obj: ApiObject, tree: dict[str, Tree]) -> dict[str, Tree]:
 
 def _says_the_same(tree: dict[str, Tree], obj: ApiObject) -> bool:
     try:
-        found = type(obj).model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
+        api_object = type(obj).model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
     except ValidationError:
         return False
-    return spec_of(found) == spec_of(obj)
+    return spec_of(api_object) == spec_of(obj)

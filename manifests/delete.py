@@ -112,12 +112,12 @@ async def check_exists(transport: Transport, key: ObjectKey) -> None:
 
 
 def _kind(key: ObjectKey) -> Kind:
-    found = kinds.by_name(key.kind)
-    if found is None or not (found.written_by_users or found.type is Replica):
+    kind = kinds.by_name(key.kind)
+    if kind is None or not (kind.written_by_users or kind.type is Replica):
         raise WriteRefusedError(
             f"{key} cannot be deleted: only the fleet creates and removes such objects"
         )
-    return found
+    return kind
 
 
 async def check_unused(

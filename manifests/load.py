@@ -135,10 +135,10 @@ def read_model(document: Document, model: type[Model]) -> Model:
 def _scan(
     paths: Sequence[str], *, recursive: bool, stdin: BinaryIO | None
 ) -> tuple[list[Document], list[ManifestError]]:
-    found = _read_texts(sources.read_all(paths, recursive=recursive, stdin=stdin))
-    combined = overlay.combine(found.documents, _read_base)
+    texts = _read_texts(sources.read_all(paths, recursive=recursive, stdin=stdin))
+    combined = overlay.combine(texts.documents, _read_base)
     documents = list(combined.documents)
-    problems = [*found.problems, *combined.problems]
+    problems = [*texts.problems, *combined.problems]
     if not documents and not problems:
         named = ", ".join(sources.STDIN_NAME if p == sources.STDIN else p for p in paths)
         message = "no object in it: it is empty, or has only comments"
@@ -154,9 +154,9 @@ def _read_texts(texts: Iterable[tuple[str, str | ManifestError]]) -> ParsedDocum
         trees = None if isinstance(text, ManifestError) else parser.parse_values(text)
         kinds_there = [tree.get("kind") for tree in trees or () if isinstance(tree, dict)]
         if trees is None or isinstance(text, ManifestError) or "List" in kinds_there:
-            found = parse_texts([(name, text)])
-            documents.extend(found.documents)
-            problems.extend(found.problems)
+            parsed_documents = parse_texts([(name, text)])
+            documents.extend(parsed_documents.documents)
+            problems.extend(parsed_documents.problems)
             continue
         roots = cache(partial(parser.parse, text, name))
         documents.extend(
@@ -241,13 +241,13 @@ def _object(document: Document) -> ApiObject | list[ManifestError]:
     tree, owned = _without_fleet_owned(document, declared)
     problems.extend(owned)
     try:
-        found = kind.type.model_validate_json(_json(tree), by_alias=True, by_name=False)
+        api_object = kind.type.model_validate_json(_json(tree), by_alias=True, by_name=False)
     except ValidationError as error:
         details = validation_errors.relevant_errors(error, document.root)
         # apiVersion was checked above, with a better message
         rest = [d for d in details if d["loc"] != ("apiVersion",)]
         return [*problems, *(_manifest_error(document, d, kind.type) for d in rest)]
-    return problems or found
+    return problems or api_object
 
 
 def _json(tree: object) -> str | bytes:

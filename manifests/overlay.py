@@ -59,16 +59,22 @@ def is_overlay(document: Document) -> bool:
 def _combine(run: _OverlayRun, documents: Sequence[Document]) -> list[Document]:
     overlays = _overlays(run, documents)
     plain = [
-        one for one in documents if _folder_of(one.source, overlays) is None and not is_overlay(one)
+        document
+        for document in documents
+        if _folder_of(document.source, overlays) is None and not is_overlay(document)
     ]
     for folder, overlay in overlays.items():
         # The whole folder belongs to an overlay, even if only its overlay.yaml was named.
         there = run.read(folder or ".")
-        inner = {posixpath.dirname(one.source) for one in there.documents if is_overlay(one)}
+        inner = {
+            posixpath.dirname(document.source)
+            for document in there.documents
+            if is_overlay(document)
+        }
         patches = [
-            one
-            for one in there.documents
-            if _folder_of(one.source, inner) == folder and not is_overlay(one)
+            document
+            for document in there.documents
+            if _folder_of(document.source, inner) == folder and not is_overlay(document)
         ]
         run.problems.extend(there.problems)
         plain.extend(_overlaid(run, folder, overlay, patches))
@@ -78,19 +84,19 @@ def _combine(run: _OverlayRun, documents: Sequence[Document]) -> list[Document]:
 def _overlays(run: _OverlayRun, documents: Sequence[Document]) -> dict[str, Document]:
     """Return the overlays among the documents by their folders."""
     overlays: dict[str, Document] = {}
-    for found in documents:
-        if not is_overlay(found):
+    for document in documents:
+        if not is_overlay(document):
             continue
-        if not found.source.endswith(SUFFIXES):
+        if not document.source.endswith(SUFFIXES):
             hint = "Name the folder: fleetctl apply -f sites/berlin"
-            _report(run, found, ("kind",), "must be in a folder, not in a stream", hint)
+            _report(run, document, ("kind",), "must be in a folder, not in a stream", hint)
             continue
-        folder = posixpath.dirname(found.source)
-        first = overlays.setdefault(folder, found)
-        if first is not found:
+        folder = posixpath.dirname(document.source)
+        first = overlays.setdefault(folder, document)
+        if first is not document:
             there = f"{first.source}:{first.line}"
             _report(
-                run, found, ("kind",), "is the folder's second overlay", f"The first is {there}"
+                run, document, ("kind",), "is the folder's second overlay", f"The first is {there}"
             )
     return overlays
 
@@ -118,12 +124,12 @@ def _overlaid(
     run.above.append(name)
     below: dict[_Key, Document] = {}
     for at, base in bases:
-        found = run.read(posixpath.normpath(posixpath.join(folder, base)))
-        run.problems.extend(_blamed(overlay, at, found.problems))
-        for one in _combine(run, found.documents):
-            first = below.setdefault(_key(one), one)
-            if first is not one:
-                message = f"has {one.text_at('kind')}/{one.text_at('metadata', 'name')} at {one.source}:{one.line}"
+        documents = run.read(posixpath.normpath(posixpath.join(folder, base)))
+        run.problems.extend(_blamed(overlay, at, documents.problems))
+        for document in _combine(run, documents.documents):
+            first = below.setdefault(_key(document), document)
+            if first is not document:
+                message = f"has {document.text_at('kind')}/{document.text_at('metadata', 'name')} at {document.source}:{document.line}"
                 hint = f"{first.source}:{first.line} has it, too: remove one of them"
                 _report(run, overlay, ("base", at), message, hint)
     run.above.pop()
@@ -134,18 +140,18 @@ def _blamed(overlay: Document, at: int, problems: Sequence[ManifestError]) -> li
     """Return the problems; a base that cannot be read is reported where it is named."""
     mark = nodes.mark_of_value(overlay.root, ("base", at))
     return [
-        one
-        if one.line
+        problem
+        if problem.line
         else ManifestError(
             source=overlay.source,
             line=mark.line,
             column=mark.column,
             about=KIND,
             path=show_path(("base", at)),
-            message=f"{one.source} {one.message}",
-            hint=one.hint,
+            message=f"{problem.source} {problem.message}",
+            hint=problem.hint,
         )
-        for one in problems
+        for problem in problems
     ]
 
 
@@ -175,7 +181,7 @@ def _patched(
             root, problems = apply_patch(base.root, patch.root, source=patch.source, about=about)
             run.problems.extend(problems)
             there[key] = None if root is None else Document(source=base.source, root=root)
-    return [*(one for one in there.values() if one is not None), *new]
+    return [*(document for document in there.values() if document is not None), *new]
 
 
 def _is_new(
@@ -233,16 +239,16 @@ def _resources(
     if nodes.find_node(overlay.root, ("resources",)) is None:
         return None
     folder = posixpath.dirname(overlay.source)
-    files = {one.source for one in patches}
-    found: set[str] = set()
+    files = {patch.source for patch in patches}
+    resources: set[str] = set()
     for at, path in _paths(run, overlay, "resources"):
         place = posixpath.normpath(posixpath.join(folder, path))
-        listed = {one for one in files if one == place or one.startswith(f"{place}/")}
+        listed = {file for file in files if file == place or file.startswith(f"{place}/")}
         if not listed:
             hint = "Name files of this folder; other folders belong into base"
             _report(run, overlay, ("resources", at), f"{path} has no manifest of the folder", hint)
-        found |= listed
-    return frozenset(found)
+        resources |= listed
+    return frozenset(resources)
 
 
 def _key(document: Document) -> _Key:
@@ -272,13 +278,13 @@ def _paths(
     run: _OverlayRun, overlay: Document, name: str, *, required: str = ""
 ) -> list[tuple[int, str]]:
     """Return the paths that a field of an overlay lists; reports every problem with it."""
-    found = nodes.find_node(overlay.root, (name,))
-    if found is None or not isinstance(found.content, list) or (required and not found.content):
-        message = "is required but not given" if found is None else "expected a list of folders"
+    node = nodes.find_node(overlay.root, (name,))
+    if node is None or not isinstance(node.content, list) or (required and not node.content):
+        message = "is required but not given" if node is None else "expected a list of folders"
         _report(run, overlay, (name,), message, required or f"Write: {name}: [new.yaml]")
         return []
     paths: list[tuple[int, str]] = []
-    for at, item in enumerate(found.content):
+    for at, item in enumerate(node.content):
         text = item.content
         if isinstance(text, str) and text and not text.startswith("/"):
             paths.append((at, text))

@@ -141,21 +141,23 @@ def merge_manifest(
     is_adopted = own is None and not others.applied
     base = trees.subtract(theirs, ours) if is_adopted else trees.overlay(last_applied(own), shared)
     result = three_way.merge(base, ours, theirs, others)
-    kept = tuple(_conflict(key_of(existing), one) for one in result.kept_by_others)
-    conflicts = tuple(_conflict(key_of(existing), one) for one in result.conflicts)
+    field_conflicts = tuple(
+        _conflict(key_of(existing), disagreement) for disagreement in result.kept_by_others
+    )
+    conflicts = tuple(_conflict(key_of(existing), conflict) for conflict in result.conflicts)
     if conflicts:
-        return MergedObject(obj=existing, kept_by_others=kept, conflicts=conflicts)
+        return MergedObject(obj=existing, kept_by_others=field_conflicts, conflicts=conflicts)
     merged = _merged_object(existing, result)
     if isinstance(merged, ValidationError):
         raise ManifestErrors([_invalid(loaded, merged)]) from merged
     before = tuple(e for e in entries if e is not own)
     remaining = release_fields(before, map(show_path, result.owned), result.owned)
     if merged is existing and is_reapplied and remaining == before:
-        return MergedObject(obj=existing, kept_by_others=kept)
+        return MergedObject(obj=existing, kept_by_others=field_conflicts)
     if CHANGE_CAUSE not in loaded.obj.metadata.annotations and has_stale_cause(existing, merged):
         merged, remaining = _without_cause(merged), release_fields(remaining, [_CAUSE])
     managed = (*remaining, *new_entries)
-    return MergedObject(obj=with_managed_fields(merged, managed), kept_by_others=kept)
+    return MergedObject(obj=with_managed_fields(merged, managed), kept_by_others=field_conflicts)
 
 
 _NO_FIELDS: Mapping[str, Tree] = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
@@ -226,16 +228,16 @@ def _split_owned(
         return ours, {}
     entries = existing.metadata.managed_fields
     left = [last_applied(entry) for entry in git_entries(entries)]
-    kept: Fields = {}
+    fields: Fields = {}
     if loaded.document.is_printed:
         stored = declaration.declarable_fields(existing)
         own = last_applied(_apply_entry_of(entries, manager))
-        kept = trees.subtract(own, trees.subtract(stored, ours))
+        fields = trees.subtract(own, trees.subtract(stored, ours))
         left.append(stored)
     elif not left:
         return ours, {}
     edited, shared = _split(ours, left)
-    return trees.overlay(trees.overlay(_NO_FIELDS, kept), edited), shared
+    return trees.overlay(trees.overlay(_NO_FIELDS, fields), edited), shared
 
 
 def _split(ours: Mapping[str, Tree], kept: Sequence[Mapping[str, Tree]]) -> tuple[Fields, Fields]:
@@ -247,7 +249,7 @@ def _split(ours: Mapping[str, Tree], kept: Sequence[Mapping[str, Tree]]) -> tupl
             inner = _split(value, [tree for tree in theirs if isinstance(tree, dict)])
             own |= {key: inner[0]} if inner[0] else {}
             shared |= {key: inner[1]} if inner[1] else {}
-        elif any(three_way.matches(one, value) for one in theirs):
+        elif any(three_way.matches(their, value) for their in theirs):
             shared[key] = three_way.abbreviate(value)
         else:
             own[key] = value
@@ -425,7 +427,7 @@ def _valid_object(
     if not isinstance(first, ValidationError):
         return first
     stored = declaration.declarable_fields(existing)
-    missing = {one["loc"] for one in first.errors() if one["type"] == "missing"}
+    missing = {error["loc"] for error in first.errors() if error["type"] == "missing"}
     completed, without_defaults = dict(tree), dict(tree)
     for path in result.removed:
         value = trees.value_at(stored, path)

@@ -126,7 +126,7 @@ def plan_changes(
         except ManifestErrors as errors:
             problems.extend(errors.problems)
             continue
-        problems.extend(_conflict(item, one, how) for one in merged.conflicts)
+        problems.extend(_conflict(item, conflict, how) for conflict in merged.conflicts)
         change = _change(before, merged, how.apply_set)
         changes.append(change)
         if not isinstance(change, UnchangedObject):
@@ -258,16 +258,16 @@ def plan_waves(changes: Sequence[Change]) -> list[list[list[Write]]]:
 
 
 def _transactions(writes: Iterable[Write]) -> list[list[Write]]:
-    found: list[list[Write]] = []
+    transactions: list[list[Write]] = []
     total = 0
     for write in writes:
         size = _stored_bytes(write.put)
-        if not found or len(found[-1]) >= MAX_OBJECTS or total + size > MAX_BYTES:
-            found.append([])
+        if not transactions or len(transactions[-1]) >= MAX_OBJECTS or total + size > MAX_BYTES:
+            transactions.append([])
             total = 0
-        found[-1].append(write)
+        transactions[-1].append(write)
         total += size
-    return found
+    return transactions
 
 
 def _stored_bytes(put: Put) -> int:
@@ -299,12 +299,17 @@ def change_tree(change: Change) -> dict[str, Tree]:
         "name": obj.name,
         "change": done,
         "fields": [
-            {"path": one.path, "old": one.old, "new": one.new}
-            for one in diff.diff(before, obj).changes
+            {"path": field_change.path, "old": field_change.old, "new": field_change.new}
+            for field_change in diff.diff(before, obj).changes
         ],
         "keptByOthers": [
-            {"path": one.path, "value": one.theirs, "manifest": one.ours, "manager": one.writer}
-            for one in change.kept_by_others
+            {
+                "path": conflict.path,
+                "value": conflict.theirs,
+                "manifest": conflict.ours,
+                "manager": conflict.writer,
+            }
+            for conflict in change.kept_by_others
         ],
         "diff": change_text(change),
     }

@@ -60,20 +60,20 @@ def _expand(path: Path, *, recursive: bool) -> list[Path]:
     """Return the file itself, or the manifests in the folder, sorted; hidden files are skipped."""
     if not path.is_dir():
         return [path]
-    found: list[Path] = []
+    paths: list[Path] = []
     try:
         for folder, folders, files in os.walk(path, onerror=_raise):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             if not recursive:
                 folders.clear()
             names = (n for n in files if n.endswith(SUFFIXES) and not n.startswith("."))
-            found.extend(Path(folder) / name for name in names)
+            paths.extend(Path(folder) / name for name in names)
     except OSError as error:
         raise _failed(str(path), f"cannot be read: {error.strerror}") from error
-    if not found:
+    if not paths:
         hint = "" if recursive else "Folders inside it are read with --recursive"
         raise _failed(str(path), "is a folder without *.yaml, *.yml or *.json files", hint)
-    return sorted(found)
+    return sorted(paths)
 
 
 def _raise(error: OSError) -> None:
@@ -83,10 +83,10 @@ def _raise(error: OSError) -> None:
 def _read_file(path: Path) -> str:
     name = str(path)
     try:
-        found = path.stat()
-        passed = _passed(name, found)
+        result = path.stat()
+        passed = _passed(name, result)
         if passed is None:
-            _check(name, found)
+            _check(name, result)
         with path.open("rb") if passed is None else os.fdopen(os.dup(passed), "rb") as file:
             raw = file.read(MAX_BYTES + 1)  # it may have grown since the check
     except FileNotFoundError as error:

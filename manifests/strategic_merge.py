@@ -133,8 +133,8 @@ def _lists(context: _Patch, base: YamlNode, patch: YamlNode, path: Path) -> Yaml
     for at, item in enumerate(items):
         here, name = (*path, at), _identity_value(item, identity)
         if name in merged:
-            found = merged[name]
-            merged[name] = None if found is None else _merge(context, found, item, here)
+            node = merged[name]
+            merged[name] = None if node is None else _merge(context, node, item, here)
         elif patch_directive(item) == "delete":
             hint = f"There are: {', '.join(str(one) for one in merged)}"
             message = f"{DIRECTIVE}: delete of {identity} {name}, which the base does not have"

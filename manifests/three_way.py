@@ -166,16 +166,16 @@ class _Merge:
         if self._others.force is True:
             return self._own(path, ours)
         if applier:
-            found = FieldDisagreement(
+            field_disagreement = FieldDisagreement(
                 path=path, owner=updater or applier, applier=applier, theirs=theirs, ours=ours
             )
-            self.conflicts.append(found)
+            self.conflicts.append(field_disagreement)
             return theirs
         if not self._is_changed(path, base, theirs) or self._others.force == "drift":
             return self._own(path, ours)
-        found = FieldDisagreement(path=path, owner=updater, theirs=theirs, ours=ours)
+        field_disagreement = FieldDisagreement(path=path, owner=updater, theirs=theirs, ours=ours)
         is_applied_before = base is not ABSENT and base == abbreviate(ours)
-        (self.kept_by_others if is_applied_before else self.conflicts).append(found)
+        (self.kept_by_others if is_applied_before else self.conflicts).append(field_disagreement)
         return theirs
 
     def _is_changed(self, path: Path, base: OptionalTree, theirs: Tree) -> bool:

@@ -44,13 +44,13 @@ def show_path(path: Path) -> str:
 
 def value_at(tree: Tree, path: Path) -> OptionalTree:
     """Return the value at the path, or ABSENT."""
-    found = tree
+    optional_tree = tree
     for part in path:
-        child = _child(found, part)
+        child = _child(optional_tree, part)
         if child is ABSENT:
             return ABSENT
-        found = child
-    return found
+        optional_tree = child
+    return optional_tree
 
 
 def _child(tree: Tree, part: str | int) -> OptionalTree:

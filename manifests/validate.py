@@ -147,24 +147,28 @@ def _fallbacks(item: LoadedObject, obj: ShardGroup) -> Iterator[ManifestError]:
     """Yield fallbacks that are impossible, or equal to a variant that has failed by then."""
     members, own = obj.spec.members, obj.spec.parallelism
     before: list[tuple[str, int, str | None]] = [(own, obj.spec.wanted_size, None)]
-    for index, one in enumerate(obj.spec.fallbacks):
+    for index, fallback in enumerate(obj.spec.fallbacks):
         path: Path = ("spec", "fallbacks", index)
-        if one.size is not None and members and one.size > len(members):
+        if fallback.size is not None and members and fallback.size > len(members):
             yield item.document.problem(
                 (*path, "size"),
-                f"is {one.size}, and the group has {len(members)} members",
+                f"is {fallback.size}, and the group has {len(members)} members",
                 "Write a smaller size: a fallback uses fewer Macs",
             )
-        elif one.size is not None and obj.spec.backend != "ring" and one.size > MOST_JACCL_RANKS:
+        elif (
+            fallback.size is not None
+            and obj.spec.backend != "ring"
+            and fallback.size > MOST_JACCL_RANKS
+        ):
             yield item.document.problem(
                 (*path, "size"),
-                f"is {one.size}, and JACCL connects {MOST_JACCL_RANKS} at most",
+                f"is {fallback.size}, and JACCL connects {MOST_JACCL_RANKS} at most",
                 f"Use {MOST_JACCL_RANKS} or fewer",
             )
         variant = (
-            one.parallelism or obj.spec.parallelism,
-            one.size or obj.spec.wanted_size,
-            one.model,
+            fallback.parallelism or obj.spec.parallelism,
+            fallback.size or obj.spec.wanted_size,
+            fallback.model,
         )
         if variant in before:
             what = "the group itself" if before.index(variant) == 0 else "an earlier fallback"

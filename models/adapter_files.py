@@ -145,16 +145,16 @@ def inspect_adapter(folder: Path) -> AdapterFacts:
 
     """
     try:
-        found = _inspect(folder) if folder.is_dir() else None
+        adapter_facts = _inspect(folder) if folder.is_dir() else None
     except OSError as error:
         message = f"adapter: cannot look into {folder}: {error.strerror}"
         raise ModelUnusableError(message, reason="AdapterNotFound") from error
     except ModelUnusableError as error:
         raise ModelUnusableError(f"adapter: {error}", reason="AdapterUnusable") from error
-    if found is None:
+    if adapter_facts is None:
         message = f"adapter: {folder} is not a directory"
         raise ModelUnusableError(message, reason="AdapterNotFound")
-    return found
+    return adapter_facts
 
 
 def _inspect(folder: Path) -> AdapterFacts:

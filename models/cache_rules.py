@@ -395,11 +395,11 @@ RULES: Final[dict[str, CacheRule]] = {
 
 def mlx_module(config: ModelConfig) -> str:
     """Return the name of the mlx-lm module that builds the model."""
-    found = ALIASES.get(config.model_type, config.model_type)
-    if found == "mistral3":  # a wrapper of one of three language models
+    alias = ALIASES.get(config.model_type, config.model_type)
+    if alias == "mistral3":  # a wrapper of one of three language models
         inner = config.text_config.model_type
         return inner if inner in ("ministral3", "mistral4") else "llama"
-    return found
+    return alias
 
 
 def layer_groups(module: str, config: TextConfig, *, element_bytes: int) -> LayerGroups:

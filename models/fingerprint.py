@@ -23,7 +23,7 @@ def compute(folder: Path, settings: Sequence[object]) -> str:
         ImportError: mlx or mlx-lm is not installed.
 
     """
-    found = hashlib.blake2b(digest_size=6)
+    blake2b = hashlib.blake2b(digest_size=6)
     # A file that vanished since the model was loaded changes the name, and must not stop the engine.
     with contextlib.suppress(OSError):
         paths = [one for one in folder.iterdir() if one.name != PARTIAL_MARK and one.is_file()]
@@ -36,10 +36,10 @@ def compute(folder: Path, settings: Sequence[object]) -> str:
                 size = path.stat().st_size
                 known[path.name] = f"{path.name} {size}\n".encode() + _tail_bytes(path)
         for _, part in sorted(known.items()):
-            found.update(part)
+            blake2b.update(part)
     versions = [metadata.version(name) for name in ("mlx", "mlx-lm")]
-    found.update(repr((versions, [str(setting) for setting in settings])).encode())
-    return f"fp_{found.hexdigest()}"
+    blake2b.update(repr((versions, [str(setting) for setting in settings])).encode())
+    return f"fp_{blake2b.hexdigest()}"
 
 
 def _tail_bytes(path: Path) -> bytes:

@@ -35,12 +35,12 @@ def recommended_sampling(folder: Path) -> Sampling:
     if not (folder / _FILE).is_file():
         return Sampling()
     try:
-        found = model_files.parse_json_file(_GenerationConfig, folder / _FILE)
+        json_file = model_files.parse_json_file(_GenerationConfig, folder / _FILE)
     except ModelUnusableError as error:
         log.warning("generation_config.json is not used", extra={"why": str(error)})
         return Sampling()
     kept: dict[str, Any] = {}
-    for name, value in found.model_dump(exclude_none=True).items():
+    for name, value in json_file.model_dump(exclude_none=True).items():
         try:
             kept |= Sampling.model_validate({name: value}).model_dump(exclude_none=True)
         except ValidationError as error:

@@ -25,11 +25,11 @@ def model_use(deployment: ModelDeployment, groups: Iterable[ShardGroup]) -> Mode
     spec, source = deployment.spec, deployment.spec.model
     is_split = spec.sharding != "Never"
     fallbacks = {
-        one.model
+        fallback.model
         for group in groups
         if spec.sharding in ("Auto", group.name)
-        for one in group.spec.fallbacks
-        if one.model is not None
+        for fallback in group.spec.fallbacks
+        if fallback.model is not None
     }
     own = {source.folder} if source.folder else set()
     drafts = {source.draft.path} if source.draft else set()
@@ -112,15 +112,15 @@ def report_model(
     except ModelUnusableError as error:
         return ModelReport(path=path, reason=error.reason, message=_error_text(error))
     if splits is not None:
-        found: SplitShapes | SplitFailure | None
+        split_shapes: SplitShapes | SplitFailure | None
         if snapshot is None or _is_fetched(folder):
-            found = splits.inspect(folder, facts)
+            split_shapes = splits.inspect(folder, facts)
         elif snapshot.headers:
-            found = splits.inspect(folder, facts, snapshot.headers)
+            split_shapes = splits.inspect(folder, facts, snapshot.headers)
         else:
-            found = SplitFailure(why=_NO_HEADERS)
+            split_shapes = SplitFailure(why=_NO_HEADERS)
         splitting = split_options.splitting_report(
-            facts, geometry, found, casts_to_float32=casts_to_float32
+            facts, geometry, split_shapes, casts_to_float32=casts_to_float32
         )
         geometry = geometry.model_copy(update={"splitting": splitting})
     return ModelReport(path=path, geometry=geometry, missing_bytes=missing_bytes)

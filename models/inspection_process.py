@@ -125,7 +125,9 @@ def _sum(asked: _RemoteHeaders, raw: bytes, note: Callable[[str], None]) -> Head
         header = raw[start : start + length]
         by_file[name] = model_files.parse_header(header, path, size, most=left)
         start, left = start + length, left - len(by_file[name])
-    tensors = {name: one for found in by_file.values() for name, one in found.items()}
+    tensors = {
+        name: one for tensor_headers in by_file.values() for name, one in tensor_headers.items()
+    }
     packing = ModelConfig.model_validate_json(asked.config).quantization
     headers = weight_headers.make_headers(asked.config, by_file)
     return HeaderSummary(
@@ -178,14 +180,14 @@ def _limit_text(end: ChildEnd, limits: ChildLimits) -> str:
 
 def _facts(adapter: TypeAdapter[_T | _Refusal], line: str, about: Path) -> _T:
     try:
-        found = adapter.validate_json(line)
+        facts = adapter.validate_json(line)
     except ValidationError as error:
         raise ModelUnusableError(
             f"{about} could not be read: the process that read it wrote no answer"
         ) from error
-    if isinstance(found, _Refusal):
-        raise ModelUnusableError(found.message, reason=found.reason)
-    return found
+    if isinstance(facts, _Refusal):
+        raise ModelUnusableError(facts.message, reason=facts.reason)
+    return facts
 
 
 def _answer(raw: bytes, output: BinaryIO) -> None:

@@ -73,12 +73,12 @@ class WeightTotals:
 
 def total_weights(tensors: Mapping[str, TensorHeader], *, group_size: int | None) -> WeightTotals:
     """Return the sums over tensors by name; `group_size` is the quantization's, None for mlx's default."""
-    kept = [tensor for name, tensor in tensors.items() if _REPLICATED_NAMES.search(name)]
+    headers = [tensor for name, tensor in tensors.items() if _REPLICATED_NAMES.search(name)]
     return WeightTotals(
         total_bytes=sum(tensor.size for tensor in tensors.values()),
         half_bytes=_half_precision_bytes(tensors.values()),
-        replicated_bytes=sum(tensor.size for tensor in kept),
-        replicated_half_bytes=_half_precision_bytes(kept),
+        replicated_bytes=sum(tensor.size for tensor in headers),
+        replicated_half_bytes=_half_precision_bytes(headers),
         parameters=_count_parameters(tensors, group_size or _DEFAULT_GROUP_SIZE),
         has_mtp_head=mtp_layout.has_head(tensors),
     )
@@ -89,7 +89,7 @@ def _half_precision_bytes(tensors: Iterable[TensorHeader]) -> int:
 
 
 def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> int:
-    found = 0
+    parameters = 0
     for name, tensor in tensors.items():
         if tensor.shape is None:
             return 0
@@ -100,10 +100,10 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
         scales = tensors.get(f"{stem}.scales")
         if last == "weight" and tensor.dtype == "U32" and scales is not None and scales.shape:
             # One scale for each group of a row gives the count of packed numbers, whatever their bits.
-            found += math.prod(scales.shape) * group_size
+            parameters += math.prod(scales.shape) * group_size
         else:
-            found += math.prod(tensor.shape)
-    return found
+            parameters += math.prod(tensor.shape)
+    return parameters
 
 
 # Limits of what is read of a folder, which may come from anybody: one tensor takes a kilobyte of memory. The largest
@@ -361,10 +361,10 @@ def _check_sizes(folder: Path) -> None:
 
 def _check_file(path: Path, limit: int) -> None:
     with contextlib.suppress(FileNotFoundError):  # a link to nothing
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        result = path.stat()
+        if not stat.S_ISREG(result.st_mode) and not stat.S_ISDIR(result.st_mode):
             raise ModelUnusableError(f"{path} is not a file, or a link to none")
-        _check_size(path, found.st_size, limit)
+        _check_size(path, result.st_size, limit)
 
 
 def _check_size(path: Path, size: int, limit: int) -> None:
@@ -382,10 +382,10 @@ def _check_values(raw: bytes, path: Path) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     # mlx-lm reads files with such names only.
-    found = list(itertools.islice(folder.glob("model*.safetensors"), MAX_WEIGHT_FILES + 1))
-    if len(found) > MAX_WEIGHT_FILES:
+    paths = list(itertools.islice(folder.glob("model*.safetensors"), MAX_WEIGHT_FILES + 1))
+    if len(paths) > MAX_WEIGHT_FILES:
         raise ModelUnusableError(f"{folder} has more than {MAX_WEIGHT_FILES} weight files")
-    present = {path.name: path for path in sorted(found)}
+    present = {path.name: path for path in sorted(paths)}
     index = folder / _INDEX_FILE
     if index.is_file():
         parsed = parse_json_file(_WeightIndex, index, limit_bytes=_MAX_INDEX_BYTES)

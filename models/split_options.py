@@ -117,9 +117,9 @@ class SplitInspector:
             except ValueError as error:
                 return SplitFailure(why=str(error))
             key = _cache_key(config, facts)
-            found = self._known.get(key) or self._stored(key)
-            if found is not None:
-                return found
+            split_shapes = self._known.get(key) or self._stored(key)
+            if split_shapes is not None:
+                return split_shapes
             failure = self._failures.get(key)
             is_due = failure is None or self._clock.monotonic() >= failure.retry_at
             if is_due and self._running is None:
@@ -136,11 +136,13 @@ class SplitInspector:
 
     def _stored(self, key: str) -> SplitShapes | None:
         try:
-            found = SplitShapes.model_validate_json((self._folder / f"{key}.json").read_bytes())
+            split_shapes = SplitShapes.model_validate_json(
+                (self._folder / f"{key}.json").read_bytes()
+            )
         except (OSError, ValidationError):
             return None  # no answer yet, or a damaged file: a new inspection replaces it
-        self._known[key] = found
-        return found
+        self._known[key] = split_shapes
+        return split_shapes
 
     def _start(self, key: str, model: Path, skeleton: WeightHeaders | None) -> None:
         output = self._folder / "looking.log"
@@ -187,12 +189,12 @@ class SplitInspector:
             self._fail(running.key, why)
             return
         try:
-            found = SplitShapes.model_validate_json(running.output.read_text().splitlines()[-1])
-            write_atomically(self._folder / f"{running.key}.json", found.model_dump_json())
+            shapes = SplitShapes.model_validate_json(running.output.read_text().splitlines()[-1])
+            write_atomically(self._folder / f"{running.key}.json", shapes.model_dump_json())
         except (OSError, ValueError, LookupError) as error:
             self._fail(running.key, f"{last_line[:200]}: {error}")
             return
-        self._known[running.key] = found
+        self._known[running.key] = shapes
 
     def _fail(self, key: str, why: str) -> None:
         times = self._failures[key].times + 1 if key in self._failures else 1

@@ -100,17 +100,17 @@ def unpack(text: str) -> WeightHeaders:
         raw = reader.decompress(base64.b64decode(text, validate=True), _MAX_JSON_BYTES)
         if reader.unconsumed_tail or not reader.eof:
             raise ValueError("packed headers are cut short, or too long")
-        found = _PackedHeaders.model_validate_json(raw)
+        headers = _PackedHeaders.model_validate_json(raw)
     except (zlib.error, binascii.Error, ValidationError) as error:
         raise ValueError(f"packed headers cannot be read: {str(error).splitlines()[0]}") from error
     return WeightHeaders(
-        config=found.config,
+        config=headers.config,
         files={
             path: {
                 name: TensorShape(dtype=dtype, shape=shape, size=size)
                 for name, (dtype, shape, size) in tensors.items()
             }
-            for path, tensors in found.files.items()
+            for path, tensors in headers.files.items()
         },
     )
 
@@ -131,7 +131,7 @@ def write_skeleton(path: Path, tensors: Mapping[str, TensorShape]) -> None:
     raw = json.dumps(header, separators=(",", ":")).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(raw)) + raw)
-        file.truncate(file.tell() + max((one.size for one in tensors.values()), default=0))
+        file.truncate(file.tell() + max((tensor.size for tensor in tensors.values()), default=0))
 
 
 def cut_skeleton(file: BinaryIO) -> None:

@@ -204,8 +204,8 @@ class Agent:
         """
         dependencies = self._dependencies
         dependencies.references.sweep()
-        for found in dependencies.engines.find():
-            self._adopt(found)
+        for process in dependencies.engines.find():
+            self._adopt(process)
         self._replicas.on_change(self._replica_changed)
         dependencies.uses.on_change(lambda _: self._describer.request())
         try:

@@ -187,7 +187,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     preloads = ModelPreloads(assigned, fetches)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
-        known = {one.folder: one for one in snapshots.items.values()}
+        known = {item.folder: item for item in snapshots.items.values()}
         split = inspection.split_models(uses.items.values(), snapshots.items.values())
 
         def report() -> tuple[ModelReport, ...]:
@@ -308,7 +308,9 @@ def _model_fetches(
     def packed_headers(folder: str) -> str | None:
         if not snapshots.synced and not snapshots.refusal:
             return None
-        return next((one.headers for one in snapshots.items.values() if one.folder == folder), "")
+        return next(
+            (item.headers for item in snapshots.items.values() if item.folder == folder), ""
+        )
 
     exchange = None
     # Files are given to nodes that prove who they are.

@@ -178,8 +178,8 @@ class NodeDescriber:
     @property
     def fabric(self) -> NodeFabric:
         """The machine's networks and cables at their last reading."""
-        found = None if self._machine is None else self._machine.fabric
-        return found or self._config.status.fabric
+        node_fabric = None if self._machine is None else self._machine.fabric
+        return node_fabric or self._config.status.fabric
 
     async def run(self, references: ReferenceTasks, api: AgentApi | None) -> None:
         """Inspect deployed models and the machine, and write the status when it changes, forever."""

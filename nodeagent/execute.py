@@ -152,8 +152,8 @@ class ActionExecutor:
         if not epoch:
             return ""
         item = await self._transport.get(keys.epoch_secret_key(self._node.name, replica.name))
-        found = None if item is None else codec.decode(EpochSecret, item)
-        return found.secret if found is not None and found.epoch == epoch else ""
+        secret = None if item is None else codec.decode(EpochSecret, item)
+        return secret.secret if secret is not None and secret.epoch == epoch else ""
 
     def _execute_for_rank(
         self,

@@ -108,10 +108,10 @@ class DeclaredUses:
                 self._changed(key)
 
     def _changed(self, key: str) -> None:
-        name, found = key.removeprefix(_DEPLOYMENTS), self._deployments.items.get(key)
-        if found is None:
+        name, deployment = key.removeprefix(_DEPLOYMENTS), self._deployments.items.get(key)
+        if deployment is None:
             self._items.pop(name, None)
         else:
-            self._items[name] = model_use(found, self._groups.items.values())
+            self._items[name] = model_use(deployment, self._groups.items.values())
         for handler in self._handlers:
             handler(name)

@@ -99,10 +99,10 @@ class NodeState:
 
     def start_error(self, replica: Replica) -> StartError | None:
         """Return why the engine of this very replica and epoch could not be started; None if it could."""
-        found = self.start_errors.get(replica.name)
+        error = self.start_errors.get(replica.name)
         wanted = (replica.metadata.uid, group_launch.wanted_epoch(replica))
-        is_current = found is not None and (found.replica_uid, found.epoch) == wanted
-        return found if is_current else None
+        is_current = error is not None and (error.replica_uid, error.epoch) == wanted
+        return error if is_current else None
 
     def is_stale(self, name: str) -> bool:
         """Return whether the published endpoint leads to an earlier engine than the current one."""
@@ -255,7 +255,7 @@ class ReplicaObserver:
         if request is None:
             self._node.starts.remove(name)
             return 0
-        loading = sum(one.is_loading(self._clock) for one in self._node.engines.values())
+        loading = sum(tracker.is_loading(self._clock) for tracker in self._node.engines.values())
         return self._node.starts.place(request, loading=loading)
 
     def _used_epoch(self, replica: Replica | None, engine: EngineTracker | None) -> int:

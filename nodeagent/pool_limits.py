@@ -87,4 +87,4 @@ class PoolLimits:
 
 
 def _lowest(limits: Iterable[str | None]) -> int | None:
-    return min((quantity.parse(one) for one in limits if one), default=None)
+    return min((quantity.parse(limit) for limit in limits if limit), default=None)

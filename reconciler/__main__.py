@@ -324,12 +324,12 @@ def _secret_file(path: Path | None) -> Path | None:
     """Return the webhook's secret file; an unusable one is refused at the start."""
     if path is None:
         return None
-    found = path.expanduser().absolute()
+    secret_file = path.expanduser().absolute()
     try:
-        webhook.read_secrets(found)
+        webhook.read_secrets(secret_file)
     except webhook.SecretError as error:
         raise click.UsageError(f"--git-webhook-secret-file: {error}") from error
-    return found
+    return secret_file
 
 
 if __name__ == "__main__":

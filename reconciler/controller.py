@@ -260,8 +260,10 @@ class Controller:
     async def _sweep(self, executor: Executor) -> None:
         """Remove leftovers once; what cannot be removed now is left to the next leader."""
         caches = self._caches
-        found = list(find_leftovers(caches.specs.items, caches.statuses.items, caches.ranks.items))
-        for key, owner in found:
+        leftovers = list(
+            find_leftovers(caches.specs.items, caches.statuses.items, caches.ranks.items)
+        )
+        for key, owner in leftovers:
             version = caches.statuses.version(key) or caches.ranks.version(key)
             guards = [
                 ModRevisionGuard(key=owner, mod_revision=0),

@@ -84,8 +84,8 @@ class EventHandlers:
         self._queue.clear()
         self._update_liveness()
         for kind in ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute"):
-            for found in self._lister.of_kind(kind):
-                self._queue.add_to_backlog(ObjectKey(kind, found.name))
+            for api_object in self._lister.of_kind(kind):
+                self._queue.add_to_backlog(ObjectKey(kind, api_object.name))
         for name in self._all_nodes():
             self._queue.add_to_backlog(ObjectKey("Node", name))
         for name in self._all_owners():
@@ -171,7 +171,9 @@ class EventHandlers:
     def _all_owners(self) -> Iterator[str]:
         """Yield the deployments of all replicas, revisions and preloads, which may outlive their deployment."""
         yield from (replica.spec.deployment for replica in self._lister.replicas())
-        yield from (deployment_name_of(one.name) for one in self._lister.of_kind("Revision"))
+        yield from (
+            deployment_name_of(api_object.name) for api_object in self._lister.of_kind("Revision")
+        )
         yield from (key.rpartition("/")[2] for key in self._lister.caches.preloads.items)
 
     def _queue_after_node_change(self) -> None:
@@ -198,8 +200,8 @@ class EventHandlers:
         return {*self._lister.node_names(), *self._lister.described_nodes()}
 
     def _queue_kind(self, kind: str) -> None:
-        for found in self._lister.of_kind(kind):
-            self._queue.add(ObjectKey(kind, found.name))
+        for api_object in self._lister.of_kind(kind):
+            self._queue.add(ObjectKey(kind, api_object.name))
 
     def _queue_unless_own(self, name: str, revision: int) -> None:
         """Queue a deployment because of a change, unless its own reconcile made that change."""

@@ -143,11 +143,11 @@ def chip_points(name: str) -> int:
     and a cap would rank a new Mac as an old one until the next release. A variant that is not known counts as the
     plain chip.
     """
-    found = parse_designation(name)
-    if found is None:
+    designation = parse_designation(name)
+    if designation is None:
         return 0
-    variant = _VARIANT_POINTS.get(found.variant, _VARIANT_POINTS[""])
-    return _POINTS_PER_GENERATION * found.generation + variant
+    variant = _VARIANT_POINTS.get(designation.variant, _VARIANT_POINTS[""])
+    return _POINTS_PER_GENERATION * designation.generation + variant
 
 
 def machine_points(*, chip: str, gpu_cores: int, memory_bytes: int) -> float:

@@ -219,7 +219,7 @@ class ModelSource(ApiModel):
     @property
     def adapter_paths(self) -> tuple[str, ...]:
         """Return the folders of all adapters, each once."""
-        named = dict.fromkeys(one.path for one in self.adapters)
+        named = dict.fromkeys(adapter.path for adapter in self.adapters)
         return tuple(named) if self.adapter is None else (self.adapter, *named)
 
     @property
@@ -254,7 +254,7 @@ class ModelSource(ApiModel):
             raise ValueError(
                 "has adapter, which all requests use, and adapters, of which they choose; remove one of them"
             )
-        names = [one.name for one in self.adapters]
+        names = [adapter.name for adapter in self.adapters]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"has two adapters with the name {twice[0]}; rename one of them")
@@ -526,7 +526,7 @@ def base_names(deployment: ModelDeployment) -> tuple[str, ...]:
 
 def adapter_names(names: Iterable[str], source: ModelSource) -> dict[str, NamedAdapter]:
     """Return the names by which requests choose adapters, for each name of the model."""
-    return {f"{name}:{one.name}": one for name in names for one in source.adapters}
+    return {f"{name}:{adapter.name}": adapter for name in names for adapter in source.adapters}
 
 
 def hub_names(source: ModelSource) -> tuple[ServedName, ...]:
@@ -584,6 +584,10 @@ def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> Mode
 def last_version(deployment: ModelDeployment, revisions: Iterable[Revision]) -> ModelDeployment:
     """Return the deployment with the version of its newest revision; unchanged if it has none."""
     uid = deployment.metadata.uid
-    owned = [one for one in revisions if any(o.uid == uid for o in one.metadata.owner_references)]
+    owned = [
+        revision
+        for revision in revisions
+        if any(o.uid == uid for o in revision.metadata.owner_references)
+    ]
     newest = max(owned, key=lambda one: one.spec.revision, default=None)
     return deployment if newest is None else with_content(deployment, newest.spec.content)

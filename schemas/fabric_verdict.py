@@ -48,13 +48,18 @@ def summarize_rank(found: FabricFigures) -> SizeSummary:
 
 def summarize_ranks(ranks: Sequence[FabricRank]) -> tuple[SizeSummary, ...]:
     """Return the summary of each size over all ranks: the times of the slowest rank, and all wrong sums."""
-    sizes = [one.size for one in ranks[0].figures] if ranks else []
-    found = []
+    sizes = [figure.size for figure in ranks[0].figures] if ranks else []
+    size_summaries = []
     for size in sizes:
-        here = [summarize_rank(one) for rank in ranks for one in rank.figures if one.size == size]
+        here = [
+            summarize_rank(figure)
+            for rank in ranks
+            for figure in rank.figures
+            if figure.size == size
+        ]
         slowest = min(here, key=lambda one: one.average_gb_s)
-        wrong = sum(one.wrong for one in here)
-        found.append(
+        wrong = sum(summary.wrong for summary in here)
+        size_summaries.append(
             SizeSummary(
                 size=size,
                 rounds=slowest.rounds,
@@ -66,7 +71,7 @@ def summarize_ranks(ranks: Sequence[FabricRank]) -> tuple[SizeSummary, ...]:
                 peak_gb_s=slowest.peak_gb_s,
             )
         )
-    return tuple(found)
+    return tuple(size_summaries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +88,16 @@ class FabricVerdict:
 
 def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
     """Return the verdict over the cables."""
-    wrong = sum(one.wrong for one in found)
+    wrong = sum(summary.wrong for summary in found)
     if wrong:
-        of = sum(one.rounds for one in found)
+        of = sum(summary.rounds for summary in found)
         return FabricVerdict(
             is_healthy=False,
             reason="WrongSums",
             message=f"{wrong} of {of} sums were wrong, so models would give wrong answers. Replace the cable, and compare "
             "the versions of macOS and MLX (fleetctl version --nodes)",
         )
-    large = next((one for one in found if one.size == JUDGED_BYTES), None)
+    large = next((summary for summary in found if summary.size == JUDGED_BYTES), None)
     speed = f"{large.average_gb_s:.2f} GB/s at 64 MB" if large is not None else "sums are right"
     is_speed_judged = backend != "ring" and large is not None
     if is_speed_judged and large is not None and large.average_gb_s <= MIN_HEALTHY_GB_S:

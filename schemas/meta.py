@@ -211,16 +211,18 @@ def with_condition(old: Sequence[Condition], new: Condition) -> tuple[Condition,
 
 def find_condition(conditions: Sequence[Condition], type_: str) -> Condition | None:
     """Return the condition of that type; None means unknown."""
-    for one in conditions:  # a generator would cost twice as much, and a plan asks a hundred times
-        if one.type == type_:
-            return one
+    for (
+        condition
+    ) in conditions:  # a generator would cost twice as much, and a plan asks a hundred times
+        if condition.type == type_:
+            return condition
     return None
 
 
 def is_true(conditions: Sequence[Condition], type_: str) -> bool:
     """Return whether the condition is present and true."""
-    found = find_condition(conditions, type_)
-    return found is not None and found.status == ConditionStatus.TRUE
+    condition = find_condition(conditions, type_)
+    return condition is not None and condition.status == ConditionStatus.TRUE
 
 
 class Status(ApiModel):

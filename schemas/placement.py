@@ -165,8 +165,8 @@ class Placement(ApiModel):
 def tolerates(tolerations: tuple[Toleration, ...], taint: Taint) -> bool:
     """Return whether one of the tolerations matches the taint."""
     return any(
-        one.key in ("", taint.key)
-        and one.effect in (None, taint.effect)
-        and (one.operator == "Exists" or one.value == taint.value)
-        for one in tolerations
+        toleration.key in ("", taint.key)
+        and toleration.effect in (None, taint.effect)
+        and (toleration.operator == "Exists" or toleration.value == taint.value)
+        for toleration in tolerations
     )

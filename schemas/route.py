@@ -87,7 +87,7 @@ class ModelRouteSpec(ApiModel):
 
     def deployments(self) -> dict[tuple[str | int, ...], str]:
         """Return every ModelDeployment that the route names, by its path in the spec."""
-        external = {one.name for one in self.external}
+        external = {endpoint.name for endpoint in self.external}
         mirror = self.mirror
         return {
             **({} if mirror is None else {("mirror", "deployment"): mirror.deployment}),
@@ -115,7 +115,7 @@ class ModelRouteSpec(ApiModel):
     def _told_apart(self) -> Self:
         for label, names in (
             ("fallbacks", self.fallbacks),
-            ("external", tuple(one.name for one in self.external)),
+            ("external", tuple(endpoint.name for endpoint in self.external)),
         ):
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{label} names {twice} twice; remove one of them")
@@ -131,7 +131,7 @@ class ModelRouteSpec(ApiModel):
 
     @model_validator(mode="after")
     def _external_matches(self) -> Self:
-        known = {one.name for one in self.external}
+        known = {endpoint.name for endpoint in self.external}
         named = {one.external: one for _, one in self._backends() if one.external is not None}
         for name in named:
             if name not in known:

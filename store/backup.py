@@ -165,22 +165,29 @@ async def restore(
             f"the backup's keys begin with {archive.header.prefix}, and this version's with {PREFIX}"
         )
     # Without their lease such keys would stay: a Mac that is alive for ever, a join token without an end.
-    if wrong := next((one.key for one in archive.entries() if _is_transient(one.key)), None):
+    if wrong := next(
+        (
+            archive_entry.key
+            for archive_entry in archive.entries()
+            if _is_transient(archive_entry.key)
+        ),
+        None,
+    ):
         raise RestoreRefusedError(
             f"the backup has the key {wrong}, which `fleetctl backup` never writes: it is forged. Nothing was changed"
         )
-    found = await _read_contents(transport)
-    _refuse(found, sha256, replace=replace)
-    left_out = (keys.TRUST_PREFIX,) if found.keeps_trust(sha256) else ()
+    contents = await _read_contents(transport)
+    _refuse(contents, sha256, replace=replace)
+    left_out = (keys.TRUST_PREFIX,) if contents.keeps_trust(sha256) else ()
     work = _Restore(transport, clock, sha256, attempts, keeps_trust=bool(left_out))
-    await work.begin(found)
+    await work.begin(contents)
 
     def entries() -> Iterator[ArchiveEntry]:
         return (entry for entry in archive.entries() if not entry.key.startswith(left_out))
 
-    if found.kept:
+    if contents.kept:
         wanted = {entry.key for entry in entries()}
-        surplus = (key for key in found.kept - wanted if not key.startswith(left_out))
+        surplus = (key for key in contents.kept - wanted if not key.startswith(left_out))
         await work.write(Delete(key=key) for key in sorted(surplus))
     await work.write(Put(key=entry.key, value=entry.value) for entry in entries())
     await _compare(transport, entries(), left_out)

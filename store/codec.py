@@ -114,10 +114,10 @@ def decode_copy(kind: type[Obj], item: KeyValue) -> Obj:
         UndecodableError: as `decode` does, or there is no resourceVersion.
 
     """
-    found = decode(kind, item)
-    if not found.metadata.resource_version.isdecimal():
+    copy = decode(kind, item)
+    if not copy.metadata.resource_version.isdecimal():
         raise UndecodableError(f"{item.key}: a copy without resourceVersion; delete the key")
-    return found
+    return copy
 
 
 def with_version(obj: Obj, revision: int) -> Obj:

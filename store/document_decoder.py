@@ -110,18 +110,18 @@ def _struct_type(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
     if annotation in _PLAIN or annotation == dict[str, str]:
         return annotation
     arguments = get_args(annotation)
-    found: Any = None
+    struct_type: Any = None
     match get_origin(annotation):
         case origin if origin is Annotated:
-            found = _struct_type(arguments[0], arguments[1:])
+            struct_type = _struct_type(arguments[0], arguments[1:])
         case origin if origin is Literal and all(type(word) is str for word in arguments):
-            found = annotation
+            struct_type = annotation
         case origin if origin in (Union, types.UnionType):
-            found = _optional([_struct_type(argument) for argument in arguments])
+            struct_type = _optional([_struct_type(argument) for argument in arguments])
         case origin if origin is tuple and arguments[1:] == (...,):
             element = _struct_type(arguments[0])
-            found = None if element is None else tuple.__class_getitem__((element, ...))
-    return found
+            struct_type = None if element is None else tuple.__class_getitem__((element, ...))
+    return struct_type
 
 
 def _bounded(annotation: Any, metadata: Sequence[Any]) -> Any:

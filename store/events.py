@@ -142,8 +142,8 @@ class EventRecorder:
                 event,
             )
             if there is not None:
-                seen = codec.decode(Event, there).spec
-                merged = _repeated(event, seen.count, seen)
+                spec = codec.decode(Event, there).spec
+                merged = _repeated(event, spec.count, spec)
             guards.append(
                 ModRevisionGuard(key=key, mod_revision=there.mod_revision if there else 0)
             )

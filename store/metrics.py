@@ -116,9 +116,9 @@ class MeasuredTransport:
     async def list(self, prefix: str) -> Listing:
         """As the measured transport."""
         with self._metrics.measure("list"):
-            found = await self.inner.list(prefix)
-        self._metrics.heard(found.revision)
-        return found
+            listing = await self.inner.list(prefix)
+        self._metrics.heard(listing.revision)
+        return listing
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         """As the measured transport."""
@@ -168,9 +168,9 @@ class MeasuredTransport:
     async def status(self) -> ServerStatus:
         """As the measured transport."""
         with self._metrics.measure("status"):
-            found = await self.inner.status()
-        self._metrics.heard(found.revision)
-        return found
+            server_status = await self.inner.status()
+        self._metrics.heard(server_status.revision)
+        return server_status
 
     async def close(self) -> None:
         """As the measured transport."""

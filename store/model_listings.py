@@ -14,7 +14,7 @@ async def read_listings(transport: Transport, repo: str) -> tuple[ModelListing, 
 
     """
     start = f"{repo.replace('/', '--')}@"
-    found = []
+    model_listings = []
     for item in (await transport.list(keys.SHARE_PREFIX)).items:
         _, what, folder = keys.share_parts(item.key)
         if what != "have" or not folder.startswith(start):
@@ -24,5 +24,5 @@ async def read_listings(transport: Transport, repo: str) -> tuple[ModelListing, 
         except UndecodableError:
             continue  # an agent of a newer release
         if offer.is_whole and offer.listing is not None:
-            found.append(offer.listing)
-    return tuple(found)
+            model_listings.append(offer.listing)
+    return tuple(model_listings)

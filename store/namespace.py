@@ -49,8 +49,8 @@ class NamespacedTransport(ForwardedCalls):
         self._prefix = prefix
 
     async def get(self, key: str) -> KeyValue | None:
-        found = await self.inner.get(self._outside(key))
-        return None if found is None else self._inside(found)
+        item = await self.inner.get(self._outside(key))
+        return None if item is None else self._inside(item)
 
     @override
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:

@@ -56,11 +56,11 @@ async def list_all(store: StoreReader, kind: str) -> list[Tree]:
         return await _nodes(store)
     if kind == "ApiKey":
         return await _api_keys(store)
-    found = list(chain.from_iterable(await convert_all(store, kind, list[Tree])))
-    found.sort(key=name_of)
+    trees = list(chain.from_iterable(await convert_all(store, kind, list[Tree])))
+    trees.sort(key=name_of)
     if kind == "Event":
-        found.sort(key=_last_seen)
-    return found
+        trees.sort(key=_last_seen)
+    return trees
 
 
 async def convert_all(
@@ -95,8 +95,8 @@ async def get(store: StoreReader, kind: str, name: str) -> Tree | None:
         return next((one for one in await list_all(store, kind) if name_of(one) == name), None)
     if kind in _LEASED_PREFIXES:
         # Their keys begin with the writer's name, which the object's name does not tell.
-        found = [tree for tree in await list_all(store, kind) if name_of(tree) == name]
-        return max(found, key=lambda tree: int(tree["metadata"]["resourceVersion"]), default=None)
+        trees = [tree for tree in await list_all(store, kind) if name_of(tree) == name]
+        return max(trees, key=lambda tree: int(tree["metadata"]["resourceVersion"]), default=None)
     item = await store.get(keys.spec_key(kind, name))
     if item is None:
         return None
@@ -238,15 +238,15 @@ def without_managed_fields(tree: Tree, *, managed_fields: bool = False) -> Tree:
 def parse_time(text: object) -> datetime | None:
     """Return a document's time; None if the text is not one."""
     try:
-        found = datetime.fromisoformat(str(text))
+        moment = datetime.fromisoformat(str(text))
     except ValueError:
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _last_seen(tree: Tree) -> datetime:
-    found = parse_time((tree.get("spec") or {}).get("lastSeen"))
-    return found or datetime.min.replace(tzinfo=UTC)
+    time = parse_time((tree.get("spec") or {}).get("lastSeen"))
+    return time or datetime.min.replace(tzinfo=UTC)
 
 
 async def _api_keys(store: StoreReader) -> list[Tree]:
@@ -317,15 +317,15 @@ def _with_ready_condition(node: Tree, life: Tree, *, is_ready: bool) -> Tree:
 
 def _merge_conditions(layers: Iterable[Sequence[Mapping[str, Any]]]) -> list[Tree]:
     """Return the conditions, later layers replacing earlier ones; a time changes only with the status."""
-    found: dict[str, Tree] = {}
+    trees: dict[str, Tree] = {}
     for one in (one for layer in layers for one in layer):
-        new, old = dict(one), found.get(str(one.get("type")))
+        new, old = dict(one), trees.get(str(one.get("type")))
         if old is not None and old.get("status") == new.get("status"):
             since = old.get("lastTransitionTime")
             new.pop("lastTransitionTime", None)
             new |= {} if since is None else {"lastTransitionTime": since}
-        found[str(new.get("type"))] = new
-    return [found[type_] for type_ in sorted(found)]
+        trees[str(new.get("type"))] = new
+    return [trees[type_] for type_ in sorted(trees)]
 
 
 def field_at(tree: Any, *path: str) -> Any:

@@ -60,17 +60,17 @@ class TicketChecker:
         if self._is_flooded():
             return TicketDenial(status=429, why="too many wrong tickets; try again in a second")
         id_, secret = match[1].lower(), match[2]
-        found = await self._read(id_)
-        if isinstance(found, TicketDenial):
-            return found
+        ticket_grant = await self._read(id_)
+        if isinstance(ticket_grant, TicketDenial):
+            return ticket_grant
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        if found is None or not hmac.compare_digest(digest, found.hash):
+        if ticket_grant is None or not hmac.compare_digest(digest, ticket_grant.hash):
             self._wrong += 1
             return TicketDenial(
                 status=401,
                 why="this ticket is not, or no longer, in the store; request another one",
             )
-        return TicketGrant(id=id_, user=found.user)
+        return TicketGrant(id=id_, user=ticket_grant.user)
 
     async def redeem(self, authorization: str) -> TicketGrant | TicketDenial:
         """Verify a ticket and remove it from the store: of several attempts one succeeds."""

@@ -74,16 +74,16 @@ _CALL = re.compile(r"(?<![\w/.-])(fleetctl|fleet-(?:gateway|nodeagent|reconciler
 
 def flags_of(command: click.Command) -> set[str]:
     """Return the flags of a command and of the commands below it."""
-    found = {
+    flags = {
         "--help",
-        *(name for one in command.params for name in (*one.opts, *one.secondary_opts)),
+        *(name for param in command.params for name in (*param.opts, *param.secondary_opts)),
     }
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
-            found |= flags_of(inner) if inner is not None else set()
-    return found
+            flags |= flags_of(inner) if inner is not None else set()
+    return flags
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -51,9 +51,9 @@ class Reader:
         """Run a block to its end, in the shell that the blocks before have left; return its output."""
         if block.mark.startswith("stays"):
             return self._leave_running(block)
-        kept = self._home / "environment"
-        script = f"set -e\n. {kept}\n{self.text(block)}\nexport -p > {kept}\n"
-        kept.touch()
+        path = self._home / "environment"
+        script = f"set -e\n. {path}\n{self.text(block)}\nexport -p > {path}\n"
+        path.touch()
         done = subprocess.run(
             ["bash", "-c", script],
             cwd=self._home, env=self.env, capture_output=True, text=True, timeout=_BLOCK_S, check=False,
@@ -62,8 +62,8 @@ class Reader:
         return done.stdout
 
     def _leave_running(self, block: CodeBlock) -> str:
-        kept = self._home / "environment"
-        script = f". {kept}\nexec {self.text(block)}"
+        path = self._home / "environment"
+        script = f". {path}\nexec {self.text(block)}"
         with (self._home / f"{len(self._staying)}.log").open("wb") as log:
             self._staying.append(
                 subprocess.Popen(
@@ -115,9 +115,9 @@ def blocks(first: str, last: str) -> list[CodeBlock]:
     """Return the shell blocks between two headings."""
     lines = PAGE.read_text().splitlines()
     start, end = lines.index(first), lines.index(last)
-    found = [one for one in code_blocks(PAGE) if start < one.line < end]
+    found = [block for block in code_blocks(PAGE) if start < block.line < end]
     assert found
-    assert {one.language for one in found} == {"sh"}
+    assert {code_block.language for code_block in found} == {"sh"}
     return found
 
 

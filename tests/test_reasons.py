@@ -67,7 +67,8 @@ def test_commands_in_messages_can_be_run() -> None:
                 count += 1
                 is_whole = place.startswith(_REMEDIES)
                 wrong += [
-                    f"{place}: {command}: {one}" for one in problems(command, is_whole=is_whole)
+                    f"{place}: {command}: {problem}"
+                    for problem in problems(command, is_whole=is_whole)
                 ]
     assert sorted(wrong) == []
     assert count > 300
@@ -78,7 +79,7 @@ def text_of(node: ast.AST) -> str:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     parts = node.values if isinstance(node, ast.JoinedStr) else ()
-    return "".join(text_of(one) if isinstance(one, ast.Constant) else "X" for one in parts)
+    return "".join(text_of(part) if isinstance(part, ast.Constant) else "X" for part in parts)
 
 
 _TOLD_ONCE = {"cause", "meaning", "problem", "remedy", "what to do", "what to fix"}

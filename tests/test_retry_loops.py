@@ -139,7 +139,7 @@ def declared_backoffs() -> set[tuple[str, str, str]]:
     for name, module in _modules(LOOPS):
         for node in module:
             if isinstance(node, ast.Call) and _called(node) == "Backoff":
-                given = {one.arg: ast.literal_eval(one.value) for one in node.keywords}
+                given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
                 base, cap = given.get("first_s", 0.05), given.get("limit_s", 1.0)
                 found.add((name, f"{base:g} s", f"{cap:g} s"))
     return found
@@ -180,6 +180,6 @@ def test_every_backoff_is_jittered() -> None:
         for node in module:
             if not isinstance(node, ast.Call) or _called(node) != "delay_s":
                 continue
-            if "jitter" not in {one.arg for one in node.keywords}:
+            if "jitter" not in {keyword.arg for keyword in node.keywords}:
                 wrong.append(name)
     assert set(wrong) - WITHOUT_JITTER.keys() == set()

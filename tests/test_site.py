@@ -30,7 +30,10 @@ def test_the_site_may_load_nothing_from_other_hosts(tmp_path: Path) -> None:
         '@import "https://example.com/b.css"; .x {background: url(b.png)}'
     )
     (tmp_path / "a.js").write_text('load("https://unpkg.com/mermaid")')
-    assert [one.partition(":")[0] for one in outside_requests(tmp_path)] == ["a.css", "a.js"]
+    assert [request.partition(":")[0] for request in outside_requests(tmp_path)] == [
+        "a.css",
+        "a.js",
+    ]
 
 
 def test_every_page_of_the_site_navigation_exists() -> None:

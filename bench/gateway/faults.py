@@ -169,7 +169,9 @@ async def main() -> None:
     totals = outcomes.summary(found)
     rows = [[name, *values.values()] for name, values in totals.items()]
     print(tabulate(rows, headers=["gateway", *next(iter(totals.values()))]))
-    mine = outcomes.sums([one for one in found if one.during.setting.startswith("ours")])
+    mine = outcomes.sums(
+        [outcome for outcome in found if outcome.during.setting.startswith("ours")]
+    )
     took = {"seconds": round(time.monotonic() - began_s, 1)}
     finish("gateway_faults", mine, {**totals, **took}, failed=failed)
 

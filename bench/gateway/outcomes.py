@@ -93,9 +93,9 @@ def line(one: Outcome) -> str:
 def slowest_again_s(found: Sequence[Outcome]) -> float | None:
     """Return the longest time until all was as before, of those where it was."""
     times = [
-        one.during.again_s
-        for one in found
-        if one.during.again_s is not None and one.during.again_s != NEVER
+        outcome.during.again_s
+        for outcome in found
+        if outcome.during.again_s is not None and outcome.during.again_s != NEVER
     ]
     return max(times, default=None)
 
@@ -103,29 +103,31 @@ def slowest_again_s(found: Sequence[Outcome]) -> float | None:
 def sums(found: Sequence[Outcome]) -> dict[str, float | None]:
     """Return sums and worst cases."""
     return {
-        "failed_requests": sum(one.failed for one in found),
-        "truncated_streams": sum(one.truncated for one in found),
-        "wrong_texts": sum(one.wrong for one in found),
-        "requests": sum(one.requests for one in found),
+        "failed_requests": sum(outcome.failed for outcome in found),
+        "truncated_streams": sum(outcome.truncated for outcome in found),
+        "wrong_texts": sum(outcome.wrong for outcome in found),
+        "requests": sum(outcome.requests for outcome in found),
         # Of requests during and around the faults, which are far more frequent than on any fleet.
         "answered_percent": round(
             100
-            - 100 * sum(one.failed for one in found) / max(1, sum(one.requests for one in found)),
+            - 100
+            * sum(outcome.failed for outcome in found)
+            / max(1, sum(outcome.requests for outcome in found)),
             3,
         ),
-        "resumed": sum(one.during.resumed for one in found),
+        "resumed": sum(outcome.during.resumed for outcome in found),
         "slowest_again_s": slowest_again_s(found),
-        "never_again": sum(one.during.again_s == NEVER for one in found),
+        "never_again": sum(outcome.during.again_s == NEVER for outcome in found),
     }
 
 
 def summary(found: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
     """Return each setting's sums, and what each fault cost at worst."""
     result: dict[str, dict[str, float | None]] = {}
-    for name in dict.fromkeys(one.during.setting for one in found):
-        mine = [one for one in found if one.during.setting == name]
+    for name in dict.fromkeys(outcome.during.setting for outcome in found):
+        mine = [outcome for outcome in found if outcome.during.setting == name]
         result[name] = sums(mine)
-        for fault in dict.fromkeys(one.during.fault for one in found):
-            costs = [one.pause_ms for one in mine if one.during.fault == fault]
+        for fault in dict.fromkeys(outcome.during.fault for outcome in found):
+            costs = [outcome.pause_ms for outcome in mine if outcome.during.fault == fault]
             result[name][f"{fault}_gap_ms"] = max(costs, default=None)
     return result

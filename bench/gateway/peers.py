@@ -305,16 +305,16 @@ async def started(
     patience_s: int = _PATIENCE_S,
 ) -> tuple[list[Peer], dict[str, str]]:
     """Start the peers of these names, all at once; return them, and why others cannot be measured."""
-    found: dict[str, Peer] = {}
+    peers: dict[str, Peer] = {}
     failed: dict[str, str] = {}
 
     async def start(kind: Kind) -> None:
         with recorded(failed, kind.name):
-            found[kind.name] = await _start(stack, folder, kind, engines, patience_s)
+            peers[kind.name] = await _start(stack, folder, kind, engines, patience_s)
 
     kinds = [kind for kind in KINDS if kind.name in names]
     await asyncio.gather(*(start(kind) for kind in kinds))
-    return [found[kind.name] for kind in kinds if kind.name in found], failed
+    return [peers[kind.name] for kind in kinds if kind.name in peers], failed
 
 
 async def _start(

@@ -33,7 +33,11 @@ async def measure(
     """Return the bursts of all peers in all cases; each round has every case, in each case every peer has its turn."""
     results = Results(contenders)
     for round_ in range(plan.rounds + 1):
-        turns = [one for one in contenders if not one.is_slow or round_ <= plan.slow_rounds]
+        turns = [
+            contender
+            for contender in contenders
+            if not contender.is_slow or round_ <= plan.slow_rounds
+        ]
         for case in plan.cases:
             for engine in engines:
                 engine.set(f"pace/{case.pace_us}")

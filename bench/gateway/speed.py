@@ -71,7 +71,9 @@ async def main() -> None:
             results = await measure(programs, engines, contenders, FULL if is_full else BRIEF)
             rss = {peer.name: rss_mb(peer.pid) for peer in contenders}
             proof = ours.proof(contenders[0].port, engines)
-        fast = [one.name for one in contenders if one.pid and not one.is_slow]
+        fast = [
+            contender.name for contender in contenders if contender.pid and not contender.is_slow
+        ]
         idle_kib = await idle_streams.measure(programs, folder, fast, idle_count, failed)
     for peer in contenders:
         if not results.is_measured(peer.name):

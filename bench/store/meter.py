@@ -54,5 +54,5 @@ class Stage:
 
 def connections() -> int:
     """Return how many connections this process has to others."""
-    found = psutil.Process().net_connections("tcp")
-    return sum(1 for one in found if one.status == psutil.CONN_ESTABLISHED)
+    pconns = psutil.Process().net_connections("tcp")
+    return sum(1 for pconn in pconns if pconn.status == psutil.CONN_ESTABLISHED)

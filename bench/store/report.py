@@ -116,10 +116,10 @@ def tables(results: Results) -> str:
 
 
 def _cell(results: Results, way: Way, column: Column) -> str:
-    found = results.figures.get((column.case, way.name))
-    if found is None:
+    figure = results.figures.get((column.case, way.name))
+    if figure is None:
         return ""
-    return column.form.format(*(found[name] for name in column.figures))
+    return column.form.format(*(figure[name] for name in column.figures))
 
 
 def verdicts(results: Results) -> list[str]:

@@ -63,12 +63,12 @@ async def lists(stage: Stage, *, prefix: str, count: int) -> Figures:
     with stage.meter() as wire:
         decode = await stage.client.list(prefix)
     with stage.meter() as decoding:
-        found = decode()
-    assert len(found) == count, f"{len(found)} objects of {count}"
+        deployments = decode()
+    assert len(deployments) == count, f"{len(deployments)} objects of {count}"
     cpu_s = wire.python_s + decoding.python_s
     whole_s, whole_cpu_s = wire.elapsed_s + decoding.elapsed_s, cpu_s
     if (read := getattr(stage.client, "objects", None)) is not None:
-        del decode, found
+        del decode, deployments
         with stage.meter() as whole:
             assert await read(prefix) == count
         whole_s, whole_cpu_s = whole.elapsed_s, whole.python_s

@@ -77,17 +77,17 @@ def resolve_nodes(source: Source, hosts: ForeignHosts, finder: NodeFinder) -> li
             "Name one node per Mac, in the file's order",
         )
         return []
-    found: list[str] = []
+    nodes: list[str] = []
     for index, (path, names) in enumerate(hosts):
         node = finder.find(index, *names)
         if not node:
             known = next(filter(None, names), "")
             source.refuse(path, f"does not name the node of {known}", finder.advice)
-        elif node in found:
+        elif node in nodes:
             hint = "Give --nodes with distinct names"
             source.refuse(path, f"is the second Mac named {node}", hint)
-        found.append(node)
-    return found
+        nodes.append(node)
+    return nodes
 
 
 def served_names(name: str, *others: str | None) -> list[Tree] | None:

@@ -164,14 +164,14 @@ def _labels(cluster: Source, workers: _Workers) -> list[ManifestDraft]:
 
 def _nodes_by_name(cluster: Source, workers: _Workers) -> dict[str, str]:
     """Return the node of each worker that has a name or an address in the file."""
-    found: dict[str, str] = {}
+    nodes: dict[str, str] = {}
     for index, node in enumerate(workers.nodes):
         at: Place = (*workers.path, index)
         names = (cluster.text(*at, word) for word in ("name", "ip"))
-        found.update({name: node for name in names if name is not None})
+        nodes.update({name: node for name in names if name is not None})
         if cluster.find_path(*at, "name") is not None:
             cluster.explain((*at, "ip"), _WORKERS)
-    return found
+    return nodes
 
 
 def _routing(cluster: Source) -> Routing:
@@ -253,26 +253,26 @@ def _chips(draft: ManifestDraft, path: Place) -> list[Tree]:
     """Return the chips of the tier that Macs have."""
     chips = draft.source.text_list(*path, "preferred_chips")
     sold = {chip.name for chip in CHIPS}
-    found: list[Tree] = [f"Apple {chip}" for chip in chips if f"Apple {chip}" in sold]
-    if chips and not found:
+    trees: list[Tree] = [f"Apple {chip}" for chip in chips if f"Apple {chip}" in sold]
+    if chips and not trees:
         draft.source.refuse((*path, "preferred_chips"), "names no chip that Apple sold")
     draft.notes += [
         f"{chip} is left out: no Mac has this chip"
         for chip in chips
-        if f"Apple {chip}" not in found
+        if f"Apple {chip}" not in trees
     ]
-    return found
+    return trees
 
 
 def _preferred(
     cluster: Source, path: Place, by_name: Mapping[str, str], finder: NodeFinder
 ) -> list[Tree]:
     """Return the nodes of the tier's preferred workers."""
-    found: list[Tree] = []
+    trees: list[Tree] = []
     for worker in cluster.text_list(*path, "preferred_workers"):
         node = by_name.get(worker) or finder.look_up(worker)
         if not node:
             hint = "Write the worker's name, as in workers[].name"
             cluster.refuse((*path, "preferred_workers"), f"{worker} names no node", hint)
-        found.append(node)
-    return found
+        trees.append(node)
+    return trees

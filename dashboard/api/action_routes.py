@@ -106,9 +106,11 @@ class ActionRoutes:
         return {
             "errors": [],
             "plan": plan_id(changes),
-            "changes": await self.questions.compute(lambda: [_change_row(one) for one in changes]),
+            "changes": await self.questions.compute(
+                lambda: [_change_row(change) for change in changes]
+            ),
             "placement": await self._placement(
-                one.obj for one in changes if not isinstance(one, UnchangedObject)
+                change.obj for change in changes if not isinstance(change, UnchangedObject)
             ),
             "canWrite": self.can_write,
         }
@@ -205,15 +207,15 @@ class ActionRoutes:
             raise store_refusal(error) from error
         rows = [
             {
-                "name": str(one.number),
-                "revision": one.number,
-                "template": one.template,
-                "created": None if one.created is None else one.created.isoformat(),
-                "cause": one.cause,
-                "isCurrent": one.is_current,
-                "diff": one.diff,
+                "name": str(revision.number),
+                "revision": revision.number,
+                "template": revision.template,
+                "created": None if revision.created is None else revision.created.isoformat(),
+                "cause": revision.cause,
+                "isCurrent": revision.is_current,
+                "diff": revision.diff,
             }
-            for one in rollouts.history_of(found, deployment)
+            for revision in rollouts.history_of(found, deployment)
         ]
         progress = rollouts.progress_of(deployment)
         return json_response({"revisions": rows[::-1], "progress": progress.text, "before": number})
@@ -225,7 +227,7 @@ class ActionRoutes:
         to: Annotated[int, Query(ge=1)],
     ) -> Response:
         """Return what differs between two revisions of a deployment, in either order."""
-        known = {one.spec.revision: one for one in (await self._revisions(name))[1]}
+        known = {revision.spec.revision: revision for revision in (await self._revisions(name))[1]}
         for number in (from_, to):
             if number not in known:
                 have = ", ".join(map(str, sorted(known))) or "none"
@@ -282,7 +284,7 @@ def _change_row(change: Change) -> Row:
         "name": change.obj.name,
         "result": result,
         "diff": change_text(change),
-        "keptByOthers": [kept.kept_message for kept in change.kept_by_others],
+        "keptByOthers": [conflict.kept_message for conflict in change.kept_by_others],
     }
 
 
@@ -298,7 +300,7 @@ def _taint(body: TaintBody | None) -> Taint | None:
 
 
 def _error_rows(errors: ManifestErrors) -> list[Row]:
-    return [error_row(one) for one in errors.problems[:_MOST_ERRORS]]
+    return [error_row(problem) for problem in errors.problems[:_MOST_ERRORS]]
 
 
 def _conflict(message: str) -> RefusedError:
@@ -310,8 +312,8 @@ def _result(done: ApplyResult) -> dict[str, object]:
     return {
         "errors": [],
         "outcomes": [
-            {"kind": one.obj.kind, "name": one.obj.name, "result": one.result}
-            for one in done.outcomes
+            {"kind": outcome.obj.kind, "name": outcome.obj.name, "result": outcome.result}
+            for outcome in done.outcomes
         ],
-        "keptByOthers": [one.kept_message for one in done.kept_by_others],
+        "keptByOthers": [conflict.kept_message for conflict in done.kept_by_others],
     }

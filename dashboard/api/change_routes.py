@@ -36,13 +36,13 @@ class ChangeRoutes:
         """Return recorded writes of users, newest first, with the fields that differ: what `fleetctl changes` shows."""
         begin_s, end_s = parse_range(from_, to, self.clock.now().timestamp())
         wanted = ChangeFilter(kind=kind, name=object_, user=user, since_s=begin_s, until_s=end_s)
-        found = await self.log.select(wanted)
-        if found is None:
+        recorded_changes = await self.log.select(wanted)
+        if recorded_changes is None:
             message = (
                 "The changes are in etcd, which has not answered since this dashboard started."
             )
             raise RefusedError(
                 Refusal(status=503, message=message, type="server_error", retry_after_s=2)
             )
-        shown = [change_tree(one) for one in reversed(found[-limit:])]
-        return json_response({"changes": shown, "total": len(found)})
+        shown = [change_tree(change) for change in reversed(recorded_changes[-limit:])]
+        return json_response({"changes": shown, "total": len(recorded_changes)})

@@ -73,14 +73,16 @@ class ChatRoutes:
         failed: list[str] = []
         for id_, lease in self._gateways():
             try:
-                found = await self._send(id_, lease, (method, path), self._headers(request), body)
+                response = await self._send(
+                    id_, lease, (method, path), self._headers(request), body
+                )
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 failed.append(f"gateway/{id_} at {lease.url}: {error}")
             except UntrustedAddressError as error:
                 failed.append(str(error))
             else:
                 log.debug("passed on to a gateway", extra={"gateway": id_, "failed": failed})
-                return found
+                return response
         message = (
             "; ".join(failed) or "no gateway is registered: start fleet-gateway, or `fleetctl up`"
         )

@@ -103,7 +103,7 @@ class StateStream:
     async def events(self, since: str, client: str) -> AsyncIterator[bytes]:
         """Yield the changes as events, beginning after the id `since`."""
         is_over = self.slots.enter(client)
-        views = [one.view for one in self.selections]
+        views = [selection.view for selection in self.selections]
         try:
             self._place = parse_id(since, self.model.epoch)
             log.debug(
@@ -124,7 +124,7 @@ class StateStream:
     def _next(self) -> bytes:
         """Return the event that is due; empty if there is none."""
         model = self.model
-        model.note_read(one.view for one in self.selections)
+        model.note_read(selection.view for selection in self.selections)
         patch, place = (None, model.place) if self._place is None else model.since(self._place)
         if patch is None:
             if self._place is not None:
@@ -147,7 +147,11 @@ class StateStream:
         """Return everything that was selected, and begin anew after it."""
         model = self.model
         self._place, self._waiting, self._summary = model.place, {}, model.summary()
-        self._known = {one.view: self._matching(one) for one in self.selections if one.column}
+        self._known = {
+            selection.view: self._matching(selection)
+            for selection in self.selections
+            if selection.column
+        }
         state = snapshot(model, self.selections)
         return self._event("snapshot", {**state, "page": self.slots.page})
 
@@ -155,14 +159,14 @@ class StateStream:
         """Return the changes that are sent at once; figures join those that wait."""
         before, self._place = self._place or 0, place
         now: dict[str, Mapping[str, Row | None]] = {}
-        for one in self.selections:
-            if (changes := patch.get(one.view)) is None:
+        for selection in self.selections:
+            if (changes := patch.get(selection.view)) is None:
                 continue
-            known = self._known.get(one.view)
-            shown = selected_changes(one, changes, self.model.rows(one.view), known)
-            if one.column and known is None:
-                self._known[one.view] = self._matching(one)
-            at_once, later = split_paced(one.view, shown)
+            known = self._known.get(selection.view)
+            shown = selected_changes(selection, changes, self.model.rows(selection.view), known)
+            if selection.column and known is None:
+                self._known[selection.view] = self._matching(selection)
+            at_once, later = split_paced(selection.view, shown)
             now.update(at_once)
             if any(later.values()):
                 self._waiting_place = self._waiting_place if self._waiting else before
@@ -213,8 +217,8 @@ async def _wait(model: FleetModel, place: int, is_over: asyncio.Event, most_s: f
                 group.create_task(_until(is_over)),
             ]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for one in waits:
-                one.cancel()
+            for wait in waits:
+                wait.cancel()
     except TimeoutError:
         return False
     return True
@@ -228,7 +232,7 @@ def snapshot(model: FleetModel, selections: Iterable[Selection]) -> dict[str, ob
     """Return the state of some views, with the counts of the fleet and the age of what is known."""
     staleness_s = model.caches.staleness_s()
     selections = tuple(selections)
-    model.note_read(one.view for one in selections)
+    model.note_read(selection.view for selection in selections)
     return {
         "id": f"{model.epoch}-{model.place}",
         "revision": model.caches.revision,
@@ -236,7 +240,8 @@ def snapshot(model: FleetModel, selections: Iterable[Selection]) -> dict[str, ob
         **_health(model),
         "summary": model.summary(),
         "views": {
-            one.view: selected_rows(one, model.rows(one.view).values()) for one in selections
+            selection.view: selected_rows(selection, model.rows(selection.view).values())
+            for selection in selections
         },
     }
 

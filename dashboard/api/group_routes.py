@@ -60,16 +60,16 @@ class GroupRoutes:
 
 def epochs_of(replica: str, changes: Iterable[ObjectChange]) -> list[Row]:
     """Return the epochs that the changes of a replica tell of, each with the reason of its end. Pure."""
-    found: dict[int, Row] = {}
+    rows: dict[int, Row] = {}
     for change in sorted(changes, key=lambda one: one.at_s):
         document: dict[str, Any] = {} if change.document is None else json.loads(change.document)
         if change.part == "spec":
-            _note_formation(replica, found, document, change.at_s)
+            _note_formation(replica, rows, document, change.at_s)
         else:
             for number, reason, message in _ends(document):
-                if (row := found.get(number)) is not None and row["endedAt"] is None:
+                if (row := rows.get(number)) is not None and row["endedAt"] is None:
                     row |= {"endedAt": show_time(change.at_s), "reason": reason, "message": message}
-    return list(found.values())
+    return list(rows.values())
 
 
 def _note_formation(

@@ -173,13 +173,17 @@ class HistoryRoutes:
             least_ms=slower,
         )
         if self.reader is None:
-            found = list(islice(filter(query.matches, reversed(self.traffic.ended)), limit))
+            ended_requests = list(
+                islice(filter(query.matches, reversed(self.traffic.ended)), limit)
+            )
         else:
             try:
-                found = await self.reader.requests(query)
+                ended_requests = await self.reader.requests(query)
             except ReadError as error:
                 raise unreadable(error) from error
-        return Response(msgspec.json.encode({"requests": found}), media_type="application/json")
+        return Response(
+            msgspec.json.encode({"requests": ended_requests}), media_type="application/json"
+        )
 
     def _reader(self) -> HistoryReader:
         if self.reader is None:
@@ -194,15 +198,15 @@ def parse_metrics(text: str, kind: str) -> tuple[str, ...]:
         RefusedError: one does not exist, or there are none or too many.
 
     """
-    known, found = metrics_of(kind), tuple(dict.fromkeys(filter(None, text.split(","))))
-    for one in found:
-        if one not in known:
-            message = f"A {kind} has no metric '{one[:60]}'; it has {', '.join(known)}."
+    known, metrics = metrics_of(kind), tuple(dict.fromkeys(filter(None, text.split(","))))
+    for metric in metrics:
+        if metric not in known:
+            message = f"A {kind} has no metric '{metric[:60]}'; it has {', '.join(known)}."
             raise invalid(message, "metric")
-    if not 0 < len(found) <= _MOST_METRICS:
+    if not 0 < len(metrics) <= _MOST_METRICS:
         message = f"Name 1 to {_MOST_METRICS} metrics, separated by commas: {', '.join(known)}."
         raise invalid(message, "metric")
-    return found
+    return metrics
 
 
 def _seconds(text: str, name: str) -> int:

@@ -44,9 +44,9 @@ class KeyRoutes:
             raise RefusedError(Refusal(status=503, message=message)) from error
         known = [codec.decode(ApiKey, item) for item in items]
         if not role_includes(visitor.role, "admin"):
-            known = [one for one in known if one.name == visitor.name]
-        use = await self._use({one.name for one in known})
-        rows = [_key_row(one, use.get(one.name, [])) for one in known]
+            known = [key for key in known if key.name == visitor.name]
+        use = await self._use({key.name for key in known})
+        rows = [_key_row(key, use.get(key.name, [])) for key in known]
         return json_response({"keys": rows, "isOwnOnly": not role_includes(visitor.role, "admin")})
 
     async def _use(self, names: set[str]) -> dict[str, list[Row]]:
@@ -57,16 +57,16 @@ class KeyRoutes:
         only = next(iter(names)) if len(names) == 1 else ""
         query = RequestQuery(begin_s=now_s - _DAY_S, end_s=now_s, limit=_MOST_REQUESTS, key=only)
         try:
-            found = await self.reader.requests(query)
+            ended_requests = await self.reader.requests(query)
         except ReadError:
             return {}
         sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-        for one in found:
-            if one.api_key in names:
-                total = sums[one.api_key or "", one.model]
+        for request in ended_requests:
+            if request.api_key in names:
+                total = sums[request.api_key or "", request.model]
                 total[0] += 1
-                total[1] += one.tokens.prompt or 0
-                total[2] += one.tokens.output or 0
+                total[1] += request.tokens.prompt or 0
+                total[2] += request.tokens.output or 0
         use: dict[str, list[Row]] = defaultdict(list)
         for (key, model), (requests, prompt, output) in sorted(sums.items()):
             use[key].append(

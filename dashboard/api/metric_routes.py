@@ -55,7 +55,7 @@ class MetricRoutes:
     async def judged(self) -> Response:
         """Return every objective of every deployment: declared, measured over 1h and 24h, and its burn rate."""
         states = self.objectives.states() if self.model.is_ready else []
-        return json_response({"objectives": [state_row(one) for one in states]})
+        return json_response({"objectives": [state_row(state) for state in states]})
 
     async def targets(self) -> Response:
         """Return the processes to scrape, for Prometheus' `http_sd_configs`."""

@@ -83,8 +83,8 @@ class MomentRoutes:
     ) -> Response:
         """Return the recorded changes of an object, newest first, each with the fields that differ."""
         begin_s = parse_time(from_, "from", self.clock.now().timestamp())
-        found = await self.past.changes(kind, name, begin_s)
-        shown = await asyncio.to_thread(lambda: list(_with_fields(found))[:limit])
+        object_changes = await self.past.changes(kind, name, begin_s)
+        shown = await asyncio.to_thread(lambda: list(_with_fields(object_changes))[:limit])
         return json_response({"kind": kind, "name": name, "changes": shown})
 
     async def diff(
@@ -146,19 +146,19 @@ class MomentRoutes:
             {
                 "from": show_time(begin_s),
                 "to": show_time(end_s),
-                "known": [[show_time(one.begin_s), show_time(one.end_s)] for one in known],
+                "known": [[show_time(time.begin_s), show_time(time.end_s)] for time in known],
             }
         )
 
 
 def _last_seen_s(row: Row) -> float:
-    found = object_trees.parse_time(row["lastSeen"])
-    return 0.0 if found is None else found.timestamp()
+    time = object_trees.parse_time(row["lastSeen"])
+    return 0.0 if time is None else time.timestamp()
 
 
 def _yaml(spec: ApiObject, status: object) -> str:
-    found = spec if status is None else spec.model_copy(update={"status": status})
-    tree = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+    api_object = spec if status is None else spec.model_copy(update={"status": status})
+    tree = api_object.model_dump(mode="json", by_alias=True, exclude_none=True)
     tree = object_trees.without_managed_fields(tree)
     return core_schema.dump(tree)
 
@@ -169,19 +169,19 @@ def _manifest(spec: ApiObject) -> str:
 
 def _with_fields(changes: list[ObjectChange]) -> Iterator[Row]:
     """Yield changes, which are newest first, with the fields that differ from the one before. Pure."""
-    for number, one in enumerate(changes):
-        before = next((old for old in changes[number + 1 :] if old.part == one.part), None)
+    for number, change in enumerate(changes):
+        before = next((old for old in changes[number + 1 :] if old.part == change.part), None)
         row: Row = {
             # Rounded up: asked for this time, the history has the change.
-            "at": show_time(math.ceil(one.at_s * 1000) / 1000),
-            "revision": one.revision,
-            "part": one.part,
-            "isDeletion": one.document is None,
+            "at": show_time(math.ceil(change.at_s * 1000) / 1000),
+            "revision": change.revision,
+            "part": change.part,
+            "isDeletion": change.document is None,
             # The first recorded one may have been there for long.
             "isFirst": before is None,
         }
-        if before is not None and one.document is not None:
-            fields = changed_fields(_tree(before.document), _tree(one.document))
+        if before is not None and change.document is not None:
+            fields = changed_fields(_tree(before.document), _tree(change.document))
             row["fields"] = [_field(field) for field in fields[:_MOST_FIELDS]]
             row["moreFields"] = max(0, len(fields) - _MOST_FIELDS)
         yield row

@@ -57,14 +57,14 @@ class PageRoutes:
 
     async def file(self, request: Request, version: str, name: str) -> Response:
         """Return a file of the page. One of another release is refused: its modules do not fit the others."""
-        found = self.assets.files.get(name) if version == self.assets.version else None
-        if found is None:
+        asset = self.assets.files.get(name) if version == self.assets.version else None
+        if asset is None:
             message = "There is no such file in this release of the page. Load the page again."
             raise RefusedError(Refusal(status=404, message=message))
-        body, headers = found.body, dict(_FOREVER)
-        if found.packed is not None and _takes_gzip(request):
-            body, headers["content-encoding"] = found.packed, "gzip"
-        return Response(body, media_type=found.media_type, headers=headers)
+        body, headers = asset.body, dict(_FOREVER)
+        if asset.packed is not None and _takes_gzip(request):
+            body, headers["content-encoding"] = asset.packed, "gzip"
+        return Response(body, media_type=asset.media_type, headers=headers)
 
     async def home(self) -> Response:
         """Lead to the page from the path that dashboards of other systems have."""

@@ -107,16 +107,18 @@ class QuestionRoutes:
             try:
                 preview = await self.preview(question.manifest)
             except ManifestErrors as error:
-                return json_response({**body, "errors": [error_row(one) for one in error.problems]})
+                return json_response(
+                    {**body, "errors": [error_row(problem) for problem in error.problems]}
+                )
             changes = [one for one in preview if not isinstance(one, UnchangedObject)]
-        patched = tuple(_patched(caches, one) for one in question.patches)
+        patched = tuple(_patched(caches, patch) for patch in question.patches)
         supposition = Supposition(
-            objects=(*(one.obj for one in changes), *patched),
+            objects=(*(change.obj for change in changes), *patched),
             lost=question.lose,
             added=question.add,
         )
         forecast = await self.ask(forecast_question(supposition))
-        shown = await self.compute(lambda: [_change(one) for one in changes])
+        shown = await self.compute(lambda: [_change(change) for change in changes])
         return json_response({**body, "changes": shown, **forecast})
 
     async def ask(self, question: PlannerQuestion, caches: FleetCaches | None = None) -> Row:
@@ -177,10 +179,10 @@ class QuestionRoutes:
 
 def _patched(caches: FleetCaches, patch: DeploymentPatch) -> ModelDeployment:
     """Return a deployment with other numbers. Raises RefusedError."""
-    found = Lister(caches.objects).declared(patch.deployment)
-    if found is None:
+    deployment = Lister(caches.objects).declared(patch.deployment)
+    if deployment is None:
         raise invalid(f"There is no ModelDeployment '{patch.deployment}'.", "patches")
-    tree = found.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    tree = deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     tree |= patch.model_dump(by_alias=True, exclude_none=True, exclude={"deployment", "kv_bits"})
     if patch.kv_bits is not None:
         bits = None if patch.kv_bits == _FULL_BITS else patch.kv_bits
@@ -191,7 +193,7 @@ def _patched(caches: FleetCaches, patch: DeploymentPatch) -> ModelDeployment:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise invalid(f"'{where}': {first['msg']}.", "patches") from None
-    return found.model_copy(update={"spec": spec})
+    return deployment.model_copy(update={"spec": spec})
 
 
 async def _read_body(request: Request) -> bytes:

@@ -70,7 +70,7 @@ class RequestRoutes:
                 raise answer
             else:
                 rows += [{"gateway": id_, **one} for one in answer.get("requests", ())]
-        rows.sort(key=lambda one: -float(one.get("seconds") or 0.0))
+        rows.sort(key=lambda row: -float(row.get("seconds") or 0.0))
         return json_response({"requests": rows, "gatewaysSilent": silent})
 
     async def cancel(
@@ -99,8 +99,8 @@ class RequestRoutes:
         raise RefusedError(Refusal(status=502, message=message, code="no_gateway"))
 
     def _gateways(self) -> dict[str, GatewayLease]:
-        prefix, found = keys.GATEWAY_LEASE_PREFIX, self.caches.gateways.items
-        return {key.removeprefix(prefix): found[key] for key in sorted(found)[:_MOST_GATEWAYS]}
+        prefix, leases = keys.GATEWAY_LEASE_PREFIX, self.caches.gateways.items
+        return {key.removeprefix(prefix): leases[key] for key in sorted(leases)[:_MOST_GATEWAYS]}
 
     async def _ask_one(
         self, request: Request, id_: str, lease: GatewayLease, method: str, path: str

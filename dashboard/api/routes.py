@@ -114,9 +114,9 @@ class StateRoutes:
         except RefusedError:
             self._check_ready()
             raise
-        found = await asyncio.to_thread(past_snapshot, moment, selections)
+        thread = await asyncio.to_thread(past_snapshot, moment, selections)
         silent_s = max(moment.age_s or 0.0, self.model.caches.silent_s())
-        return {**found, "storeSilentSeconds": round(silent_s, 1)}
+        return {**thread, "storeSilentSeconds": round(silent_s, 1)}
 
     async def view(
         self,
@@ -189,7 +189,10 @@ def past_snapshot(moment: Moment, selections: Iterable[Selection]) -> Row:
         **_moment_head(moment),
         "storeRefusal": None,
         "summary": fleet_views.summary(moment.caches),
-        "views": {one.view: selected_rows(one, _past_rows(moment, one.view)) for one in selections},
+        "views": {
+            selection.view: selected_rows(selection, _past_rows(moment, selection.view))
+            for selection in selections
+        },
     }
 
 

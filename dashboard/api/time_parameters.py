@@ -18,11 +18,11 @@ def parse_time(text: str, name: str, now_s: float) -> float:
     except ValueError:
         pass
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         message = f"'{text}' is no time: write `now`, `10m` (ago), or 2026-01-31T12:00:00Z."
         raise invalid(message, name) from None
-    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def parse_range(from_: str, to: str, now_s: float) -> tuple[float, float]:

@@ -50,7 +50,7 @@ class UsageRoutes:
             {
                 "at": show_time(self.clock.now().timestamp()),
                 "seconds": round(now.at_s - before.at_s, 3),
-                "items": [usage.row_tree(one) for one in rows],
+                "items": [usage.row_tree(row) for row in rows],
                 "reasons": reasons,
             }
         )

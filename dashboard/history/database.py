@@ -217,8 +217,13 @@ class HistoryFile:
             self._db.executemany(
                 "INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?)",
                 [
-                    (one.key, one.at_s, one.revision, _deflate(one.value, _OBJECT_DICTIONARY))
-                    for one in batch.revisions
+                    (
+                        revision.key,
+                        revision.at_s,
+                        revision.revision,
+                        _deflate(revision.value, _OBJECT_DICTIONARY),
+                    )
+                    for revision in batch.revisions
                 ],
             )
 
@@ -270,14 +275,21 @@ class HistoryFile:
     def _write_requests(self, requests: Iterable[EndedRequest]) -> None:
         added: dict[tuple[int, int, str], RequestSums] = {}
         budgets: dict[tuple[int, str], RequestSums] = {}
-        for one in requests:
-            end_s, model = end_of(one), model_of(one)
+        for request in requests:
+            end_s, model = end_of(request), model_of(request)
             row = (
-                *(end_s, one.gateway, one.id, one.model, one.worker or "", one.outcome),
                 *(
-                    one.api_key or "",
-                    one.latency_ms,
-                    _deflate(msgspec.json.encode(one), _DICTIONARY),
+                    end_s,
+                    request.gateway,
+                    request.id,
+                    request.model,
+                    request.worker or "",
+                    request.outcome,
+                ),
+                *(
+                    request.api_key or "",
+                    request.latency_ms,
+                    _deflate(msgspec.json.encode(request), _DICTIONARY),
                 ),
             )
             sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -285,10 +297,10 @@ class HistoryFile:
             if self._db.execute(sql, row).rowcount:
                 for tier_s in (FINE_S, COARSE_S):
                     step = (tier_s, int(end_s) // tier_s * tier_s, model)
-                    added.setdefault(step, RequestSums()).count(one)
-                if one.deployment:
-                    place = (int(end_s) // BUDGET_STEP_S * BUDGET_STEP_S, one.deployment)
-                    budgets.setdefault(place, RequestSums()).count(one)
+                    added.setdefault(step, RequestSums()).count(request)
+                if request.deployment:
+                    place = (int(end_s) // BUDGET_STEP_S * BUDGET_STEP_S, request.deployment)
+                    budgets.setdefault(place, RequestSums()).count(request)
         for (tier_s, at_s, model), sums in added.items():
             sql = "SELECT data FROM sums WHERE tier = ? AND at = ? AND model = ?"
             if (before := self._db.execute(sql, (tier_s, at_s, model)).fetchone()) is not None:

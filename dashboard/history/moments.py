@@ -90,7 +90,7 @@ class MomentReader:
             self._last = Moment(
                 at_s=at_s,
                 age_s=None if known_s is None else max(0.0, at_s - known_s),
-                revision=max(one.mod_revision for one in items),
+                revision=max(item.mod_revision for item in items),
                 caches=caches,
             )
             return self._last
@@ -144,14 +144,14 @@ def _read_known_before(db: sqlite3.Connection, at_s: float) -> float | None:
 
 
 def _read_begin(db: sqlite3.Connection) -> float | None:
-    found: float | None = db.execute("SELECT min(at) FROM revisions").fetchone()[0]
-    return found
+    begin: float | None = db.execute("SELECT min(at) FROM revisions").fetchone()[0]
+    return begin
 
 
 def _read_changes(
     db: sqlite3.Connection, kind: str, name: str, begin_s: float
 ) -> Iterator[ObjectChange]:
-    found: list[ObjectChange] = []
+    object_changes: list[ObjectChange] = []
     for part, key in (
         ("spec", keys.spec_key(kind, name)),
         ("status", keys.status_key(kind, name)),
@@ -160,11 +160,11 @@ def _read_changes(
         for at_s, revision, value in db.execute(sql, (key, begin_s, _MOST_CHANGES)):
             with contextlib.suppress(zlib.error):
                 document = None if value is None else inflate_object(value)
-                found.append(
+                object_changes.append(
                     ObjectChange(at_s=at_s, revision=revision, part=part, document=document)
                 )
-    found.sort(key=lambda one: one.at_s, reverse=True)
-    yield from found[:_MOST_CHANGES]
+    object_changes.sort(key=lambda change: change.at_s, reverse=True)
+    yield from object_changes[:_MOST_CHANGES]
 
 
 def _read_known(db: sqlite3.Connection, begin_s: float, end_s: float) -> list[KnownTime]:
@@ -176,14 +176,14 @@ def _read_known(db: sqlite3.Connection, begin_s: float, end_s: float) -> list[Kn
             for at_s, data in db.execute(sql, (tier_s, begin_s - tier_s, end_s))
             if not math.isnan(unpack_values(data, 0, 1)[0])
         ]
-    found: list[KnownTime] = []
+    known_times: list[KnownTime] = []
     for first_s, last_s in sorted(steps):
-        if found and first_s <= found[-1].end_s:
-            joined_s = max(found[-1].end_s, last_s)
-            found[-1] = KnownTime(begin_s=found[-1].begin_s, end_s=joined_s)
+        if known_times and first_s <= known_times[-1].end_s:
+            joined_s = max(known_times[-1].end_s, last_s)
+            known_times[-1] = KnownTime(begin_s=known_times[-1].begin_s, end_s=joined_s)
         else:
-            found.append(KnownTime(begin_s=first_s, end_s=last_s))
-    return found
+            known_times.append(KnownTime(begin_s=first_s, end_s=last_s))
+    return known_times
 
 
 def _read_below(db: sqlite3.Connection, prefix: str, begin_s: float) -> Iterator[KeyValue]:

@@ -45,8 +45,8 @@ class ObjectRecorder:
         """Write what changes forever, beginning with what changed while no recorder ran."""
         self.caches.on_change(self._note)
         await self.caches.wait_synced()
-        found = await self.writer.opened()
-        self._compare({} if found is None else found.revisions)
+        restored = await self.writer.opened()
+        self._compare({} if restored is None else restored.revisions)
         while True:
             self._flush()
             await self.clock.sleep(0 if self._is_due() and self.writer.room else _PERIOD_S)
@@ -89,8 +89,10 @@ class ObjectRecorder:
                 due.append(key)
         for key in due:
             del self._dirty[key]
-        found = [one for key in due if (one := self._revision(key, now_s)) is not None]
-        self.writer.add_revisions(found)
+        revisions = [
+            revision for key in due if (revision := self._revision(key, now_s)) is not None
+        ]
+        self.writer.add_revisions(revisions)
 
     def _revision(self, key: str, now_s: float) -> KeyRevision | None:
         """Return what the cache holds of a key; None if it came and went without being written."""
@@ -113,7 +115,10 @@ class ObjectRecorder:
         )
 
     def _cache_of(self, key: str) -> Informer[object] | None:
-        return next((one for one in self.caches.informers() if key.startswith(one.prefix)), None)
+        return next(
+            (informer for informer in self.caches.informers() if key.startswith(informer.prefix)),
+            None,
+        )
 
 
 def document_of(value: object) -> bytes:

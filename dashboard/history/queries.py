@@ -156,7 +156,8 @@ def _read_series(db: sqlite3.Connection, query: SeriesQuery) -> Iterator[tuple[s
             yield metric, [_range([row[place] for row in step]) for step in rows]
         else:
             found = (
-                None if one is None else request_metric(metric, one[1], one[0]) for one in sums
+                None if total is None else request_metric(metric, total[1], total[0])
+                for total in sums
             )
             yield metric, [(value, value, value) for value in found]
 
@@ -169,18 +170,18 @@ def _range(values: Sequence[float]) -> Point:
 
 def _read_rows(db: sqlite3.Connection, query: SeriesQuery) -> list[list[list[float]]]:
     """Return the values of a subject in each step."""
-    found: list[list[list[float]]] = [[] for _ in range(query.steps)]
+    rows: list[list[list[float]]] = [[] for _ in range(query.steps)]
     sql = "SELECT slot FROM subjects WHERE kind = ? AND name = ?"
     if (row := db.execute(sql, (query.kind, query.name)).fetchone()) is None:
-        return found
+        return rows
     chunk, place = divmod(row[0], CHUNK)
     count = len(COLUMNS[query.kind])
     sql = "SELECT at, data FROM series WHERE kind = ? AND tier = ? AND chunk = ? AND at >= ? AND at < ? ORDER BY at"
     bounds = (query.kind, query.tier_s, chunk, query.begin_s, query.end_s)
     for at_s, data in db.execute(sql, bounds):
         step = (at_s - query.begin_s) // query.step_s
-        found[step].append(unpack_values(data, place, count))
-    return found
+        rows[step].append(unpack_values(data, place, count))
+    return rows
 
 
 def _read_sums(

@@ -104,9 +104,9 @@ class HistoryRecorder:
         """Sample the step that begins at a time."""
         if self._fine and self._fine[0].at_s // COARSE_S != at_s // COARSE_S:
             self._flush()
-        found = list(self._samples(at_s))
-        self._fine += found
-        self.writer.add_samples(found)
+        samples = list(self._samples(at_s))
+        self._fine += samples
+        self.writer.add_samples(samples)
 
     def _flush(self) -> None:
         if self._fine:
@@ -129,7 +129,7 @@ class HistoryRecorder:
         now_s = self.clock.monotonic()
         macs = self.model.rows("macs").values()
         return (
-            float(sum(one["state"] != "offline" for one in macs)) if is_known else _UNKNOWN,
+            float(sum(mac["state"] != "offline" for mac in macs)) if is_known else _UNKNOWN,
             float(self.traffic.active(now_s)),
             float(sum(self.traffic.waiting(now_s).values())),
             float(sum(1 for state in self.traffic.gateways.values() if state.problem)),
@@ -138,9 +138,9 @@ class HistoryRecorder:
     def _nodes(self) -> Iterator[tuple[str, tuple[float, ...]]]:
         now_s = self.clock.monotonic()
         active: dict[str, int] = {}
-        for _, one in self.traffic.running(now_s):
-            if one.worker:
-                active[one.worker] = active.get(one.worker, 0) + 1
+        for _, request in self.traffic.running(now_s):
+            if request.worker:
+                active[request.worker] = active.get(request.worker, 0) + 1
         for name, row in self.model.rows("macs").items():
             state = self.traffic.agents.get(name)
             disk = row["diskFreeBytes"]
@@ -151,17 +151,19 @@ class HistoryRecorder:
             values["disk_free_bytes"] = float(disk) if isinstance(disk, int) else _UNKNOWN
             sums = self.traffic.macs.get(name)
             counts = (0.0, 0.0) if sums is None else (float(sums.requests), sums.output_tokens)
-            rates = self._rates(name, (*(state.figures.get(one) for one in _COUNTERS), *counts))
+            rates = self._rates(
+                name, (*(state.figures.get(counter) for counter in _COUNTERS), *counts)
+            )
             gauges = tuple(values[column] for column in _GAUGE_COLUMNS)
             found = (*gauges, *rates[:4], float(active.get(name, 0)), *rates[4:])
-            if not all(math.isnan(one) for one in gauges) or any(found[-3:]):
+            if not all(math.isnan(gauge) for gauge in gauges) or any(found[-3:]):
                 yield name, found
         for gone in set(self._counters) - set(self.model.rows("macs")):
             del self._counters[gone]
 
     def _rates(self, name: str, counters: tuple[float | None, ...]) -> tuple[float, ...]:
         """Return the growth of counters a second since the last sample; unknown if one began anew."""
-        values = tuple(_UNKNOWN if one is None else one for one in counters)
+        values = tuple(_UNKNOWN if counter is None else counter for counter in counters)
         now_s = self.clock.monotonic()
         before_s, before = self._counters.get(name, (now_s, values))
         self._counters[name] = now_s, values
@@ -200,8 +202,8 @@ class HistoryRecorder:
 
 
 def _gauges(figures: Mapping[str, float]) -> dict[str, float]:
-    found = {column: figures.get(name, _UNKNOWN) for column, name in _GAUGES.items()}
+    gauges = {column: figures.get(name, _UNKNOWN) for column, name in _GAUGES.items()}
     total = figures.get("fleet_agent_memory_total_bytes")
     free = figures.get("fleet_agent_memory_available_bytes")
-    found["memory_used_bytes"] = _UNKNOWN if total is None or free is None else total - free
-    return found
+    gauges["memory_used_bytes"] = _UNKNOWN if total is None or free is None else total - free
+    return gauges

@@ -281,7 +281,7 @@ def pack_values(slots: Mapping[int, Sequence[float]], width: int) -> bytes:
         numbers[slot * width : (slot + 1) * width] = array("f", values)
     bits = array("I", numbers.tobytes())
     rounded = array(
-        "I", [(one + _HALF if one & _FINITE != _FINITE else one) & _KEPT for one in bits]
+        "I", [(bit + _HALF if bit & _FINITE != _FINITE else bit) & _KEPT for bit in bits]
     )
     return bytes([0, width]) + zlib.compress(rounded.tobytes(), 1)
 

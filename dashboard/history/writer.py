@@ -125,11 +125,11 @@ class HistoryWriter:
         The former is None if that takes longer than ten seconds.
         """
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[Restored] = loop.create_future()
+        future: asyncio.Future[Restored] = loop.create_future()
 
         def give(restored: Restored) -> None:
-            if not found.done():
-                found.set_result(restored)
+            if not future.done():
+                future.set_result(restored)
 
         def reply(restored: Restored) -> None:
             loop.call_soon_threadsafe(give, restored)
@@ -139,7 +139,7 @@ class HistoryWriter:
         restored = None
         try:
             async with asyncio.timeout(_OPEN_S):
-                restored = await found
+                restored = await future
         except TimeoutError:
             log.warning("the history is not read in time", extra={"folder": str(self.folder)})
         since, self._since = self._since, None

@@ -115,13 +115,13 @@ class GenerationRoutes:
 
     def _memory(self) -> dict[str, str]:
         """Return the memory that is free or can be freed, and the use of KV caches; nothing before limits are known."""
-        gauges, found = self.service.gauges, dict[str, str]()
+        gauges, memory = self.service.gauges, dict[str, str]()
         if gauges.limit_bytes:
             used = max(0, gauges.active_bytes - gauges.prefix_bytes)
-            found[headers.MEMORY_FREE] = str(max(0, 100 - 100 * used // gauges.limit_bytes))
+            memory[headers.MEMORY_FREE] = str(max(0, 100 - 100 * used // gauges.limit_bytes))
         if gauges.kv_limit_bytes:
-            found[headers.KV_USED] = str(round(1e6 * gauges.kv_usage))
-        return found
+            memory[headers.KV_USED] = str(round(1e6 * gauges.kv_usage))
+        return memory
 
     async def models(self, _: Request) -> Response:
         """List the served names."""
@@ -353,21 +353,21 @@ class ProbeRoutes:
     async def vllm_metrics(self, _: Request) -> Response:
         """Export the metrics under the names of vLLM, for dashboards and routers that are made for it."""
         service = self.service
-        found = VllmMetrics(
+        metrics = VllmMetrics(
             metrics=service.metrics,
             model=service.config.served_names[0],
             adapters=tuple(service.config.adapters),
             under_way=service.request_log.under_way,
             now=lambda: service.clock.now().timestamp(),
         )
-        return Response(found.text(), media_type=CONTENT_TYPE)
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     async def in_flight(self, _: Request) -> Response:
         """List the requests in flight with their phase and progress; without anything of their text."""
         service = self.service
         records, positions = service.request_log.under_way(), service.gauges.prompt_positions
-        found = in_flight.report(records, positions, service.clock.monotonic())
-        return web.json_response(found.model_dump(mode="json", by_alias=True))
+        requests = in_flight.report(records, positions, service.clock.monotonic())
+        return web.json_response(requests.model_dump(mode="json", by_alias=True))
 
     async def cancel(self, request: Request) -> Response:
         """End the requests with one id; their clients get an error.
@@ -383,8 +383,8 @@ class ProbeRoutes:
             message = f"No request in flight has the id {request_id[:128]!r}; GET {in_flight_wire.ENGINE_PATH} lists them."
             raise RefusedError(Refusal(status=404, message=message, code="request_not_found"))
         log.info("request cancelled", extra={"request_id": request_id[:128], "count": count})
-        found = in_flight_wire.CancelledRequests(id=request_id[:128], cancelled=count)
-        return web.json_response(found.model_dump(mode="json", by_alias=True))
+        cancelled_requests = in_flight_wire.CancelledRequests(id=request_id[:128], cancelled=count)
+        return web.json_response(cancelled_requests.model_dump(mode="json", by_alias=True))
 
     async def cache(self, _: Request) -> Response:
         """List the cached prefixes, by which a gateway sends similar requests to the same replica.

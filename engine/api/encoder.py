@@ -58,7 +58,7 @@ class CompletionEncoder:
         choices: list[CompleteChoice] = []
         for index, choice in enumerate(self.stream.choices):
             assert choice.parser.finish is not None
-            own = (one.delta for one in deltas if one.index == index)
+            own = (delta.delta for delta in deltas if delta.index == index)
             choices.append(
                 CompleteChoice(
                     delta=Delta.joined((*choice.replayed, *own)),
@@ -85,14 +85,14 @@ class CompletionEncoder:
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the chunks of some deltas; may be empty."""
         out = b""
-        for one in _one_each(deltas):
-            parser = self.stream.choices[one.index].parser
-            if not one.delta.is_empty:
+        for delta in _one_each(deltas):
+            parser = self.stream.choices[delta.index].parser
+            if not delta.delta.is_empty:
                 # The engine that continues must generate open tokens again, to know their log probabilities.
-                comment = self._comment(one.index, upto=len(parser.tokens) - parser.open_tokens)
-                out += self.formatter.delta_chunk(one.index, one.delta, comment=comment)
+                comment = self._comment(delta.index, upto=len(parser.tokens) - parser.open_tokens)
+                out += self.formatter.delta_chunk(delta.index, delta.delta, comment=comment)
             if parser.is_over:
-                out += self._finish(one.index)
+                out += self._finish(delta.index)
         return out
 
     def end(self) -> bytes:
@@ -158,11 +158,11 @@ class CompletionEncoder:
 
 def _one_each(deltas: Sequence[ChoiceDelta]) -> Sequence[ChoiceDelta]:
     """Return one delta for each choice: a resume comment counts all tokens, so it must precede all of their text."""
-    indexes = dict.fromkeys(one.index for one in deltas)
+    indexes = dict.fromkeys(delta.index for delta in deltas)
     if len(indexes) == len(deltas):
         return deltas
     return [
-        ChoiceDelta(index, Delta.joined(one.delta for one in deltas if one.index == index))
+        ChoiceDelta(index, Delta.joined(delta.delta for delta in deltas if delta.index == index))
         for index in indexes
     ]
 
@@ -209,7 +209,10 @@ class ResponsesEncoder:
 
     def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the body of a response that is not streamed; `deltas` are all of it from this engine."""
-        for delta in (*self.stream.choices[0].replayed, *(one.delta for one in deltas)):
+        for delta in (
+            *self.stream.choices[0].replayed,
+            *(choice_delta.delta for choice_delta in deltas),
+        ):
             self.event_builder.add(delta)
         finish = self.stream.choices[0].parser.finish
         assert finish is not None
@@ -227,7 +230,7 @@ class ResponsesEncoder:
 
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the events of some deltas; may be empty."""
-        events = b"".join(self.event_builder.add(one.delta) for one in deltas)
+        events = b"".join(self.event_builder.add(delta.delta) for delta in deltas)
         return events and events + self._comment()
 
     def end(self) -> bytes:

@@ -100,11 +100,13 @@ class GenerationStream:
         deltas = [await self.next(), *self._parse_all(self.ticket.ready())]
         if len(deltas) == 1:
             return deltas
-        indexes = dict.fromkeys(one.index for one in deltas)
+        indexes = dict.fromkeys(delta.index for delta in deltas)
         return [
             ChoiceDelta(index, joined)
             for index in indexes
-            for joined in Delta.joined_in_order(one.delta for one in deltas if one.index == index)
+            for joined in Delta.joined_in_order(
+                delta.delta for delta in deltas if delta.index == index
+            )
         ]
 
     async def _next_output(self) -> TokenOutput | EmbeddingOutput:

@@ -40,8 +40,8 @@ class ProgressReporter:
     @staticmethod
     def of(scope: Scope) -> "ProgressReporter | None":
         """Return the reporter of a request; None if its sender asks for no signs of progress."""
-        found: ProgressReporter | None = scope.get("state", {}).get(_KEY)
-        return found
+        progress_reporter: ProgressReporter | None = scope.get("state", {}).get(_KEY)
+        return progress_reporter
 
     @classmethod
     def start(cls, scope: Scope, progress: Callable[[], int]) -> "ProgressReporter | None":
@@ -71,5 +71,7 @@ class ProgressReporter:
         if self.has_advanced():
             name = headers.RESUME.encode()
             # One interim response for each comment, which keeps the heads small.
-            for lines in [b"%b: %b\r\n" % (name, one) for one in self.resume_comments()] or [b""]:
+            for lines in [
+                b"%b: %b\r\n" % (name, comment) for comment in self.resume_comments()
+            ] or [b""]:
                 self._write(lines)

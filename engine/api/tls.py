@@ -52,12 +52,12 @@ def read_credentials(folder: Path | None, node: str, clock: Clock) -> Credential
     if folder is None:
         return None
     disable_core_dumps()  # the memory holds the node's key
-    found = Credentials(IdentityFolder(folder), clock)
-    if (found.identity.role, found.identity.name) != (Role.NODE, node):
+    credentials = Credentials(IdentityFolder(folder), clock)
+    if (credentials.identity.role, credentials.identity.name) != (Role.NODE, node):
         raise CredentialsError(
-            f"{folder} is the identity of {found.identity.uri}; expected that of node {node}"
+            f"{folder} is the identity of {credentials.identity.uri}; expected that of node {node}"
         )
-    return found
+    return credentials
 
 
 class EngineTls:
@@ -104,15 +104,15 @@ class EngineTls:
         """Close connections of revoked peers, and plain ones if they are refused; return whether some are left."""
         revoked = self._credentials.trust().revoked
         is_strict, is_left = self._credentials.mode is TlsMode.STRICT, False
-        for one in tuple(connections):
-            if not isinstance(one, EngineHttpProtocol):
+        for connection in tuple(connections):
+            if not isinstance(connection, EngineHttpProtocol):
                 continue
-            peer = peer_of(one.transport.get_extra_info("ssl_object"))
+            peer = peer_of(connection.transport.get_extra_info("ssl_object"))
             if peer is None and is_strict:
                 is_left = True  # until its request is answered
-                one.retire()
+                connection.retire()
             elif peer is not None and peer.serial in revoked:
-                one.transport.abort()
+                connection.transport.abort()
                 self._metrics.closed.add("Revoked")
                 log.warning(
                     "connection closed; its peer is revoked", extra={"peer": peer.identity.uri}

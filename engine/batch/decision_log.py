@@ -47,7 +47,7 @@ class DecisionLog:
             log.debug("memory pressure has changed", extra={"pressure": self._level.name, **memory})
 
     def _note_waiting(self, waiting: Sequence[QueuedPrompt], memory: dict[str, object]) -> None:
-        first = next((one.job for one in waiting if not one.is_open), None)
+        first = next((prompt.job for prompt in waiting if not prompt.is_open), None)
         if first is None or self.memory.may_join(first):
             self._waiting = None
         elif self._waiting != first.id:

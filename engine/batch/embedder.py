@@ -157,11 +157,11 @@ class Embedder:
 
 def _inner_model(model: Any) -> Any:
     """Return the part of a model that computes hidden states, without the output head."""
-    found = getattr(getattr(model, "language_model", model), "model", None)
-    if found is None:
+    inner_model = getattr(getattr(model, "language_model", model), "model", None)
+    if inner_model is None:
         kind = type(model).__module__.rpartition(".")[2]
         raise ModelUnusableError(f"mlx-lm does not show the hidden states of its model type {kind}")
-    return found
+    return inner_model
 
 
 def _pad_texts(texts: Sequence[_QueuedText], start: int, columns: int) -> list[list[int]]:

@@ -114,7 +114,9 @@ class PrefillStage:
             if is_alone or prompt.job.has_prompt_logprobs:
                 self._read_one(prompt, len(prompt.tokens) - prompt.position)
         if is_alone:
-            caches = merge_caches([one.caches for one in prompts], by_rows=self._by_rows)
+            caches = merge_caches(
+                [prefill_prompt.caches for prefill_prompt in prompts], by_rows=self._by_rows
+            )
         else:
             caches = self._read_together(prompts)
         return PrefilledPrompts(prompts=tuple(prompts), caches=caches), computed
@@ -128,21 +130,21 @@ class PrefillStage:
         return self._prompts[job_id].position
 
     def _find_or_open(self, job: Job) -> PrefillPrompt:
-        found = self._prompts.get(job.id)
-        if found is None:
+        prompt = self._prompts.get(job.id)
+        if prompt is None:
             # Logits of cached tokens are not kept.
             wanted = () if job.has_prompt_logprobs else job.prompt + job.emitted
             caches, cached_tokens = self._prefix.fetch(wanted, job.cache_salt)
             set_reserved(caches, self._reserved.get(job.id))
-            found = PrefillPrompt(
+            prompt = PrefillPrompt(
                 job=job,
                 caches=caches,
                 cached_tokens=cached_tokens,
                 position=cached_tokens,
                 stored=cached_tokens,
             )
-            self._prompts[job.id] = found
-        return found
+            self._prompts[job.id] = prompt
+        return prompt
 
     def _read_one(self, prompt: PrefillPrompt, count: int) -> None:
         if not count:

@@ -60,20 +60,20 @@ class SamplingColumns:
     @classmethod
     def of(cls, samplings: Sequence[SamplingParams]) -> "SamplingColumns":
         """Return the columns of these rows."""
-        random = [one for one in samplings if one.temperature > 0]
+        random = [sampling for sampling in samplings if sampling.temperature > 0]
         cuts = {
-            "top_k": any(one.top_k > 0 for one in random),
-            "top_p": any(one.top_p < 1 for one in random),
-            "min_p": any(one.min_p > 0 for one in random),
-            "xtc": any(one.xtc_probability > 0 for one in random),
+            "top_k": any(params.top_k > 0 for params in random),
+            "top_p": any(params.top_p < 1 for params in random),
+            "min_p": any(params.min_p > 0 for params in random),
+            "xtc": any(params.xtc_probability > 0 for params in random),
         }
         return cls(
             samplings=tuple(samplings),
             are_greedy=not random,
-            temperature=_column([one.temperature or 1.0 for one in samplings]),
-            top_k=tuple(one.top_k for one in samplings),
-            top_p=_column([one.top_p for one in samplings]),
-            min_p=_column([one.min_p for one in samplings]),
+            temperature=_column([sampling.temperature or 1.0 for sampling in samplings]),
+            top_k=tuple(sampling.top_k for sampling in samplings),
+            top_p=_column([sampling.top_p for sampling in samplings]),
+            min_p=_column([sampling.min_p for sampling in samplings]),
             cuts=frozenset(name for name, is_used in cuts.items() if is_used),
         )
 
@@ -100,7 +100,7 @@ def sample(logits: Array, rules: SamplingColumns, indices: Sequence[int]) -> Arr
     sums = mx.cumsum(weights, axis=-1)
     at = _column([uniform(one.seed, i) for one, i in zip(rules.samplings, indices, strict=True)])
     drawn = mx.argmax(sums > at * sums[:, -1:], axis=-1).astype(mx.uint32)
-    is_greedy = mx.array([one.temperature == 0 for one in rules.samplings])
+    is_greedy = mx.array([sampling.temperature == 0 for sampling in rules.samplings])
     return mx.where(is_greedy, greedy, drawn)
 
 
@@ -142,10 +142,10 @@ def _xtc(weights: Array, rules: SamplingColumns, indices: Sequence[int]) -> Arra
     ]
     if not any(happens):
         return weights
-    threshold = _column([one.xtc_threshold for one in rules.samplings])
+    threshold = _column([sampling.xtc_threshold for sampling in rules.samplings])
     above = weights > threshold * mx.sum(weights, axis=-1, keepdims=True)
     least = mx.min(mx.where(above, weights, mx.inf), axis=-1, keepdims=True)
-    is_excluded = above & (weights > least) & mx.array([[one] for one in happens])
+    is_excluded = above & (weights > least) & mx.array([[happen] for happen in happens])
     return mx.where(is_excluded, 0, weights)
 
 

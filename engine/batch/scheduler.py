@@ -133,7 +133,7 @@ class Scheduler:
     def remove(self, job_id: int) -> bool:
         """Remove a job; return whether it was waiting."""
         before = len(self.waiting)
-        self.waiting = [one for one in self.waiting if one.job.id != job_id]
+        self.waiting = [prompt for prompt in self.waiting if prompt.job.id != job_id]
         return len(self.waiting) < before
 
     def note_cache_change(self) -> None:
@@ -142,9 +142,9 @@ class Scheduler:
 
     def set_position(self, job_id: int, position: int, pace: float = 1.0) -> None:
         """Set how many tokens of a prompt are read, those from the prefix cache included, and its pace."""
-        for one in self.waiting:
-            if one.job.id == job_id:
-                one.position, one.is_open, one.pace = position, True, min(pace, 1.0)
+        for prompt in self.waiting:
+            if prompt.job.id == job_id:
+                prompt.position, prompt.is_open, prompt.pace = position, True, min(pace, 1.0)
 
     def next_chunks(self, budget: int) -> tuple[PromptChunk, ...]:
         """Return the pieces to read now, of at most `budget` tokens including padding; () if none may be read.
@@ -162,17 +162,17 @@ class Scheduler:
             self._count_ahead(candidates[0], [first], piece)
             return (PromptChunk(job_id=first.job.id, count=piece, is_last=False),)
         chosen = [first]
-        for one in candidates:
-            if one is not first and self._fits(one, chosen, budget):
-                self._open(one)
-                chosen.append(one)
+        for prompt in candidates:
+            if prompt is not first and self._fits(prompt, chosen, budget):
+                self._open(prompt)
+                chosen.append(prompt)
         chunks = tuple(
-            PromptChunk(job_id=one.job.id, count=self._remaining(one), is_last=True)
-            for one in chosen
+            PromptChunk(job_id=prompt.job.id, count=self._remaining(prompt), is_last=True)
+            for prompt in chosen
         )
         self._count_ahead(candidates[0], chosen, budget)
-        done = {one.job.id for one in chosen}
-        self.waiting = [one for one in self.waiting if one.job.id not in done]
+        done = {prompt.job.id for prompt in chosen}
+        self.waiting = [prompt for prompt in self.waiting if prompt.job.id not in done]
         return chunks
 
     def _open(self, prompt: QueuedPrompt) -> None:
@@ -193,7 +193,7 @@ class Scheduler:
         if oldest in chosen:
             self._ahead = max(0.0, self._ahead - 1)
             return
-        share = sum(self._remaining(one) for one in chosen) / budget
+        share = sum(self._remaining(prompt) for prompt in chosen) / budget
         self._ahead += min(max(share, _LEAST_SHARE), 1.0)
 
     def _fits(self, prompt: QueuedPrompt, chosen: Sequence[QueuedPrompt], budget: int) -> bool:
@@ -208,16 +208,16 @@ class Scheduler:
 
     def _candidates(self) -> list[QueuedPrompt]:
         """Return the prompts that may be read now, oldest first; at most `_CANDIDATES` of a long queue."""
-        found = [one for one in self.waiting if one.is_open]
+        queued_prompts = [queued_prompt for queued_prompt in self.waiting if queued_prompt.is_open]
         for one in self.waiting:
             if one.is_open:
                 continue
-            if len(found) >= _CANDIDATES or not self.memory.may_join(one.job):
+            if len(queued_prompts) >= _CANDIDATES or not self.memory.may_join(one.job):
                 break  # prompts behind it must not take the memory that it waits for
-            if not any(self._shares(one, other) for other in found):
-                found.append(one)
+            if not any(self._shares(one, other) for other in queued_prompts):
+                queued_prompts.append(one)
         order = {id(one): at for at, one in enumerate(self.waiting)}
-        return sorted(found, key=lambda one: order[id(one)])
+        return sorted(queued_prompts, key=lambda prompt: order[id(prompt)])
 
     def _shares(self, prompt: QueuedPrompt, other: QueuedPrompt) -> bool:
         """Return whether `other` will soon have read a beginning of `prompt` that is not in the cache yet."""

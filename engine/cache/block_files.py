@@ -103,12 +103,12 @@ class BlockFiles:
         except OSError as error:
             log.warning("block not read", extra={"path": str(path), "why": error.strerror})
             return None
-        found = _parse(content, key)
-        if found is None:
+        file_content = _parse(content, key)
+        if file_content is None:
             self.discard(key)
         else:
             self._known.add(key)
-        return found
+        return file_content
 
     def discard(self, key: str) -> None:
         """Delete a file whose content is wrong."""

@@ -195,8 +195,8 @@ def find_partial_block(node: BlockNode, tokens: bytes) -> BlockNode | None:
 
 def _next_full(node: BlockNode, tokens: bytes, rules: BlockRules) -> BlockNode | None:
     start = node.end * TOKEN_BYTES
-    found = node.children.get(tokens[start : start + rules.block * TOKEN_BYTES])
-    return found if found is not None and found.key else None
+    child = node.children.get(tokens[start : start + rules.block * TOKEN_BYTES])
+    return child if child is not None and child.key else None
 
 
 def _gaps(node: BlockNode, end: int, before: Sequence[int]) -> list[int]:

@@ -43,19 +43,19 @@ def plan_copies(
     `path` are the nodes that exist for these tokens, and `tail` is the node behind it with which the next block begins.
     `starts` is the first token that the layers of each window still have.
     """
-    found: list[BlockCopy] = []
+    block_copies: list[BlockCopy] = []
     for node in path:
         lost = [_lost_window(kind, start, node) for kind, start in enumerate(starts, 1)]
         parts = tuple(part for part in lost if part is not None)
         if parts and node.end <= end:
-            found.append(BlockCopy(start=node.start, stop=node.end, node=node, parts=parts))
+            block_copies.append(BlockCopy(start=node.start, stop=node.end, node=node, parts=parts))
     for first in range(path[-1].end if path else 0, end, rules.block):
         stop = min(first + rules.block, end)
         new = [_new_block(kind, max(first, at), stop, tail) for kind, at in enumerate((0, *starts))]
         parts = tuple(part for part in new if part is not None)
-        found.append(BlockCopy(start=first, stop=stop, node=None, parts=parts))
+        block_copies.append(BlockCopy(start=first, stop=stop, node=None, parts=parts))
         tail = None
-    return found
+    return block_copies
 
 
 def _lost_window(kind: int, start: int, node: BlockNode) -> LayerCopy | None:

@@ -41,17 +41,17 @@ class BlockDisk:
         if content is None:
             return None
         try:
-            found, block = _parse_block(content)
+            block_packing, block = _parse_block(content)
         except (KeyError, TypeError, ValueError, AttributeError):
             self.files.discard(key)
             return None
-        fits = packing is None or found == packing
-        is_whole = {at for at, _ in found.columns} == set(caches)
+        fits = packing is None or block_packing == packing
+        is_whole = {at for at, _ in block_packing.columns} == set(caches)
         if not (fits and is_whole and all(array.shape[2] == tokens for array in block)):
             self.files.discard(key)
             return None
         self.files.stats.read += 1
-        return found, block
+        return block_packing, block
 
 
 def _copy_bytes(block: Block) -> Sequence[memoryview]:
@@ -88,7 +88,7 @@ def _name(dtype: Any) -> str:
 
 
 def _dtype(name: str) -> Any:
-    found = getattr(mx, name)
-    if not isinstance(found, mx.Dtype):
+    dtype = getattr(mx, name)
+    if not isinstance(dtype, mx.Dtype):
         raise TypeError(f"{name} is no type of numbers")
-    return found
+    return dtype

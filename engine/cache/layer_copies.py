@@ -92,10 +92,10 @@ class CacheRows:
 
 def flatten_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
     """Return the caches with every CacheList replaced by its members."""
-    found: list[LayerCache] = []
+    layer_caches: list[LayerCache] = []
     for cache in caches:
-        found += flatten_caches(cache.caches) if isinstance(cache, CacheList) else [cache]
-    return found
+        layer_caches += flatten_caches(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return layer_caches
 
 
 def find_layout(caches: Sequence[LayerCache]) -> CacheLayout:
@@ -143,7 +143,7 @@ def copy_blocks(
     held: dict[int, CacheRows], packed: BlockPacking, cuts: Sequence[Cut]
 ) -> list[Block]:
     """Return evaluated copies of these token ranges, in the same order; `cuts` are ascending and may have gaps."""
-    arrays = [(found, array) for found in held.values() for array in found.arrays]
+    arrays = [(rows, array) for rows in held.values() for array in rows.arrays]
     blocks: list[Block] = []
     for run in _group_cuts(cuts, packed.token_bytes):
         first, last = run[0][0], run[-1][1]
@@ -197,12 +197,12 @@ def _view_wide(array: Array) -> Array:
 def _group_cuts(cuts: Sequence[Cut], token_bytes: int) -> Iterator[list[Cut]]:
     """Yield runs of adjacent cuts that may be copied at once."""
     run: list[Cut] = []
-    for one in cuts:
-        is_next = run and run[-1][1] == one[0]
-        if run and not (is_next and (one[1] - run[0][0]) * token_bytes <= _SLAB_BYTES):
+    for cut in cuts:
+        is_next = run and run[-1][1] == cut[0]
+        if run and not (is_next and (cut[1] - run[0][0]) * token_bytes <= _SLAB_BYTES):
             yield run
             run = []
-        run.append(one)
+        run.append(cut)
     if run:
         yield run
 

@@ -100,15 +100,15 @@ class BlockPrefixCache:
             return caches, 0
         if self._disk is not None:
             self._load(self._disk, tokens, salt)
-        found = self._find_match(tokens, salt)
+        match = self._find_match(tokens, salt)
         self._lookups += 1
         self._asked += len(tokens)
-        if found.length:
+        if match.length:
             self._hits += 1
-            self._hit_tokens += found.length
-            self._blocks.touch(found.path, found.length)
-            self._fill(layer_copies.flatten_caches(caches), found)
-        return caches, found.length
+            self._hit_tokens += match.length
+            self._blocks.touch(match.path, match.length)
+            self._fill(layer_copies.flatten_caches(caches), match)
+        return caches, match.length
 
     def store(self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str = "") -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
@@ -169,7 +169,7 @@ class BlockPrefixCache:
         keys = disk.keys(salt, data, size)
         root = self._blocks.root_of(salt)
         path = [node for node in self._blocks.walk(data, root) if node.key]
-        found: list[layer_copies.Block] = []
+        blocks: list[layer_copies.Block] = []
         room = self._blocks.limit_bytes - sum(node.nbytes for node in path)
         for key in keys[len(path) :]:
             packing = self._packings[0] if self._packings else None
@@ -178,12 +178,12 @@ class BlockPrefixCache:
             if read is None or room < 0:
                 break
             self._packings = self._packings or [read[0]]
-            found.append(read[1])
-        if found:
+            blocks.append(read[1])
+        if blocks:
             self._blocks.touch(path, len(path) * size)
-            weights = [layer_copies.block_bytes(block) for block in found]
+            weights = [layer_copies.block_bytes(block) for block in blocks]
             fitting = self._blocks.make_room([weight + NODE_BYTES for weight in weights])
-            for block, weight in zip(found[:fitting], weights, strict=False):
+            for block, weight in zip(blocks[:fitting], weights, strict=False):
                 start = len(path) * size * TOKEN_BYTES
                 part = data[start : start + size * TOKEN_BYTES]
                 path.append(self._blocks.add(path[-1] if path else root, part, block, weight))
@@ -235,14 +235,14 @@ class BlockPrefixCache:
         ]
 
     def _pack(self, held: list[dict[int, CacheRows]]) -> list[BlockPacking]:
-        found = [layer_copies.find_packing(kind) for kind in held]
-        self._packings = self._packings or found
-        if found != self._packings:
+        block_packings = [layer_copies.find_packing(kind) for kind in held]
+        self._packings = self._packings or block_packings
+        if block_packings != self._packings:
             raise TypeError(
-                f"store() was given arrays of (heads, size, type) {[one.shapes for one in found]}, "
-                f"but holds {[one.shapes for one in self._packings]}; one cache is for one model"
+                f"store() was given arrays of (heads, size, type) {[block_packing.shapes for block_packing in block_packings]}, "
+                f"but holds {[packing.shapes for packing in self._packings]}; one cache is for one model"
             )
-        return found
+        return block_packings
 
     def _insert(
         self,
@@ -262,7 +262,7 @@ class BlockPrefixCache:
         fitting = self._blocks.make_room([weight, *sizes])
         pieces = pieces[: max(0, fitting - 1)]
         copies = _copy_all(pieces, held, packings)
-        kept = layer_copies.copy_states(recurrent)
+        copy = layer_copies.copy_states(recurrent)
         for piece, blocks in zip(pieces, copies, strict=True):
             node = piece.node
             if node is None:
@@ -278,7 +278,7 @@ class BlockPrefixCache:
                 self._stored_bytes += layer_copies.block_bytes(block)
         if recurrent:
             slot = len(self._layout.windows)
-            self._blocks.attach(path[-1], slot, kept, weight, first=path[-1].start)
+            self._blocks.attach(path[-1], slot, copy, weight, first=path[-1].start)
             self._stored_bytes += weight
         if path[-1].end:
             self._blocks.touch(path, min(path[-1].end, len(data) // TOKEN_BYTES))
@@ -302,8 +302,8 @@ class BlockPrefixCache:
             first = max(0, found.length - windows[kind - 1][0]) if kind else 0
             near = [node for node in found.path if node.end > first]
             held = [node.extras[kind - 1] if kind else node.own for node in near]
-            blocks = [one.value for one in held if one is not None]
-            before = next(one.first for one in held if one is not None)
+            blocks = [item.value for item in held if item is not None]
+            before = next(item.first for item in held if item is not None)
             arrays = layer_copies.join_blocks(
                 packed, blocks, (first - before, found.length - before)
             )

@@ -160,13 +160,13 @@ class RowsKVCache:
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[RowValues, RowValues]:
         """Append keys and values, shape (rows, heads, tokens, size) each; return those of all tokens."""
         self._positions = None
-        found = RowValues(
+        row_values = RowValues(
             tuple(
                 (row, *row.update_and_fetch(key, value))
                 for row, key, value in zip(self.rows, _split(keys), _split(values), strict=True)
             )
         )
-        return found, found
+        return row_values, row_values
 
     def make_mask(
         self, count: int, *, return_array: bool = False, window_size: int | None = None

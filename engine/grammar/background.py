@@ -23,9 +23,11 @@ class BackgroundGrammars:
         """Begin to compile the grammar of a job, unless it is in memory."""
         if grammar is None or self._grammars is None:
             return
-        found = self._grammars.find(grammar)
+        compiled_grammar = self._grammars.find(grammar)
         self._held[job_id] = (
-            self._thread.submit(self._grammars.check, grammar) if found is None else found
+            self._thread.submit(self._grammars.check, grammar)
+            if compiled_grammar is None
+            else compiled_grammar
         )
 
     def finish(self, job_id: int) -> None:

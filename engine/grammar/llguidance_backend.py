@@ -102,10 +102,10 @@ class LlgCompiler:
     def find(self, grammar: str) -> LlgGrammar | None:
         """Return a compiled grammar that a request or the cache holds."""
         with self._lock:
-            found = self._living.get(grammar)
-            if found is not None:
-                self._cache(grammar, found)
-            return found
+            llg_grammar = self._living.get(grammar)
+            if llg_grammar is not None:
+                self._cache(grammar, llg_grammar)
+            return llg_grammar
 
     def check(self, grammar: str) -> LlgGrammar:
         """Compile and cache a grammar; the result holds it in memory beyond the cache.
@@ -132,9 +132,9 @@ class LlgCompiler:
         return -(-self._tokenizer.vocab_size // 32)
 
     def _compiled(self, grammar: str) -> LlgGrammar:
-        found = self.find(grammar)
-        if found is not None:
-            return found
+        llg_grammar = self.find(grammar)
+        if llg_grammar is not None:
+            return llg_grammar
         with self._lock:
             tokenizer = self._vocabulary()
         # Outside the lock: compiling takes up to a second, and the worker needs matchers meanwhile.

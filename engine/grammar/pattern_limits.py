@@ -99,10 +99,10 @@ class _PatternSearch:
             frozenset[object]({schema[name]} if name in schema else ())
             for name in ("pattern", "format")
         ]
-        found: Places = {(): Expressions(*texts)} if any(texts) else {}
+        places: Places = {(): Expressions(*texts)} if any(texts) else {}
         for at, one in enumerate(schema.get("prefixItems", ())):
-            found |= self._below(f"[{at}]", self.places(one, f"{where}.prefixItems[{at}]"))
-        found |= self._below(_ANY, self.places(schema.get("items"), f"{where}.items"))
+            places |= self._below(f"[{at}]", self.places(one, f"{where}.prefixItems[{at}]"))
+        places |= self._below(_ANY, self.places(schema.get("items"), f"{where}.items"))
         named: Places = {}
         for name, one in schema.get("properties", {}).items():
             named |= self._below(f".{name}", self.places(one, f"{where}.properties.{name[:100]}"))
@@ -115,7 +115,7 @@ class _PatternSearch:
         others = self.places(schema.get("additionalProperties"), f"{where}.additionalProperties")
         # A name of `properties` may match `patternProperties`, too; others never apply beside either.
         named = self._together(named, self._below(_ANY, by_pattern), where)
-        return self._either([found | named, self._below(_ANY, others)])
+        return self._either([places | named, self._below(_ANY, others)])
 
     def _reference(self, ref: str) -> Places:
         if ref in self._known:
@@ -123,9 +123,9 @@ class _PatternSearch:
             # A recursive part may have any of its expressions at any depth.
             return {(_REST,): self._opaque(1, 1)} if known is None else known
         self._known[ref] = None
-        found = self.places(self.targets.get(ref), ref[:100])
-        self._known[ref] = found
-        return found
+        places = self.places(self.targets.get(ref), ref[:100])
+        self._known[ref] = places
+        return places
 
     def _opaque(self, patterns: int, formats: int) -> Expressions:
         """Return expressions that differ from all others."""
@@ -137,19 +137,19 @@ class _PatternSearch:
 
     def _either(self, options: Iterable[Places]) -> Places:
         """Return the places of parts of which one holds."""
-        found: Places = {}
+        places: Places = {}
         for option in options:
-            for path, one in option.items():
-                other = found.get(path, one)
-                found[path] = (
-                    one
-                    if one == other
+            for path, expressions in option.items():
+                other = places.get(path, expressions)
+                places[path] = (
+                    expressions
+                    if expressions == other
                     else self._opaque(
-                        max(len(one.patterns), len(other.patterns)),
-                        max(len(one.formats), len(other.formats)),
+                        max(len(expressions.patterns), len(other.patterns)),
+                        max(len(expressions.formats), len(other.formats)),
                     )
                 )
-        return found
+        return places
 
     def _below(self, step: str, places: Places) -> Places:
         self._spend(len(places))
@@ -170,17 +170,17 @@ class _PatternSearch:
             GrammarError: a place has too many expressions.
 
         """
-        found = {**first, **second}
-        for path, one in first.items():
+        places = {**first, **second}
+        for path, expressions in first.items():
             self._spend(len(second))
             for other_path, other in second.items():
                 if not _can_meet(path, other_path):
                     continue
-                both = one.joined(other)
+                both = expressions.joined(other)
                 if not both.is_bounded:
                     raise _too_many(where, path if _REST not in path else other_path, both)
-                found[max(path, other_path, key=_precision)] = both
-        return found
+                places[max(path, other_path, key=_precision)] = both
+        return places
 
 
 def _can_meet(first: Path, second: Path) -> bool:

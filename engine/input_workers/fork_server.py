@@ -128,8 +128,8 @@ def _answer(connection: socket.socket, server: ForkServer) -> bool:
 def _prepare(raw: bytes, server: ForkServer) -> bytes:
     try:
         task = pickle.loads(raw)  # noqa: S301 - the serving process's own
-        found = prompt_encoder.run(task, server.codec, server.grammars)
-        return wire.encode_answer(found)
+        prompts = prompt_encoder.run(task, server.codec, server.grammars)
+        return wire.encode_answer(prompts)
     except RefusedError as error:
         return wire.encode_refusal(error.refusal)
     except MemoryError:

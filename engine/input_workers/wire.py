@@ -70,14 +70,14 @@ def encode_answer(prompts: Sequence[PreparedPrompt]) -> bytes:
     """Return an answer with prompts."""
     head = [
         {
-            "tokens": len(one.tokens),
-            "grammar": one.grammar,
-            "images": [[image.width, image.height, image.tokens] for image in one.images],
+            "tokens": len(prompt.tokens),
+            "grammar": prompt.grammar,
+            "images": [[image.width, image.height, image.tokens] for image in prompt.images],
         }
-        for one in prompts
+        for prompt in prompts
     ]
-    tokens = b"".join(array("I", one.tokens).tobytes() for one in prompts)
-    pixels = b"".join(image.pixels for one in prompts for image in one.images)
+    tokens = b"".join(array("I", prompt.tokens).tobytes() for prompt in prompts)
+    pixels = b"".join(image.pixels for prompt in prompts for image in prompt.images)
     return _pack({"prompts": head}, tokens + pixels)
 
 
@@ -121,16 +121,16 @@ def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusa
     fields = orjson.loads(memoryview(raw)[_ANSWER.size : _ANSWER.size + head])
     if "refusal" in fields:
         return Refusal(**fields["refusal"])
-    count = sum(one["tokens"] for one in fields["prompts"])
+    count = sum(field["tokens"] for field in fields["prompts"])
     rest = memoryview(raw)[_ANSWER.size + head :]
     numbers = array("I", bytes(rest[: count * _TOKEN_BYTES]))
     pixels = rest[count * _TOKEN_BYTES :]
-    found: list[PreparedPrompt] = []
+    prepared_prompts: list[PreparedPrompt] = []
     start = at = 0
-    for one in fields["prompts"]:
-        end = start + one["tokens"]
+    for field in fields["prompts"]:
+        end = start + field["tokens"]
         images: list[ImageInput] = []
-        for width, height, tokens in one["images"]:
+        for width, height, tokens in field["images"]:
             size = width * height * _PIXEL_BYTES
             images.append(
                 ImageInput(
@@ -138,10 +138,10 @@ def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusa
                 )
             )
             at += size
-        found.append(
+        prepared_prompts.append(
             PreparedPrompt(
-                tokens=tuple(numbers[start:end]), grammar=one["grammar"], images=tuple(images)
+                tokens=tuple(numbers[start:end]), grammar=field["grammar"], images=tuple(images)
             )
         )
         start = end
-    return tuple(found)
+    return tuple(prepared_prompts)

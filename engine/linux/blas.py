@@ -51,9 +51,9 @@ def install(cache: Path, *, platform: str = sys.platform) -> bool:
     """
     if platform != "linux":
         return False
-    for found in _candidates(cache):
-        if _load(found):
-            log.info("fast BLAS in place", extra={"library": str(found)})
+    for candidate in _candidates(cache):
+        if _load(candidate):
+            log.info("fast BLAS in place", extra={"library": str(candidate)})
             return True
     log.warning("no fast BLAS found; MLX will be some 30 times slower on this CPU")
     return False
@@ -66,9 +66,9 @@ def locate(cache: Path) -> Path | None:
 
 def _candidates(cache: Path) -> Iterator[Path]:
     """Yield the libraries to try, fastest first."""
-    for found in (_shim(cache), _system_library()):
-        if found is not None:
-            yield found
+    for path in (_shim(cache), _system_library()):
+        if path is not None:
+            yield path
 
 
 def _load(library: Path) -> bool:

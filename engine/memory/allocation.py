@@ -122,9 +122,9 @@ def allocate(
         ModelUnusableError: the model cannot use such caches, or the memory is too small for any request.
 
     """
-    found = plan_budget(models, config, ranks=ranks)
-    apply_limits(find_limits(found))
-    return MemoryGuard(budget=found)
+    memory_budget = plan_budget(models, config, ranks=ranks)
+    apply_limits(find_limits(memory_budget))
+    return MemoryGuard(budget=memory_budget)
 
 
 def plan_budget(

@@ -47,14 +47,14 @@ class AdapterBank:
 
     def mask(self, parts: _Parts) -> Array:
         """Return the scale of each rank for each row, of shape (rows, ranks): 0 for those of other adapters."""
-        found = self._masks.get(parts)
-        if found is None:
+        array = self._masks.get(parts)
+        if array is None:
             columns = [
                 np.outer([row == name for row in self.rows], np.full(rank, scale))
                 for name, rank, scale in parts
             ]
-            found = self._masks[parts] = mx.array(np.concatenate(columns, axis=1, dtype=np.float32))
-        return found
+            array = self._masks[parts] = mx.array(np.concatenate(columns, axis=1, dtype=np.float32))
+        return array
 
 
 class AdaptedLinear(Module):
@@ -114,9 +114,9 @@ def add_adapters(
             raise _unusable(
                 folder, "DoRA cannot be chosen by request", "deploy it by spec.model.adapter"
             )
-        for found in find_layers(model, folder, facts):
-            layer = layers.setdefault(found.name, AdaptedLinear(found.linear, bank))
-            layer.add(name, found)
+        for adapted_layer in find_layers(model, folder, facts):
+            layer = layers.setdefault(adapted_layer.name, AdaptedLinear(adapted_layer.linear, bank))
+            layer.add(name, adapted_layer)
     model.update_modules(tree_unflatten(list(layers.items())))
     model.eval()
     names = tuple(folders)

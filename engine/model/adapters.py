@@ -46,10 +46,10 @@ def apply_adapter(model: Model, folder: Path) -> None:
 def _apply_low_rank(model: Model, folder: Path, facts: AdapterFacts) -> None:
     """Wrap the layers of an adapter as mlx-lm does."""
     wrapped = []
-    for found in find_layers(model, folder, facts):
-        made: Any = LoRALinear.from_base(found.linear, r=found.layer.rank, scale=found.layer.scale)
-        made.lora_a, made.lora_b = found.a, found.b
-        wrapped.append((found.name, made))
+    for layer in find_layers(model, folder, facts):
+        made: Any = LoRALinear.from_base(layer.linear, r=layer.layer.rank, scale=layer.layer.scale)
+        made.lora_a, made.lora_b = layer.a, layer.b
+        wrapped.append((layer.name, made))
     model.update_modules(tree_unflatten(wrapped))
 
 
@@ -76,7 +76,7 @@ def find_layers(model: Model, folder: Path, facts: AdapterFacts) -> list[Adapted
     """
     modules: dict[str, Any] = dict(model.named_modules())
     weights = cast("dict[str, Any]", mx.load(str(facts.file)))
-    found: list[AdaptedLayer] = []
+    adapted_layers: list[AdaptedLayer] = []
     problems: list[str] = []
     for layer in facts.layers:
         a, b = weights[layer.a], weights[layer.b]
@@ -86,13 +86,13 @@ def find_layers(model: Model, folder: Path, facts: AdapterFacts) -> list[Adapted
         linear = modules.get(name)
         problem = _misfit(linear, layer, a, b)
         if problem is None:
-            found.append(AdaptedLayer(name=name, layer=layer, linear=linear, a=a, b=b))
+            adapted_layers.append(AdaptedLayer(name=name, layer=layer, linear=linear, a=a, b=b))
         else:
             problems.append(f"{layer.name} {problem}")
     if problems:
         why = f"{len(problems)} of its layers do not fit, first {min(problems)}"
         raise _other_model(folder, facts, why)
-    return found
+    return adapted_layers
 
 
 def _names_in_model(name: str) -> tuple[str, ...]:

@@ -48,10 +48,10 @@ def name_model(config: EngineConfig) -> str:
     """
     # Adapters that requests choose are in the salts of their prompts (input_processor.py).
     folders = [config.model_dir, *([config.adapter] if config.adapter else [])]
-    found = hashlib.blake2b(digest_size=32)
+    blake2b = hashlib.blake2b(digest_size=32)
     for folder in folders:
-        _add_folder(folder, (config.kv_cache.bits, config.window_setting), found)
-    return found.hexdigest()
+        _add_folder(folder, (config.kv_cache.bits, config.window_setting), blake2b)
+    return blake2b.hexdigest()
 
 
 def digest_folder(folder: Path) -> str:
@@ -61,9 +61,9 @@ def digest_folder(folder: Path) -> str:
         OSError: a weight file cannot be read.
 
     """
-    found = hashlib.blake2b(digest_size=16)
-    _add_folder(folder, (), found)
-    return found.hexdigest()
+    blake2b = hashlib.blake2b(digest_size=16)
+    _add_folder(folder, (), blake2b)
+    return blake2b.hexdigest()
 
 
 def _add_folder(folder: Path, settings: Sequence[object], found: "hashlib.blake2b") -> None:

@@ -90,11 +90,11 @@ class _CachedFunction:
         if folder.name != "models":
             return self.read(module_path)  # the files of a single model take no time
         file = self._file(folder)
-        found = _load_cached(file)
-        if found is None:
-            found = self.read(module_path)
-            _save(file, found)
-        return found
+        cached = _load_cached(file)
+        if cached is None:
+            cached = self.read(module_path)
+            _save(file, cached)
+        return cached
 
     def _file(self, folder: Path) -> Path:
         # A new version, another Python or an added model gets a file of its own.

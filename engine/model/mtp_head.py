@@ -127,14 +127,14 @@ def _build(model: Model, folder: Path, layout: MtpLayout) -> MtpHead:
 
 def _read(folder: Path, prefix: str, layout: MtpLayout) -> dict[str, Array]:
     """Return the head's tensors, unread, with the names of a model's only layer."""
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for path in folder.glob("model*.safetensors"):
         tensors: Any = mx.load(str(path))
         for name, array in tensors.items():
             rest = name.removeprefix(prefix)
             if rest != name and not rest.startswith(layout.copies):
-                found[_ONLY + rest] = array
-    return found
+                arrays[_ONLY + rest] = array
+    return arrays
 
 
 def _own_name(name: str, layout: MtpLayout) -> str:

@@ -133,18 +133,22 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
 
 def _read_cross_encoder(path: Path, facts: ModelFacts) -> PoolerConfig | None:
     """Return the config of a cross-encoder; None for a model that classifies nothing."""
-    found = _optional(_Classifier, path)
-    if not any(name.endswith("ForSequenceClassification") for name in found.architectures or ()):
+    classifier = _optional(_Classifier, path)
+    if not any(
+        name.endswith("ForSequenceClassification") for name in classifier.architectures or ()
+    ):
         return None
     # transformers writes neither for the two labels that it has by default.
-    labels = len(found.id2label) if found.id2label is not None else found.num_labels or 2
+    labels = (
+        len(classifier.id2label) if classifier.id2label is not None else classifier.num_labels or 2
+    )
     if labels != 1:
         raise ModelUnusableError(
             f"{path}: the model sorts texts into {labels} classes; a cross-encoder for /v1/rerank has one"
         )
     if facts.config.hidden_size is None:
         raise ModelUnusableError(f"{path} lacks hidden_size, the width of its score's layer")
-    named = (found.sentence_transformers or _SentenceTransformers()).activation_fn
+    named = (classifier.sentence_transformers or _SentenceTransformers()).activation_fn
     activations: dict[str, ScoreActivation] = {"Sigmoid": "Sigmoid", "Identity": "Identity"}
     name = named.rpartition(".")[2]
     if name not in activations:

@@ -159,8 +159,8 @@ async def _tokenize(
             max_length=max_length,
         )
         length = sum(map(len, (*task.texts, *task.seconds)))
-        found = await processor.inputs.prepare(lane_of(length), task, size=length)
-        prompts |= {at: one.tokens for at, one in zip(texts, found, strict=True)}
+        prepared_prompts = await processor.inputs.prepare(lane_of(length), task, size=length)
+        prompts |= {at: one.tokens for at, one in zip(texts, prepared_prompts, strict=True)}
     return [prompts[at] for at in range(len(inputs))]
 
 

@@ -198,7 +198,9 @@ class InputProcessor:
         if isinstance(request.prompt, TextPrompts):
             tokens = tuple(one for one in request.prompt.contents if not isinstance(one, str))
             if len(tokens) == len(request.prompt.contents):
-                return tuple(PreparedPrompt(tokens=one) for one in tokens)  # there is nothing to do
+                return tuple(
+                    PreparedPrompt(tokens=token) for token in tokens
+                )  # there is nothing to do
         length = work_length(request)
         has_images = self.ready.image_rules is not None and _has_images(request)
         return await self.inputs.prepare(
@@ -242,9 +244,9 @@ class InputProcessor:
             return known[0]
         bare = _without_earlier_text(request.prompt)
         task = GrammarTask(request=dataclasses.replace(request, prompt=bare), tail=tail)
-        (found,) = await self.inputs.prepare(Lane.GRAMMAR, task, size=0)
-        self._known.add(key, found.grammar)
-        return found.grammar
+        (prompt,) = await self.inputs.prepare(Lane.GRAMMAR, task, size=0)
+        self._known.add(key, prompt.grammar)
+        return prompt.grammar
 
     def _cache_salt(self, request: GenerationRequest) -> str:
         """Return the salt of the request's prompts: keys and values differ between adapters."""

@@ -103,7 +103,7 @@ class _GenerationBody(SamplingBody, GuidedBody):
     def _as_list(cls, value: object) -> object:
         # An empty field of a form: no stop word.
         texts = [value] if isinstance(value, str) else value
-        return [one for one in texts if one != ""] if isinstance(texts, list) else texts
+        return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
 
 class ChatBody(_GenerationBody):

@@ -50,12 +50,13 @@ def chat_logprobs(scored: Iterable[ScoredToken], spell: PieceSpeller) -> Json:
     """Return the `logprobs` of a chat choice."""
     content = [
         {
-            **_token_logprob(one.token, one.logprobs.logprob, spell),
+            **_token_logprob(scored_token.token, scored_token.logprobs.logprob, spell),
             "top_logprobs": [
-                _token_logprob(token, logprob, spell) for token, logprob in one.logprobs.top
+                _token_logprob(token, logprob, spell)
+                for token, logprob in scored_token.logprobs.top
             ],
         }
-        for one in scored
+        for scored_token in scored
     ]
     return {"content": content, "refusal": None}
 
@@ -73,16 +74,18 @@ def completion_logprobs(
     scored: Sequence[ScoredToken], spell: PieceSpeller, offset: TextOffset
 ) -> Json:
     """Return the `logprobs` of a completion choice; advances `offset`."""
-    pieces = [spell(one.token) for one in scored]
+    pieces = [spell(scored_token.token) for scored_token in scored]
     return {
         "tokens": [_decode_piece(piece) for piece in pieces],
-        "token_logprobs": [_finite_logprob(one.logprobs.logprob) for one in scored],
+        "token_logprobs": [
+            _finite_logprob(scored_token.logprobs.logprob) for scored_token in scored
+        ],
         "top_logprobs": [
             {
                 _decode_piece(spell(token)): _finite_logprob(logprob)
-                for token, logprob in one.logprobs.top
+                for token, logprob in scored_token.logprobs.top
             }
-            for one in scored
+            for scored_token in scored
         ],
         "text_offset": [offset.take(piece) for piece in pieces],
     }

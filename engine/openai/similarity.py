@@ -142,7 +142,7 @@ def parse_rerank(raw: bytes) -> SimilarityRequest:
     rerank_parameters().check(fields)
     parameters.check_count(fields.get("documents"), _MAX_DOCUMENTS, "documents")
     body = request_body.validate(RerankBody, fields)
-    texts = [_document_text(one) for one in body.documents]
+    texts = [_document_text(document) for document in body.documents]
     _check_texts([body.query], "query")
     _check_texts(texts, "documents")
     return SimilarityRequest(

@@ -126,10 +126,10 @@ async def _receive_message(line: socket.socket) -> RankMessage:
 
 
 async def _receive_exactly(line: socket.socket, count: int) -> bytes:
-    loop, found = asyncio.get_running_loop(), b""
-    while len(found) < count:
-        part = await loop.sock_recv(line, count - len(found))
+    loop, receive_exactly = asyncio.get_running_loop(), b""
+    while len(receive_exactly) < count:
+        part = await loop.sock_recv(line, count - len(receive_exactly))
         if not part:
             raise EOFError
-        found += part
-    return found
+        receive_exactly += part
+    return receive_exactly

@@ -101,18 +101,23 @@ class VisionModel(Module):
         """Compute what a job's images are to the language model; keeps it until `forget`."""
         prompt = mx.array([job.prompt])
         found = [
-            self._preprocessing.patches(one.width, one.height, one.pixels) for one in job.images
+            self._preprocessing.patches(image.width, image.height, image.pixels)
+            for image in job.images
         ]
         side = self._preprocessing.patch
-        grids = mx.array([[1, one.height // side, one.width // side] for one in job.images])
-        seen = self._inner.get_input_embeddings(
+        grids = mx.array([[1, image.height // side, image.width // side] for image in job.images])
+        input_embeddings = self._inner.get_input_embeddings(
             prompt, mx.array(np.concatenate(found)), image_grid_thw=grids
         )
-        mx.eval(seen.inputs_embeds, seen.position_ids, seen.rope_deltas)
+        mx.eval(
+            input_embeddings.inputs_embeds,
+            input_embeddings.position_ids,
+            input_embeddings.rope_deltas,
+        )
         self._seen[job.id] = _SeenPrompt(
-            embeddings=seen.inputs_embeds[0],
-            positions=seen.position_ids[:, 0],
-            shift=int(seen.rope_deltas.item()),
+            embeddings=input_embeddings.inputs_embeds[0],
+            positions=input_embeddings.position_ids[:, 0],
+            shift=int(input_embeddings.rope_deltas.item()),
         )
 
     def forget(self, job_ids: Sequence[int]) -> None:
@@ -141,16 +146,16 @@ class VisionModel(Module):
         )
         embeddings = language.model.embed_tokens(tokens)
         for at, (job_id, start) in enumerate(self._rows[:rows]):
-            seen = self._seen.get(job_id)
-            if seen is not None and 0 <= start < len(seen.embeddings):
-                embeddings, positions = _place(embeddings, positions, at, start, seen)
+            prompt = self._seen.get(job_id)
+            if prompt is not None and 0 <= start < len(prompt.embeddings):
+                embeddings, positions = _place(embeddings, positions, at, start, prompt)
         return language(
             tokens, inputs_embeds=embeddings, cache=cache, position_ids=positions
         ).logits
 
     def _shift(self, at: int) -> int:
-        seen = self._seen.get(self._rows[at][0]) if at < len(self._rows) else None
-        return 0 if seen is None else seen.shift
+        prompt = self._seen.get(self._rows[at][0]) if at < len(self._rows) else None
+        return 0 if prompt is None else prompt.shift
 
 
 def _place(

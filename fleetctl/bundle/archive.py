@@ -206,12 +206,12 @@ def _pip_command() -> list[str]:
 
 def _unpack_uv(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        found = [info for info in archive.infolist() if info.filename.endswith(".data/scripts/uv")]
-        if len(found) != 1 or found[0].file_size > _MAX_UV_BYTES:
+        infos = [info for info in archive.infolist() if info.filename.endswith(".data/scripts/uv")]
+        if len(infos) != 1 or infos[0].file_size > _MAX_UV_BYTES:
             raise FleetctlError(
                 f"{wheel.name} does not contain the program uv where wheels have programs"
             )
-        target.write_bytes(archive.read(found[0]))
+        target.write_bytes(archive.read(infos[0]))
         target.chmod(0o755)
 
 

@@ -125,6 +125,6 @@ def _read_pin(line: str, source: str) -> Pin:
 def render_lock(pins: Iterable[Pin]) -> str:
     """Return the lock file of the packages, without markers."""
     return "".join(
-        " \\\n".join([pin.requirement, *(f"    --hash={one}" for one in pin.hashes)]) + "\n"
+        " \\\n".join([pin.requirement, *(f"    --hash={digest}" for digest in pin.hashes)]) + "\n"
         for pin in pins
     )

@@ -66,11 +66,13 @@ def _error(uv: Path, pins: Sequence[Pin], python: str) -> str:
 
 def render_table(answers: Sequence[WheelAnswer]) -> str:
     """Return a row for each package and a column for each Python: `yes`, `no`, or `-` where it is not needed."""
-    by_place = {(one.pin.requirement, one.python): one for one in answers}
-    pythons = sorted({one.python for one in answers}, key=lambda text: int(text.split(".")[1]))
+    by_place = {(answer.pin.requirement, answer.python): answer for answer in answers}
+    pythons = sorted(
+        {answer.python for answer in answers}, key=lambda text: int(text.split(".")[1])
+    )
     rows = [
         [name, *(_cell(by_place.get((name, python))) for python in pythons)]
-        for name in dict.fromkeys(one.pin.requirement for one in answers)
+        for name in dict.fromkeys(answer.pin.requirement for answer in answers)
     ]
     return str(tabulate(rows, headers=["PACKAGE", *pythons], tablefmt="plain"))
 

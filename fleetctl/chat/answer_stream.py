@@ -208,12 +208,12 @@ async def list_models(access: GatewayAccess) -> tuple[str, ...]:
             raise await _refusal(response, access)
         body = await read_limited(response.content.iter_any(), _LIST_LIMIT)
     try:
-        found = msgspec.json.decode(body, type=_Models)
+        models = msgspec.json.decode(body, type=_Models)
     except msgspec.DecodeError as error:
         raise FleetctlError(
             f"{access.url} is not a gateway: it has no valid list of models ({error})"
         ) from error
-    return tuple(sorted(model.id for model in found.data))
+    return tuple(sorted(model.id for model in models.data))
 
 
 async def ask_once(access: GatewayAccess, path: str, body: Mapping[str, str]) -> ChatAnswer:

@@ -138,7 +138,9 @@ class Conversation:
         messages = [*system, *self.messages, ChatMessage(role="user", content=question)]
         body: Json = {
             "model": settings.model,
-            "messages": [{"role": one.role, "content": one.content} for one in messages],
+            "messages": [
+                {"role": message.role, "content": message.content} for message in messages
+            ],
             "stream": True,
             "stream_options": {"include_usage": True},
             "session_id": self.session,

@@ -122,7 +122,7 @@ class GatewayPool:
         return access if is_last else replace(access, connect_s=_CONNECT_S)
 
     def _put_first(self, access: GatewayAccess) -> None:
-        self._gateways.sort(key=lambda one: one.url != access.url)
+        self._gateways.sort(key=lambda gateway: gateway.url != access.url)
 
     def _put_last(self, url: str) -> None:
-        self._gateways.sort(key=lambda one: one.url == url)
+        self._gateways.sort(key=lambda gateway: gateway.url == url)

@@ -175,10 +175,10 @@ def summarize(
     load: Load, answers: list[ChatAnswer], errors: list[str], seconds: float
 ) -> LoadResult:
     """Return the figures of answers that took so many seconds in all. Pure."""
-    prompts = [one.prompt_tokens for one in answers if one.prompt_tokens is not None]
-    outputs = [one.output_tokens for one in answers if one.output_tokens is not None]
-    firsts = [one.first_s for one in answers if one.first_s is not None]
-    speeds = [speed for one in answers if (speed := one.tokens_per_second) is not None]
+    prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
+    outputs = [answer.output_tokens for answer in answers if answer.output_tokens is not None]
+    firsts = [answer.first_s for answer in answers if answer.first_s is not None]
+    speeds = [speed for answer in answers if (speed := answer.tokens_per_second) is not None]
     return LoadResult(
         load=load,
         requests=len(answers) + len(errors),

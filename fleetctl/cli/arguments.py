@@ -69,7 +69,9 @@ class DryRunChoice(click.Choice[str]):
     @override
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:
-            forms = " or ".join(f"--dry-run={one}" for one in self.choices if one != "none")
+            forms = " or ".join(
+                f"--dry-run={choice}" for choice in self.choices if choice != "none"
+            )
             known = ", ".join(map(repr, self.choices))
             problem = f"{value!r} is not one of {known}" if value else "a value is required"
             self.fail(f"{problem}; write {forms}", param, ctx)
@@ -143,7 +145,7 @@ def parse_urls(texts: Sequence[str]) -> tuple[str, ...]:
         click.UsageError: one is not an HTTP URL, or there are more than 16.
 
     """
-    urls = [one.strip() for text in texts for one in text.split(",") if one.strip()]
+    urls = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     for url in urls:
         if not _is_url(url):
             raise click.UsageError(f"--gateway {url}: expected http://HOST:PORT")

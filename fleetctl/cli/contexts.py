@@ -93,7 +93,7 @@ def _settings(path: Path, name: str, table: object) -> Settings:
     where = f"{path}: context {name}"
     if not isinstance(table, Mapping):
         raise FleetctlError(f"{where}: expected a table: [contexts.{name}]")
-    found: dict[str, str | tuple[str, ...]] = {}
+    settings: dict[str, str | tuple[str, ...]] = {}
     for key, value in table.items():
         if key not in KEYS:
             raise FleetctlError(f"{where}: {_unknown(key, KEYS)}")
@@ -106,15 +106,15 @@ def _settings(path: Path, name: str, table: object) -> Settings:
                     or not all(isinstance(u, str) for u in urls)
                 ):
                     raise FleetctlError(f"{where}: {key}: expected URLs, such as {LISTS[key]}")
-                found[key] = tuple(urls)
+                settings[key] = tuple(urls)
         elif not isinstance(value, str):
             raise FleetctlError(f"{where}: {key}: expected text in quotes, not {value!r}")
         elif value:
             is_path = key in (*FILES, *FOLDERS)
-            found[key] = str(absolute(path, value)) if is_path else value
-    if "etcd" in found and "data-dir" in found:
+            settings[key] = str(absolute(path, value)) if is_path else value
+    if "etcd" in settings and "data-dir" in settings:
         raise FleetctlError(f"{where}: give either etcd or data-dir, because they name two stores")
-    return found
+    return settings
 
 
 def absolute(config: Path, text: str) -> Path:

@@ -108,12 +108,12 @@ class LazyGroup(SuggestingGroup):
     @override
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return the verbs and flags with this prefix, without importing the verbs."""
-        found = [
+        items = [
             CompletionItem(name, help=self.summary(ctx, name))
             for name in sorted(self._verbs)
             if name.startswith(incomplete) and not name.startswith("_")
         ]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def summary(self, ctx: click.Context, name: str) -> str:
         """Return one line about a verb."""

@@ -130,21 +130,21 @@ def _nodes(file: HostFile, names: NodeNames) -> tuple[str, ...]:
     if given and len(given) != size:
         hint = "Name one node per rank, in rank order"
         raise file.refusal((), f"has {size} ranks, but --nodes names {len(given)} Macs", hint)
-    found = tuple(
+    nodes = tuple(
         names.find(rank, host.ssh, *host.addresses) for rank, host in enumerate(file.hosts)
     )
-    for rank, name in enumerate(found):
+    for rank, name in enumerate(nodes):
         if not name:
             raise file.refusal(
                 file.hosts[rank].path, f"does not name the node of rank {rank}", names.advice
             )
-        if name in found[:rank]:
+        if name in nodes[:rank]:
             raise file.refusal(
                 file.hosts[rank].path,
-                f"ranks {found.index(name)} and {rank} are both on {name}; a Mac can have only one rank of a group",
+                f"ranks {nodes.index(name)} and {rank} are both on {name}; a Mac can have only one rank of a group",
                 "Give --nodes with a different Mac for each rank",
             )
-    return found
+    return nodes
 
 
 def _links(host: Host, rank: int, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -156,15 +156,17 @@ def _links(host: Host, rank: int, nodes: Sequence[str]) -> dict[str, tuple[str, 
 def _backend(file: HostFile) -> Backend:
     """Return the file's backend, interpreted as mlx.launch and MLX do."""
     if file.backend:
-        found = _BACKENDS.get(file.backend)
-        if found is None:
+        backend = _BACKENDS.get(file.backend)
+        if backend is None:
             raise file.refusal(
                 ("backend",),
                 f"{file.backend[:40]} is not supported; the fleet's backends are {', '.join(_BACKENDS)}",
                 "Choose one with --backend",
             )
-        is_ring = found == "jaccl" and any(name in _RING_VARIABLES for name, _ in file.environment)
-        return "jaccl-ring" if is_ring else found
+        is_ring = backend == "jaccl" and any(
+            name in _RING_VARIABLES for name, _ in file.environment
+        )
+        return "jaccl-ring" if is_ring else backend
     # mlx.launch needs --backend for it; a file lists RDMA devices to be started with that.
     if file.form != "devices" and not any(host.rdma for host in file.hosts):
         return "ring"

@@ -72,10 +72,10 @@ def read_hostfile(text: str, source: str) -> HostFile:
 
     """
     reader = _HostFileReader(Document(source=source, root=_parse(text, source)))
-    found = reader.read()
+    host_file = reader.read()
     if reader.problems:
         raise ManifestErrors(reader.problems)
-    return found
+    return host_file
 
 
 def _parse(text: str, source: str) -> YamlNode:
@@ -185,7 +185,7 @@ class _HostFileReader:
         paths = [(*path, n) for n in range(len(content))] if isinstance(content, list) else [path]
         if not paths:
             self._report_expected(path, '"address:port" or a list of them')
-        found, ports = [], []
+        listen_addresses, ports = [], []
         for one in paths:
             text = self._content(one)
             address, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
@@ -193,9 +193,9 @@ class _HostFileReader:
                 self._report_expected(one, '"address:port", such as "10.0.0.1:5000"')
                 continue
             ports.append(port)
-            found.append(self._check_address(one, address))
+            listen_addresses.append(self._check_address(one, address))
         self._ports.extend(ports)
-        return tuple(found)
+        return tuple(listen_addresses)
 
     def _device_row(self, path: Path, *, rank: int, size: int) -> tuple[tuple[str, ...], ...]:
         """Return one rank's devices to each rank."""
@@ -244,15 +244,15 @@ class _HostFileReader:
             return ""
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
-        found = []
+        environment = []
         for n in range(len(self._items(("envs",), "a list of variables", is_needed=False))):
             text = self._content(("envs", n))
             if not isinstance(text, str) or not _VARIABLE.fullmatch(text):
                 self._report_expected(("envs", n), '"NAME=value", such as "MLX_METAL_FAST_SYNCH=1"')
                 continue
             name, _, value = text.partition("=")
-            found.append((name, value))
-        return tuple(found)
+            environment.append((name, value))
+        return tuple(environment)
 
     def _report_unknown_fields(self, path: Path, where: str) -> None:
         content = self._content(path)

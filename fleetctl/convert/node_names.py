@@ -58,7 +58,7 @@ def reported_addresses(nodes: Iterable[Tree]) -> dict[str, str]:
     for node in nodes:
         status = node.get("status") or {}
         cables = (status.get("fabric") or {}).get("interfaces") or ()
-        addresses = {status.get("address"), *(one.get("address") for one in cables)}
+        addresses = {status.get("address"), *(cable.get("address") for cable in cables)}
         found.extend((address, name_of(node)) for address in addresses if address)
     times = Counter(address for address, _ in found)
     return {address: name for address, name in found if times[address] == 1}

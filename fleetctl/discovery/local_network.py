@@ -14,20 +14,20 @@ from schemas.wire.discovery import SERVICE, parse
 
 def read_records(records: Iterable[ServiceRecord]) -> Iterator[Suggestion]:
     """Yield the suggestions in records; others are ignored. Pure."""
-    for one in records:
-        announcement = parse(one.properties)
-        if announcement is None or not 0 < one.port < 65536:
+    for record in records:
+        announcement = parse(record.properties)
+        if announcement is None or not 0 < record.port < 65536:
             continue
-        for address in one.addresses:
+        for address in record.addresses:
             yield Suggestion(
                 source="mdns",
                 role=announcement.role,
                 name=announcement.name,
-                address=JoinAddress(address, one.port),
+                address=JoinAddress(address, record.port),
                 fleet=announcement.fleet,
                 authorities=announcement.authorities,
                 is_tls=announcement.is_tls,
-                age_s=one.age_s,
+                age_s=record.age_s,
             )
 
 
@@ -62,9 +62,9 @@ class LocalNetwork:
             listening = group.create_task(browser.run(), name="mdns")
             try:
                 await self._clock.sleep(self._listen_s)
-                found = tuple(read_records(browser.records()))
+                records = tuple(read_records(browser.records()))
             finally:
                 listening.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await listening
-        return Findings(suggestions=found)
+        return Findings(suggestions=records)

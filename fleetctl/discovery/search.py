@@ -29,7 +29,9 @@ class FoundFleet:
     @property
     def title(self) -> str:
         """The fleet in an error: its authority and its addresses."""
-        where = ", ".join(one.url.removeprefix("https://") for one in self.addresses[:_MAX_SHOWN])
+        where = ", ".join(
+            address.url.removeprefix("https://") for address in self.addresses[:_MAX_SHOWN]
+        )
         return f"{self.authority_hash.hex()[:12]} at {where}"
 
 
@@ -56,11 +58,11 @@ class FleetSearch:
         retries, end = Retries(_BACKOFF, self._clock), self._clock.monotonic() + limit_s
         while True:
             # Seeds come first, and are enough: nothing else is waited for while one of them answers.
-            found = await self._look("seeds") or await self._look("mdns", "tailscale")
-            if len(found) > 1:
-                raise FleetctlError(_several(found))
-            if found:
-                return found[0]
+            fleets = await self._look("seeds") or await self._look("mdns", "tailscale")
+            if len(fleets) > 1:
+                raise FleetctlError(_several(fleets))
+            if fleets:
+                return fleets[0]
             wait_s = retries.next_delay_s()
             if self._clock.monotonic() + wait_s >= end:
                 raise FleetctlError(self._nothing(limit_s))
@@ -68,22 +70,23 @@ class FleetSearch:
 
     async def _look(self, *names: str) -> list[FoundFleet]:
         """Return the fleets that answer at the addresses of some sources."""
-        heard = await collect([one for one in self._sources if one.name in names])
+        heard = await collect([source for source in self._sources if source.name in names])
         self._problems |= dict.fromkeys(heard.problems)
         addresses = list(
             dict.fromkeys(map(_address, filter(self._is_candidate, heard.suggestions)))
         )
         async with asyncio.TaskGroup() as group:
             tasks = {
-                one: group.create_task(self._proven(one), name=one.url)
-                for one in addresses[:MAX_TRIED]
+                join_address: group.create_task(self._proven(join_address), name=join_address.url)
+                for join_address in addresses[:MAX_TRIED]
             }
         fleets: dict[bytes, list[JoinAddress]] = {}
         for address, task in tasks.items():
             if (authority := task.result()) is not None:
                 fleets.setdefault(authority, []).append(address)
         return [
-            FoundFleet(authority_hash=one, addresses=tuple(fleets[one])) for one in sorted(fleets)
+            FoundFleet(authority_hash=fleet, addresses=tuple(fleets[fleet]))
+            for fleet in sorted(fleets)
         ]
 
     def _is_candidate(self, one: Suggestion) -> bool:
@@ -107,7 +110,7 @@ class FleetSearch:
         whose = "no fleet" if self._expected is None else "the fleet of this token"
         verb = "was found" if self._expected is None else "was not found"
         details = [*self._failures.values(), *self._problems][:_MAX_SHOWN]
-        why = "".join(f"\n  {one}" for one in details)
+        why = "".join(f"\n  {detail}" for detail in details)
         return (
             f"{whose} {verb} within {limit_s:g} s. Give the address of a reconciler's join port: fleetctl join ... HOST:4002. "
             f"`fleetctl discover` lists what is heard; some networks drop multicast{why}"
@@ -119,5 +122,5 @@ def _address(suggestion: Suggestion) -> JoinAddress:
 
 
 def _several(found: Sequence[FoundFleet]) -> str:
-    titles = "".join(f"\n  {one.title}" for one in found[:_MAX_SHOWN])
+    titles = "".join(f"\n  {fleet.title}" for fleet in found[:_MAX_SHOWN])
     return f"{len(found)} fleets answer; give the address of the one to join, or a token of it (`fleetctl token create`):{titles}"

@@ -36,7 +36,7 @@ def read_seeds(path: Path) -> tuple[JoinAddress, ...]:
     except ManifestErrors as error:
         raise FleetctlError(str(error)) from error
     try:
-        return tuple(dict.fromkeys(one for text in found for one in parse_addresses(text)))
+        return tuple(dict.fromkeys(address for text in found for address in parse_addresses(text)))
     except FleetctlError as error:
         raise FleetctlError(f"{path}: {error.message}") from error
 
@@ -63,7 +63,7 @@ class StaticSeeds:
         """Return the seeds in their order."""
         return Findings(
             suggestions=tuple(
-                Suggestion(source="seeds", role="control", name=one.host, address=one)
-                for one in self.addresses
+                Suggestion(source="seeds", role="control", name=address.host, address=address)
+                for address in self.addresses
             )
         )

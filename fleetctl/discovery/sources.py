@@ -53,17 +53,17 @@ def read_options(options: Mapping[str, Any], *, listen_s: float = LISTEN_S) -> S
 
 def make_sources(options: SourceOptions, clock: Clock) -> list[SuggestionSource]:
     """Return the sources with these names. Raises FleetctlError: the file with seeds cannot be read."""
-    found: list[SuggestionSource] = []
+    suggestion_sources: list[SuggestionSource] = []
     if "seeds" in options.names:
         from fleetctl.discovery import seeds  # noqa: PLC0415 - YAML, for searches alone
 
         own = Path(platformdirs.user_config_dir("mlx-fleet")) / "seeds.yaml"
         path = options.seeds or (own if own.exists() else None)
-        found.append(seeds.StaticSeeds(() if path is None else seeds.read_seeds(path)))
+        suggestion_sources.append(seeds.StaticSeeds(() if path is None else seeds.read_seeds(path)))
     if "mdns" in options.names:
         from fleetctl.discovery import local_network  # noqa: PLC0415 - zeroconf takes 170 ms
 
-        found.append(local_network.LocalNetwork(clock, options.listen_s))
+        suggestion_sources.append(local_network.LocalNetwork(clock, options.listen_s))
     if "tailscale" in options.names:
-        found.append(Tailscale())
-    return found
+        suggestion_sources.append(Tailscale())
+    return suggestion_sources

@@ -54,12 +54,14 @@ class SuggestionSource(Protocol):
 async def collect(sources: Sequence[SuggestionSource]) -> Findings:
     """Return what all sources suggest, in their order; the first suggestion of an address and a role counts."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one.suggest(), name=one.name) for one in sources]
-    found: dict[object, Suggestion] = {}
+        tasks = [group.create_task(source.suggest(), name=source.name) for source in sources]
+    suggestions: dict[object, Suggestion] = {}
     problems: list[str] = []
     for task in tasks:
         findings = task.result()
         problems += findings.problems
-        for one in findings.suggestions:
-            found.setdefault((one.address, one.role), one)
-    return Findings(suggestions=tuple(found.values())[:MAX_SUGGESTIONS], problems=tuple(problems))
+        for suggestion in findings.suggestions:
+            suggestions.setdefault((suggestion.address, suggestion.role), suggestion)
+    return Findings(
+        suggestions=tuple(suggestions.values())[:MAX_SUGGESTIONS], problems=tuple(problems)
+    )

@@ -59,9 +59,9 @@ class FixResult:
 
 async def _delete_partial_files(context: FixContext) -> str:
     now = context.clock.now()
-    found = await observe_models.read_partial_files(context.data_dir, now)
-    deleted = [one for one in found if observe_models.delete_partial_file(one, now)]
-    size = quantity.show(sum(one.size_bytes for one in deleted))
+    partial_files = await observe_models.read_partial_files(context.data_dir, now)
+    deleted = [file for file in partial_files if observe_models.delete_partial_file(file, now)]
+    size = quantity.show(sum(partial_file.size_bytes for partial_file in deleted))
     return f"deleted {counted(len(deleted), 'file', 'files')} with {size}" if deleted else ""
 
 
@@ -114,7 +114,7 @@ FIXES: Final = (
 
 def plan_fixes(findings: Sequence[Finding]) -> tuple[Fix, ...]:
     """Return the remedies for findings, each once; findings about other machines need a person there."""
-    wanted = {one.fix for one in findings if not one.node}
+    wanted = {finding.fix for finding in findings if not finding.node}
     return tuple(fix for fix in FIXES if fix.name in wanted)
 
 

@@ -65,10 +65,16 @@ async def examine_machine(
 
 def check_announcements(heard: Findings) -> Finding:
     """Return what announcements say. None is no failure: a fleet can be joined by its address. Pure."""
-    check, processes = "announcements", [one for one in heard.suggestions if one.role != "new"]
+    check, processes = (
+        "announcements",
+        [suggestion for suggestion in heard.suggestions if suggestion.role != "new"],
+    )
     if processes:
-        number = counted(len({one.fleet for one in processes}), "fleet is", "fleets are")
-        shown = [f"{one.role} at {one.address.host}:{one.address.port}" for one in processes]
+        number = counted(len({process.fleet for process in processes}), "fleet is", "fleets are")
+        shown = [
+            f"{process.role} at {process.address.host}:{process.address.port}"
+            for process in processes
+        ]
         message = f"{number} heard: {', '.join(shown[:_MAX_SHOWN])}"
         return Finding(check=check, level="OK", message=message)
     nothing = "no fleet is heard: none announces itself here, or the network drops multicast"
@@ -80,11 +86,11 @@ def check_announcements(heard: Findings) -> Finding:
 async def read_plain_services(home: Path, clock: Clock) -> tuple[ServiceFacts, ...]:
     """Return the services that our own supervisor runs for this user."""
     services = PlainServices(user_layout("plain", home, sys.platform).definitions, clock)
-    found = []
+    plain_services = []
     for part in PARTS:
         state = await services.state(part)
         if state.is_installed:
-            found.append(
+            plain_services.append(
                 ServiceFacts(
                     name=part,
                     kind=ServiceKind.PLAIN,
@@ -94,4 +100,4 @@ async def read_plain_services(home: Path, clock: Clock) -> tuple[ServiceFacts, .
                     last_exit=state.last_exit,
                 )
             )
-    return tuple(found)
+    return tuple(plain_services)

@@ -177,7 +177,9 @@ async def _probe_all(
     """Return the results for agents and gateways, and for engines."""
     # Processes on other machines show their health to nothing else without an identity.
     holders = [
-        one.key for one in addresses if one.url and not (dialer.has_identity or is_local(one.url))
+        process_address.key
+        for process_address in addresses
+        if process_address.url and not (dialer.has_identity or is_local(process_address.url))
     ]
     slots = asyncio.Semaphore(_MAX_PARALLEL)
     bearers: Mapping[str, str] = {}

@@ -186,11 +186,13 @@ async def fetch_quota(address: EtcdAddress, url: str) -> int | None:
         context = address.ssl_context() or False
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url.rstrip('/')}/metrics", ssl=context, allow_redirects=False) as found,
+            session.get(
+                f"{url.rstrip('/')}/metrics", ssl=context, allow_redirects=False
+            ) as response,
         ):
-            body = await read_limited(found.content.iter_any(), _MAX_METRICS_BYTES)
+            body = await read_limited(response.content.iter_any(), _MAX_METRICS_BYTES)
         text = body.decode(errors="replace")
-        values = [one.value for one in parse_samples(text) if one.name == _QUOTA_METRIC]
+        values = [sample.value for sample in parse_samples(text) if sample.name == _QUOTA_METRIC]
         return int(float(values[0])) if values else None
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None

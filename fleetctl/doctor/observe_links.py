@@ -27,12 +27,14 @@ _REACHED: Final = (errno.ECONNREFUSED, errno.ECONNRESET)
 
 def local_addresses() -> frozenset[str]:
     """Return the addresses of this machine. Raises OSError."""
-    return frozenset(one.address for found in psutil.net_if_addrs().values() for one in found)
+    return frozenset(
+        snicaddr.address for addr in psutil.net_if_addrs().values() for snicaddr in addr
+    )
 
 
 def links_from(nodes: Sequence[Node], here: frozenset[str]) -> Iterator[LinkProbe]:
     """Yield the connections to try: those of nodes that are this machine, over cables with addresses at both ends."""
-    reported = [(one.name, one.status) for one in nodes if one.status is not None]
+    reported = [(node.name, node.status) for node in nodes if node.status is not None]
     ours = [(name, status) for name, status in reported if status.address in here]
     for own, other in product(ours, reported):
         cables = () if other[0] == own[0] else cables_between(own, other, {})

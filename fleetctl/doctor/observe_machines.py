@@ -32,11 +32,13 @@ async def examine_machines(
                 document = await process_client.fetch(
                     address, wire.PATH, bearer=bearer, limit_s=_LIMIT_S
                 )
-                found = wire.parse_findings(document)
+                findings = wire.parse_findings(document)
             except (ProcessRefusedError, ProcessUnreachableError, ValueError) as error:
                 return MachineReport(node=node, error=str(error))
         # Whom we asked is what we know; an agent could name any node.
-        return MachineReport(node=node, findings=tuple(replace(one, node=node) for one in found))
+        return MachineReport(
+            node=node, findings=tuple(replace(finding, node=node) for finding in findings)
+        )
 
     if not asked:
         return []

@@ -23,14 +23,14 @@ def model_folders(data_dir: Path | None) -> tuple[Path, ...]:
     """Return the folders of models that the processes of a local fleet were started with."""
     if data_dir is None:
         return ()
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for path in sorted((data_dir / "run").glob("*.pid")):
         record = processes.load_record(path)
         command = () if record is None else record.command
         for flag, value in pairwise(command):
             if flag == _MODELS_FLAG:
-                found[Path(value)] = None
-    return tuple(found)
+                paths[Path(value)] = None
+    return tuple(paths)
 
 
 async def read_partial_files(data_dir: Path | None, now: datetime) -> tuple[PartialFile, ...]:
@@ -44,7 +44,7 @@ def find_partial_files(folders: tuple[Path, ...], now: datetime) -> tuple[Partia
     A part with a journal is continued by the next fetch. huggingface_hub's `*.incomplete` never are (hub#4196).
     """
     found = (_leftover(path, now) for folder in folders for path in _walk(folder))
-    return tuple(one for one in found if one is not None)
+    return tuple(file for file in found if file is not None)
 
 
 def _walk(folder: Path) -> Iterator[Path]:

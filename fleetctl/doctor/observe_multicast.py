@@ -74,9 +74,11 @@ async def listen(
         try:
             while clock.monotonic() - begun < LISTEN_S:
                 heard = frozenset(
-                    one.interface for one in browser.records() if not here >= set(one.addresses)
+                    record.interface
+                    for record in browser.records()
+                    if not here >= set(record.addresses)
                 )
-                if heard.issuperset(one.interface for one in networks):
+                if heard.issuperset(network.interface for network in networks):
                     break
                 await clock.sleep(_LOOK_S)
         finally:
@@ -85,11 +87,11 @@ async def listen(
                 await listening
     return tuple(
         replace(
-            one,
+            network,
             listened_s=clock.monotonic() - begun,
-            is_heard=one.interface in heard,
+            is_heard=network.interface in heard,
         )
-        for one in networks
+        for network in networks
     )
 
 
@@ -97,7 +99,7 @@ async def read_multicast(
     leases: Mapping[str, GatewayLease], clock: Clock
 ) -> tuple[ListenedNetwork, ...]:
     """Listen where gateways of other machines announce themselves; at once () where none does."""
-    if not any(one.is_announced for one in leases.values()):
+    if not any(lease.is_announced for lease in leases.values()):
         return ()
     interfaces = InterfaceLister()
     try:

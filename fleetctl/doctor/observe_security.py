@@ -119,7 +119,9 @@ async def _read_certificates(
             CertificateState(
                 label=item.key.removeprefix(keys.ISSUED_PREFIX),
                 left=issued.not_after - now,
-                is_foreign=not any(is_issued_by(issued.certificate, one) for one in authorities),
+                is_foreign=not any(
+                    is_issued_by(issued.certificate, certificate) for certificate in authorities
+                ),
             )
         )
     return tuple(states)

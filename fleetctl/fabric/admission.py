@@ -20,15 +20,15 @@ from store.port import Transport
 
 async def read_group(transport: Transport, name: str) -> ShardGroup:
     """Return the ShardGroup. Raises FleetctlError if it does not exist."""
-    (found,) = await reader.read(transport, kind_of("shardgroups"), [name])
-    assert isinstance(found, ShardGroup)
-    return found
+    (shard_group,) = await reader.read(transport, kind_of("shardgroups"), [name])
+    assert isinstance(shard_group, ShardGroup)
+    return shard_group
 
 
 async def read_nodes(transport: Transport) -> list[Node]:
     """Return all nodes with the status that their agents report."""
-    found = await reader.read(transport, kind_of("nodes"), [])
-    return [node for node in found if isinstance(node, Node)]
+    api_objects = await reader.read(transport, kind_of("nodes"), [])
+    return [node for node in api_objects if isinstance(node, Node)]
 
 
 def declared_seats(spec: ShardGroupSpec) -> tuple[Seat, ...] | None:
@@ -98,9 +98,11 @@ async def read_fabric(words: Sequence[str], options: dict[str, Any]) -> FabricSt
     """
     names = tuple(_group_names(words))
     async with open_store(options) as transport:
-        found = await reader.read(transport, kind_of("shardgroups"), names)
+        api_objects = await reader.read(transport, kind_of("shardgroups"), names)
         return FabricState(
-            groups=tuple(one for one in found if isinstance(one, ShardGroup)),
+            groups=tuple(
+                api_object for api_object in api_objects if isinstance(api_object, ShardGroup)
+            ),
             nodes=tuple(await read_nodes(transport)),
             ready=await reader.ready_nodes(transport),
             deployments=tuple(await objects.list_all(transport, ModelDeployment)),
@@ -120,14 +122,14 @@ async def select_group(transport: Transport, word: str | None) -> ShardGroup:
 
     """
     names = _group_names((word,)) if word is not None else ()
-    found = await reader.read(transport, kind_of("shardgroups"), names)
-    if len(found) != 1:
-        known = ", ".join(group.name for group in found)
+    api_objects = await reader.read(transport, kind_of("shardgroups"), names)
+    if len(api_objects) != 1:
+        known = ", ".join(group.name for group in api_objects)
         raise FleetctlError(
             f"give the group's name; there are {known}"
-            if found
+            if api_objects
             else "there is no ShardGroup; create one, or use --local"
         )
-    (group,) = found
+    (group,) = api_objects
     assert isinstance(group, ShardGroup)
     return group

@@ -80,7 +80,7 @@ def result_text(result: BenchResult, *, is_verbose: bool) -> str:
     parts = [f"{result.about}: {result.backend} over {len(result.ranks)} ranks ({macs})"]
     if is_verbose:
         parts += [_rank_text(rank) for rank in result.ranks]
-    parts.append(printers.align_columns([_result_cells(one) for one in result.rows], _TITLES))
+    parts.append(printers.align_columns([_result_cells(row) for row in result.rows], _TITLES))
     verdict = result.verdict
     parts.append(verdict_text(verdict))
     return "\n\n".join(parts)
@@ -97,10 +97,10 @@ def verdict_text(verdict: FabricVerdict) -> str:
 
 def _rank_text(rank: FabricRank) -> str:
     lines = [f"rank {rank.rank}, {rank.node}"]
-    for one in rank.figures:
-        times = " ".join(duration_text(time_us) for time_us in one.times_us)
-        wrong = f" ({one.wrong} wrong)" if one.wrong else ""
-        lines.append(f"  {size_text(one.size)}{wrong}: {times}")
+    for figure in rank.figures:
+        times = " ".join(duration_text(time_us) for time_us in figure.times_us)
+        wrong = f" ({figure.wrong} wrong)" if figure.wrong else ""
+        lines.append(f"  {size_text(figure.size)}{wrong}: {times}")
     return "\n".join(lines)
 
 
@@ -140,7 +140,7 @@ def result_tree(result: BenchResult) -> dict[str, Tree]:
         "isSpeedJudged": verdict.is_speed_judged,
         "reason": verdict.reason,
         "message": verdict.message,
-        "sizes": [_row_tree(one) for one in result.rows],
+        "sizes": [_row_tree(row) for row in result.rows],
         "ranks": [rank.model_dump(mode="json", by_alias=True) for rank in result.ranks],
     }
 

@@ -93,9 +93,9 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
         *((("Note:", note),) if note else ()),
         ("Key:", "known to its owner alone; the store has its SHA-256"),
         *(
-            ("Earlier secret:", f"valid until {_time(one.expires)}")
-            for one in key.previous
-            if one.expires > now
+            ("Earlier secret:", f"valid until {_time(secret.expires)}")
+            for secret in key.previous
+            if secret.expires > now
         ),
     ]
     click.echo(printers.align_columns(rows))
@@ -123,12 +123,16 @@ async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
 
     """
     items = (await transport.list(keys.API_KEY_PREFIX)).items
-    found = {key.name: key for key in (codec.decode(ApiKey, item) for item in items)}
-    missing = [name for name in names if name not in found]
+    api_keys = {key.name: key for key in (codec.decode(ApiKey, item) for item in items)}
+    missing = [name for name in names if name not in api_keys]
     if missing:
-        hint = did_you_mean(missing[0], sorted(found), "There are")
+        hint = did_you_mean(missing[0], sorted(api_keys), "There are")
         raise FleetctlError(f"there is no apikey {missing[0]}. {hint}".rstrip(" ."))
-    return [found[name] for name in names] if names else [found[name] for name in sorted(found)]
+    return (
+        [api_keys[name] for name in names]
+        if names
+        else [api_keys[name] for name in sorted(api_keys)]
+    )
 
 
 async def is_stored(transport: Transport, key: str, value: bytes) -> bool:

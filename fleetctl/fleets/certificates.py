@@ -149,9 +149,9 @@ def _expires(end: datetime, now: datetime) -> str:
 def authority_name(one: IssuedCertificate, authorities: tuple[x509.Certificate, ...]) -> str:
     """Return the beginning of the hash of the authority that signed, `via` an intermediate, or `unknown`."""
     chain = load_authorities(one.certificate)
-    for found in authorities:
-        if any(is_signed_by(link, found) for link in chain):
-            return authority_hash(found)[:16]
+    for authority in authorities:
+        if any(is_signed_by(link, authority) for link in chain):
+            return authority_hash(authority)[:16]
     return "unknown"
 
 
@@ -165,21 +165,21 @@ async def describe(
 ) -> list[tuple[str, str]]:
     """Return titles and values about an identity's certificate. Raises FleetctlError: it has none."""
     fleet = await read_fleet(transport)
-    one = await read_issued(transport, identity)
-    leaf, *_ = load_authorities(one.certificate)
+    issued = await read_issued(transport, identity)
+    leaf, *_ = load_authorities(issued.certificate)
     item = await transport.get(keys.refused_key(identity.role, identity.name))
     refusal = None if item is None else codec.decode(RefusedRequest, item)
     asking = await transport.get(keys.request_key(identity.role, identity.name))
     return [
         ("Identity:", identity.uri),
-        ("Serial:", one.serial),
-        ("Issued:", f"{_time(one.issued)} ({age(one.issued, now)} ago)"),
-        ("Expires:", f"{_time(one.not_after)} ({_expires(one.not_after, now)})"),
+        ("Serial:", issued.serial),
+        ("Issued:", f"{_time(issued.issued)} ({age(issued.issued, now)} ago)"),
+        ("Expires:", f"{_time(issued.not_after)} ({_expires(issued.not_after, now)})"),
         ("Addresses:", ", ".join(sorted(addresses_of(leaf)))),
-        ("Key:", f"SHA-256 {one.key_hash}"),
-        ("Authority:", authority_name(one, load_authorities(fleet.authorities))),
-        ("Hardware UUID:", one.hardware_uuid or "<none>"),
-        ("Earlier:", ", ".join(found.serial for found in one.earlier) or "<none>"),
+        ("Key:", f"SHA-256 {issued.key_hash}"),
+        ("Authority:", authority_name(issued, load_authorities(fleet.authorities))),
+        ("Hardware UUID:", issued.hardware_uuid or "<none>"),
+        ("Earlier:", ", ".join(certificate.serial for certificate in issued.earlier) or "<none>"),
         ("Renewal:", _renewal(asking, refusal)),
     ]
 

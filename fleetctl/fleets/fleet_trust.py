@@ -108,13 +108,13 @@ async def ensure_trust(
     item = await transport.get(keys.FLEET_TRUST)
     if item is None:
         raise FleetctlError(f"{keys.FLEET_TRUST} was deleted meanwhile; run the command again")
-    found = codec.decode(FleetTrust, item)
-    if found.fleet != authority.fleet:
+    fleet_trust = codec.decode(FleetTrust, item)
+    if fleet_trust.fleet != authority.fleet:
         raise FleetctlError(
-            f"the store belongs to fleet {found.fleet}, and {where} holds the authority of fleet {authority.fleet}. "
+            f"the store belongs to fleet {fleet_trust.fleet}, and {where} holds the authority of fleet {authority.fleet}. "
             "Give the folder that belongs to the store"
         )
-    return found, is_new
+    return fleet_trust, is_new
 
 
 async def ensure_identity(
@@ -149,17 +149,21 @@ async def ensure_identity(
 def is_current(wanted: ManagedIdentity, authorities: str, machine: Machine, clock: Clock) -> bool:
     """Return whether the folder's certificate is of the authority that signs, and has a third of its life left."""
     try:
-        found = load_certificate(wanted.folder.certificate())
+        certificate = load_certificate(wanted.folder.certificate())
         known = load_authorities(authorities)
-        if identity_of(found) != wanted.identity:
+        if identity_of(certificate) != wanted.identity:
             return False
     except (FolderError, AuthorityError):
         return False
-    start, end = life_of(found)
+    start, end = life_of(certificate)
     is_fresh = end - clock.now() > (end - start) / 3
     needed = allowed_addresses(wanted.identity, machine.addresses)
     # The first one signs; during an exchange, others end soon.
-    return is_fresh and is_signed_by(found, known[0]) and set(needed) <= addresses_of(found)
+    return (
+        is_fresh
+        and is_signed_by(certificate, known[0])
+        and set(needed) <= addresses_of(certificate)
+    )
 
 
 def authorities_of(folder: IdentityFolder) -> str:

@@ -112,12 +112,12 @@ async def _gateways(named: Sequence[str], options: Json) -> list[tuple[str, Dial
     if named:
         dial = offline_dialer(options).address()
         return [(url, dial) for url in named]
-    found = await gateways.list_dials(options)
-    if not found:
+    dials = await gateways.list_dials(options)
+    if not dials:
         raise FleetctlError(
             "no gateway is registered. `fleetctl up` runs one; for another gateway, pass its URL with --gateway"
         )
-    return found
+    return dials
 
 
 async def _ask(

@@ -65,12 +65,12 @@ async def find(options: dict[str, Any]) -> list[tuple[str, Dial]]:
         return [(url, dial) for url in urls]
     if local := local_url(options):
         return [(local, _offline(options))]
-    found = await list_dials(options)
-    if not found:
+    dials = await list_dials(options)
+    if not dials:
         raise FleetctlError(
             "no gateway is registered. `fleetctl up` starts one; for a gateway elsewhere give --gateway URL"
         )
-    return found
+    return dials
 
 
 async def find_others(options: dict[str, Any]) -> list[tuple[str, Dial]]:
@@ -78,7 +78,7 @@ async def find_others(options: dict[str, Any]) -> list[tuple[str, Dial]]:
     local = local_url(options)
     with contextlib.suppress(FleetctlError, StoreError, TimeoutError):
         async with asyncio.timeout(_STORE_S):
-            return [one for one in await list_dials(options) if one[0] != local]
+            return [dial for dial in await list_dials(options) if dial[0] != local]
     return []
 
 
@@ -111,13 +111,13 @@ async def list_dials(options: dict[str, Any]) -> list[tuple[str, Dial]]:
     except (UnavailableError, TimeoutError) as error:
         if before is None:
             raise
-        found = _known_dials(before, options)
-        if not found:
+        dials = _known_dials(before, options)
+        if not dials:
             raise
         why = str(error) or f"no answer within {_STORE_S:g} s"
         age = printers.age(before.seen, now)
         click.echo(f"warning: {why}; using the gateways that were known {age} ago", err=True)
-        return found
+        return dials
     known.remember(store, leases, now)
     return _dials(leases, dialer)
 
@@ -153,7 +153,7 @@ def _dials(leases: dict[str, GatewayLease], dialer: Dialer) -> list[tuple[str, D
             refused = str(error)
     if refused and not found:
         raise FleetctlError(refused)
-    return sorted(found.items(), key=lambda one: one[0])
+    return sorted(found.items(), key=lambda item: item[0])
 
 
 def _offline(options: dict[str, Any]) -> Dial:

@@ -42,12 +42,12 @@ class WaitingMachine:
 
     def row(self, now: datetime) -> tuple[str, ...]:
         """Return the cells of the table."""
-        found = self.request
-        memory = f"{found.memory_bytes >> 30}Gi" if found.memory_bytes else ""
+        join = self.request
+        memory = f"{join.memory_bytes >> 30}Gi" if join.memory_bytes else ""
         several = f" ({self.same_source} requests)" if self.same_source > 1 else ""
-        source = found.source + several
-        cells = (found.id, found.name, found.chip, memory, source, self.condition)
-        return (*cells, age(found.created, now))
+        source = join.source + several
+        cells = (join.id, join.name, join.chip, memory, source, self.condition)
+        return (*cells, age(join.created, now))
 
     def tree(self) -> dict[str, Any]:
         """Return the document for `-o json`.
@@ -64,8 +64,8 @@ class WaitingMachine:
 
 async def list_machines(transport: Transport) -> list[WaitingMachine]:
     """Return all requests, the oldest first. Raises FleetctlError: the fleet has no authority; StoreError."""
-    found = await join_requests.list_requests(transport)
-    if not found:
+    requests = await join_requests.list_requests(transport)
+    if not requests:
         return []
     item = await transport.get(keys.FLEET_TRUST)
     if item is None:
@@ -75,17 +75,17 @@ async def list_machines(transport: Transport) -> list[WaitingMachine]:
     except AuthorityError as error:
         raise FleetctlError(f"the fleet's authority cannot be read: {error}") from error
     hashed = spki_hash(authority.public_key())
-    sources = Counter(one.source for one in found)
+    sources = Counter(request.source for request in requests)
     machines = []
-    for one in found:
-        answered = await join_requests.find_decision(transport, one)
-        code = join_code(hashed, bytes.fromhex(one.key_hash))
+    for request in requests:
+        answered = await join_requests.find_decision(transport, request)
+        code = join_code(hashed, bytes.fromhex(request.key_hash))
         machines.append(
             WaitingMachine(
-                request=one,
+                request=request,
                 code=code,
                 decision=answered and answered[0],
-                same_source=sources[one.source],
+                same_source=sources[request.source],
             )
         )
     return machines
@@ -93,16 +93,23 @@ async def list_machines(transport: Transport) -> list[WaitingMachine]:
 
 def pick(machines: Sequence[WaitingMachine], wanted: str) -> WaitingMachine:
     """Return the machine with this id or name. Raises FleetctlError: there is none, or there are several."""
-    found = [one for one in machines if one.request.id == wanted]
-    found = found or [one for one in machines if one.request.name == wanted]
-    if not found:
-        names = ", ".join(sorted({one.request.name for one in machines}))
+    waiting_machines = [machine for machine in machines if machine.request.id == wanted]
+    waiting_machines = waiting_machines or [
+        machine for machine in machines if machine.request.name == wanted
+    ]
+    if not waiting_machines:
+        names = ", ".join(sorted({machine.request.name for machine in machines}))
         hint = f"There are: {names}" if names else "No machine waits now"
         raise FleetctlError(
             f"no machine {wanted!r} waits for an approval. {hint}. A request ends ten minutes after its machine has "
             "gone; run `fleetctl join` there again"
         )
-    if len(found) > 1:
-        ids = ", ".join(f"{one.request.id} ({one.request.source})" for one in found)
-        raise FleetctlError(f"{len(found)} machines ask for the name {wanted}: give an id: {ids}")
-    return found[0]
+    if len(waiting_machines) > 1:
+        ids = ", ".join(
+            f"{waiting_machine.request.id} ({waiting_machine.request.source})"
+            for waiting_machine in waiting_machines
+        )
+        raise FleetctlError(
+            f"{len(waiting_machines)} machines ask for the name {wanted}: give an id: {ids}"
+        )
+    return waiting_machines[0]

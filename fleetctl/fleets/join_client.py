@@ -86,7 +86,7 @@ class JoinAddress:
 
 def parse_addresses(text: str) -> tuple[JoinAddress, ...]:
     """Return the addresses in `HOST:PORT[,HOST:PORT]`; the port may be left out. Raises FleetctlError."""
-    return tuple(_parse_address(one.strip()) for one in text.split(",") if one.strip())
+    return tuple(_parse_address(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _parse_address(text: str) -> JoinAddress:
@@ -133,7 +133,7 @@ async def pin(address: JoinAddress, expected: bytes | None, clock: Clock) -> Pin
     answer = parse_answer(AuthorityAnswer, sent.content)
     try:
         shown = load_authorities(answer.authorities)
-        hashes = [spki_hash(one.public_key()) for one in shown]
+        hashes = [spki_hash(certificate.public_key()) for certificate in shown]
     except (AuthorityError, AssertionError) as error:
         raise FleetctlError(f"{address.url} shows no authority of a fleet: {error}") from error
     index = 0 if expected is None else _find(hashes, expected, address)
@@ -174,7 +174,7 @@ async def prove(address: JoinAddress, expected: bytes | None, clock: Clock) -> b
 
 
 def _find(hashes: list[bytes], expected: bytes, address: JoinAddress) -> int:
-    matches = [hmac.compare_digest(one, expected) for one in hashes]
+    matches = [hmac.compare_digest(digest, expected) for digest in hashes]
     if not any(matches):
         raise FleetctlError(
             f"{address.url} is not a server of the fleet that made this token. Somebody may sit between this machine and "
@@ -289,7 +289,7 @@ def _ended(where: str, error: BaseException) -> NoJoinPortError:
 def _is_tls(error: BaseException) -> bool:
     """Return whether TLS failed: aiohttp wraps its error, also one that comes after the handshake."""
     layers = (error, getattr(error, "os_error", None), error.__cause__)
-    return any(isinstance(one, ssl.SSLError) for one in layers)
+    return any(isinstance(layer, ssl.SSLError) for layer in layers)
 
 
 def _reason(error: BaseException) -> str:
@@ -306,7 +306,7 @@ def _reason(error: BaseException) -> str:
 def _failure(failures: Sequence[FleetctlError]) -> FleetctlError:
     """Return the error of a try at all addresses, and what may be missing where one of them is silent."""
     said = "; ".join(map(str, failures))
-    if any(type(one) is UnreachableError for one in failures):
+    if any(type(failure) is UnreachableError for failure in failures):
         said += (
             ". On the fleet's side `fleetctl up --join ADDRESS`, or a reconciler with --authority-dir, opens the join "
             "port; a firewall may close it"
@@ -414,7 +414,7 @@ async def _first_answer(
             except UnreachableError as error:
                 failures.append(error)
         wait_s = max(after_s, retries.next_delay_s())
-        is_final = all(isinstance(one, NoJoinPortError) for one in failures)
+        is_final = all(isinstance(failure, NoJoinPortError) for failure in failures)
         if is_final or clock.monotonic() + wait_s >= end:
             raise _failure(failures)
         if (said := "; ".join(map(str, failures))) != told:
@@ -443,12 +443,12 @@ async def ask_to_join(
         try:
             # The key is sent only now that the authority is known: see identity/join_code.py.
             server = await pin(address, None, clock)
-            found = parse_answer(PendingAnswer, await send(server, "POST", REQUESTS_PATH, body))
+            answer = parse_answer(PendingAnswer, await send(server, "POST", REQUESTS_PATH, body))
         except (BusyError, UnreachableError) as error:
             failures.append(error)
             continue
         return PendingMachine(
-            addresses=addresses, authority_hash=server.authority_hash, id=found.id, key=key
+            addresses=addresses, authority_hash=server.authority_hash, id=answer.id, key=key
         )
     raise _failure(failures)
 
@@ -463,16 +463,16 @@ async def wait_for_approval(waiting: PendingMachine, clock: Clock, *, limit_s: f
     retries, end = Retries(_BACKOFF, clock), clock.monotonic() + limit_s
     while clock.monotonic() < end:
         try:
-            found = await _poll(waiting, clock)
+            answer = await _poll(waiting, clock)
         except (BusyError, UnreachableError) as error:
             after_s = error.after_s if isinstance(error, BusyError) else 0.0
             await clock.sleep(max(after_s, retries.next_delay_s()))
             continue
         retries.reset()
-        if found.state == "Denied":
-            raise FleetctlError(found.message or "the request is denied")
-        if found.answer is not None:
-            return found.answer
+        if answer.state == "Denied":
+            raise FleetctlError(answer.message or "the request is denied")
+        if answer.answer is not None:
+            return answer.answer
         await clock.sleep(POLL_S)
     raise FleetctlError(
         f"no administrator has answered within {limit_s:g} s. Run the command again, and give its new code to one; or use "

@@ -182,7 +182,9 @@ class JoinFolder:
 def known_authority(known: Membership, answer: JoinAnswer) -> bytes:
     """Return the hash of an authority in the answer that this machine trusts already. Raises FleetctlError: there is none."""
     try:
-        shown = [spki_hash(one.public_key()) for one in load_authorities(answer.authorities)]
+        shown = [
+            spki_hash(authority.public_key()) for authority in load_authorities(answer.authorities)
+        ]
     except AuthorityError as error:
         raise FleetctlError(f"the fleet's answer cannot be used: {error}") from error
     found = next((one for one in shown if one in known.authority_hashes), None)
@@ -205,7 +207,11 @@ def check_answer(answer: JoinAnswer, request: bytes, authority_hash: bytes) -> I
         identity = identity_of(certificate)
         ours = spki_hash(read_request(request))
         authorities = load_authorities(answer.authorities)
-        pinned = [one for one in authorities if spki_hash(one.public_key()) == authority_hash]
+        pinned = [
+            authority
+            for authority in authorities
+            if spki_hash(authority.public_key()) == authority_hash
+        ]
         is_ours = bool(pinned) and spki_hash(certificate.public_key()) == ours
         if is_ours and identity == parse_identity(answer.identity):
             return identity

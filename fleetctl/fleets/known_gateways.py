@@ -70,13 +70,17 @@ class KnownGateways:
     def remember(self, store: str, gateways: Mapping[str, GatewayLease], now: datetime) -> None:
         """Save the gateways of a store; an empty list is saved, too. The longest unused fleets are dropped."""
         fleets = self._read()
-        kept = dict(sorted(gateways.items())[:_GATEWAYS])
-        found = next((one for one in fleets if one.store == store), None)
-        if found and found.gateways == kept and timedelta() <= now - found.seen < _FRESH:
+        leases = dict(sorted(gateways.items())[:_GATEWAYS])
+        known_fleet = next((fleet for fleet in fleets if fleet.store == store), None)
+        if (
+            known_fleet
+            and known_fleet.gateways == leases
+            and timedelta() <= now - known_fleet.seen < _FRESH
+        ):
             return
-        others = [one for one in fleets if one.store != store and now - one.seen < _MAX_AGE]
-        others.sort(key=lambda one: one.seen, reverse=True)
-        new = KnownFleet(store=store, seen=now, gateways=kept)
+        others = [fleet for fleet in fleets if fleet.store != store and now - fleet.seen < _MAX_AGE]
+        others.sort(key=lambda other: other.seen, reverse=True)
+        new = KnownFleet(store=store, seen=now, gateways=leases)
         tree = _KnownFleets(fleets=(new, *others[: _FLEETS - 1]))
         # The command itself does not depend on the file.
         with contextlib.suppress(OSError):

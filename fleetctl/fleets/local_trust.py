@@ -156,18 +156,18 @@ class LocalTrust:
     async def _trust(self, transport: Transport, say: Say) -> FleetTrust:
         """Return the fleet's trust. Make it if the fleet has none: strict, since all processes start with an identity."""
         where = self._data_dir.authority
-        found, is_new = await ensure_trust(transport, self._authority, where, TlsMode.STRICT)
+        fleet_trust, is_new = await ensure_trust(transport, self._authority, where, TlsMode.STRICT)
         if is_new:
             say(f"made the fleet's certificate authority ({where})")
-        return found
+        return fleet_trust
 
     async def _issue(
         self, transport: Transport, trust: FleetTrust, wanted: Sequence[ManagedIdentity]
     ) -> None:
         authority = AuthorityFolder(self._data_dir.authority).signing(trust.authorities)
         signer = Signer(transport=transport, clock=self._clock, authority=authority)
-        for one in wanted:
-            await ensure_identity(signer, trust, one, self._machine)
+        for identity in wanted:
+            await ensure_identity(signer, trust, identity, self._machine)
 
     def _folder(self, role: Role) -> IdentityFolder:
         return IdentityFolder(self._data_dir.identity(role))

@@ -39,10 +39,10 @@ def root_address(address: EtcdAddress, authority_dir: Path | None) -> EtcdAddres
     if path is None:
         return None
     try:
-        found = users.read_credentials(path)
+        credentials = users.read_credentials(path)
     except CredentialsError as error:
         raise FleetctlError(str(error)) from error
-    return replace(address, username=found.user or ROOT_USER, password=found.password)
+    return replace(address, username=credentials.user or ROOT_USER, password=credentials.password)
 
 
 async def delete_user(root: EtcdAddress, node: str) -> bool:

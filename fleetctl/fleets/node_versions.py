@@ -60,7 +60,7 @@ async def read_node_versions(transport: Transport, dialer: Dialer) -> list[NodeV
     """Return the versions that the nodes report, and the Python that each agent names itself. Raises StoreError."""
     nodes = [(n.name, n.status) for n in await objects.list_all(transport, Node) if n.status]
     addresses = [agent_address(dialer, name, status.agent_url) for name, status in nodes]
-    pythons = await _ask_pythons(transport, [one for one in addresses if one.url])
+    pythons = await _ask_pythons(transport, [address for address in addresses if address.url])
     found = [_versions(name, status, pythons.get(name, UNKNOWN)) for name, status in nodes]
     return marked(found)
 
@@ -86,20 +86,22 @@ def marked(found: Sequence[NodeVersions]) -> list[NodeVersions]:
     """
     usual: dict[str, str] = {}
     for number, title in enumerate(COLUMNS):
-        counts = Counter(one.values[number] for one in found if one.values[number] != UNKNOWN)
+        counts = Counter(
+            versions.values[number] for versions in found if versions.values[number] != UNKNOWN
+        )
         if counts and title not in _MAY_DIFFER:
             usual[title] = counts.most_common(1)[0][0]
     return [
         NodeVersions(
-            name=one.name,
-            values=one.values,
+            name=versions.name,
+            values=versions.values,
             differs=frozenset(
                 title
-                for title, value in zip(COLUMNS, one.values, strict=True)
+                for title, value in zip(COLUMNS, versions.values, strict=True)
                 if value not in (UNKNOWN, usual.get(title, value))
             ),
         )
-        for one in found
+        for versions in found
     ]
 
 
@@ -107,7 +109,11 @@ def difference_texts(found: Sequence[NodeVersions]) -> list[str]:
     """Return one sentence for each column in which Macs differ. Pure."""
     lines: list[str] = []
     for number, title in enumerate(COLUMNS):
-        names = [f"{one.name} has {one.values[number]}" for one in found if title in one.differs]
+        names = [
+            f"{versions.name} has {versions.values[number]}"
+            for versions in found
+            if title in versions.differs
+        ]
         if names:
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
             lines.append(f"{title} differs: {', '.join(names[:_MAX_NAMES])}{more}")
@@ -131,10 +137,10 @@ async def _ask_pythons(transport: Transport, addresses: Sequence[ProcessAddress]
     async def ask_all(bearers: dict[str, str]) -> dict[str, str]:
         async with asyncio.TaskGroup() as group:
             tasks = {
-                one.label.removeprefix("node/"): group.create_task(
-                    ask(one, bearers.get(one.key, ""))
+                process_address.label.removeprefix("node/"): group.create_task(
+                    ask(process_address, bearers.get(process_address.key, ""))
                 )
-                for one in addresses
+                for process_address in addresses
             }
         return {name: task.result() for name, task in tasks.items()}
 

@@ -38,7 +38,15 @@ async def is_readiness_current(transport: Transport) -> bool:
         item.key.rpartition("/")[2] for item in (await transport.list(keys.ENDPOINT_PREFIX)).items
     }
     replicas = await objects.list_all(transport, Replica)
-    ready = {one.name for one in replicas if one.status and is_true(one.status.conditions, "Ready")}
+    ready = {
+        replica.name
+        for replica in replicas
+        if replica.status and is_true(replica.status.conditions, "Ready")
+    }
     deployments = await objects.list_all(transport, ModelDeployment)
-    counted = sum(one.status.ready_replicas for one in deployments if one.status is not None)
+    counted = sum(
+        deployment.status.ready_replicas
+        for deployment in deployments
+        if deployment.status is not None
+    )
     return ready <= serving and counted <= len(serving)

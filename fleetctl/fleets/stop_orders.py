@@ -54,7 +54,7 @@ async def read_addresses(transport: Transport, dialer: Dialer) -> dict[str, str]
         item.key.removeprefix(keys.NODE_LEASE_PREFIX): item
         for item in (await transport.list(keys.NODE_LEASE_PREFIX)).items
     }
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for item in (await transport.list(keys.status_prefix("Node"))).items:
         name = keys.kind_and_name(item.key)[1]
         url = codec.decode(NodeStatus, item).agent_url
@@ -63,8 +63,8 @@ async def read_addresses(transport: Transport, dialer: Dialer) -> dict[str, str]
         if dialer.has_identity and lease is not None and codec.decode(NodeLease, lease).tls:
             url = url.replace("http:", "https:", 1)
         if url:
-            found[name] = url
-    return found
+            addresses[name] = url
+    return addresses
 
 
 def without_store(urls: Mapping[str, str], dialer: Dialer) -> dict[str, str]:
@@ -85,10 +85,10 @@ def parse_nodes(text: str, known: Mapping[str, str], *, is_https: bool) -> dict[
     """
     names = {url.partition("://")[2]: name for name, url in known.items()}
     scheme = "https" if is_https else "http"
-    found: dict[str, str] = {}
-    for word in filter(None, (one.strip() for one in text.split(","))):
+    nodes: dict[str, str] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
         if word in known:
-            found[word] = known[word]
+            nodes[word] = known[word]
             continue
         given, equals, rest = word.rpartition("=")
         address = _address(word, rest)
@@ -99,10 +99,10 @@ def parse_nodes(text: str, known: Mapping[str, str], *, is_https: bool) -> dict[
                 f"--nodes: {word}: the name of the node at {address} is unknown, and its certificate must prove it; write "
                 f"NAME={address}"
             )
-        found[name] = f"{scheme}://{address}"
-    if not found:
+        nodes[name] = f"{scheme}://{address}"
+    if not nodes:
         raise FleetctlError("--nodes: expected HOST:PORT or NAME=HOST:PORT, separated by commas")
-    return found
+    return nodes
 
 
 def _address(word: str, text: str) -> str:
@@ -136,7 +136,7 @@ async def send_all(
             return await _send(address, bearers.get(address.key, ""), verb=verb, grace_s=grace_s)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(send(one)) for one in addresses]
+        tasks = [group.create_task(send(process_address)) for process_address in addresses]
     return [task.result() for task in tasks]
 
 
@@ -169,7 +169,7 @@ async def tickets_if_any(
     transport: Transport | None, addresses: Sequence[ProcessAddress]
 ) -> AsyncIterator[Mapping[str, str]]:
     """Yield tickets for the agents without TLS, which know no administrators; none while the store is away."""
-    plain = [one.key for one in addresses if one.url.startswith("http:")]
+    plain = [address.key for address in addresses if address.url.startswith("http:")]
     if transport is None or not plain:
         yield {}
         return

@@ -36,7 +36,7 @@ async def list_clients(transport: Transport) -> Sequence[StoreClient]:
         StoreError: the store could not be read.
 
     """
-    found: list[StoreClient] = []
+    store_clients: list[StoreClient] = []
     identities: set[str] = set()
     for prefix, kind, model in _KINDS:
         for item in (await transport.list(prefix)).items:
@@ -46,13 +46,13 @@ async def list_clients(transport: Transport) -> Sequence[StoreClient]:
                 name = lease.identity
                 identities.add(name)
             has_password = lease is not None and lease.has_store_password
-            found.append(StoreClient(name=f"{kind} {name}", has_password=has_password))
+            store_clients.append(StoreClient(name=f"{kind} {name}", has_password=has_password))
     leader = await transport.get(keys.ELECTION_RECONCILER)
     if leader is not None:
         identity = leader.value.decode(errors="replace")
         if identity not in identities:  # of a release before registrations
-            found.append(StoreClient(name=f"reconciler {identity}", has_password=False))
-    return found
+            store_clients.append(StoreClient(name=f"reconciler {identity}", has_password=False))
+    return store_clients
 
 
 def _decode(

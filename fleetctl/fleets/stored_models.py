@@ -159,7 +159,7 @@ async def open_agents(
         transport = await stack.enter_async_context(open_store(options))
         dialer = await open_dialer(options, transport)
         addresses, silent = await _addresses(transport, dialer, nodes)
-        holders = [one.key for one in addresses.values()]
+        holders = [address.key for address in addresses.values()]
         bearers: Mapping[str, str] = {}
         if holders:
             bearers = await stack.enter_async_context(issue_tickets(transport, holders))

@@ -103,16 +103,18 @@ class TlsMigration:
         """Return the processes that do not follow the current mode yet."""
         mode = self.trust.mode
         return tuple(
-            Blocker(label=one.label, remedy=f"it still follows {one.report.mode}", is_brief=True)
-            for one in self.processes
-            if one.report is not None and one.report.mode is not mode
+            Blocker(
+                label=process.label, remedy=f"it still follows {process.report.mode}", is_brief=True
+            )
+            for process in self.processes
+            if process.report is not None and process.report.mode is not mode
         )
 
     def _unready(self) -> list[Blocker]:
         return [
-            Blocker(label=one.label, remedy=_remedy(one))
-            for one in self.processes
-            if one.report is None
+            Blocker(label=process.label, remedy=_remedy(process))
+            for process in self.processes
+            if process.report is None
         ]
 
 
@@ -158,7 +160,7 @@ async def read_migration(transport: Transport) -> TlsMigration | None:
         trust=codec.decode(FleetTrust, item),
         revision=item.mod_revision,
         processes=tuple(processes),
-        plain_endpoints=tuple(one for one in endpoints if _is_plain(one.spec.url)),
+        plain_endpoints=tuple(endpoint for endpoint in endpoints if _is_plain(endpoint.spec.url)),
         engines=len(endpoints),
     )
 
@@ -203,9 +205,9 @@ def _is_plain(url: str) -> bool:
 def status_rows(migration: TlsMigration) -> Sequence[tuple[str, str, str, str]]:
     """Return a table of the processes: name, identity, the mode that it follows, and what is missing."""
     rows = [("PROCESS", "IDENTITY", "FOLLOWS", "MISSING")]
-    for one in migration.processes:
-        if one.report is None:
-            rows.append((one.label, "-", "-", _remedy(one)))
+    for process in migration.processes:
+        if process.report is None:
+            rows.append((process.label, "-", "-", _remedy(process)))
         else:
-            rows.append((one.label, one.identity, str(one.report.mode), "-"))
+            rows.append((process.label, process.identity, str(process.report.mode), "-"))
     return rows

@@ -123,7 +123,7 @@ def read_hosts(path: Path) -> list[RemoteTarget]:
     except (OSError, UnicodeDecodeError) as error:
         raise FleetctlError(f"--hosts {path}: {error}") from error
     words = [line.partition("#")[0].strip() for line in lines]
-    found = [parse_target(word) for word in words if word]
-    if len(found) > _MAX_HOSTS:
+    remote_targets = [parse_target(word) for word in words if word]
+    if len(remote_targets) > _MAX_HOSTS:
         raise FleetctlError(f"--hosts {path}: more than {_MAX_HOSTS} machines")
-    return found
+    return remote_targets

@@ -179,13 +179,13 @@ def _free_bytes(df: str) -> int | None:
 
 def _mains(pmset: str) -> dict[str, str]:
     """Return the settings on mains power in `pmset -g custom`."""
-    section, found = "", {}
+    section, mains = "", {}
     for line in pmset.splitlines():
         if line and not line[0].isspace():
             section = line.strip()
         elif section == "AC Power:" and len(fields := line.split()) >= 2:
-            found[fields[0]] = fields[1]
-    return found
+            mains[fields[0]] = fields[1]
+    return mains
 
 
 def _macos_ports(netstat: str) -> frozenset[int]:

@@ -65,10 +65,10 @@ class FleetAccess:
         """Return the condition Ready of a node; None if the fleet does not know the node."""
         kind = kinds.by_name("Node")
         assert kind is not None
-        found = await reader.read_one(self.transport, kind, name)
-        if not isinstance(found, Node) or found.status is None:
+        api_object = await reader.read_one(self.transport, kind, name)
+        if not isinstance(api_object, Node) or api_object.status is None:
             return None
-        return find_condition(found.status.conditions, "Ready")
+        return find_condition(api_object.status.conditions, "Ready")
 
 
 async def open_fleet(transport: Transport, clock: Clock, address: str) -> FleetAccess:

@@ -89,6 +89,6 @@ async def wait_until_silent(
 
 def _names(status: str) -> list[str]:
     try:
-        return [str(one["name"]) for one in json.loads(status)]
+        return [str(load["name"]) for load in json.loads(status)]
     except (ValueError, KeyError, TypeError):
         return []

@@ -138,7 +138,7 @@ class NodeSetup:
         self.is_installed = await self._has_release()
         own = await self._identity()
         release = self.options.release
-        found = check_machine(
+        machine = check_machine(
             self.facts,
             NodeContext(
                 name=self.name,
@@ -159,11 +159,11 @@ class NodeSetup:
                 is_linux_allowed=self.options.is_linux_allowed,
             ),
         )
-        for line in found.warnings:
+        for line in machine.warnings:
             self.warn(line)
-        if found.refusals:
+        if machine.refusals:
             raise RemoteError(
-                f"{self._host} cannot become a node: " + "\n  and ".join(found.refusals)
+                f"{self._host} cannot become a node: " + "\n  and ".join(machine.refusals)
             )
         self._check_platform()
         return False
@@ -183,14 +183,14 @@ class NodeSetup:
 
     async def _unreachable(self) -> tuple[str, ...]:
         """Return the join addresses that the machine cannot connect to."""
-        found = []
+        unreachable = []
         for address in self.fleet.addresses:
             host, _, port = address.rpartition(":")
             argv = ("/bin/sh", "-c", _CONNECT, "sh", host.strip("[]"), port)
             result = await self.mac.run(argv, limit_s=_JOIN_S)
             if not result.is_ok and result.code != _NO_TOOL:
-                found.append(address)
-        return tuple(found)
+                unreachable.append(address)
+        return tuple(unreachable)
 
     async def _has_release(self) -> bool:
         """Return whether the release is installed and in use; without one, whether any is."""
@@ -316,7 +316,7 @@ class NodeSetup:
             (self._fleetctl, "service", "status", "nodeagent", "-o", "json"), sudo=True
         )
         try:
-            return any(one["state"] == "running" for one in json.loads(result.out))
+            return any(load["state"] == "running" for load in json.loads(result.out))
         except (ValueError, KeyError, TypeError):
             return False
 
@@ -324,11 +324,11 @@ class NodeSetup:
         deadline = self.clock.monotonic() + _READY_S
         retries, waited = Retries(_POLL, self.clock), False
         while True:
-            found = await self.fleet.readiness(self.name)
-            if found is not None and found.status is ConditionStatus.TRUE:
+            condition = await self.fleet.readiness(self.name)
+            if condition is not None and condition.status is ConditionStatus.TRUE:
                 return waited
             if self.clock.monotonic() >= deadline:
-                why = "the fleet has not heard of it" if found is None else found.message
+                why = "the fleet has not heard of it" if condition is None else condition.message
                 raise RemoteError(
                     f"node/{self.name} is not Ready after {_READY_S:.0f} s: {why}. {await self._last_words()}"
                 )

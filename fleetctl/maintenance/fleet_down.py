@@ -42,15 +42,15 @@ def plan_steps(states: Mapping[str, MacState]) -> tuple[Step, ...]:
 
     An agent that has ended may have left engines behind, so its step is never left out.
     """
-    found: list[Step] = []
+    steps: list[Step] = []
     for part in ORDER:
         installed = {
             name: state.parts[part] for name, state in states.items() if part in state.parts
         }
         if installed:
             ended = tuple(sorted(name for name, one in installed.items() if one.pid is None))
-            found.append(Step(part=part, nodes=tuple(sorted(installed)), stopped=ended))
-    return tuple(found)
+            steps.append(Step(part=part, nodes=tuple(sorted(installed)), stopped=ended))
+    return tuple(steps)
 
 
 def plan_lines(steps: Sequence[Step], *, grace_s: float) -> list[str]:

@@ -23,7 +23,7 @@ async def read_facts(
 ) -> FleetFacts:
     """Return the facts. Raises FleetctlError: a Mac does not answer; StoreError."""
     ours = ComponentVersion(part="fleetctl", version=version())
-    found = await version_skew.read_versions(transport, ours)
+    versions = await version_skew.read_versions(transport, ours)
     ready = await object_trees.ready_nodes(transport)
     states = await _read_macs(macs)
     replicas = await objects.list_all(transport, Replica)
@@ -38,9 +38,9 @@ async def read_facts(
                 deployments=tuple(
                     sorted(
                         {
-                            one.spec.deployment
-                            for one in replicas
-                            if any(rank.node == node.name for rank in one.spec.ranks)
+                            replica.spec.deployment
+                            for replica in replicas
+                            if any(rank.node == node.name for rank in replica.spec.ranks)
                         }
                     )
                 ),
@@ -48,14 +48,14 @@ async def read_facts(
             for node in nodes
         ],
         versions={
-            one.label: one.version
-            for one in found.servers()
-            if one.part != "etcd"
-            and one.version != UNKNOWN
-            and not (one.part == "nodeagent" and one.name in upgraded)
+            server.label: server.version
+            for server in versions.servers()
+            if server.part != "etcd"
+            and server.version != UNKNOWN
+            and not (server.part == "nodeagent" and server.name in upgraded)
         },
-        etcd=found.etcd.version,
-        gateways=len(found.gateways),
+        etcd=versions.etcd.version,
+        gateways=len(versions.gateways),
     )
 
 

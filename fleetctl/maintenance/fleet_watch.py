@@ -100,10 +100,10 @@ class FleetWatch:
 
     async def _is_here(self, endpoint: str, node: str) -> bool:
         """Return whether the replica of an endpoint is still assigned to the node."""
-        found = await objects.get(self.transport, Replica, keys.replica_of(endpoint))
-        if found is None or found.metadata.deletion_timestamp is not None:
+        obj = await objects.get(self.transport, Replica, keys.replica_of(endpoint))
+        if obj is None or obj.metadata.deletion_timestamp is not None:
             return False
-        return any(rank.node == node for rank in found.spec.ranks)
+        return any(rank.node == node for rank in obj.spec.ranks)
 
     async def _lacks_gateway(self, version: str, before: Sighting) -> str:
         for item in (await self.transport.list(keys.GATEWAY_LEASE_PREFIX)).items:

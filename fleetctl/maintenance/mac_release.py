@@ -73,8 +73,8 @@ class MacState:
 
     def runs(self, part: str, version: str) -> bool:
         """Return whether a service runs a release."""
-        found = self.parts.get(part)
-        return found is not None and found.version == version
+        running_part = self.parts.get(part)
+        return running_part is not None and running_part.version == version
 
 
 class MacRelease:
@@ -86,9 +86,9 @@ class MacRelease:
 
     async def read_installed(self) -> MacState:
         """Return the installed releases, without the services. Raises RemoteError: there is none."""
-        found = await self._mac.run(("/bin/sh", "-c", _FIND, "sh", self._prefix))
-        lines = found.out.splitlines()
-        if not found.is_ok or len(lines) < 4:
+        result = await self._mac.run(("/bin/sh", "-c", _FIND, "sh", self._prefix))
+        lines = result.out.splitlines()
+        if not result.is_ok or len(lines) < 4:
             raise RemoteError(
                 f"{self._mac.target.host}: no release with a link `current` is in {self._prefix or '/opt/mlx-fleet or the home'}: "
                 "it was not installed by install.sh. Give its folder with --prefix, or install it first"

@@ -57,7 +57,7 @@ async def read_facts(
     vault = await mac.run(_FILE_VAULT)
     return RebootFacts(
         node=node.name,
-        hosts=frozenset(one.lower() for one in hosts if one),
+        hosts=frozenset(host.lower() for host in hosts if host),
         mates=await _mates(transport, node),
         members=await _members(etcd),
         replicas=await replicas_on(transport, node.name),
@@ -68,14 +68,14 @@ async def read_facts(
 
 async def replicas_on(transport: Transport, node: str) -> tuple[str, ...]:
     """Return the replicas with a rank on a node. Raises StoreError."""
-    found = await objects.list_all(transport, Replica)
-    return tuple(r.name for r in found if any(rank.node == node for rank in r.spec.ranks))
+    replicas = await objects.list_all(transport, Replica)
+    return tuple(r.name for r in replicas if any(rank.node == node for rank in r.spec.ranks))
 
 
 async def _mates(transport: Transport, node: Node) -> tuple[GroupMate, ...]:
     ready = await object_trees.ready_nodes(transport)
     others = {one.name: one for one in await objects.list_all(transport, Node)}
-    found: list[GroupMate] = []
+    group_mates: list[GroupMate] = []
     for group in await objects.list_all(transport, ShardGroup):
         members = [member.node for member in group.spec.members]
         if node.name not in members:
@@ -83,7 +83,7 @@ async def _mates(transport: Transport, node: Node) -> tuple[GroupMate, ...]:
         for name in members:
             other = others.get(name)
             if name != node.name and other is not None:
-                found.append(
+                group_mates.append(
                     GroupMate(
                         group=group.name,
                         node=name,
@@ -91,7 +91,7 @@ async def _mates(transport: Transport, node: Node) -> tuple[GroupMate, ...]:
                         is_draining=other.spec.draining,
                     )
                 )
-    return tuple(found)
+    return tuple(group_mates)
 
 
 async def _members(etcd: EtcdAddress) -> tuple[EtcdMember, ...]:
@@ -213,10 +213,10 @@ class Restarter:
         item = await self.watch.transport.get(keys.status_key("Node", self.node))
         if item is None:
             return "its new agent has not reported"
-        found = find_condition(codec.decode(NodeStatus, item).conditions, "NeedsReboot")
-        if found is None or found.status is not ConditionStatus.TRUE:
+        condition = find_condition(codec.decode(NodeStatus, item).conditions, "NeedsReboot")
+        if condition is None or condition.status is not ConditionStatus.TRUE:
             return ""
-        return f"it came back, and still needs a restart ({found.reason}: {found.message})"
+        return f"it came back, and still needs a restart ({condition.reason}: {condition.message})"
 
     async def session(self) -> str:
         """Return the session of the agent now; "" if the node is away. Raises StoreError."""

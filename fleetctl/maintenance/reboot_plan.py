@@ -124,10 +124,10 @@ def _refusal_of_group(facts: RebootFacts) -> RebootRefusal | None:
 
 
 def _refusal_of_etcd(facts: RebootFacts) -> RebootRefusal | None:
-    own = [one for one in facts.members if one.hosts & facts.hosts]
+    own = [member for member in facts.members if member.hosts & facts.hosts]
     if not own:
         return None
-    left = sum(one.is_healthy for one in facts.members if one not in own)
+    left = sum(member.is_healthy for member in facts.members if member not in own)
     needed = len(facts.members) // 2 + 1
     if left >= needed:
         return None
@@ -159,5 +159,5 @@ def parse_wired_bytes(text: str) -> int | None:
 
 def hosts_of_urls(urls: Sequence[str]) -> frozenset[str]:
     """Return the hosts of URLs."""
-    found = (urlsplit(one).hostname for one in urls)
+    found = (urlsplit(url).hostname for url in urls)
     return frozenset(host.lower() for host in found if host)

@@ -78,13 +78,17 @@ class Upgrader:
     async def restart_all(self) -> None:
         """Restart the services, in order. Raises FleetctlError: one failed, and the upgrade stopped."""
         for part in ORDER:
-            steps = [one for one in self._plan.restarts if one.part == part]
+            steps = [restart for restart in self._plan.restarts if restart.part == part]
             size = self._limits.concurrency if part == "nodeagent" else 1
             for at in range(0, len(steps), size):
                 failures = await self._restart_some(steps[at : at + size])
                 if failures:
-                    left = steps[at + size :]
-                    rest = f"; not touched: {', '.join(one.node for one in left)}" if left else ""
+                    restarts = steps[at + size :]
+                    rest = (
+                        f"; not touched: {', '.join(one.node for one in restarts)}"
+                        if restarts
+                        else ""
+                    )
                     raise FleetctlError("\n".join(failures) + f"\nThe upgrade stopped here{rest}")
         for node in self._plan.previous:
             await self._finish(node)
@@ -93,7 +97,7 @@ class Upgrader:
         """Restart services at once; return why some failed. Raises StoreError."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._restart(one)) for one in steps]
+                tasks = [group.create_task(self._restart(step)) for step in steps]
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         return [task.result() for task in tasks if task.result()]

@@ -88,7 +88,9 @@ def plan_upgrade(facts: FleetFacts, release: TargetRelease) -> UpgradePlan | Pla
         for node in nodes
         if part in node.mac.parts and not (node.mac.runs(part, version) and node.is_ready)
     ]
-    busy = {one.node for one in restarts} | {n.name for n in nodes if n.mac.current != version}
+    busy = {restart.node for restart in restarts} | {
+        n.name for n in nodes if n.mac.current != version
+    }
     stored = _stored_changes([node for node in nodes if node.name in busy], release)
     return UpgradePlan(
         release=release,
@@ -106,7 +108,7 @@ def previous_release(mac: MacState, version: str) -> str:
 
     After a run that was killed, the link may point to the new release already.
     """
-    running = [one.version for one in mac.parts.values() if one.version not in ("", version)]
+    running = [part.version for part in mac.parts.values() if part.version not in ("", version)]
     if running or mac.current != version:
         return (*running, mac.current)[0]
     others = [one for one in mac.installed if one != version]
@@ -148,13 +150,13 @@ def _refusal_of_node(node: NodeFacts, release: TargetRelease) -> PlanRefusal | N
 
 def _stored_changes(nodes: Sequence[NodeFacts], release: TargetRelease) -> tuple[str, ...] | None:
     """Return the documents that are stored in another shape than by one of the Macs; None if it is unknown."""
-    found: dict[str, None] = {}
+    stored_changes: dict[str, None] = {}
     for node in nodes:
         changed = changed_documents(node.mac.stored, release.stored)
         if changed is None:
             return None
-        found |= dict.fromkeys(changed)
-    return tuple(found)
+        stored_changes |= dict.fromkeys(changed)
+    return tuple(stored_changes)
 
 
 def _notes(facts: FleetFacts, restarts: Sequence[Restart], release: TargetRelease) -> list[str]:
@@ -163,7 +165,7 @@ def _notes(facts: FleetFacts, restarts: Sequence[Restart], release: TargetReleas
         notes.append(
             f"etcd stays at {facts.etcd}: a release brings none; upgrade it before, one member and one minor version at a time"
         )
-    upgraded = sum(one.part == "gateway" for one in restarts)
+    upgraded = sum(restart.part == "gateway" for restart in restarts)
     if upgraded and facts.gateways < 2:
         notes.append(
             "the only gateway restarts: clients are refused for some seconds. Start a second one first"
@@ -192,12 +194,12 @@ def plan_lines(plan: UpgradePlan) -> list[str]:
     lines = [f"Upgrade to {version}, one Mac at a time; engines keep running."]
     if plan.installs:
         lines.append(f"  install beside the release in use: {', '.join(plan.installs)}")
-    for number, one in enumerate(plan.restarts, 1):
-        old = plan.previous[one.node] or "unknown"
-        lines.append(f"  {number}. {one.part} of {one.node}: {old} -> {version}")
+    for number, restart in enumerate(plan.restarts, 1):
+        old = plan.previous[restart.node] or "unknown"
+        lines.append(f"  {number}. {restart.part} of {restart.node}: {old} -> {version}")
     if plan.unchanged:
         lines.append(f"  {version} runs already on: {', '.join(plan.unchanged)}")
-    lines += [f"  note: {one}" for one in plan.notes]
+    lines += [f"  note: {note}" for note in plan.notes]
     if plan.has_rollback:
         lines.append(
             "A Mac that does not become Ready goes back to its release, and the upgrade stops there."

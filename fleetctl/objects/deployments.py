@@ -38,9 +38,9 @@ async def read_deployment(transport: Transport, name: str) -> ModelDeployment:
             FleetctlError: it does not exist; the message has the nearest name.
 
     """
-    found = await objects.get(transport, ModelDeployment, name)
-    if found is not None:
-        return found
+    model_deployment = await objects.get(transport, ModelDeployment, name)
+    if model_deployment is not None:
+        return model_deployment
     there = [obj.name for obj in await reader.read(transport, kind_of("md"), ())]
     raise FleetctlError(not_found_message(kind_of("md"), name, there))
 
@@ -50,7 +50,7 @@ def trial_notes(revisions: Sequence[Revision], deployment: ModelDeployment) -> l
     status = deployment.status
     if status is None or status.canary is None or status.canary.outcome != "Failed":
         return []
-    numbers = {one.spec.template: one.spec.revision for one in revisions}
+    numbers = {revision.spec.template: revision.spec.revision for revision in revisions}
     bad, good = numbers.get(status.canary.template), numbers.get(status.stable_template)
     if bad is None:
         return []

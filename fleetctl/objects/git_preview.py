@@ -49,12 +49,12 @@ async def request_all(
     async with open_store(options) as transport:
         names = [obj.name for obj in await targets.read_selected(transport, chosen)]
         with ProgressLine() as progress:
-            found = []
+            named_previews = []
             for name in names:
                 progress.show(f"gitsource/{name}: waiting for the reconciler to fetch")
                 preview = await _request(transport, clock, name, deadline)
-                found.append(NamedPreview(source=name, preview=preview))
-        return found
+                named_previews.append(NamedPreview(source=name, preview=preview))
+        return named_previews
 
 
 def preview_tree(found: NamedPreview) -> dict[str, Tree]:
@@ -66,8 +66,8 @@ def preview_tree(found: NamedPreview) -> dict[str, Tree]:
         "problem": preview.problem,
         "omitted": preview.omitted,
         "changes": [
-            {"kind": one.kind, "name": one.name, "change": one.action, "diff": one.diff}
-            for one in preview.changes
+            {"kind": change.kind, "name": change.name, "change": change.action, "diff": change.diff}
+            for change in preview.changes
         ],
     }
 
@@ -78,9 +78,9 @@ async def _request(transport: Transport, clock: Clock, name: str, deadline: floa
     await mutate(transport, clock, GitSource, name, lambda now: _with_request(now, request))
     try:
         while True:
-            found = await _answer(transport, name, request)
-            if found is not None:
-                return found
+            source_preview = await _answer(transport, name, request)
+            if source_preview is not None:
+                return source_preview
             if clock.monotonic() >= deadline:
                 raise FleetctlError(
                     f"gitsource/{name} was not compared in time: check that a reconciler runs, for example with "

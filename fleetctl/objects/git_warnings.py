@@ -58,7 +58,7 @@ async def _keepers(
         for entry in ownership.git_entries(obj.metadata.managed_fields):
             kept.setdefault(source_of_manager(entry.manager) or "", []).append(key_of(obj))
     sources = [await objects.get(transport, GitSource, name) for name in kept]
-    return [(one, kept[one.name]) for one in sources if one is not None]
+    return [(source, kept[source.name]) for source in sources if source is not None]
 
 
 def _kept_names(keys: Sequence[ObjectKey]) -> str:

@@ -308,25 +308,25 @@ class _Parser:
         """Parse until the end of the text, or until the `{end}` of a range."""
         if depth > _MAX_DEPTH:
             raise self._cursor.error(f"more than {_MAX_DEPTH} nested ranges")
-        found: list[TemplatePart] = []
+        template_parts: list[TemplatePart] = []
         while self._cursor.at < len(self._cursor.text):
             plain, brace, _ = self._cursor.remaining().partition("{")
-            found += [plain] if plain else []
+            template_parts += [plain] if plain else []
             self._cursor.at += len(plain) + len(brace)
             while brace and not self._cursor.accept("}"):
                 if self._cursor.accept("end"):
                     self._expect_brace("end")
                     if not depth:
                         raise self._cursor.error("{end} without a range")
-                    return tuple(found)
+                    return tuple(template_parts)
                 if not self._cursor.remaining():
                     raise self._cursor.error("expected }")
-                found.append(self._part(depth))
-                if isinstance(found[-1], RangeBlock):
+                template_parts.append(self._part(depth))
+                if isinstance(template_parts[-1], RangeBlock):
                     break  # its {end} closed the braces
         if depth:
             raise self._cursor.error("a range has no {end}")
-        return tuple(found)
+        return tuple(template_parts)
 
     def _part(self, depth: int) -> TemplatePart:
         """Parse one element within braces."""

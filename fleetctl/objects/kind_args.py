@@ -136,13 +136,13 @@ def parse_names(words: Sequence[str], kind: Kind, *, otherwise: str = "") -> lis
     has_kind = bool(rest) and "/" not in first and kinds.by_alias(first) is not None
     if has_kind:
         _check_kind(first, kind, otherwise)
-    found = []
+    names = []
     for word in rest if has_kind else words:
         before, slash, name = word.partition("/")
         if slash:
             _check_kind(before, kind, otherwise)
-        found.append(name if slash else word)
-    return found
+        names.append(name if slash else word)
+    return names
 
 
 def _check_kind(word: str, kind: Kind, otherwise: str) -> None:

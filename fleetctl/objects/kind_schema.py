@@ -45,12 +45,12 @@ class KindSchema:
 
     def fields(self, schema: Schema) -> list[FieldSchema]:
         """Return the fields of an object, or of the items of a list or mapping."""
-        found: dict[str, FieldSchema] = {}
+        field_schemas: dict[str, FieldSchema] = {}
         for part in self.parts(schema):
             needed = part.get("required", ())
             for name, inner in part.get("properties", {}).items():
-                found[name] = self.field(name, inner, is_required=name in needed)
-        return list(found.values())
+                field_schemas[name] = self.field(name, inner, is_required=name in needed)
+        return list(field_schemas.values())
 
     def field(self, name: str, schema: Schema, *, is_required: bool) -> FieldSchema:
         return FieldSchema(
@@ -170,7 +170,7 @@ def find_field(model: KindSchema, path: tuple[str, ...]) -> FieldSchema:
         FleetctlError: the field does not exist; the message has the nearest.
 
     """
-    found = FieldSchema(
+    field_schema = FieldSchema(
         name="",
         type=model.kind,
         is_required=False,
@@ -181,12 +181,12 @@ def find_field(model: KindSchema, path: tuple[str, ...]) -> FieldSchema:
         schema=model.root,
     )
     for number, name in enumerate(path):
-        fields = {one.name: one for one in model.fields(found.schema)}
+        fields = {field.name: field for field in model.fields(field_schema.schema)}
         if name not in fields:
             where = ".".join((model.kind, *path[:number]))
             raise FleetctlError(_unknown_field(where, name, list(fields)))
-        found = fields[name]
-    return found
+        field_schema = fields[name]
+    return field_schema
 
 
 def _unknown_field(where: str, name: str, known: list[str]) -> str:
@@ -221,9 +221,9 @@ def refuse_unselectable(path: tuple[str, ...], kinds: Sequence[Kind]) -> None:
 
     """
     problems = [_check_path(path, _selectable_schema(kind)) for kind in kinds]
-    if all(one.message for one in problems):
+    if all(problem.message for problem in problems):
         # With several kinds, the one that has the longest part of the path is probably meant.
-        message = max(problems, key=lambda one: one.depth).message
+        message = max(problems, key=lambda problem: problem.depth).message
         raise FleetctlError(f"--field-selector: {message}")
 
 
@@ -258,7 +258,7 @@ def _check_path(path: tuple[str, ...], model: KindSchema) -> _PathProblem:
 def _unsupported_field(path: tuple[str, ...], above: str, fields: dict[str, FieldSchema]) -> str:
     """Return the error about an unknown field, in kubectl's words."""
     name = path[len(above.split(".")) if above else 0]
-    low = {one.lower(): one for one in fields}
+    low = {field.lower(): field for field in fields}
     near = difflib.get_close_matches(name.lower(), low, n=1)
     if near:
         # The names below it may be wrong, too; the next error reports that.

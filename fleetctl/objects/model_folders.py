@@ -56,12 +56,12 @@ def model_folders(
 
 
 def _users(deployments: Iterable[Tree]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in deployments:
-        path = one["spec"]["model"].get("path")
+    users: dict[str, list[str]] = {}
+    for deployment in deployments:
+        path = deployment["spec"]["model"].get("path")
         if path:
-            found.setdefault(path, []).append(f"modeldeployment/{name_of(one)}")
-    return found
+            users.setdefault(path, []).append(f"modeldeployment/{name_of(deployment)}")
+    return users
 
 
 def _folder(node: str, report: Mapping[str, Any], users: Sequence[str]) -> ModelFolder:

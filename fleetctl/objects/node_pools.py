@@ -21,15 +21,17 @@ class NodePools(NamedTuple):
 async def read_node_pools(store: StoreReader, nodes: Sequence[Tree]) -> dict[str, NodePools]:
     """Return the pools of the nodes that are in one, by the node's name. Raises StoreError."""
     pools = sorted(await object_trees.list_all(store, "NodePool"), key=object_trees.name_of)
-    found = {}
+    node_pools = {}
     for node in nodes if pools else ():
         mine = [pool for pool in pools if _in_pool(pool, node)]
         reserves = [field_at(pool, "spec", "reserved", "memory") for pool in mine]
-        found[object_trees.name_of(node)] = NodePools(
+        node_pools[object_trees.name_of(node)] = NodePools(
             names=tuple(map(object_trees.name_of, mine)),
-            reserved_bytes=max((sizes.parse(one) for one in reserves if one), default=0),
+            reserved_bytes=max(
+                (sizes.parse(reserve) for reserve in reserves if reserve), default=0
+            ),
         )
-    return found
+    return node_pools
 
 
 def _in_pool(pool: Tree, node: Tree) -> bool:

@@ -157,9 +157,9 @@ def _part(parent: Tree, steps: tuple[str, ...], *, is_new: bool) -> str | int:
 
 
 def _value_at(document: Tree, steps: tuple[str, ...]) -> Tree:
-    found = trees.value_at(document, _resolve(document, steps))
-    assert found is not ABSENT
-    return found
+    value = trees.value_at(document, _resolve(document, steps))
+    assert value is not ABSENT
+    return value
 
 
 def _add(document: Tree, steps: tuple[str, ...], value: Tree) -> Tree:

@@ -197,9 +197,9 @@ async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], l
         return await object_trees.list_all(store, kind.name), []
     if len(names) <= _MAX_SINGLE_READS:
         some = [await object_trees.get(store, kind.name, name) for name in names]
-        found = [tree for tree in some if tree is not None]
-        if len(found) == len(names):
-            return found, []
+        trees = [tree for tree in some if tree is not None]
+        if len(trees) == len(names):
+            return trees, []
     return _named(kind, names, await object_trees.list_all(store, kind.name))
 
 

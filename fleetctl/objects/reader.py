@@ -27,10 +27,10 @@ async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[A
         FleetctlError: an object does not exist; the message has the nearest name.
 
     """
-    found = await _all(transport, kind)
+    api_objects = await _all(transport, kind)
     if not names:
-        return found
-    by_name = {obj.name: obj for obj in found}
+        return api_objects
+    by_name = {obj.name: obj for obj in api_objects}
     missing = [name for name in names if name not in by_name]
     if missing:
         raise FleetctlError(not_found_message(kind, missing[0], list(by_name)))
@@ -55,10 +55,10 @@ async def read_one(transport: Transport, kind: Kind, name: str) -> ApiObject | N
 async def _all(transport: Transport, kind: Kind) -> list[ApiObject]:
     if kind.name == "Node":  # the condition Ready is derived from leases
         return [_typed(kind, tree) for tree in await object_trees.list_all(transport, kind.name)]
-    found = list(await objects.list_all(transport, kind.type))
+    api_objects = list(await objects.list_all(transport, kind.type))
     if kind.name == "Event":
-        found.sort(key=lambda obj: getattr(obj, "spec").last_seen)  # noqa: B009 - mypy sees the base
-    return found
+        api_objects.sort(key=lambda obj: getattr(obj, "spec").last_seen)  # noqa: B009 - mypy sees the base
+    return api_objects
 
 
 def _typed(kind: Kind, tree: Tree) -> ApiObject:
@@ -86,13 +86,13 @@ def _item(key: str, tree: Tree, model: str) -> KeyValue:
 
 async def read_peaks(transport: Transport, replica: Replica) -> tuple[int, ...]:
     """Return the highest memory use in bytes that was measured for each rank; 0 if it was not measured."""
-    found = []
+    peaks = []
     for number, rank in enumerate(replica.spec.ranks):
         item = await transport.get(keys.rank_key(rank.node, replica.name, number))
         report = None if item is None else codec.decode(RankStatus, item)
         is_of_it = report is not None and report.replica_uid == replica.metadata.uid
-        found.append(report.peak_bytes if report is not None and is_of_it else 0)
-    return tuple(found)
+        peaks.append(report.peak_bytes if report is not None and is_of_it else 0)
+    return tuple(peaks)
 
 
 async def table_context(transport: StoreReader, clock: Clock, kind: Kind) -> TableContext:

@@ -101,18 +101,18 @@ def parse_selections(
 
 
 def _names_by_kind(words: Sequence[str], among: Sequence[Kind]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     if any("/" in word for word in words):
         for word in words:
             kind, slash, name = word.partition("/")
             if not slash or not name:
                 raise click.UsageError("write KIND NAME NAME..., or KIND/NAME KIND/NAME...")
-            found.setdefault(kind_of(kind, among).name, []).append(name)
+            names.setdefault(kind_of(kind, among).name, []).append(name)
     else:
         for part in words[0].split(","):
             kind_found = kind_of(part, among, may_be_name=[part] == [*words])
-            found.setdefault(kind_found.name, []).extend(words[1:])
-    return found
+            names.setdefault(kind_found.name, []).extend(words[1:])
+    return names
 
 
 def _writable_kind(word: str, verb: str) -> Kind:
@@ -153,11 +153,11 @@ async def read_selected(transport: Transport, chosen: Selection) -> list[ApiObje
         FleetctlError: an object does not exist; the message has the nearest name.
 
     """
-    found = await reader.read(transport, chosen.kind, chosen.names)
-    found = selectors.select(found, chosen.requirements)
-    if not found:
+    selected = await reader.read(transport, chosen.kind, chosen.names)
+    selected = selectors.select(selected, chosen.requirements)
+    if not selected:
         click.echo(f"no {chosen.kind.plural} found", err=True)
-    return found
+    return selected
 
 
 async def read_all_selected(transport: Transport, chosen: Sequence[Selection]) -> list[ApiObject]:

@@ -142,12 +142,12 @@ def reason(goal: Goal, tree: Tree | None) -> str:
 
 
 def _is_condition_met(goal: ConditionGoal, tree: Tree) -> bool:
-    found = _find_condition(goal, tree)
-    if found is None:
+    condition = _find_condition(goal, tree)
+    if condition is None:
         return False
     # A status of an older generation does not count.
-    is_current = found.get("observedGeneration", 0) >= tree["metadata"].get("generation", 0)
-    return is_current and found.get("status") == goal.truth
+    is_current = condition.get("observedGeneration", 0) >= tree["metadata"].get("generation", 0)
+    return is_current and condition.get("status") == goal.truth
 
 
 def _find_condition(goal: ConditionGoal, tree: Tree) -> Tree | None:
@@ -165,11 +165,11 @@ def _is_field_met(goal: FieldGoal, tree: Tree) -> bool:
 
 
 def _condition_state(goal: ConditionGoal, tree: Tree) -> str:
-    found = _find_condition(goal, tree)
-    if found is not None:
-        cause = f"{found.get('reason', '')}: {found.get('message', '')}".removesuffix(": ")
-        is_old = found.get("observedGeneration", 0) < tree["metadata"].get("generation", 0)
+    condition = _find_condition(goal, tree)
+    if condition is not None:
+        cause = f"{condition.get('reason', '')}: {condition.get('message', '')}".removesuffix(": ")
+        is_old = condition.get("observedGeneration", 0) < tree["metadata"].get("generation", 0)
         age = ", of an older generation" if is_old else ""
-        return f"; it is {found.get('status')} ({cause}{age})"
+        return f"; it is {condition.get('status')} ({cause}{age})"
     known = ", ".join(str(one.get("type")) for one in object_trees.conditions_of(tree))
     return f"; it has no such condition, only {known}" if known else ""

@@ -187,20 +187,20 @@ def load_edited(now: ApiObject, tree: Tree) -> ApiObject:
 
     """
     assert isinstance(tree, dict)
-    found = _load_tree(tree, f"{now.kind.lower()}/{now.name}, as edited").obj
+    api_object = _load_tree(tree, f"{now.kind.lower()}/{now.name}, as edited").obj
     fleets = {k: v for k, v in now.metadata.annotations.items() if k.startswith(FLEET_ANNOTATIONS)}
-    annotations = {**found.metadata.annotations, **fleets}
-    metadata = found.metadata.model_copy(update={"annotations": annotations})
-    return found.model_copy(update={"metadata": metadata})
+    annotations = {**api_object.metadata.annotations, **fleets}
+    metadata = api_object.metadata.model_copy(update={"annotations": annotations})
+    return api_object.model_copy(update={"metadata": metadata})
 
 
 def _load_tree(tree: dict[str, Tree], source: str) -> LoadedObject:
     [root] = parser.parse(parser.dump(tree), source).documents
     try:
-        [found] = read_objects([Document(source=source, root=root)])
+        [loaded_object] = read_objects([Document(source=source, root=root)])
     except ManifestErrors as errors:
         raise ManifestErrors(without_positions(errors.problems)) from None
-    return found
+    return loaded_object
 
 
 def without_positions(problems: Sequence[ManifestError]) -> list[ManifestError]:
@@ -254,16 +254,19 @@ async def check_objects(transport: Transport, loaded: Sequence[LoadedObject]) ->
         ManifestErrors: an object refers to an object that does not exist, or cannot be written.
 
     """
-    seen = await observe(transport, [item.key for item in loaded])
-    problems = [*validate(loaded, seen.known), *plan.find_refusals(loaded, seen.objects)]
+    observed_objects = await observe(transport, [item.key for item in loaded])
+    problems = [
+        *validate(loaded, observed_objects.known),
+        *plan.find_refusals(loaded, observed_objects.objects),
+    ]
     if problems:
         raise ManifestErrors(problems)
 
 
 def _metadata(tree: Mapping[str, Tree]) -> dict[str, Tree]:
-    found = tree["metadata"]
-    assert isinstance(found, dict)
-    return found
+    trees = tree["metadata"]
+    assert isinstance(trees, dict)
+    return trees
 
 
 def _without(tree: Mapping[str, Tree], keys: Sequence[str]) -> dict[str, Tree]:
@@ -287,10 +290,10 @@ async def create_all(
         StoreError: the store did not answer; the reported ones were written.
 
     """
-    seen = await observe(transport, [item.key for item in loaded])
+    observed_objects = await observe(transport, [item.key for item in loaded])
     problems = [
-        *_existing_problems(loaded, seen),
-        *validate(loaded, seen.known),
+        *_existing_problems(loaded, observed_objects),
+        *validate(loaded, observed_objects.known),
         *plan.find_refusals(loaded, {}),
     ]
     if problems:
@@ -332,11 +335,13 @@ async def _create_batch(transport: Transport, batch: Sequence[Write]) -> list[Ap
         ) from error
     except UnavailableError as error:
         # The write succeeded, and only its answer was lost, if the stored objects have our uids.
-        found = [await _read_again(transport, obj) for obj in created] if error.ambiguous else []
-        uids = [obj.metadata.uid for obj in found if obj is not None]
+        api_objects = (
+            [await _read_again(transport, obj) for obj in created] if error.ambiguous else []
+        )
+        uids = [obj.metadata.uid for obj in api_objects if obj is not None]
         if uids != [obj.metadata.uid for obj in created]:
             raise
-        return [obj for obj in found if obj is not None]
+        return [obj for obj in api_objects if obj is not None]
     return [codec.with_version(obj, revision) for obj in created]
 
 

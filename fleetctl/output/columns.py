@@ -171,7 +171,10 @@ def _nodes(pool: Tree, _: TableContext) -> str:
 
 
 def _shares(backends: Sequence[Tree]) -> str:
-    named = ((one.get("deployment") or f"external/{one['external']}", one) for one in backends)
+    named = (
+        (backend.get("deployment") or f"external/{backend['external']}", backend)
+        for backend in backends
+    )
     return ",".join(f"{name}={one.get('weight', 1)}" for name, one in named)
 
 
@@ -249,8 +252,8 @@ def _earlier_secret(key: Tree, context: TableContext) -> str:
         object_trees.parse_time(one.get("expires"))
         for one in field_at(key, "spec", "previous") or ()
     ]
-    left = [end for end in ends if end is not None and end > context.now]
-    return f"for {_remaining(context.now, max(left))}" if left else ""
+    moments = [end for end in ends if end is not None and end > context.now]
+    return f"for {_remaining(context.now, max(moments))}" if moments else ""
 
 
 def _model_limits(key: Tree, _: TableContext) -> str:

@@ -103,12 +103,12 @@ def _plain_cells(tree: Tree, columns: Sequence[Column], context: TableContext) -
 def _cell(column: Column, tree: Tree, context: TableContext) -> str:
     """Return a cell as one line; an invalid document must not hide the other objects."""
     try:
-        found = column.cell(tree, context)
+        cell = column.cell(tree, context)
     except _INVALID_DOCUMENT:
         return _INVALID
-    if found.isprintable():
-        return found
-    first, newline, _ = found.partition("\n")
+    if cell.isprintable():
+        return cell
+    first, newline, _ = cell.partition("\n")
     # Escape sequences would move the cursor of the terminal.
     clean = "".join(letter if letter.isprintable() else " " for letter in first).rstrip()
     return f"{clean}..." if newline else clean
@@ -118,10 +118,10 @@ def _label_cells(tree: Tree, options: TableOptions) -> list[str]:
     if not options.has_labels and not options.label_columns:
         return []
     labels = tree_labels(tree)
-    found = [labels.get(key, "") for key in options.label_columns]
+    label_cells = [labels.get(key, "") for key in options.label_columns]
     if options.has_labels:
-        found.append(",".join(f"{k}={v}" for k, v in sorted(labels.items())) or "<none>")
-    return found
+        label_cells.append(",".join(f"{k}={v}" for k, v in sorted(labels.items())) or "<none>")
+    return label_cells
 
 
 def _tree(obj: "Tree | ApiObject") -> Tree:

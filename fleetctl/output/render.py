@@ -108,7 +108,7 @@ class ObjectRenderer:
         return self._event_text(events, result.context) if events else ""
 
     def _event_text(self, events: Sequence[WatchEvent], context: TableContext) -> str:
-        form, trees = self._form, [one.tree for one in events]
+        form, trees = self._form, [event.tree for event in events]
         if isinstance(form, NameFormat):
             return form.text(trees)
         if not isinstance(form, LineFormat):

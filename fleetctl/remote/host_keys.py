@@ -75,7 +75,7 @@ def user_known_hosts(home: Path, expected: Sequence[str] = ()) -> KnownHosts:
 
 def algorithms(known: Sequence[KnownKey]) -> list[str]:
     """Return the algorithms of known keys, so that a server with several keys shows one that can be compared."""
-    names = [name.decode() for one in known for name in one.key.sig_algorithms]
+    names = [name.decode() for key in known for name in key.key.sig_algorithms]
     return list(dict.fromkeys(names))
 
 
@@ -90,13 +90,13 @@ async def check(
     """
     known = hosts.find(target)
     shown = key.get_fingerprint()
-    revoked = [one for one in known if one.is_revoked and one.key == key]
+    revoked = [known_key for known_key in known if known_key.is_revoked and known_key.key == key]
     if revoked:
         raise HostKeyError(
             f"{target.host}: its host key {shown} is revoked by {revoked[0].file}:{revoked[0].line}. Nothing was sent"
         )
-    known = [one for one in known if not one.is_revoked]
-    if known and all(one.key != key for one in known):
+    known = [known_key for known_key in known if not known_key.is_revoked]
+    if known and all(known_key.key != key for known_key in known):
         raise _changed(target, shown, known)
     if hosts.expected and shown not in hosts.expected:
         raise HostKeyError(
@@ -125,7 +125,7 @@ async def _is_confirmed(
 
 
 def _changed(target: RemoteTarget, shown: str, known: Sequence[KnownKey]) -> HostKeyError:
-    lines = [f"  {one.file}:{one.line}  {one.key.get_fingerprint()}" for one in known]
+    lines = [f"  {key.file}:{key.line}  {key.key.get_fingerprint()}" for key in known]
     return HostKeyError(
         f"{target.host} has changed its host key. Another machine may have taken its address; nothing was sent.\n"
         f"  now  {shown}\nknown:\n" + "\n".join(lines) + "\n"
@@ -145,7 +145,7 @@ def _entries(file: Path, target: RemoteTarget) -> list[KnownKey]:
             text = stream.read(_MAX_FILE_BYTES).decode(errors="replace")
     except OSError:
         return []
-    found = []
+    known_keys = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -156,7 +156,7 @@ def _entries(file: Path, target: RemoteTarget) -> list[KnownKey]:
         except ValueError:
             continue
         for is_revoked, some in ((False, keys), (True, revoked)):
-            found += [
+            known_keys += [
                 KnownKey(file=file, line=number, key=key, is_revoked=is_revoked) for key in some
             ]
-    return found
+    return known_keys

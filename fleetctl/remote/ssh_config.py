@@ -116,7 +116,7 @@ def _dialled(target: RemoteTarget, values: Mapping[str, str], file: Path) -> Rem
 
 
 def _jumps(value: str, target: RemoteTarget, file: Path) -> tuple[RemoteTarget, ...]:
-    texts = [one.strip().removeprefix("ssh://") for one in value.split(",")]
+    texts = [part.strip().removeprefix("ssh://") for part in value.split(",")]
     if texts == [_NONE]:
         return ()
     if len(texts) > MAX_JUMPS:

@@ -46,10 +46,10 @@ class CommandResult:
 
 def find_program(name: str) -> str | None:
     """Return the path of a program of the system; None if this machine has none."""
-    found = shutil.which(name)
-    if found is None and name in _ELSEWHERE and _ELSEWHERE[name].exists():
+    program = shutil.which(name)
+    if program is None and name in _ELSEWHERE and _ELSEWHERE[name].exists():
         return str(_ELSEWHERE[name])
-    return found
+    return program
 
 
 async def run(*argv: str) -> CommandResult:

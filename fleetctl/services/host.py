@@ -135,14 +135,14 @@ class Host:
 
     async def _folder_with_old(self, change: FolderChange) -> FolderChange | None:
         try:
-            found = Path(change.path).lstat()
+            result = Path(change.path).lstat()
         except FileNotFoundError:
             return change
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(result.st_mode):
             raise ServiceError(f"{change.path} exists and is no folder; move it away")
         if change.on_undo == "prune":
             return None
-        old = FolderMode(uid=found.st_uid, gid=found.st_gid, mode=stat.S_IMODE(found.st_mode))
+        old = FolderMode(uid=result.st_uid, gid=result.st_gid, mode=stat.S_IMODE(result.st_mode))
         owner = await _owner(change.owner)
         is_same = old.mode == change.mode and (owner is None or owner == (old.uid, old.gid))
         if owner is not None and change.has_content:
@@ -210,10 +210,10 @@ def _of_others(folder: Path, owner: tuple[int, int]) -> Iterator[Path]:
     """Yield what is in a folder and has another owner; links are not followed."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            found = Path(parent, name)
-            state = found.lstat()
+            path = Path(parent, name)
+            state = path.lstat()
             if (state.st_uid, state.st_gid) != owner:
-                yield found
+                yield path
 
 
 def _give(folder: Path, owner: tuple[int, int], *, with_content: bool) -> None:

@@ -114,7 +114,7 @@ class ServiceInstaller:
         document = self._record.read()
         entries = list(document.entries)
         pending = await self._host.with_old(change)
-        keys = [key_of(one.change) for one in entries]
+        keys = [key_of(entry.change) for entry in entries]
         if key_of(change) in keys:
             number = keys.index(key_of(change))
             # Only what was there before our first change is worth going back to.
@@ -156,21 +156,21 @@ class ServiceInstaller:
     async def end_engines(self, part: str, *, grace_s: float) -> int:
         """End the engines that a service has left running; return their number."""
         count = 0
-        for one in self._record.read().entries:
-            change = one.change
+        for entry in self._record.read().entries:
+            change = entry.change
             if isinstance(change, ServiceChange) and change.name == part and change.engines:
                 count += await stop_all(Path(change.engines), self._clock, grace_s=grace_s)
         return count
 
     def _forget(self, entry: Entry, needed_by: tuple[str, ...]) -> None:
         document = self._record.read()
-        kept: list[Entry] = []
+        entries: list[Entry] = []
         for one in document.entries:
             if key_of(one.change) != key_of(entry.change):
-                kept.append(one)
+                entries.append(one)
             elif needed_by:
-                kept.append(one.model_copy(update={"needed_by": needed_by}))
-        self._record.write(document.model_copy(update={"entries": tuple(kept)}))
+                entries.append(one.model_copy(update={"needed_by": needed_by}))
+        self._record.write(document.model_copy(update={"entries": tuple(entries)}))
 
     async def _check_settled(self, settings: InstallSettings) -> None:
         """Refuse to call a program that ends at once installed."""
@@ -208,14 +208,16 @@ class ServiceInstaller:
 
 def installed_parts(document: Document) -> list[str]:
     """Return the names of the services that are recorded."""
-    return [one.change.name for one in document.entries if isinstance(one.change, ServiceChange)]
+    return [
+        entry.change.name for entry in document.entries if isinstance(entry.change, ServiceChange)
+    ]
 
 
 def _recorded(document: Document, change: Change) -> Change | None:
     """Return the change with the old value that is recorded for it; None if it is not recorded."""
-    for one in document.entries:
-        if key_of(one.change) == key_of(change):
-            return _with_old_of(change, one.change)
+    for entry in document.entries:
+        if key_of(entry.change) == key_of(change):
+            return _with_old_of(change, entry.change)
     return None
 
 

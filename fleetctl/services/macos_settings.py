@@ -86,5 +86,5 @@ async def _is_allowed(path: str) -> bool:
 
 
 async def _wired_limit() -> int:
-    found = await commands.must_run("sysctl", "-n", wired_limit.SYSCTL)
-    return int(found.out.strip() or 0)
+    result = await commands.must_run("sysctl", "-n", wired_limit.SYSCTL)
+    return int(result.out.strip() or 0)

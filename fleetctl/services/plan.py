@@ -80,15 +80,15 @@ def service_spec(settings: InstallSettings) -> ServiceSpec:
 
 def desired_changes(settings: InstallSettings) -> list[Change]:
     """Return the changes that the service needs, in the order in which they are made; the service is the last."""
-    found: list[Change] = []
+    changes: list[Change] = []
     if settings.user == ROLE_USER:
-        found.append(UserChange(name=ROLE_USER))
-    found += _folders(settings)
+        changes.append(UserChange(name=ROLE_USER))
+    changes += _folders(settings)
     if settings.is_mac and settings.is_system:
-        found += _settings_of_macos(settings)
+        changes += _settings_of_macos(settings)
     engines = settings.command.state_folder / "engines" if settings.part == "nodeagent" else ""
-    found.append(ServiceChange(name=settings.part, engines=str(engines)))
-    return list({key_of(change): change for change in found}.values())
+    changes.append(ServiceChange(name=settings.part, engines=str(engines)))
+    return list({key_of(change): change for change in changes}.values())
 
 
 def _folders(settings: InstallSettings) -> Iterator[FolderChange]:

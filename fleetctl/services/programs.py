@@ -77,24 +77,24 @@ def build_command(
         ServiceError: the program is not installed, or a flag is wrong, relative or secret.
 
     """
-    found = PROGRAMS[part]
-    executable = program or layout.program(found.executable)
+    service_program = PROGRAMS[part]
+    executable = program or layout.program(service_program.executable)
     if not executable.is_absolute() or not executable.is_file():
         raise ServiceError(
             f"{executable} does not exist. Install mlx-fleet in {layout.home}, or name the program "
             "with --program and an absolute path"
         )
     _refuse_secrets(flags)
-    given = _parse(part, flags) if found.command else _parse_foreign(flags)
-    defaults = {found.state_flag: str(layout.state / part)}
-    if found.has_models:
+    given = _parse(part, flags) if service_program.command else _parse_foreign(flags)
+    defaults = {service_program.state_flag: str(layout.state / part)}
+    if service_program.has_models:
         defaults["--models-dir"] = str(layout.models)
     added = {flag: value for flag, value in defaults.items() if flag not in given}
     paths = {**defaults, **{flag: value for flag, value in given.items() if value is not None}}
     return ServiceCommand(
         argv=(str(executable), *(word for pair in added.items() for word in pair), *flags),
-        state_folder=Path(paths[found.state_flag]),
-        models_folder=Path(paths["--models-dir"]) if found.has_models else None,
+        state_folder=Path(paths[service_program.state_flag]),
+        models_folder=Path(paths["--models-dir"]) if service_program.has_models else None,
         identity_folder=_existing_folder(given.get("--identity-dir")),
         folders=tuple(Path(value) for value in paths.values()),
     )
@@ -155,7 +155,7 @@ def _check_absolute(flag: str, value: object) -> None:
 
 def _parse_foreign(flags: Sequence[str]) -> dict[str, str | None]:
     """Return the folders among the flags of etcd: those of *-dir."""
-    found: dict[str, str | None] = {}
+    foreign: dict[str, str | None] = {}
     words = list(flags)
     for number, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -166,5 +166,5 @@ def _parse_foreign(flags: Sequence[str]) -> dict[str, str | None]:
         is_folder = flag.endswith("-dir")
         if is_folder:
             _check_absolute(flag, value)
-        found[flag] = value if is_folder else None
-    return found
+        foreign[flag] = value if is_folder else None
+    return foreign

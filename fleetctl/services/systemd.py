@@ -45,16 +45,16 @@ class SystemdServices:
 
     async def state(self, name: str) -> ServiceState:
         result = await self._run("show", f"--property={_PROPERTIES}", unit_name(name))
-        found = parse_pairs(result.out, separator="=")
-        if result.code or found.get("LoadState") != "loaded":
+        pairs = parse_pairs(result.out, separator="=")
+        if result.code or pairs.get("LoadState") != "loaded":
             return ServiceState(is_installed=self._path(name).exists())
-        pid = int(found.get("MainPID", "0"))
-        is_stale = found.get("NeedDaemonReload") == "yes"
+        pid = int(pairs.get("MainPID", "0"))
+        is_stale = pairs.get("NeedDaemonReload") == "yes"
         return ServiceState(
             is_installed=self._path(name).exists(),
             pid=pid or None,
-            restarts=int(found.get("NRestarts", "0")),
-            last_exit=None if pid else int(found.get("ExecMainStatus", "0")),
+            restarts=int(pairs.get("NRestarts", "0")),
+            last_exit=None if pid else int(pairs.get("ExecMainStatus", "0")),
             note="its unit file changed; run `systemctl daemon-reload`" if is_stale else "",
         )
 

@@ -229,7 +229,7 @@ def _duplicate_errors(fleet: FleetFile, document: Document) -> Iterator[Manifest
 
 def _model_errors(fleet: FleetFile, document: Document) -> Iterator[ManifestError]:
     for number, model in enumerate(fleet.models):
-        found = _read_geometry(model)
-        if isinstance(found, str):
+        geometry = _read_geometry(model)
+        if isinstance(geometry, str):
             field = "dir" if model.dir is not None else "parameters"
-            yield document.problem(("models", number, field), found)
+            yield document.problem(("models", number, field), geometry)

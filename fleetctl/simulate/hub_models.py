@@ -40,13 +40,13 @@ async def hub_geometries(
         ManifestErrors: a hub does not tell; each problem is at the place of its model.
 
     """
-    found: dict[str, ModelGeometry] = {}
+    model_geometries: dict[str, ModelGeometry] = {}
     problems = []
     wanted = []
     for item in loaded:
         source = item.obj.spec.model.hub if isinstance(item.obj, ModelDeployment) else None
         if source is not None and source.repo in described:
-            found[_path(source)] = described[source.repo]
+            model_geometries[_path(source)] = described[source.repo]
         elif source is not None:
             wanted.append((item, source))
     if wanted:
@@ -55,13 +55,13 @@ async def hub_geometries(
                 assert isinstance(item.obj, ModelDeployment)
                 geometry = await _look_up(item.obj, factory, hubs)
                 if isinstance(geometry, ModelGeometry):
-                    found[_path(source)] = geometry
+                    model_geometries[_path(source)] = geometry
                 else:
                     hint = _HINT.format(repo=source.repo)
                     problems.append(item.document.problem(("spec", "model", "hub"), geometry, hint))
     if problems:
         raise ManifestErrors(problems)
-    return found
+    return model_geometries
 
 
 async def _look_up(

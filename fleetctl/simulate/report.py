@@ -51,9 +51,11 @@ class LossOutcome:
     def not_placed(self) -> tuple[MissingReplicas, ...]:
         """Return the deployments that have fewer replicas than before the loss."""
         assert self.step.before is not None
-        before = {one.deployment: one.missing for one in self.step.before.missing}
+        before = {replicas.deployment: replicas.missing for replicas in self.step.before.missing}
         return tuple(
-            one for one in self.step.state.missing if one.missing > before.get(one.deployment, 0)
+            replicas
+            for replicas in self.step.state.missing
+            if replicas.missing > before.get(replicas.deployment, 0)
         )
 
     @property
@@ -93,12 +95,12 @@ def replica_moves(step: SimulationStep) -> list[ReplicaMove]:
 
 def _cause(step: SimulationStep, place: ReplicaPlace, newcomers: Sequence[ReplicaPlace]) -> str:
     """Return why a replica left its Mac."""
-    node = next((one for one in step.state.nodes if one.name == place.node), None)
+    node = next((usage for usage in step.state.nodes if usage.name == place.node), None)
     if node is not None and not node.is_ready:
         return f"{place.node} is lost"
     reason, _, message = step.state.causes.get(place.uid, "").partition(": ")
     if reason == "Preempted":
-        taken = [one.replica for one in newcomers if one.node == place.node]
+        taken = [newcomer.replica for newcomer in newcomers if newcomer.node == place.node]
         by = f" by {', '.join(taken)}" if taken else ""
         return f"displaced{by}: {message}"
     return ": ".join(filter(None, (reason, message)))
@@ -149,8 +151,16 @@ def _block(
     before: Iterable[ReplicaPlace] | None = None,
 ) -> MacBlock:
     """Return the block of a Mac; with `before`, replicas that came and went are marked."""
-    here = {one.uid: one for one in places if one.node == node.name}
-    past = here if before is None else {one.uid: one for one in before if one.node == node.name}
+    here = {place.uid: place for place in places if place.node == node.name}
+    past = (
+        here
+        if before is None
+        else {
+            replica_place.uid: replica_place
+            for replica_place in before
+            if replica_place.node == node.name
+        }
+    )
     entries = [
         MacEntry(
             label=one.replica,
@@ -170,7 +180,7 @@ def _block(
         chip=node.chip,
         offered_bytes=node.offered_bytes,
         reserved_bytes=node.reserved_bytes,
-        entries=tuple(sorted(entries, key=lambda one: (natural_key(one.label), one.mark))),
+        entries=tuple(sorted(entries, key=lambda entry: (natural_key(entry.label), entry.mark))),
         is_ready=node.is_ready,
     )
 
@@ -194,7 +204,7 @@ def step_tree(step: SimulationStep) -> dict[str, Tree]:
             }
             for place in step.state.places
         ],
-        "missing": [_missing_tree(one) for one in step.state.missing],
+        "missing": [_missing_tree(replicas) for replicas in step.state.missing],
         "moves": [
             {
                 "deployment": move.deployment,
@@ -236,7 +246,7 @@ def losses_text(losses: Sequence[LossOutcome]) -> str:
         (
             loss.node,
             "no" if loss.not_placed else "yes",
-            ", ".join(_share_text(one) for one in loss.not_placed) or "-",
+            ", ".join(_share_text(replicas) for replicas in loss.not_placed) or "-",
             ", ".join(loss.interrupted) or "-",
             duration.show(loss.step.took_s) if loss.step.took_s > 0 else "-",
         )
@@ -259,7 +269,7 @@ def loss_tree(loss: LossOutcome) -> dict[str, Tree]:
     return {
         "node": loss.node,
         "mayBeLost": not loss.not_placed,
-        "notPlaced": [_missing_tree(one) for one in loss.not_placed],
+        "notPlaced": [_missing_tree(replicas) for replicas in loss.not_placed],
         "interrupted": list(loss.interrupted),
         "tookSeconds": round(loss.step.took_s, 1),
     }
@@ -283,8 +293,8 @@ def _headline(step: SimulationStep) -> str:
 
 def _missing_text(missing: Iterable[MissingReplicas]) -> str:
     return "\n".join(
-        f"{one.deployment}: {one.missing} of {one.wanted} replicas missing: {one.why}"
-        for one in missing
+        f"{replicas.deployment}: {replicas.missing} of {replicas.wanted} replicas missing: {replicas.why}"
+        for replicas in missing
     )
 
 

@@ -195,9 +195,15 @@ class SimulatedFleet:
                 for rank in replica.spec.ranks
             ),
             missing=tuple(
-                missing for one in deployments if (missing := _missing_replicas(one)) is not None
+                missing
+                for deployment in deployments
+                if (missing := _missing_replicas(deployment)) is not None
             ),
-            wanted=sum(one.status.desired_replicas for one in deployments if one.status),
+            wanted=sum(
+                deployment.status.desired_replicas
+                for deployment in deployments
+                if deployment.status
+            ),
             is_quiet=is_quiet,
         )
 
@@ -253,8 +259,15 @@ def _missing_replicas(deployment: ModelDeployment) -> MissingReplicas | None:
     missing = status.desired_replicas - status.ready_replicas
     if missing <= 0:
         return None
-    found = [find_condition(status.conditions, type_) for type_ in ("Placed", "Available")]
-    failed = next((one for one in found if one is not None and one.status != "True"), None)
+    conditions = [find_condition(status.conditions, type_) for type_ in ("Placed", "Available")]
+    failed = next(
+        (
+            condition
+            for condition in conditions
+            if condition is not None and condition.status != "True"
+        ),
+        None,
+    )
     return MissingReplicas(
         deployment=deployment.name,
         missing=missing,

@@ -178,12 +178,12 @@ class BundleCollector:
         self._archive.add_tree("doctor.json", findings_tree(checks.run_checks(observation)))
         for kind in kinds.KINDS:
             try:
-                found = await objects.list_all(self._transport, kind.type)
+                api_objects = await objects.list_all(self._transport, kind.type)
             except UndecodableError as error:
                 self._archive.add_missing(f"objects/{kind.plural}.json", str(error))
                 continue
-            if found:
-                trees = [object_tree(obj) for obj in found]
+            if api_objects:
+                trees = [object_tree(obj) for obj in api_objects]
                 self._archive.add_tree(f"objects/{kind.plural}.json", trees)
         names = [item.key for item in (await self._transport.list(f"{keys.ROOT}/")).items]
         # Below secret/, even the names are left out.
@@ -204,9 +204,11 @@ class BundleCollector:
             )
         chosen = [name for name in nodes if not request.nodes or name in request.nodes]
         leased = [
-            one
+            process_address
             for kind in LEASED_HOLDERS.values()
-            for one in await process_client.list_processes(self._transport, kind, self._dialer)
+            for process_address in await process_client.list_processes(
+                self._transport, kind, self._dialer
+            )
         ]
         slots, done = asyncio.Semaphore(_MAX_PARALLEL), 0
 
@@ -223,12 +225,15 @@ class BundleCollector:
             for name in chosen:
                 paths = _agent_paths(name, replicas)
                 group.create_task(collect(f"node/{name}", await self._agent(name), paths))
-            for one in leased:
-                folder, process = one.label.replace("/", "-"), one.label.partition("/")[0]
+            for process_address in leased:
+                folder, process = (
+                    process_address.label.replace("/", "-"),
+                    process_address.label.partition("/")[0],
+                )
                 paths = {log_path(process): f"{folder}/{process}.log"}
                 # A dashboard's are for API keys, not for tickets.
                 paths |= {} if process == "dashboard" else {"/metrics": f"{folder}/metrics.txt"}
-                group.create_task(collect(one.label, one, paths))
+                group.create_task(collect(process_address.label, process_address, paths))
 
     async def _agent(self, name: str) -> ProcessAddress | None:
         try:

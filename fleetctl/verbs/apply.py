@@ -211,15 +211,15 @@ def _set_name(name: str) -> str:
 
 
 def _load(options: dict[str, Any]) -> list[LoadedObject]:
-    found = load_objects(options["files"], recursive=options["recursive"], stdin=sys.stdin.buffer)
+    objects = load_objects(options["files"], recursive=options["recursive"], stdin=sys.stdin.buffer)
     rules = selectors.parse_labels(options["selector"])
     if not rules:
-        return found
-    chosen = {id(obj) for obj in selectors.select([item.obj for item in found], rules)}
-    left = [item for item in found if id(item.obj) in chosen]
-    if not left:
+        return objects
+    chosen = {id(obj) for obj in selectors.select([item.obj for item in objects], rules)}
+    items = [item for item in objects if id(item.obj) in chosen]
+    if not items:
         raise FleetctlError(f"no manifest has the labels {options['selector']}")
-    return left
+    return items
 
 
 async def _apply(
@@ -234,20 +234,22 @@ async def _apply(
             raise
         except (ApplyError, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
-        await git_warnings.warn_of_objects(transport, (one.obj for one in done.outcomes))
-        changed = [one.obj for one in done.outcomes if one.result != "unchanged"]
+        await git_warnings.warn_of_objects(transport, (outcome.obj for outcome in done.outcomes))
+        changed = [outcome.obj for outcome in done.outcomes if outcome.result != "unchanged"]
         await _warn_of_deployments(transport, changed)
         return done
 
 
 async def _warn_of_deployments(transport: Transport, changed: Sequence[ApiObject]) -> None:
     """Print a warning for each deployment that the Macs cannot serve as it is declared."""
-    deployments = [one for one in changed if isinstance(one, ModelDeployment)]
-    if not any(one.spec.resources or one.spec.model.path for one in deployments):
+    deployments = [api_object for api_object in changed if isinstance(api_object, ModelDeployment)]
+    if not any(
+        deployment.spec.resources or deployment.spec.model.path for deployment in deployments
+    ):
         return
-    seen = await snapshot.take(transport, SystemClock())
-    for one in deployments:
-        for text in deployment_warnings(one, seen):
+    fleet_snapshot = await snapshot.take(transport, SystemClock())
+    for model_deployment in deployments:
+        for text in deployment_warnings(model_deployment, fleet_snapshot):
             click.echo(f"warning: {text}", err=True)
 
 
@@ -332,19 +334,19 @@ def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
     except FleetctlError as error:
         raise DiffError(error.message) from error
     if options["output"] is not None:
-        trees: list[Tree] = [git_preview.preview_tree(found) for found in previews]
+        trees: list[Tree] = [git_preview.preview_tree(preview) for preview in previews]
         click.echo(tree_text({"sources": trees}, options["output"]), nl=False)
-    for found in previews:
+    for preview in previews:
         if options["output"] is None:
-            for change in found.preview.changes:
+            for change in preview.preview.changes:
                 is_pruned = change.action == "pruned"
                 text = _deletion_line(change.kind, change.name) if is_pruned else change.diff
                 click.echo(colour_diff(text), nl=False)
-        if found.preview.omitted:
-            click.echo(f"... and {found.preview.omitted} more objects", err=True)
-        if found.preview.problem:
-            raise DiffError(f"gitsource/{found.source}: {found.preview.problem}")
-    if any(found.preview.changes for found in previews):
+        if preview.preview.omitted:
+            click.echo(f"... and {preview.preview.omitted} more objects", err=True)
+        if preview.preview.problem:
+            raise DiffError(f"gitsource/{preview.source}: {preview.preview.problem}")
+    if any(preview.preview.changes for preview in previews):
         raise click.exceptions.Exit(1)
 
 

@@ -130,17 +130,19 @@ def bench(
     if read is not None:
         if model is not None:
             raise click.UsageError("--read shows a run that was measured; leave MODEL out")
-        found = read_run(read)
+        bench_run = read_run(read)
     else:
-        found = _measure(model, options)
+        bench_run = _measure(model, options)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(bench_run), indent=2).decode())
     else:
-        click.echo(run_text(found, before))
-    for one in found.results:
-        if one.error:
-            click.echo(f"error: {one.failed} of {one.requests} failed: {one.error}", err=True)
-    if any(one.failed for one in found.results):
+        click.echo(run_text(bench_run, before))
+    for result in bench_run.results:
+        if result.error:
+            click.echo(
+                f"error: {result.failed} of {result.requests} failed: {result.error}", err=True
+            )
+    if any(result.failed for result in bench_run.results):
         sys.exit(1)
 
 
@@ -208,8 +210,8 @@ def read_run(path: Path) -> BenchRun:
 
 def run_text(found: BenchRun, before: BenchRun | None) -> str:
     """Return a run as a table; with an earlier run, each speed is followed by its ratio to the earlier one. Pure."""
-    known = {one.load: one for one in before.results} if before is not None else {}
-    rows = [_cells(one, known.get(one.load)) for one in found.results]
+    known = {result.load: result for result in before.results} if before is not None else {}
+    rows = [_cells(result, known.get(result.load)) for result in found.results]
     table = printers.align_columns(rows, _TITLES)
     if before is None:
         return table

@@ -85,11 +85,11 @@ async def _list(
     wanted: ChangeFilter, output: str, options: dict[str, Any], *, has_titles: bool
 ) -> None:
     async with open_store(options) as transport:
-        found = await list_changes(transport, wanted)
-    if not found and output in ("table", "wide"):
+        recorded_changes = await list_changes(transport, wanted)
+    if not recorded_changes and output in ("table", "wide"):
         click.echo("no changes found", err=True)
         return
-    click.echo(changes_text(found, wanted, output, has_titles=has_titles), nl=False)
+    click.echo(changes_text(recorded_changes, wanted, output, has_titles=has_titles), nl=False)
 
 
 async def _follow(
@@ -97,14 +97,14 @@ async def _follow(
 ) -> None:
     async with open_store(options) as transport:
         stream = follow_changes(transport, SystemClock(), wanted)
-        async with aclosing(stream) as found:
-            async for some in found:
+        async with aclosing(stream) as generator:
+            async for some in generator:
                 if output in ("table", "wide"):
                     click.echo(changes_text(some, wanted, output, has_titles=has_titles), nl=False)
                     has_titles = False
                     continue
-                for one in some:
-                    click.echo(_document(change_tree(one), output), nl=False)
+                for change in some:
+                    click.echo(_document(change_tree(change), output), nl=False)
 
 
 async def follow_changes(
@@ -123,18 +123,18 @@ async def follow_changes(
         try:
             if not revision:
                 listing = await transport.list(keys.CHANGE_PREFIX)
-                missed = [one for one in listing.items if one.mod_revision > seen]
+                missed = [item for item in listing.items if item.mod_revision > seen]
                 revision = listing.revision
-                if found := select_changes(missed, wanted):
-                    yield found
+                if recorded_changes := select_changes(missed, wanted):
+                    yield recorded_changes
                 seen = revision
             watch = transport.watch(keys.CHANGE_PREFIX, after_revision=revision)
             async with aclosing(watch) as batches:
                 async for batch in batches:
                     retries.reset()
                     items = [change.now for change in batch.changes if change.now is not None]
-                    if found := select_changes(items, wanted):
-                        yield found
+                    if recorded_changes := select_changes(items, wanted):
+                        yield recorded_changes
                     revision = seen = batch.revision
         except CompactedError:
             revision = 0
@@ -149,10 +149,12 @@ def changes_text(
 ) -> str:
     """Return changes in the format of -o. Pure but for the age."""
     if output in ("json", "yaml"):
-        items = [change_tree(one) for one in found]
+        items = [change_tree(change) for change in found]
         return _document({"apiVersion": "v1", "kind": "List", "items": items}, output)
     titles = (_WIDE if output == "wide" else _TITLES) if has_titles else ()
-    rows = [_wide_row(one, wanted) if output == "wide" else _row(one, wanted) for one in found]
+    rows = [
+        _wide_row(change, wanted) if output == "wide" else _row(change, wanted) for change in found
+    ]
     return f"{printers.align_columns(rows, titles)}\n"
 
 

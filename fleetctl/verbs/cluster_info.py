@@ -63,9 +63,9 @@ async def read_summary(transport: Transport, etcd: str, dialer: Dialer) -> Fleet
     ready = await object_trees.ready_nodes(transport)
     deployments = await object_trees.list_all(transport, "ModelDeployment")
     available = [
-        one
-        for one in deployments
-        if (object_trees.condition(one, "Available") or {}).get("status") == "True"
+        deployment
+        for deployment in deployments
+        if (object_trees.condition(deployment, "Available") or {}).get("status") == "True"
     ]
     return FleetSummary(
         etcd=etcd,
@@ -108,7 +108,7 @@ def _macs_text(macs: Sequence[NodeVersions]) -> str:
     """Return the first Macs side by side, and where they differ. Pure."""
     if not macs:
         return ""
-    rows = [one.cells() for one in macs[:_MAX_MACS]]
+    rows = [mac.cells() for mac in macs[:_MAX_MACS]]
     lines = [align_columns(rows, ("NODE", *node_versions.COLUMNS))]
     if len(macs) > _MAX_MACS:
         lines.append(f"... and {len(macs) - _MAX_MACS} more: `fleetctl version --nodes`")

@@ -220,8 +220,8 @@ def _argument_candidates(
 
 
 def _contexts(ctx: click.Context, _: str) -> list[CandidateItem]:
-    found = load(config_path(ctx))
-    return [CompletionItem(name) for name in sorted(found.contexts)]
+    configuration = load(config_path(ctx))
+    return [CompletionItem(name) for name in sorted(configuration.contexts)]
 
 
 def _outputs(_: click.Context, __: str) -> list[CandidateItem]:
@@ -232,7 +232,7 @@ def _outputs(_: click.Context, __: str) -> list[CandidateItem]:
 def _wait_conditions(_: click.Context, incomplete: str) -> list[CandidateItem]:
     if incomplete.startswith("condition="):
         types = ("Accepted", "Available", "Placed", "Progressing", "Ready")
-        return [CompletionItem(f"condition={one}") for one in types]
+        return [CompletionItem(f"condition={type_}") for type_ in types]
     return [CompletionItem(one) for one in ("condition=", "jsonpath=", "create", "delete")]
 
 
@@ -247,7 +247,7 @@ def _explain_targets(_: click.Context, incomplete: str) -> list[CandidateItem]:
     word, *path = head.split(".")
     model = kind_schema.schema_of(word)
     fields = model.fields(kind_schema.find_field(model, tuple(path)).schema)
-    return [CompletionItem(f"{head}.{one.name}", help=one.description) for one in fields]
+    return [CompletionItem(f"{head}.{field.name}", help=field.description) for field in fields]
 
 
 def _objects(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
@@ -327,12 +327,12 @@ _OPEN_ENDS = ("/", "=", ".", ",", ":")
 def candidate_lines(root: click.Command, shell: str, line: str) -> Iterator[str]:
     """Yield one line per candidate."""
     words, incomplete = split(line)
-    for found in complete(root, words, incomplete):
-        kind = found.type
-        if kind == "plain" and not found.value.endswith(_OPEN_ENDS):
+    for item in complete(root, words, incomplete):
+        kind = item.type
+        if kind == "plain" and not item.value.endswith(_OPEN_ENDS):
             kind = "whole"
-        value = _last_word_part(found.value, incomplete) if shell == "bash" else found.value
-        meaning = " ".join((found.help or "").split())
+        value = _last_word_part(item.value, incomplete) if shell == "bash" else item.value
+        meaning = " ".join((item.help or "").split())
         yield f"{kind}\t{value}\t{meaning}\n"
 
 
@@ -357,11 +357,13 @@ def complete(
         words = _as_get_line(words)
     if not set_candidate_types(root, words):
         return []
-    found = ShellComplete(root, {"obj": verb}, "fleetctl", "").get_completions(words, incomplete)
-    for item in found:
+    completions = ShellComplete(root, {"obj": verb}, "fleetctl", "").get_completions(
+        words, incomplete
+    )
+    for item in completions:
         if flag_prefix and item.type == "plain":
             item.value = flag_prefix + item.value
-    return found
+    return completions
 
 
 def _as_get_line(words: list[str]) -> list[str]:

@@ -155,7 +155,7 @@ def get_contexts(name: tuple[str, ...], output: str, no_headers: bool) -> None:
     configuration = _configuration()
     for one in name:
         configuration.context(one)
-    shown = [one for one in sorted(configuration.contexts) if not name or one in name]
+    shown = [context for context in sorted(configuration.contexts) if not name or context in name]
     if not shown:
         click.echo(f"no contexts in {configuration.path}", err=True)
     elif output == "name":

@@ -169,14 +169,14 @@ def parse_expiry(text: str, now: datetime) -> datetime:
         click.UsageError: the text is of another form, or in the past.
 
     """
-    found = _parse_expiry(text, now)
-    if found is None:
+    expiry = _parse_expiry(text, now)
+    if expiry is None:
         raise click.UsageError(
             f"--expires: {text!r} is neither a duration such as 30d or 12h nor a day such as 2027-01-01"
         )
-    if found <= now:
+    if expiry <= now:
         raise click.UsageError(f"--expires: {text} is not in the future")
-    return found
+    return expiry
 
 
 def _parse_expiry(text: str, now: datetime) -> datetime | None:
@@ -188,10 +188,10 @@ def _parse_expiry(text: str, now: datetime) -> datetime | None:
         if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
             day = date.fromisoformat(text)
             return datetime(day.year, day.month, day.day, tzinfo=UTC)
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 async def _write(key: ApiKey, options: dict[str, Any]) -> None:
@@ -228,13 +228,13 @@ async def name_warnings(
     for alias in ("modeldeployments", "modelroutes"):
         kind = by_alias(alias)
         assert kind is not None
-        for one in await reader.read(transport, kind, ()):
-            if isinstance(one, ModelDeployment):
-                names = served_names(one)
+        for api_object in await reader.read(transport, kind, ()):
+            if isinstance(api_object, ModelDeployment):
+                names = served_names(api_object)
                 known.update(names)
                 found += _uncovered_warnings(names, models, limited)
-            elif isinstance(one, ModelRoute):
-                known.add(one.spec.model)
+            elif isinstance(api_object, ModelRoute):
+                known.add(api_object.spec.model)
     for name in dict.fromkeys((*models, *limited)):
         if name not in known:
             near = nearest(name, sorted(known))

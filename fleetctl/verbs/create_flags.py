@@ -30,10 +30,10 @@ def read_object(tree: dict[str, Tree], flags: Mapping[str, str]) -> LoadedObject
     about = f"{tree['kind']}"
     [root] = parser.parse(parser.dump(tree), about).documents
     try:
-        [found] = read_objects([Document(source=about, root=root)])
+        [loaded_object] = read_objects([Document(source=about, root=root)])
     except ManifestErrors as errors:
         raise click.UsageError(problems_in_flags(errors, flags)) from None
-    return found
+    return loaded_object
 
 
 def _iterate_texts(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
@@ -92,15 +92,15 @@ def _parse_pairs(words: Sequence[str], flag: str) -> dict[str, str]:
         click.UsageError: a pair is not of this form.
 
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in (part for word in words for part in word.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key:
             raise click.UsageError(f"{flag}: {part!r} is not a pair; write KEY=VALUE")
-        if key in found:
+        if key in pairs:
             raise click.UsageError(f"{flag}: {key} is given twice; give one value")
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
 
 
 class FieldFlag(NamedTuple):
@@ -230,7 +230,7 @@ def kind_commands(make: CreateObjects) -> list[click.Command]:
 def _command(
     kind: str, fields: Sequence[FieldFlag], help_: str, make: CreateObjects
 ) -> click.Command:
-    flags = {**_METADATA_FLAGS, **{f"spec.{one.field}": one.flag for one in fields}}
+    flags = {**_METADATA_FLAGS, **{f"spec.{flag.field}": flag.flag for flag in fields}}
 
     def create(name: str, **options: Any) -> None:
         if kind == "ModelDeployment" and (options["model"] is None) == (options["hub"] is None):

@@ -132,9 +132,9 @@ async def _delete_all(
     clock = SystemClock()
     async with open_store(options) as transport:
         selected = await _selected_keys(transport, chosen)
-        kept = await _kept_in_git(transport, selected)
+        api_objects = await _kept_in_git(transport, selected)
         if options["dry_run"] != "none":
-            return await _preview(transport, selected, kept, options)
+            return await _preview(transport, selected, api_objects, options)
         # Mark all before waiting for any: an object that is to be deleted must not use the memory that another frees.
         marked: list[tuple[ObjectKey, deleting.Deletion]] = []
         is_complete = True
@@ -148,7 +148,7 @@ async def _delete_all(
             else:
                 marked.append((key, done))
         await git_warnings.warn_of_deletions(
-            transport, (kept[key] for key, _ in marked if key in kept), going=selected
+            transport, (api_objects[key] for key, _ in marked if key in api_objects), going=selected
         )
         for key, done in marked:
             if isinstance(done, deleting.PendingDeletion) and options["wait"]:
@@ -210,23 +210,23 @@ def _print_result(key: ObjectKey, done: str, options: dict[str, Any]) -> None:
 
 async def _selected_keys(transport: Transport, chosen: Sequence[Selection]) -> list[ObjectKey]:
     """Return the objects, with those that refer to others first."""
-    found: list[ObjectKey] = []
+    object_keys: list[ObjectKey] = []
     for choice in chosen:
         kind = choice.kind.name
         if choice.names:  # the delete itself checks whether they exist
-            found.extend(ObjectKey(kind, name) for name in choice.names)
+            object_keys.extend(ObjectKey(kind, name) for name in choice.names)
         else:
             matching = await targets.read_selected(transport, choice)
-            found.extend(ObjectKey(kind, obj.name) for obj in matching)
+            object_keys.extend(ObjectKey(kind, obj.name) for obj in matching)
     places = {kind: place for place, kind in enumerate(apply_sets.PRUNE_ORDER)}
-    return sorted(found, key=lambda key: places.get(key.kind, len(places)))
+    return sorted(object_keys, key=lambda key: places.get(key.kind, len(places)))
 
 
 async def _kept_in_git(
     transport: Transport, selected: Sequence[ObjectKey]
 ) -> dict[ObjectKey, ApiObject]:
     """Return those of the objects that GitSources keep. A document that cannot be decoded can still be deleted."""
-    found: dict[ObjectKey, ApiObject] = {}
+    api_objects: dict[ObjectKey, ApiObject] = {}
     for key in selected:
         kind = kinds.by_name(key.kind)
         try:
@@ -234,8 +234,8 @@ async def _kept_in_git(
         except UndecodableError:
             continue
         if obj is not None and ownership.git_entries(obj.metadata.managed_fields):
-            found[key] = obj
-    return found
+            api_objects[key] = obj
+    return api_objects
 
 
 async def _preview(

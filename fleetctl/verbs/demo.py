@@ -69,8 +69,8 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
         lines = [line.strip() for line in _report_lines(process.stderr, step)]
         if process.wait() != 0:
             raise FleetctlError(f"preparing the model failed: {' '.join(lines[-3:])}")
-    found = folder.read()
-    existing = found if found is not None and found.is_ready and folder.is_locked() else None
+    record = folder.read()
+    existing = record if record is not None and record.is_ready and folder.is_locked() else None
     if existing is not None:
         steps.say(f"a fleet already runs in {folder.path}; using it")
     fleet = existing or _start(steps, folder, port)
@@ -212,13 +212,13 @@ async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
     deadline = clock.monotonic() + _AVAILABLE_S
     async with _store(folder) as transport:
         while True:
-            found = await objects.get(transport, ModelDeployment, _NAME)
-            conditions = found.status.conditions if found and found.status else ()
+            obj = await objects.get(transport, ModelDeployment, _NAME)
+            conditions = obj.status.conditions if obj and obj.status else ()
             available = find_condition(conditions, "Available")
             # Ask the gateway as well: the status may be left over from an earlier run.
-            if is_true(conditions, "Available") and found is not None:
+            if is_true(conditions, "Available") and obj is not None:
                 ready = await _ready_replicas(url)
-                if ready >= found.spec.replicas:
+                if ready >= obj.spec.replicas:
                     return
             why = available.message if available is not None else "not observed yet"
             step.detail(why)

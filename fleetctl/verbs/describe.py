@@ -51,7 +51,9 @@ def header(obj: ApiObject, now: datetime) -> str:
         ("Age:", printers.age(meta.creation_timestamp, now)),
     ]
     if meta.owner_references:
-        owners = ", ".join(f"{one.kind.lower()}/{one.name}" for one in meta.owner_references)
+        owners = ", ".join(
+            f"{reference.kind.lower()}/{reference.name}" for reference in meta.owner_references
+        )
         rows.append(("Owned by:", owners))
     if meta.deletion_timestamp is not None:
         waits = f", waiting for {', '.join(meta.finalizers)}" if meta.finalizers else ""
@@ -82,8 +84,10 @@ def condition_section(obj: ApiObject, now: datetime) -> str:
 def owner_section(obj: ApiObject, now: datetime) -> str:
     """Return the owners of fields, which apply respects (docs/adr/0013-three-way-apply.md)."""
     rows = [
-        (one.manager, one.operation, printers.age(one.time, now), _fields_text(one))
-        for one in sorted(obj.metadata.managed_fields, key=lambda one: (one.operation, one.manager))
+        (entry.manager, entry.operation, printers.age(entry.time, now), _fields_text(entry))
+        for entry in sorted(
+            obj.metadata.managed_fields, key=lambda field: (field.operation, field.manager)
+        )
     ]
     return table_section("Field owners", ("MANAGER", "BY", "AGE", "FIELDS"), rows)
 
@@ -157,8 +161,8 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
         case Node():
             parts = await _node_sections(transport, obj)
         case NodePool():
-            found = [node for node in await _read_all(transport, Node) if in_pool(obj, node)]
-            parts = [await _node_table(transport, "Nodes", found)]
+            nodes = [node for node in await _read_all(transport, Node) if in_pool(obj, node)]
+            parts = [await _node_table(transport, "Nodes", nodes)]
         case ShardGroup():
             parts = await _group_sections(transport, obj, now)
         case ModelRoute():
@@ -182,8 +186,8 @@ async def _node_sections(transport: Transport, node: Node) -> list[str]:
 async def event_section(transport: Transport, obj: ApiObject, now: datetime) -> str:
     """Return the events of the object. Raises StoreError."""
     rows = []
-    for found in await _read_all(transport, Event):
-        spec = found.spec
+    for event in await _read_all(transport, Event):
+        spec = event.spec
         # Skip events of a deleted object of the same name. Events about nodes have no uid.
         is_of_it = spec.about.uid in ("", obj.metadata.uid)
         if (spec.about.kind, spec.about.name) == (obj.kind, obj.name) and is_of_it:
@@ -197,9 +201,9 @@ async def _read_all(transport: Transport, type_: type[Obj]) -> list[Obj]:
 
 
 async def _replica_section(transport: Transport, is_of_it: Callable[[Replica], bool]) -> str:
-    found = [one for one in await _read_all(transport, Replica) if is_of_it(one)]
+    replicas = [replica for replica in await _read_all(transport, Replica) if is_of_it(replica)]
     context = await reader.table_context(transport, SystemClock(), kind_of("Replica"))
-    return titled("Replicas", printers.table(found, context, is_wide=True))
+    return titled("Replicas", printers.table(replicas, context, is_wide=True))
 
 
 async def _node_table(transport: Transport, title: str, found: Sequence[Node]) -> str:
@@ -217,13 +221,15 @@ def _refusal_section(deployment: ModelDeployment) -> str:
 
 async def _pool_lines(transport: Transport, node: Node) -> list[str]:
     """Return the pools of the node, and the wired limit that they ask for beside the effective one."""
-    found = [pool for pool in await _read_all(transport, NodePool) if in_pool(pool, node)]
-    names = ", ".join(sorted(pool.name for pool in found))
+    pools = [pool for pool in await _read_all(transport, NodePool) if in_pool(pool, node)]
+    names = ", ".join(sorted(pool.name for pool in pools))
     lines = [f"Pools: {names or '<none>'}"]
     limit = None if node.status is None else node.status.wired_limit
     if limit is not None:
         asked = [
-            f"{one.spec.wired_limit} (pool {one.name})" for one in found if one.spec.wired_limit
+            f"{node_pool.spec.wired_limit} (pool {node_pool.name})"
+            for node_pool in pools
+            if node_pool.spec.wired_limit
         ]
         lines.append(
             f"Wired limit: effective {limit_text(limit)}; requested {', '.join(sorted(asked)) or '<none>'}"
@@ -282,11 +288,13 @@ def _speed(gb_per_second: float | None) -> str:
 
 async def _backend_section(transport: Transport, route: ModelRoute) -> str:
     """Return the backends of a route, and whether they are available."""
-    deployments = {one.name: one for one in await _read_all(transport, ModelDeployment)}
+    deployments = {
+        deployment.name: deployment for deployment in await _read_all(transport, ModelDeployment)
+    }
     rows = [*_backend_rows("backends", route.spec.backends, deployments)]
     for number, rule in enumerate(route.spec.rules, 1):
         rows += _backend_rows(f"rule {number}", rule.backends, deployments)
-    external = {one.name: one.url for one in route.spec.external}
+    external = {endpoint.name: endpoint.url for endpoint in route.spec.external}
     for number, name in enumerate(route.spec.fallbacks, 1):
         state = _backend_state(name, external.get(name), deployments)
         rows.append((f"fallback {number}", name, "-", *state))
@@ -294,22 +302,25 @@ async def _backend_section(transport: Transport, route: ModelRoute) -> str:
     if not external:
         return backends
     titles = ("NAME", "URL", "MODEL", "KEY")
-    outside = [(one.name, one.url, one.model, one.key or "-") for one in route.spec.external]
+    outside = [
+        (endpoint.name, endpoint.url, endpoint.model, endpoint.key or "-")
+        for endpoint in route.spec.external
+    ]
     return f"{backends}\n{table_section('External endpoints', titles, outside)}"
 
 
 def _backend_rows(
     label: str, backends: Sequence[Backend], deployments: dict[str, ModelDeployment]
 ) -> list[tuple[str, ...]]:
-    total = sum(one.weight for one in backends) or 1
+    total = sum(backend.weight for backend in backends) or 1
     return [
         (
             label,
-            one.name,
-            f"{one.weight / total:.0%}",
-            *_backend_state(one.name, one.external, deployments),
+            backend.name,
+            f"{backend.weight / total:.0%}",
+            *_backend_state(backend.name, backend.external, deployments),
         )
-        for one in backends
+        for backend in backends
     ]
 
 
@@ -340,7 +351,7 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
         ("Applied", status.applied_revision or "<none>", applied, stored.author, stored.subject),
     ]
     drift = [row for one in status.drift for row in _drift_rows(one)]
-    inventory = [(one.kind, one.name) for one in status.inventory]
+    inventory = [(entry.kind, entry.name) for entry in status.inventory]
     return [
         table_section("Revisions", ("", "COMMIT", "SINCE", "AUTHOR", "SUBJECT"), rows),
         table_section("Drift", ("OBJECT", "FIELD", "REPOSITORY", "FLEET", "CHANGED BY"), drift),
@@ -358,8 +369,8 @@ def _drift_rows(one: Drift) -> list[tuple[str, str, str, str, str]]:
 
 
 async def _fetch_section(transport: Transport, deployment: str) -> str:
-    found = await _read_all(transport, Replica)
-    return _fetch_table([one for one in found if one.spec.deployment == deployment])
+    replicas = await _read_all(transport, Replica)
+    return _fetch_table([replica for replica in replicas if replica.spec.deployment == deployment])
 
 
 async def _file_section(transport: Transport, deployment: ModelDeployment) -> str:
@@ -367,20 +378,20 @@ async def _file_section(transport: Transport, deployment: ModelDeployment) -> st
     item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
     if deployment.spec.model.hub is None or item is None:
         return ""
-    found = codec.decode(ModelSnapshot, item)
+    model_snapshot = codec.decode(ModelSnapshot, item)
     reports = [
         (node.name, report)
         for node in await _read_all(transport, Node)
         if node.status is not None
         for report in node.status.models
-        if report.path == found.folder and report.geometry is not None
+        if report.path == model_snapshot.folder and report.geometry is not None
     ]
     reports.sort(key=lambda pair: (pair[1].missing_bytes, pair[0]))
     rows = [
         (name, sizes.show(one.missing_bytes) if one.missing_bytes else "-", one.fetch_problem)
         for name, one in reports[:_NODES_SHOWN]
     ]
-    title = f"Model files ({sizes.show(found.size_bytes)})"
+    title = f"Model files ({sizes.show(model_snapshot.size_bytes)})"
     if len(reports) > _NODES_SHOWN:
         title = f"{title}, the first {_NODES_SHOWN} of {len(reports)} nodes"
     return table_section(title, ("NODE", "MISSING", "PROBLEM"), rows)
@@ -447,8 +458,8 @@ def _parse_selections(what: tuple[str, ...], options: dict[str, Any]) -> list[Se
 
 async def _describe(chosen: Sequence[Selection], options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
-        found = await targets.read_all_selected(transport, chosen)
-        for number, obj in enumerate(found):
+        all_selected = await targets.read_all_selected(transport, chosen)
+        for number, obj in enumerate(all_selected):
             click.echo(("\n\n" if number else "") + await _description(transport, obj))
 
 

@@ -41,17 +41,21 @@ def discover(listen_s: float, output: str, **options: Any) -> None:
     TLS, and an administrator proves a new machine by its six words.
     """
     sources = make_sources(read_options(options, listen_s=listen_s), SystemClock())
-    found = asyncio.run(suggestions.collect(sources))
+    findings = asyncio.run(suggestions.collect(sources))
     if output == "json":
         click.echo(
-            json.dumps({"kind": "List", "items": list(map(_tree, found.suggestions))}, indent=2)
+            json.dumps({"kind": "List", "items": list(map(_tree, findings.suggestions))}, indent=2)
         )
-    elif found.suggestions:
-        click.echo(printers.align_columns([_row(one) for one in found.suggestions], _TITLES))
-    for problem in found.problems:
+    elif findings.suggestions:
+        click.echo(
+            printers.align_columns(
+                [_row(suggestion) for suggestion in findings.suggestions], _TITLES
+            )
+        )
+    for problem in findings.problems:
         click.echo(f"warning: {problem}", err=True)
-    if not found.suggestions and output == "table":
-        click.echo(_nothing(found, listen_s), err=True)
+    if not findings.suggestions and output == "table":
+        click.echo(_nothing(findings, listen_s), err=True)
 
 
 def _nothing(found: Findings, listen_s: float) -> str:

@@ -118,12 +118,13 @@ def _print(
         tree = findings.findings_tree(found)
         if results is not None:
             tree["fixes"] = [
-                {"fix": one.name, "isDone": one.is_done, "message": one.message} for one in results
+                {"fix": result.name, "isDone": result.is_done, "message": result.message}
+                for result in results
             ]
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
         click.echo(report.format_findings(found))
-    if findings.count_level(found, "FAIL") or not all(one.is_done for one in results or ()):
+    if findings.count_level(found, "FAIL") or not all(result.is_done for result in results or ()):
         raise click.exceptions.Exit(1)
 
 
@@ -137,9 +138,9 @@ def _fix(
     """Carry the remedies out; return nothing if the person says no. Progress goes to standard error."""
     for fix in planned:
         click.echo(f"{fix.name}: {fix.title}", err=True)
-        for one in found:
-            if one.fix == fix.name and not one.node:
-                click.echo(f"  for: {one.message}", err=True)
+        for finding in found:
+            if finding.fix == fix.name and not finding.node:
+                click.echo(f"  for: {finding.message}", err=True)
     if is_asked and not click.confirm("Do this now?", err=True):
         return []
     context = FixContext(
@@ -185,4 +186,8 @@ async def _examine_nodes(options: dict[str, Any], nodes: Sequence[str]) -> list[
         names = list(dict.fromkeys(nodes))
         addresses = [await process_client.find_agent(transport, name, dialer) for name in names]
         reports = await observe_machines.examine_machines(transport, addresses)
-    return [found for one in reports for found in machines.report_findings(one)]
+    return [
+        finding
+        for machine_report in reports
+        for finding in machines.report_findings(machine_report)
+    ]

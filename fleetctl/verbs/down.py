@@ -108,20 +108,20 @@ def down(data_dir: Path, *, is_fleet: bool, grace_period: str, **options: Any) -
 
 
 async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
-    kept = KnownNodes(
+    known_nodes = KnownNodes(
         config_path(click.get_current_context(), may_be_new=True).parent / _FILE,
         str(etcd_address(options)),
     )
     async with AsyncExitStack() as stack:
         transport = await stack.enter_async_context(open_store(options))
-        found = await _targets(transport, kept, options)
-        sessions = NodeSessions.create(found, ssh_policy(options), stack)
+        targets = await _targets(transport, known_nodes, options)
+        sessions = NodeSessions.create(targets, ssh_policy(options), stack)
         macs: dict[str, MacRelease] = {}
 
         async def connect(name: str) -> None:
             macs[name] = MacRelease(await sessions.open(name), options["prefix"])
 
-        failures = await fleet_down.for_each(tuple(found), connect)
+        failures = await fleet_down.for_each(tuple(targets), connect)
         if failures:
             raise FleetctlError(fleet_down.refusal(failures))
         states = await fleet_down.read_states(macs)
@@ -129,21 +129,21 @@ async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
             if state.needs_root:
                 await (await sessions.open(name)).check_sudo()
         steps = fleet_down.plan_steps(states)
-        click.echo(f"These services of {len(found)} Macs stop, in this order:")
+        click.echo(f"These services of {len(targets)} Macs stop, in this order:")
         click.echo("\n".join(fleet_down.plan_lines(steps, grace_s=grace_s)))
         if options["dry_run"]:
             click.echo("Nothing was stopped.")
             return
         _confirm(is_confirmed=options["yes"])
-        kept.remember({name: str(target) for name, target in found.items()})
+        known_nodes.remember({name: str(target) for name, target in targets.items()})
         work = FleetDown(macs, states, click.echo, grace_s=grace_s)
         for step in steps:
             await work.take(step)
             if step.part == "gateway":
                 await _warn_of_gateways(transport)
-    kept.forget()
+    known_nodes.forget()
     click.echo(
-        f"the fleet is down on {len(found)} Macs; `fleetctl service start` on each of them starts it again"
+        f"the fleet is down on {len(targets)} Macs; `fleetctl service start` on each of them starts it again"
     )
 
 
@@ -160,8 +160,8 @@ async def _targets(
         async with asyncio.timeout(_STORE_S):
             nodes = await objects.list_all(transport, Node)
     except (UnavailableError, TimeoutError) as error:
-        found = {name: parse_target(text) for name, text in kept.read().items()}
-        if not found:
+        targets = {name: parse_target(text) for name, text in kept.read().items()}
+        if not targets:
             raise FleetctlError(
                 "etcd does not answer, and no earlier run of this command stopped it: which Macs the fleet has is unknown. "
                 "Start etcd, or run `fleetctl service stop --engines` on each Mac"
@@ -179,11 +179,13 @@ async def _targets(
             raise FleetctlError(
                 "all nodes are on this machine, and --fleet is for other machines: run `fleetctl down`"
             )
-        found = find_targets(chosen, options)
-    left = {name: one for name, one in found.items() if name not in set(options["left_out"])}
-    if not left:
+        targets = find_targets(chosen, options)
+    remote_targets = {
+        name: one for name, one in targets.items() if name not in set(options["left_out"])
+    }
+    if not remote_targets:
         raise FleetctlError("there are no Macs to stop")
-    return left
+    return remote_targets
 
 
 def _confirm(*, is_confirmed: bool) -> None:

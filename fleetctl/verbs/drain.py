@@ -124,15 +124,15 @@ class _DrainWatch:
 
     async def announce(self, *, dry: bool) -> None:
         """Print which replicas will be moved, and warn about those that cannot."""
-        seen = await snapshot.take(self._transport, self._clock)
+        fleet_snapshot = await snapshot.take(self._transport, self._clock)
         if dry:  # plan as if the nodes were draining
-            seen.suppose(edits.as_draining(node) or node for node in self._node_objects)
+            fleet_snapshot.suppose(edits.as_draining(node) or node for node in self._node_objects)
         self._remaining = drain_progress.replicas_on(
-            list(seen.lister.replicas()), frozenset(self._nodes)
+            list(fleet_snapshot.lister.replicas()), frozenset(self._nodes)
         )
         for name in self._remaining:
             click.echo(f"evicting replica/{name}{' (dry run)' if dry else ''}")
-        deployments, lacks = self._outlook(seen)
+        deployments, lacks = self._outlook(fleet_snapshot)
         number = Counter(replica.spec.deployment for replica in self._remaining.values())
         for name, why in lacks.items():
             if drain_progress.count_blocked(deployments[name], number[name]):
@@ -142,8 +142,10 @@ class _DrainWatch:
     def _outlook(self, seen: FleetSnapshot) -> tuple[dict[str, ModelDeployment], dict[str, str]]:
         """Return the deployments with their statuses, and those without a node for a replacement, with the reason."""
         deployments = {
-            one.name: one.model_copy(update={"status": seen.lister.deployment_status(one.name)})
-            for one in seen.deployments()
+            deployment.name: deployment.model_copy(
+                update={"status": seen.lister.deployment_status(deployment.name)}
+            )
+            for deployment in seen.deployments()
         }
         names = {replica.spec.deployment for replica in self._remaining.values()}
         return deployments, drain_progress.unplaceable_deployments(seen, names)
@@ -211,9 +213,9 @@ class _DrainWatch:
             await self._retries.wait()
 
     async def _too_late(self, timeout_s: float) -> str:
-        seen = await snapshot.take(self._transport, self._clock)
-        deployments, lacks = self._outlook(seen)
-        waiting = drain_progress.waiting_replicas(seen)
+        fleet_snapshot = await snapshot.take(self._transport, self._clock)
+        deployments, lacks = self._outlook(fleet_snapshot)
+        waiting = drain_progress.waiting_replicas(fleet_snapshot)
         reason_of = drain_progress.remaining_reason
         lines = [
             f"  replica/{name}: {reason_of(replica, deployments, lacks, waiting)}"

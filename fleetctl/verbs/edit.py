@@ -169,7 +169,9 @@ class EditedFile:
             click.echo(f"{outcome.obj.kind.lower()}/{outcome.obj.name} {outcome.result}")
         for conflict in applied.kept_by_others:
             click.echo(f"warning: {conflict.kept_message}", err=True)
-        await git_warnings.warn_of_objects(transport, (one.obj for one in applied.outcomes))
+        await git_warnings.warn_of_objects(
+            transport, (applied_object.obj for applied_object in applied.outcomes)
+        )
 
     def _replace(self, text: str) -> None:
         """Replace the file atomically."""
@@ -251,9 +253,9 @@ def edit(words: tuple[str, ...], files: tuple[str, ...], **options: Any) -> None
         async with open_store(options) as transport:
             return await targets.read_all_selected(transport, chosen)
 
-    found = run(read())
-    if found:
-        _edit_objects(EditSession.of(found), options)
+    objects = run(read())
+    if objects:
+        _edit_objects(EditSession.of(objects), options)
 
 
 def _edit_objects(session: EditSession, options: dict[str, Any]) -> None:

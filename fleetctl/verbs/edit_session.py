@@ -64,10 +64,12 @@ def is_empty(body: str) -> bool:
 
 def problem_notes(head: str, problems: Sequence[ManifestError]) -> list[str]:
     """Return the notes about problems, with the line numbers of the text below the notes."""
-    ordered = sorted(problems, key=lambda one: (one.line, one.column))
+    ordered = sorted(problems, key=lambda problem: (problem.line, problem.column))
     # The number of lines of the notes does not depend on the numbers in them.
-    below = len(_marked_lines([*INSTRUCTIONS, head, *(str(_at_line(one, 0)) for one in ordered)]))
-    return [*INSTRUCTIONS, head, *(str(_at_line(one, below)) for one in ordered)]
+    below = len(
+        _marked_lines([*INSTRUCTIONS, head, *(str(_at_line(error, 0)) for error in ordered)])
+    )
+    return [*INSTRUCTIONS, head, *(str(_at_line(error, below)) for error in ordered)]
 
 
 def _at_line(problem: ManifestError, below: int) -> ManifestError:
@@ -106,11 +108,11 @@ def merge_changes(base: Tree, ours: Tree, theirs: Tree) -> MergeResult:
 
 def acknowledge(base: Tree, conflicts: tuple[FieldConflict, ...]) -> Tree:
     """Return the base with the other writer's values of conflicts: the user has seen them and may overwrite them."""
-    for one in conflicts:
+    for conflict in conflicts:
         base = (
-            trees.without(base, one.path)
-            if one.theirs is None
-            else trees.with_value(base, one.path, one.theirs)
+            trees.without(base, conflict.path)
+            if conflict.theirs is None
+            else trees.with_value(base, conflict.path, conflict.theirs)
         )
     return base
 
@@ -196,13 +198,15 @@ class EditSession:
             RejectedError: the text is invalid, or an object is missing or new.
 
         """
-        found = load_text(text, suffix)
-        there = {item.key for item in found}
-        problems = [self._unknown_problem(item) for item in found if item.key not in self.opened]
+        loaded_objects = load_text(text, suffix)
+        there = {item.key for item in loaded_objects}
+        problems = [
+            self._unknown_problem(item) for item in loaded_objects if item.key not in self.opened
+        ]
         problems.extend(_missing_problem(key) for key in self.opened if key not in there)
         if problems:
             raise RejectedError("nothing was written because of these problems:", problems)
-        return found
+        return loaded_objects
 
     def _unknown_problem(self, item: LoadedObject) -> ManifestError:
         names = ", ".join(map(str, self.opened))
@@ -306,10 +310,10 @@ async def _write_object(
 
 
 async def _read_object(transport: Transport, key: ObjectKey) -> ApiObject:
-    [found] = await targets.read_selected(
+    [api_object] = await targets.read_selected(
         transport, targets.selection(kind_of(key.kind), [key.name])
     )
-    return found
+    return api_object
 
 
 def _refuse_conflicts(
@@ -319,13 +323,13 @@ def _refuse_conflicts(
 ) -> None:
     problems = [
         item.document.problem(
-            one.path,
-            f"is now {ownership.show_value(one.theirs)}, set by {_field_owner(now[item.key], one.field)}; "
-            f"your value is {ownership.show_value(one.ours)}",
+            conflict.path,
+            f"is now {ownership.show_value(conflict.theirs)}, set by {_field_owner(now[item.key], conflict.field)}; "
+            f"your value is {ownership.show_value(conflict.ours)}",
             "To overwrite it, delete these lines at the top and save; or use the other value",
         )
         for item in items
-        for one in merges[item.key].conflicts
+        for conflict in merges[item.key].conflicts
     ]
     if problems:
         head = "nothing was written because another writer changed the same fields meanwhile:"
@@ -333,5 +337,5 @@ def _refuse_conflicts(
 
 
 def _field_owner(obj: ApiObject, field: str) -> str:
-    found = ownership.field_owner(obj, field)
-    return found.manager if found is not None else "another writer"
+    entry = ownership.field_owner(obj, field)
+    return entry.manager if entry is not None else "another writer"

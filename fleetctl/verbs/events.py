@@ -161,8 +161,11 @@ async def _print_stream(
     requested: EventFilter, printed: EventPrinter, options: dict[str, Any]
 ) -> None:
     clock = SystemClock()
-    async with open_store(options) as transport, aclosing(follow_events(transport, clock)) as found:
-        async for batch in found:
+    async with (
+        open_store(options) as transport,
+        aclosing(follow_events(transport, clock)) as generator,
+    ):
+        async for batch in generator:
             chosen = [event for event in batch if requested.has(event)]
             if chosen:
                 context = TableContext(now=clock.now())
@@ -181,8 +184,8 @@ async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[li
         try:
             if revision is None:
                 listing = await transport.list(keys.EVENT_PREFIX)
-                missed = [one for one in listing.items if seen.get(one.key) != one.mod_revision]
-                seen = {one.key: one.mod_revision for one in listing.items}
+                missed = [item for item in listing.items if seen.get(item.key) != item.mod_revision]
+                seen = {item.key: item.mod_revision for item in listing.items}
                 revision = listing.revision
                 yield sorted(_trees(missed), key=_last_seen)
             watch = transport.watch(keys.EVENT_PREFIX, after_revision=revision)
@@ -191,7 +194,7 @@ async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[li
                     retries.reset()
                     revision = batch.revision
                     items = [change.now for change in batch.changes if change.now is not None]
-                    seen |= {one.key: one.mod_revision for one in items}
+                    seen |= {item.key: item.mod_revision for item in items}
                     yield _trees(items)
         except UnavailableError:
             if revision is None and not seen:
@@ -209,5 +212,5 @@ def _trees(items: Sequence[KeyValue]) -> list[Tree]:
 
 
 def _last_seen(event: Tree) -> datetime:
-    found = object_trees.parse_time(event.get("spec", {}).get("lastSeen"))
-    return found or datetime.min.replace(tzinfo=UTC)
+    time = object_trees.parse_time(event.get("spec", {}).get("lastSeen"))
+    return time or datetime.min.replace(tzinfo=UTC)

@@ -58,13 +58,15 @@ def _field_lines(
     model: KindSchema, fields: list[FieldSchema], depth: int, *, is_recursive: bool
 ) -> Iterator[str]:
     indent = "  " * depth
-    for one in sorted(fields, key=lambda field: field.name):
-        yield f"{indent}{one.name}\t<{one.type}>{_required_mark(one)}"
-        yield from _facts(one, indent + "  ")
+    for schema in sorted(fields, key=lambda field: field.name):
+        yield f"{indent}{schema.name}\t<{schema.type}>{_required_mark(schema)}"
+        yield from _facts(schema, indent + "  ")
         if is_recursive:
-            yield from _field_lines(model, model.fields(one.schema), depth + 1, is_recursive=True)
+            yield from _field_lines(
+                model, model.fields(schema.schema), depth + 1, is_recursive=True
+            )
         else:
-            yield from _wrap(one.description, indent + "  ")
+            yield from _wrap(schema.description, indent + "  ")
             yield ""
 
 

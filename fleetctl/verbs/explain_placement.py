@@ -18,12 +18,12 @@ from reconciler.deployments import snapshot
 async def placement_report(name: str, output: str, options: dict[str, Any]) -> str:
     """Return the report about a deployment in the format of -o."""
     async with open_store(options) as transport:
-        seen = await snapshot.take(transport, SystemClock())
-    report = explain_placement(seen, name)
+        fleet_snapshot = await snapshot.take(transport, SystemClock())
+    report = explain_placement(fleet_snapshot, name)
     if report is None:
-        known = [one.name for one in seen.deployments()]
+        known = [deployment.name for deployment in fleet_snapshot.deployments()]
         raise FleetctlError(not_found_message(kind_of("md"), name, known))
-    for key in seen.unreadable():
+    for key in fleet_snapshot.unreadable():
         click.echo(f"warning: {key} cannot be read and is ignored", err=True)
     if output == "json":
         return orjson.dumps(placement_tree(report), option=orjson.OPT_INDENT_2).decode() + "\n"

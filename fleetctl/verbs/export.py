@@ -142,10 +142,10 @@ def _says_the_same(text: str | None, file: ExportFile) -> bool:
     """Return whether an existing file has the values of the export, in whatever form and with whatever comments."""
     if text is None or text == file.text:
         return text is not None
-    found = parser.parse(text, "")
-    values = [nodes.plain_value(root) for root in found.documents]
+    parsed_file = parser.parse(text, "")
+    values = [nodes.plain_value(root) for root in parsed_file.documents]
     fresh = [nodes.plain_value(root) for root in parser.parse(file.text, "").documents]
-    return not found.problems and values == fresh
+    return not parsed_file.problems and values == fresh
 
 
 def list_files(folder: Path) -> list[PurePosixPath]:
@@ -254,8 +254,8 @@ def exporting(
         return
     chosen = _chosen_kinds(words)
     label_selector = selectors.parse_labels(options["labels"])
-    found = selectors.select(run(_read_objects(chosen, options)), label_selector)
-    export = plan_files(found)
+    api_objects = selectors.select(run(_read_objects(chosen, options)), label_selector)
+    export = plan_files(api_objects)
     if not export.files:
         raise FleetctlError("there is nothing to export: no object of these kinds is declared")
     if folder is None:

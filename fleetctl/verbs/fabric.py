@@ -49,10 +49,10 @@ def check(group: tuple[str, ...], output: str, **options: Any) -> None:
         trees = {"groups": [admission_tree(group, statuses) for group in admissions]}
         click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
     elif admissions:
-        click.echo("\n\n".join(admission_text(one) for one in admissions))
+        click.echo("\n\n".join(admission_text(group_admission) for group_admission in admissions))
     else:
         click.echo("no shardgroups found; `fleetctl version --nodes` compares the nodes", err=True)
-    if not all(one.is_admitted for one in admissions):
+    if not all(group_admission.is_admitted for group_admission in admissions):
         raise click.exceptions.Exit(1)
 
 
@@ -62,10 +62,10 @@ async def _check_groups(
     state = await admission.read_fabric(words, options)
     admissions = [
         replace(
-            check_admission(one, state.nodes, state.ready),
-            unplaced=unplaced_on(one, state.deployments),
+            check_admission(group, state.nodes, state.ready),
+            unplaced=unplaced_on(group, state.deployments),
         )
-        for one in state.groups
+        for group in state.groups
     ]
     return admissions, state.nodes
 
@@ -77,16 +77,16 @@ def admission_text(group: GroupAdmission) -> str:
     coloured = terminal.paint(word, "good" if group.is_admitted else "bad")
     size = counted(spec.wanted_size, "node", "nodes")
     head = f"shardgroup/{group.group}: {spec.backend} over {size}, cables and settings: {coloured}"
-    rows = [_member_row(one) for one in group.members]
+    rows = [_member_row(member) for member in group.members]
     parts = [head, _indent(printers.align_columns(rows, ["RANK", "NODE", "STATUS", "ADDRESSES"]))]
     if any(group.cables):
-        cables = [_cable_row(group, one) for pair in group.cables for one in pair]
+        cables = [_cable_row(group, cable) for pair in group.cables for cable in pair]
         parts.append(_indent(printers.align_columns(cables, ["CABLE", "FROM", "TO", "GBIT/S"])))
-    parts += [f"  {terminal.paint(one.reason, 'bad')}: {one.message}" for one in group.faults]
-    parts += [f"  {terminal.paint('warning', 'warn')}: {one}" for one in group.warnings]
+    parts += [f"  {terminal.paint(fault.reason, 'bad')}: {fault.message}" for fault in group.faults]
+    parts += [f"  {terminal.paint('warning', 'warn')}: {warning}" for warning in group.warnings]
     parts += [
-        f"  modeldeployment/{one.name} is {terminal.paint('not placed', 'bad')} ({one.reason}): {one.message}"
-        for one in group.unplaced
+        f"  modeldeployment/{deployment.name} is {terminal.paint('not placed', 'bad')} ({deployment.reason}): {deployment.message}"
+        for deployment in group.unplaced
     ]
     return "\n".join(parts)
 
@@ -98,7 +98,7 @@ def _member_row(member: AdmissionMember) -> list[str]:
 
 
 def _cable_row(group: GroupAdmission, cable: Cable) -> list[str]:
-    ranks = {one.node: str(one.rank) for one in group.members}
+    ranks = {member.node: str(member.rank) for member in group.members}
     return [
         f"{ranks[cable.here.node]}-{ranks[cable.there.node]}",
         _cable_end(cable.here),
@@ -115,7 +115,7 @@ def _cable_end(end: CableEnd) -> str:
 def cable_speed(cable: Cable) -> int:
     """Return the speed of the cable in Gbit/s; 0 if neither end reports it."""
     ports = [end.port.speed_gbps for end in (cable.here, cable.there) if end.port is not None]
-    return min((one for one in ports if one > 0), default=0)
+    return min((port for port in ports if port > 0), default=0)
 
 
 _COMPARED = {
@@ -134,24 +134,28 @@ def admission_tree(group: GroupAdmission, statuses: Mapping[str, NodeStatus]) ->
         "isAdmitted": group.is_admitted,
         "members": [
             {
-                "node": one.node,
-                "rank": one.rank,
-                "isReady": one.is_ready,
-                "addresses": list(one.addresses),
-                "reported": statuses[one.node].model_dump(
+                "node": member.node,
+                "rank": member.rank,
+                "isReady": member.is_ready,
+                "addresses": list(member.addresses),
+                "reported": statuses[member.node].model_dump(
                     mode="json", by_alias=True, include=_COMPARED
                 )
-                if one.node in statuses
+                if member.node in statuses
                 else None,
             }
-            for one in group.members
+            for member in group.members
         ],
-        "cables": [cable_tree(one) for pair in group.cables for one in pair],
-        "missing": [{"reason": one.reason, "message": one.message} for one in group.faults],
+        "cables": [cable_tree(cable) for pair in group.cables for cable in pair],
+        "missing": [{"reason": fault.reason, "message": fault.message} for fault in group.faults],
         "warnings": list(group.warnings),
         "unplaced": [
-            {"deployment": one.name, "reason": one.reason, "message": one.message}
-            for one in group.unplaced
+            {
+                "deployment": deployment.name,
+                "reason": deployment.reason,
+                "message": deployment.message,
+            }
+            for deployment in group.unplaced
         ],
     }
 

@@ -240,7 +240,11 @@ async def _enable(request: InitAuthRequest, client: AuthClient, say: Callable[[s
             f"{request.folder.file(ROOT_FILE)} does not exist, and without root's password nobody could change "
             "users again. Give the folder of --prepare with --out"
         )
-    locked_out = [one.name for one in await _clients(request) if not one.has_password]
+    locked_out = [
+        store_client.name
+        for store_client in await _clients(request)
+        if not store_client.has_password
+    ]
     if locked_out and not request.is_forced:
         raise FleetctlError(
             f"{_count(locked_out)} without a password for etcd would be locked out: {', '.join(locked_out)}. Restart "
@@ -333,9 +337,9 @@ async def _prepare(
 async def _may_dashboard_write(client: AuthClient, prefix: str) -> bool:
     """Return whether an earlier run let the dashboard write."""
     (role,) = (
-        one.role
-        for one in etcd_users.fleet_accounts((), prefix=prefix)
-        if one.file == "dashboard.env"
+        account.role
+        for account in etcd_users.fleet_accounts((), prefix=prefix)
+        if account.file == "dashboard.env"
     )
     if role not in await client.roles():
         return False
@@ -362,7 +366,7 @@ async def _print_next_step(
         return
     say(f"etcd at {request.address} has the users, and does not enforce passwords yet. Next steps:")
     clients = await _clients(request)
-    without = [one.name for one in clients if not one.has_password]
+    without = [store_client.name for store_client in clients if not store_client.has_password]
     say(
         f"  - copy each file in {request.folder.path} to the machine of its process (mode 0600), and restart the "
         "process with --etcd-password-file FILE"

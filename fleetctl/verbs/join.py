@@ -265,9 +265,9 @@ async def _search(
     clock = SystemClock()
     sources = make_sources(read_options(options), clock)
     click.echo("searching for the fleet; `fleetctl discover` lists what is heard", err=True)
-    found = await FleetSearch(sources, clock, authority_hash).find(limit_s)
-    click.echo(f"found the fleet {found.title}", err=True)
-    return found.addresses
+    fleet = await FleetSearch(sources, clock, authority_hash).find(limit_s)
+    click.echo(f"found the fleet {fleet.title}", err=True)
+    return fleet.addresses
 
 
 def _announced(
@@ -349,7 +349,7 @@ def read_facts() -> HardwareFacts:
 
 def _own_addresses(peers: Sequence[JoinAddress]) -> list[str]:
     """Return the addresses from which this machine reaches the join ports; nothing is sent."""
-    found = []
+    own_addresses = []
     for peer in peers:
         with contextlib.suppress(OSError):
             family, kind, protocol, _, where = socket.getaddrinfo(
@@ -357,8 +357,8 @@ def _own_addresses(peers: Sequence[JoinAddress]) -> list[str]:
             )[0]
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(where)
-                found.append(probe.getsockname()[0].partition("%")[0])
-    return found
+                own_addresses.append(probe.getsockname()[0].partition("%")[0])
+    return own_addresses
 
 
 def _tell(text: str) -> None:

@@ -42,24 +42,24 @@ def show(names: Sequence[str], options: dict[str, Any]) -> None:
             machines = await join_approvals.list_machines(transport)
         return machines, await _listen() if is_listening else []
 
-    found, heard = run(read())
+    waiting_machines, heard = run(read())
     if names:
-        found = [join_approvals.pick(found, name) for name in names]
+        waiting_machines = [join_approvals.pick(waiting_machines, name) for name in names]
     if output == "json":
-        tree = {"kind": "List", "items": [one.tree() for one in found]}
+        tree = {"kind": "List", "items": [machine.tree() for machine in waiting_machines]}
         click.echo(json.dumps(tree, indent=2))
         return
-    if not found:
+    if not waiting_machines:
         click.echo("No machines wait for an approval.", err=True)
     if output == "name":
-        for one in found:
-            click.echo(f"joinrequest/{one.request.id}")
+        for machine in waiting_machines:
+            click.echo(f"joinrequest/{machine.request.id}")
     else:
         has_titles = not options["no_headers"]
         now = SystemClock().now()
-        known = {one.request.name for one in found}
-        new = [one for one in heard if one.name not in known][:_MAX_HEARD]
-        rows = [*(one.row(now) for one in found), *map(_heard_row, new)]
+        known = {machine.request.name for machine in waiting_machines}
+        new = [suggestion for suggestion in heard if suggestion.name not in known][:_MAX_HEARD]
+        rows = [*(machine.row(now) for machine in waiting_machines), *map(_heard_row, new)]
         if rows:
             click.echo(printers.align_columns(rows, TITLES if has_titles else ()))
 
@@ -69,7 +69,7 @@ async def _listen() -> list[Suggestion]:
     from fleetctl.discovery import local_network  # noqa: PLC0415 - zeroconf takes 170 ms
 
     heard = (await local_network.LocalNetwork(SystemClock(), _LISTEN_S).suggest()).suggestions
-    new = {one.name: one for one in heard if one.role == "new"}
+    new = {suggestion.name: suggestion for suggestion in heard if suggestion.role == "new"}
     return [new[name] for name in sorted(new)]
 
 

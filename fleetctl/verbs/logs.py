@@ -105,9 +105,11 @@ async def find_sources(transport: Transport, selection: LogSelection) -> list[Lo
         return [logs_of_fleet.process_log(selection.kind.lower(), id_)]
     replicas = await _find_replicas(transport, selection)
     return [
-        logs_of_fleet.engine_log(one, rank, is_previous=selection.is_previous)
-        for one in replicas
-        for rank in (range(len(one.spec.ranks)) if selection.all_ranks else (selection.rank or 0,))
+        logs_of_fleet.engine_log(replica, rank, is_previous=selection.is_previous)
+        for replica in replicas
+        for rank in (
+            range(len(replica.spec.ranks)) if selection.all_ranks else (selection.rank or 0,)
+        )
     ]
 
 
@@ -120,12 +122,12 @@ async def _find_replicas(transport: Transport, selection: LogSelection) -> list[
             click.echo("no replicas found", err=True)
         return found
     if selection.kind == "Replica":
-        found = [one for one in replicas if one.name == selection.name]
+        found = [replica for replica in replicas if replica.name == selection.name]
         if not found:
-            names = [one.name for one in replicas]
+            names = [replica.name for replica in replicas]
             raise FleetctlError(await _no_replica_text(transport, selection.name, names))
         return found
-    found = [one for one in replicas if one.spec.deployment == selection.name]
+    found = [replica for replica in replicas if replica.spec.deployment == selection.name]
     if not found:
         raise FleetctlError(await _no_replicas_text(transport, selection.name))
     if len(found) > 1 and not selection.all_replicas:
@@ -230,7 +232,7 @@ async def _print_all(
 ) -> bool:
     """Print several logs in parallel; return whether one failed."""
     failures: list[str] = []
-    holders = {(one.holder, one.name) for one in sources}
+    holders = {(log_source.holder, log_source.name) for log_source in sources}
     # Issue the tickets one after the other, because the exit stack revokes them one after the other.
     for holder, name in sorted(holders):
         await access.address(holder, name)
@@ -273,11 +275,11 @@ class _ProcessAccess:
         self, holder: LogHolder, name: str
     ) -> tuple[ProcessAddress, str] | ProcessError:
         try:
-            found = await logs_of_fleet.read_address(self._transport, holder, name, self._dialer)
+            address = await logs_of_fleet.read_address(self._transport, holder, name, self._dialer)
         except ProcessError as error:
             return error
-        return found, await self._stack.enter_async_context(
-            issue_ticket(self._transport, found.key)
+        return address, await self._stack.enter_async_context(
+            issue_ticket(self._transport, address.key)
         )
 
 

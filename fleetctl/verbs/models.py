@@ -135,16 +135,18 @@ def _list_local(
     del fleet_options
     store = _open_store(models_dir)
     with _errors_translated():
-        found = store.models()
+        stored_models = store.models()
     if output == "json":
-        trees = {"models": [_model_tree(one) for one in found]}
+        trees = {"models": [_model_tree(model) for model in stored_models]}
         click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
         return
-    if not found:
+    if not stored_models:
         click.echo(f"no models fetched into {store.root}", err=True)
         return
     titles = ["NAME", "SIZE", "FILES", "FETCHED", "LOADED", "PINNED"]
-    click.echo(printers.align_columns([_model_row(store, one) for one in found], titles))
+    click.echo(
+        printers.align_columns([_model_row(store, model) for model in stored_models], titles)
+    )
 
 
 def _model_tree(model: StoredModel) -> dict[str, Any]:
@@ -233,23 +235,23 @@ def _check_local(
     if not wanted:
         click.echo(f"no models fetched into {store.root}; nothing is checked", err=True)
     with _errors_translated(), ProgressLine() as progress:
-        found: list[FileDefect] = []
+        file_defects: list[FileDefect] = []
         for name in wanted:
             progress.show(f"checking {name}")
-            found += check_model(store, name, hashes=hashes)
-        damaged = {one.model for one in found}
+            file_defects += check_model(store, name, hashes=hashes)
+        damaged = {defect.model for defect in file_defects}
         for name in wanted:
             if name not in damaged:
                 stored = store.find_by_name(name)
                 absent = 0 if stored is None else len(stored.absent)
                 click.echo(f"{name}: {models_fleet.check_result(absent)}")
-        for one in found:
-            where = f"{one.model}/{one.path}".rstrip("/")
-            click.echo(f"{where}: {paint(one.defect, 'bad')}: {one.message}")
-        if found and discard:
-            for name in discard_defects(store, tuple(found)):
+        for defect in file_defects:
+            where = f"{defect.model}/{defect.path}".rstrip("/")
+            click.echo(f"{where}: {paint(defect.defect, 'bad')}: {defect.message}")
+        if file_defects and discard:
+            for name in discard_defects(store, tuple(file_defects)):
                 click.echo(f"{name} removed; fetch it again: only what was damaged will be fetched")
-    if found:
+    if file_defects:
         raise click.exceptions.Exit(1)
 
 
@@ -279,14 +281,14 @@ def _recorded_name(store: ModelStore, word: str, recorded: tuple[str, ...]) -> s
 def _remove_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
     del fleet_options
     store = _open_store(models_dir)
-    found = [find_local_model(store, word) for word in words]
-    for model in found:
+    stored_models = [find_local_model(store, word) for word in words]
+    for model in stored_models:
         if model.is_pinned:
             raise FleetctlError(
                 f"{model.name} is pinned; run `fleetctl models unpin {model.name}` first"
             )
     with _errors_translated():
-        for model in found:
+        for model in stored_models:
             freed = store.remove(model.name)
             click.echo(f"{model.name} removed, {quantity.show(freed)} freed")
 

@@ -25,12 +25,12 @@ interrupted goes on with the files that are whole; a tar file starts again.
 
 def find_local_model(store: ModelStore, word: str) -> StoredModel:
     """Return the model of a folder name, or of a repository that has one commit here. Raises FleetctlError."""
-    found = [one for one in store.models() if word in (one.name, one.repo)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(one.name for one in found)
-        raise FleetctlError(f"{word} has {len(found)} commits here; name one: {names}")
+    models = [model for model in store.models() if word in (model.name, model.repo)]
+    if len(models) == 1:
+        return models[0]
+    if models:
+        names = ", ".join(stored_model.name for stored_model in models)
+        raise FleetctlError(f"{word} has {len(models)} commits here; name one: {names}")
     raise FleetctlError(
         f"no model {word} in {store.root}; `fleetctl models list` shows what is there"
     )

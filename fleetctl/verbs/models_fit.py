@@ -147,20 +147,24 @@ async def _report(model: str, options: dict[str, Any]) -> FitReport:
         in_order = sorted(fit_nodes(request, nodes), key=lambda one: asked.index(one.node))
         return FitReport(model=model, spec=request.spec, facts=facts, nodes=tuple(in_order))
     async with open_store(options) as transport:
-        seen = await snapshot.take(transport, SystemClock())
+        fleet_snapshot = await snapshot.take(transport, SystemClock())
     request = _request()
     if is_deployment:
-        deployments = {one.name: one for one in seen.deployments()}
+        deployments = {deployment.name: deployment for deployment in fleet_snapshot.deployments()}
         if model not in deployments:
             missing = not_found_message(kind_of("md"), model, sorted(deployments))
             raise FleetctlError(
                 f"{missing}. A repository is ORGANISATION/NAME, and a folder begins with /, ./ or ~"
             )
-        found = deployments[model]
-        request = request_for(found)
-        known = seen.lister.snapshot(found.name)
-        facts = snapshot_facts(known) if known is not None and known.resolves(found) else None
-    return _fleet_report(model, _with_load(request, options), facts, seen)
+        model_deployment = deployments[model]
+        request = request_for(model_deployment)
+        known = fleet_snapshot.lister.snapshot(model_deployment.name)
+        facts = (
+            snapshot_facts(known)
+            if known is not None and known.resolves(model_deployment)
+            else None
+        )
+    return _fleet_report(model, _with_load(request, options), facts, fleet_snapshot)
 
 
 def _fleet_report(
@@ -227,10 +231,12 @@ def report_lines(report: FitReport, *, is_wide: bool) -> list[str]:
     parts = memory_proof.TITLES if is_wide else ()
     lines = [_head(report), ""]
     titles = ["NODE", "FITS", "CONTEXT", "REQUESTS", "NEED", "FREE", *parts, "WHY NOT"]
-    lines.append(printers.align_columns([_node_row(one, is_wide) for one in report.nodes], titles))
+    lines.append(
+        printers.align_columns([_node_row(node, is_wide) for node in report.nodes], titles)
+    )
     if report.groups:
         titles = ["GROUP", "FITS", "CONTEXT", "REQUESTS", "NEED/RANK", "RANKS", *parts, "WHY NOT"]
-        rows = [_group_row(one, is_wide) for one in report.groups]
+        rows = [_group_row(group, is_wide) for group in report.groups]
         lines += ["", printers.align_columns(rows, titles)]
         if report.facts is not None:
             lines.append(_SPLIT_NOTE)
@@ -286,17 +292,17 @@ def report_tree(report: FitReport) -> dict[str, Tree]:
         "weightsBytes": facts.weight_bytes if facts is not None else None,
         "maxContext": facts.max_context if facts is not None else None,
         "nodes": [
-            {"node": one.node, "roomBytes": one.room_bytes, **_shared_tree(one)}
-            for one in report.nodes
+            {"node": node.node, "roomBytes": node.room_bytes, **_shared_tree(node)}
+            for node in report.nodes
         ],
         "groups": [
             {
-                "group": one.group,
-                "nodes": list(one.nodes),
-                "parallelism": one.parallelism or None,
-                **_shared_tree(one),
+                "group": group.group,
+                "nodes": list(group.nodes),
+                "parallelism": group.parallelism or None,
+                **_shared_tree(group),
             }
-            for one in report.groups
+            for group in report.groups
         ],
     }
 

@@ -46,7 +46,7 @@ _MAX_USERS: Final = 3
 
 def parse_nodes(text: str) -> tuple[str, ...]:
     """Return the names in `--nodes a,b`."""
-    return tuple(filter(None, (one.strip() for one in text.split(","))))
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def targets(options: dict[str, Any]) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     answers, folders = run(_models(options, parse_nodes(options["nodes"])))
     # A pin or a collection is of the fleet's own store only.
     is_whole = not (options["pinned"] or options["unused"])
-    folders = [one for one in folders if is_whole and _is_named(one.path, words)]
+    folders = [folder for folder in folders if is_whole and _is_named(folder.path, words)]
     rows = [
         (answer.node, model)
         for answer in answers
@@ -75,24 +75,26 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
         is_yaml = output == "yaml"
         tree: dict[str, Any] = {
             "nodes": [
-                {"node": one.node, "error": one.problem}
-                if one.document is None
+                {"node": node_answer.node, "error": node_answer.problem}
+                if node_answer.document is None
                 else {
-                    "node": one.node,
-                    "diskBytes": one.document.disk_bytes,
-                    "freeBytes": one.document.free_bytes,
+                    "node": node_answer.node,
+                    "diskBytes": node_answer.document.disk_bytes,
+                    "freeBytes": node_answer.document.free_bytes,
                     "quantizations": [
                         job.model_dump(mode="json", by_alias=True)
-                        for job in one.document.quantizations
+                        for job in node_answer.document.quantizations
                     ],
                     "models": [
                         model.model_dump(mode="json", by_alias=True)
                         for node, model in rows
-                        if node == one.node
+                        if node == node_answer.node
                     ],
-                    "folders": [found.tree() for found in folders if found.node == one.node],
+                    "folders": [
+                        folder.tree() for folder in folders if folder.node == node_answer.node
+                    ],
                 }
-                for one in answers
+                for node_answer in answers
             ]
         }
         document = (
@@ -103,10 +105,13 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
         if rows:
             _print_table(rows, is_wide=output == "wide")
         if folders:
-            table = printers.align_columns([one.cells() for one in folders], TITLES)
+            table = printers.align_columns([folder.cells() for folder in folders], TITLES)
             click.echo(f"\n{table}" if rows else table)
     else:
-        some = any(one.document is not None and one.document.models for one in answers)
+        some = any(
+            node_answer.document is not None and node_answer.document.models
+            for node_answer in answers
+        )
         found = "no such models" if some else "no models fetched"
         click.echo(f"{found} on the Macs that answered", err=True)
     if output in ("table", "wide"):
@@ -169,10 +174,10 @@ def show_size(size_bytes: int, absent_bytes: int) -> str:
 
 def _tell_quantizations(answers: Sequence[NodeAnswer[NodeModels]]) -> None:
     for answer in answers:
-        for one in () if answer.document is None else answer.document.quantizations:
-            if one.is_running:
-                progress = quantization_progress(one)
-                click.echo(f"{answer.node}: {one.repo} of {one.source}: {progress}", err=True)
+        for report in () if answer.document is None else answer.document.quantizations:
+            if report.is_running:
+                progress = quantization_progress(report)
+                click.echo(f"{answer.node}: {report.repo} of {report.source}: {progress}", err=True)
 
 
 def quantization_progress(report: QuantizationReport) -> str:
@@ -194,9 +199,9 @@ def _age(then: datetime | None, now: datetime) -> str:
 
 def _tell_silent(answers: Sequence[NodeAnswer[Any]]) -> None:
     """Tell which Macs did not answer. Raises Exit with code 1 if there is one."""
-    silent = [one for one in answers if one.problem and not one.is_absent]
-    for one in silent:
-        click.echo(f"error: {one.problem}", err=True)
+    silent = [answer for answer in answers if answer.problem and not answer.is_absent]
+    for node_answer in silent:
+        click.echo(f"error: {node_answer.problem}", err=True)
     if silent:
         raise click.exceptions.Exit(1)
 
@@ -210,12 +215,12 @@ def check_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
         is_bad = is_bad or (is_needed and not is_usable)
         state = paint("present", "good") if is_usable else paint(folder.problem or "Unknown", "bad")
         click.echo(f"{folder.node}: {folder.path}: {state}")
-    for one, answer in zip(wanted, answers, strict=True):
-        node, name, found = one.node, one.name, answer.document
-        if found is not None and not found.defects:
-            is_lacking = one.needs_all and found.absent_files > 0
+    for model, answer in zip(wanted, answers, strict=True):
+        node, name, check = model.node, model.name, answer.document
+        if check is not None and not check.defects:
+            is_lacking = model.needs_all and check.absent_files > 0
             is_bad = is_bad or is_lacking
-            click.echo(f"{node}: {name}: {check_result(found.absent_files, is_lacking=is_lacking)}")
+            click.echo(f"{node}: {name}: {check_result(check.absent_files, is_lacking=is_lacking)}")
             continue
         is_bad = True
         for line in _check_lines(answer):
@@ -248,8 +253,8 @@ class _WantedModel:
 
 def _check_lines(answer: NodeAnswer[ModelCheck]) -> Iterator[str]:
     if answer.document is not None:
-        for one in answer.document.defects:
-            yield f"/{one.path}: {paint(one.defect, 'bad')}: {one.message}"
+        for defect in answer.document.defects:
+            yield f"/{defect.path}: {paint(defect.defect, 'bad')}: {defect.message}"
     elif answer.is_absent:
         yield f": {paint('Missing', 'bad')}: it is not on this Mac"
     else:
@@ -272,18 +277,18 @@ async def _check(
             for rank in replica.spec.ranks
         }
         # A folder that no Mac can use is needed everywhere.
-        usable = {one.path for one in found if one.weights_bytes is not None}
+        usable = {folder.path for folder in found if folder.weights_bytes is not None}
         folders = [
-            (one, (one.node, one.path) in needed or one.path not in usable)
-            for one in found
-            if (not nodes or one.node in nodes) and _is_named(one.path, words)
+            (folder, (folder.node, folder.path) in needed or folder.path not in usable)
+            for folder in found
+            if (not nodes or folder.node in nodes) and _is_named(folder.path, words)
         ]
         wanted = await (
             _named(agents, words, may_be_none=bool(folders)) if words else _needed(agents)
         )
         if nodes:
-            wanted = [one for one in wanted if one.node in nodes]
-        places = [(one.node, one.name) for one in wanted]
+            wanted = [model for model in wanted if model.node in nodes]
+        places = [(model.node, model.name) for model in wanted]
         return wanted, await agents.check(places, hashes=options["hashes"]), folders
 
 
@@ -291,18 +296,18 @@ async def _named(
     agents: FleetAgents, words: Sequence[str], *, may_be_none: bool
 ) -> list[_WantedModel]:
     answers = await agents.models()
-    found = [
-        _WantedModel(node=one.node, name=model.name)
-        for one in answers
-        if one.document is not None
-        for model in one.document.models
+    wanted_models = [
+        _WantedModel(node=answer.node, name=model.name)
+        for answer in answers
+        if answer.document is not None
+        for model in answer.document.models
         if any(_matches(model, word) for word in words)
     ]
-    if not (found or may_be_none):
+    if not (wanted_models or may_be_none):
         raise FleetctlError(
             f"no Mac that answered has {', '.join(words)}; see `fleetctl models list`"
         )
-    return found
+    return wanted_models
 
 
 async def _needed(agents: FleetAgents) -> list[_WantedModel]:
@@ -335,7 +340,7 @@ async def _change(words: Sequence[str], options: dict[str, Any], verb: str) -> l
     nodes = targets(options)
     async with open_agents(options, nodes) as agents:
         before = await agents.models()
-        problems = [one.problem for one in before if one.problem]
+        problems = [node_answer.problem for node_answer in before if node_answer.problem]
         chosen = [(one.node, model) for one, model in _select(before, words)]
         if verb == "rm":
             kept = {(node, model.name): why for node, model in chosen if (why := _kept(model))}
@@ -361,7 +366,12 @@ def _select(
     answers: Sequence[NodeAnswer[NodeModels]], words: Sequence[str]
 ) -> list[tuple[NodeAnswer[NodeModels], StoredModelReport]]:
     """Return the models that words name, each word on at least one Mac. Raises FleetctlError."""
-    every = [(one, m) for one in answers if one.document is not None for m in one.document.models]
+    every = [
+        (answer, m)
+        for answer in answers
+        if answer.document is not None
+        for m in answer.document.models
+    ]
     for word in words:
         if not any(word in (model.name, model.repo) for _, model in every):
             raise FleetctlError(f"no Mac that answered has {word}; see `fleetctl models list`")
@@ -413,8 +423,8 @@ async def _pull(repo: str, nodes: Sequence[str], options: dict[str, Any]) -> lis
             agents.transport, tuple(agents.addresses), pinned.folder, token
         ) as grants:
             started = await agents.fetch(_fetch_params(pinned))
-            problems = [one.problem for one in started if one.problem]
-            waiting = {one.node for one in started if not one.problem}
+            problems = [answer.problem for answer in started if answer.problem]
+            waiting = {answer.node for answer in started if not answer.problem}
             with ProgressLine() as progress:
                 problems += await _wait_pulled(agents, grants, waiting, progress)
     return problems
@@ -439,19 +449,19 @@ async def _wait_pulled(
     problems: list[str] = []
     while waiting:
         lines = []
-        for one in await agents.models():
-            if one.node not in waiting:
+        for model in await agents.models():
+            if model.node not in waiting:
                 continue
-            misses[one.node] = misses.get(one.node, 0) + 1 if one.problem else 0
-            state, text = _pull_state(one, name)
-            if state == "running" and misses[one.node] < _MAX_MISSES:
+            misses[model.node] = misses.get(model.node, 0) + 1 if model.problem else 0
+            state, text = _pull_state(model, name)
+            if state == "running" and misses[model.node] < _MAX_MISSES:
                 lines.append(text)
                 continue
-            waiting.discard(one.node)
-            await grants.withdraw(one.node)
+            waiting.discard(model.node)
+            await grants.withdraw(model.node)
             progress.clear()
             if state == "present":
-                click.echo(f"{one.node}: {name} present")
+                click.echo(f"{model.node}: {name} present")
             else:
                 problems.append(text)
         if waiting:
@@ -464,12 +474,12 @@ def _pull_state(
     answer: NodeAnswer[NodeModels], name: str
 ) -> tuple[Literal["running", "present", "failed"], str]:
     """Return how far a Mac is, with words about it."""
-    node, found = answer.node, answer.document
-    if found is None:
+    node, models = answer.node, answer.document
+    if models is None:
         return "running", answer.problem
-    if any(model.name == name for model in found.models):
+    if any(model.name == name for model in models.models):
         return "present", ""
-    fetch = next((one for one in found.fetches if one.name == name), None)
+    fetch = next((report for report in models.fetches if report.name == name), None)
     if fetch is None:
         return "failed", f"node/{node}: its agent was restarted; pull again"
     if fetch.error:

@@ -61,16 +61,16 @@ def import_models(
     names = [word for word in words if not _is_folder(word)]
     if repos and not folders:
         raise click.UsageError("--repo needs a FOLDER; without one, write the name alone")
-    found = find_models(Path.home(), model_folders()) if names or not folders else ()
+    models = find_models(Path.home(), model_folders()) if names or not folders else ()
     if not words and not is_all:
-        _list(found)
+        _list(models)
         return
-    chosen = [one for one in found if is_all and not one.problem]
-    chosen += _named(found, names)
+    chosen = [model for model in models if is_all and not model.problem]
+    chosen += _named(models, names)
     for folder in folders:
         chosen += _in_folder(folder, repos)
     store = ModelStore(models_dir.expanduser(), SystemClock())
-    results = [_import(store, one) for one in chosen]
+    results = [_import(store, model) for model in chosen]
     if not all(results):
         raise click.exceptions.Exit(1)
 
@@ -89,12 +89,12 @@ def _list(found: Sequence[FoundModel]) -> None:
     titles = ["PROGRAM", "NAME", "SIZE", "IMPORT"]
     rows = [
         [
-            one.program,
-            one.name,
-            quantity.show(one.size_bytes) if one.size_bytes else "-",
-            one.problem or "yes",
+            model.program,
+            model.name,
+            quantity.show(model.size_bytes) if model.size_bytes else "-",
+            model.problem or "yes",
         ]
-        for one in found
+        for model in found
     ]
     click.echo(printers.align_columns(rows, titles))
 
@@ -103,20 +103,20 @@ def _named(found: Sequence[FoundModel], names: Sequence[str]) -> list[FoundModel
     """Return the models with these names, of the first program that has one that can be imported."""
     chosen: list[FoundModel] = []
     for name in names:
-        of_name = [one for one in found if one.name in (name, f"{name}:latest")]
+        of_name = [model for model in found if model.name in (name, f"{name}:latest")]
         if not of_name:
             raise FleetctlError(
                 f"no program here has {name}; `fleetctl models import` lists what it finds, and a folder begins with "
                 "/, ./ or ~"
             )
-        best = [one for one in of_name if not one.problem] or of_name
-        chosen += [one for one in best if one.program == best[0].program]
+        best = [model for model in of_name if not model.problem] or of_name
+        chosen += [model for model in best if model.program == best[0].program]
     return chosen
 
 
 def _in_folder(folder: Path, repos: tuple[str, ...]) -> list[FoundModel]:
-    chosen = [one for one in models_in(folder) if not repos or one.name in repos]
-    absent = set(repos) - {one.name for one in chosen}
+    chosen = [model for model in models_in(folder) if not repos or model.name in repos]
+    absent = set(repos) - {model.name for model in chosen}
     if absent or not chosen:
         what = ", ".join(sorted(absent)) or "models--*/snapshots, ORGANISATION/NAME or manifests"
         raise FleetctlError(

@@ -148,20 +148,20 @@ async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, Quantiza
 
 
 def _found(answers: Sequence[NodeAnswer[NodeModels]]) -> list[tuple[str, NodeModels]]:
-    return [(one.node, one.document) for one in answers if one.document is not None]
+    return [(answer.node, answer.document) for answer in answers if answer.document is not None]
 
 
 def _find_source(answers: Sequence[NodeAnswer[NodeModels]], word: str) -> StoredModelReport:
     """Return the one model that the word names on the Macs that answered. Raises FleetctlError."""
     every = (model for _, document in _found(answers) for model in document.models)
-    found = {model.name: model for model in every if word in (model.name, model.repo)}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
+    reports = {model.name: model for model in every if word in (model.name, model.repo)}
+    if len(reports) == 1:
+        return next(iter(reports.values()))
+    if reports:
         raise FleetctlError(
-            f"{word} has {len(found)} commits on the Macs; name one: {', '.join(sorted(found))}"
+            f"{word} has {len(reports)} commits on the Macs; name one: {', '.join(sorted(reports))}"
         )
-    silent = [one.problem for one in answers if one.problem]
+    silent = [answer.problem for answer in answers if answer.problem]
     more = f" ({'; '.join(silent)})" if silent else ""
     raise FleetctlError(
         f"no Mac that answered has {word}{more}; `fleetctl models list` shows the models, and "
@@ -185,7 +185,7 @@ def _result_repo(model: StoredModelReport, options: dict[str, Any]) -> str:
 def _running_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> str:
     """Return the Mac on which the same job runs; "" if none does."""
     for node, document in _found(answers):
-        if any(one.repo == repo and one.is_running for one in document.quantizations):
+        if any(report.repo == repo and report.is_running for report in document.quantizations):
             click.echo(f"{node} makes {repo} already", err=True)
             return node
     return ""
@@ -198,7 +198,7 @@ def _choose_node(
     having = {
         node: document.available_memory_bytes
         for node, document in _found(answers)
-        if any(one.name == model.name for one in document.models)
+        if any(report.name == model.name for report in document.models)
     }
     if not asked:
         node = max(sorted(having), key=lambda one: having[one])
@@ -209,9 +209,9 @@ def _choose_node(
         return node
     if asked in having:
         return asked
-    answer = next((one for one in answers if one.node == asked), None)
+    answer = next((node_answer for node_answer in answers if node_answer.node == asked), None)
     if answer is None:
-        known = ", ".join(one.node for one in answers) or "none"
+        known = ", ".join(node_answer.node for node_answer in answers) or "none"
         raise FleetctlError(f"no node {asked}; this fleet has {known}")
     if answer.document is None:
         raise FleetctlError(answer.problem)
@@ -236,12 +236,14 @@ async def _wait(
                 raise FleetctlError(f"{answer.problem}. Repeat the command when the Mac is back")
             continue
         misses = 0
-        found = next((o for o in answer.document.quantizations if o.repo == report.repo), None)
-        if found is None:
+        quantization_report = next(
+            (o for o in answer.document.quantizations if o.repo == report.repo), None
+        )
+        if quantization_report is None:
             raise FleetctlError(
                 f"node/{node}: its agent was restarted, and the job ended with it; repeat the command"
             )
-        report = found
+        report = quantization_report
     return report
 
 

@@ -34,15 +34,15 @@ _MACS_GIB: Final = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 )
 def search_models(words: tuple[str, ...], output: str) -> None:
     """Search a list of well-known MLX repositories, which is part of this release."""
-    found = search(words)
+    entries = search(words)
     day = read_catalogue().date.isoformat()
     if output == "json":
-        tree: dict[str, Any] = {"date": day, "models": [_tree(one) for one in found]}
+        tree: dict[str, Any] = {"date": day, "models": [_tree(entry) for entry in entries]}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
         return
-    if found:
+    if entries:
         titles = ["NAME", "PARAMETERS", "BITS", "SIZE", "CONTEXT", "LICENCE", "MEMORY", "MAC"]
-        click.echo(printers.align_columns([_row(one) for one in found], titles))
+        click.echo(printers.align_columns([_row(entry) for entry in entries], titles))
     else:
         click.echo(
             f"no repository of the list has {' and '.join(words)}; a hub has thousands more, and "

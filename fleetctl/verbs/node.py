@@ -89,7 +89,9 @@ def add(hosts: tuple[str, ...], hosts_file: Path | None, **options: Any) -> None
     Eleven steps, each of which looks first and changes only what is missing: run the same command again after any
     failure. The user needs Remote Login and sudo on the Mac. Passwords are asked for in the terminal.
     """
-    targets = [parse_target(one) for one in hosts] + (read_hosts(hosts_file) if hosts_file else [])
+    targets = [parse_target(host) for host in hosts] + (
+        read_hosts(hosts_file) if hosts_file else []
+    )
     targets = list(dict.fromkeys(targets))
     if not targets:
         raise click.UsageError("which Macs? Give USER@HOST, or --hosts FILE")
@@ -102,7 +104,7 @@ def add(hosts: tuple[str, ...], hosts_file: Path | None, **options: Any) -> None
         is_linux_allowed=options["allow_linux"],
     )
     outcomes = run(_add(targets, setup, options))
-    failed = [one for one in outcomes if one.error]
+    failed = [outcome for outcome in outcomes if outcome.error]
     if len(outcomes) > 1:
         click.echo(_summary(outcomes, failed), err=bool(failed))
     if failed:
@@ -128,7 +130,7 @@ def _summary(outcomes: Sequence[Outcome], failed: Sequence[Outcome]) -> str:
     done = f"{len(outcomes) - len(failed)} of {len(outcomes)} machines are nodes"
     if not failed:
         return done
-    names = " ".join(str(one.target) for one in failed)
+    names = " ".join(str(outcome.target) for outcome in failed)
     return f"{done}. Mend what the lines above name, and run the command again for: {names}"
 
 

@@ -123,13 +123,13 @@ async def _facts(
 
 
 def _plan(facts: RebootFacts, wishes: RebootWishes, *, is_drained: bool = False) -> RebootPlan:
-    found = plan_reboot(facts, wishes)
-    if isinstance(found, RebootRefusal):
+    reboot_plan = plan_reboot(facts, wishes)
+    if isinstance(reboot_plan, RebootRefusal):
         rest = (
             f". It stays drained; `fleetctl uncordon {facts.node}` ends that" if is_drained else ""
         )
-        raise FleetctlError(found.message + rest)
-    return found
+        raise FleetctlError(reboot_plan.message + rest)
+    return reboot_plan
 
 
 def _confirm(*, is_confirmed: bool) -> None:

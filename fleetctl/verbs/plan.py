@@ -82,17 +82,21 @@ def plan(
     """Show what an apply would change, and where replicas would be placed. Nothing is written."""
     try:
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
-        changes, seen = run(_observe(loaded, options))
+        changes, fleet_snapshot = run(_observe(loaded, options))
     except ManifestErrors as error:
         raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
-    seen.suppose(change.obj for change in changes if not isinstance(change, UnchangedObject))
-    found, failed = run(_ask_hubs(seen, hub_settings(options)))
-    warnings = [f"{key} cannot be read and is ignored" for key in seen.unreadable()] + failed
+    fleet_snapshot.suppose(
+        change.obj for change in changes if not isinstance(change, UnchangedObject)
+    )
+    snapshots, failed = run(_ask_hubs(fleet_snapshot, hub_settings(options)))
+    warnings = [
+        f"{key} cannot be read and is ignored" for key in fleet_snapshot.unreadable()
+    ] + failed
     for text in warnings:
         click.echo(f"warning: {text}", err=True)
-    steps, nodes = forecast_replicas(seen, models_dir=models_dir, answers=found)
+    steps, nodes = forecast_replicas(fleet_snapshot, models_dir=models_dir, answers=snapshots)
     blocks = [block for block in planned_blocks(steps, nodes) if block.has_changed]
     if output is not None:
         click.echo(tree_text(plan_tree(changes, steps, blocks, warnings), output), nl=False)
@@ -164,7 +168,7 @@ async def _ask_hubs(
             endpoint, now = hubs.endpoint_of(source), SystemClock().now()
             try:
                 hub = factory(source, "")
-                found = await look_up(hub, deployment, endpoint=endpoint, now=now)
+                model_snapshot = await look_up(hub, deployment, endpoint=endpoint, now=now)
             except LOOKUP_ERRORS as error:
                 reason, why = reason_of(error)
                 failed.append(
@@ -172,8 +176,8 @@ async def _ask_hubs(
                     "The hub was asked without a token"
                 )
                 continue
-            seen.suppose_model(found)
-            answers.append(found)
+            seen.suppose_model(model_snapshot)
+            answers.append(model_snapshot)
     return answers, failed
 
 
@@ -267,7 +271,7 @@ _KIND_TEXTS = {
 
 def _notes(name: str, outcomes: Sequence[PlacementOutcome | None]) -> list[str]:
     """Return a line that says why replicas of a deployment cannot be placed."""
-    unplaced = [one for one in outcomes if isinstance(one, Unschedulable)]
+    unplaced = [outcome for outcome in outcomes if isinstance(outcome, Unschedulable)]
     if not unplaced:
         return []
     number = f"{len(unplaced)} {'replica' if len(unplaced) == 1 else 'replicas'}"

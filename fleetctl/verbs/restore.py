@@ -233,7 +233,7 @@ async def _read_trust(data_dir: DataDir, binary: Path | None) -> tuple[Put, ...]
         await etcd.start()
         transport = connect(etcd.address)
         try:
-            found = (await transport.list(keys.TRUST_PREFIX)).items
+            items = (await transport.list(keys.TRUST_PREFIX)).items
         finally:
             await transport.close()
     except (StoreError, EmbeddedEtcdError) as error:
@@ -245,7 +245,7 @@ async def _read_trust(data_dir: DataDir, binary: Path | None) -> tuple[Put, ...]
         return ()
     finally:
         await etcd.supervisor.stop()
-    return tuple(Put(key=item.key, value=item.value) for item in found)
+    return tuple(Put(key=item.key, value=item.value) for item in items)
 
 
 async def _fill(

@@ -108,25 +108,27 @@ async def _history(name: str, number: int | None, output: str, options: dict[str
     async with open_store(options) as transport:
         deployment = await deployments.read_deployment(transport, name)
         deployment = await rollouts.read_pinned(transport, deployment)
-        found = await rollouts.read_revisions(transport, deployment)
+        revisions = await rollouts.read_revisions(transport, deployment)
     if number is not None:
-        found = [one for one in found if one.spec.revision == number] or _refuse_missing_revision(
-            found, name, number
-        )
+        revisions = [
+            revision for revision in revisions if revision.spec.revision == number
+        ] or _refuse_missing_revision(revisions, name, number)
     if output != "table":
-        trees: list[Tree] = [object_tree(one) for one in found]
+        trees: list[Tree] = [object_tree(revision) for revision in revisions]
         whole: Tree = {"apiVersion": "v1", "kind": "List", "items": trees}
         tree = trees[0] if number is not None else whole
         if output == "yaml":
             return parser.dump(tree)
         return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
     if number is not None:
-        text = parser.dump(deployments.template_tree(found[0].spec.content))
+        text = parser.dump(deployments.template_tree(revisions[0].spec.content))
         lines = "".join(f"  {line}\n" for line in text.splitlines())
         head = f"modeldeployment/{name} with revision #{number}"
-        return f"{head} (template {found[0].spec.template})\n{lines}"
-    notes = "".join(f"{line}\n" for line in deployments.trial_notes(found, deployment))
-    return f"modeldeployment/{name}\n{revision_table(found, deployment, SystemClock())}\n{notes}"
+        return f"{head} (template {revisions[0].spec.template})\n{lines}"
+    notes = "".join(f"{line}\n" for line in deployments.trial_notes(revisions, deployment))
+    return (
+        f"modeldeployment/{name}\n{revision_table(revisions, deployment, SystemClock())}\n{notes}"
+    )
 
 
 def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock: Clock) -> str:
@@ -138,19 +140,19 @@ def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock
     now = clock.now()
     rows = [
         (
-            "*" if one.is_current else "",
-            str(one.number),
-            one.template,
-            printers.age(one.created, now),
-            one.cause or "<none>",
+            "*" if revision.is_current else "",
+            str(revision.number),
+            revision.template,
+            printers.age(revision.created, now),
+            revision.cause or "<none>",
         )
-        for one in rollouts.history_of(revisions, deployment)
+        for revision in rollouts.history_of(revisions, deployment)
     ]
     return printers.align_columns(rows, ("CURRENT", "REVISION", "TEMPLATE", "AGE", "CHANGE-CAUSE"))
 
 
 def _refuse_missing_revision(found: list[Revision], name: str, number: int) -> list[Revision]:
-    there = ", ".join(str(one.spec.revision) for one in found) or "none"
+    there = ", ".join(str(revision.spec.revision) for revision in found) or "none"
     raise FleetctlError(
         f"unable to find revision {number} of modeldeployment/{name}; available: {there}"
     )

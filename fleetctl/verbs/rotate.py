@@ -76,16 +76,16 @@ def parse_overlap(text: str) -> timedelta:
     """
     try:
         if re.fullmatch(r"[0-9]{1,5}d", text):
-            found = timedelta(days=int(text[:-1]))
+            overlap = timedelta(days=int(text[:-1]))
         else:
-            found = timedelta(seconds=duration.parse(text))
+            overlap = timedelta(seconds=duration.parse(text))
     except ValueError as error:
         raise click.UsageError(
             f"--overlap: {text!r} is not a duration such as 24h, 7d or 0s"
         ) from error
-    if found > _MAX_OVERLAP:
+    if overlap > _MAX_OVERLAP:
         raise click.UsageError(f"--overlap: {text} is longer than {_MAX_OVERLAP.days}d")
-    return found
+    return overlap
 
 
 def rotated(key: ApiKey, hash_: str | None, overlap: timedelta, now: datetime) -> ApiKey:
@@ -104,14 +104,14 @@ def rotated(key: ApiKey, hash_: str | None, overlap: timedelta, now: datetime) -
         )
     if not overlap:
         return key.model_copy(update={"hash": hash_, "previous": ()})
-    kept = tuple(one for one in key.previous if one.expires > now)
-    if len(kept) >= MAX_PREVIOUS_SECRETS:
+    secrets = tuple(secret for secret in key.previous if secret.expires > now)
+    if len(secrets) >= MAX_PREVIOUS_SECRETS:
         raise FleetctlError(
-            f"apikey/{key.name} has {len(kept)} earlier secrets that are still valid, and can have no more. End them "
+            f"apikey/{key.name} has {len(secrets)} earlier secrets that are still valid, and can have no more. End them "
             f"first: fleetctl rotate apikey {key.name} --end-overlap"
         )
     newest = PreviousSecret(hash=key.hash, expires=now + overlap)
-    return key.model_copy(update={"hash": hash_, "previous": (newest, *kept)})
+    return key.model_copy(update={"hash": hash_, "previous": (newest, *secrets)})
 
 
 async def _change(

@@ -152,7 +152,9 @@ def _request_cells(row: EndedRequest, *, is_wide: bool) -> list[str]:
         str(row.tokens.output),
     ]
     if is_wide:
-        failed = [one for one in row.attempts if one.outcome not in ("answered", "resumed")]
+        failed = [
+            attempt for attempt in row.attempts if attempt.outcome not in ("answered", "resumed")
+        ]
         cells += [
             "-" if row.http_status is None else str(row.http_status),
             _duration_text(row.queue_ms),
@@ -164,7 +166,10 @@ def _request_cells(row: EndedRequest, *, is_wide: bool) -> list[str]:
             row.path,
             row.gateway,
             row.id,
-            ",".join(f"{one.replica}:{one.outcome}" for one in failed) or "-",
+            ",".join(
+                f"{request_attempt.replica}:{request_attempt.outcome}" for request_attempt in failed
+            )
+            or "-",
         ]
     return cells
 
@@ -189,12 +194,12 @@ async def _fetch_in_flight(named: Sequence[str], query: JournalQuery, options: J
     question = GatewayQuestion(path=_IN_FLIGHT, key=query.key)
     model, node = query.query.get("model"), query.query.get("node")
     lines = {
-        (one["gateway"], one["id"]): one
+        (row["gateway"], row["id"]): row
         for rows in await _rows(named, question, options, RunningRequest)
-        for one in rows
-        if model in (None, one["model"]) and node in (None, one["worker"])
+        for row in rows
+        if model in (None, row["model"]) and node in (None, row["worker"])
     }
-    return sorted(lines.values(), key=lambda one: -float(one["seconds"]))
+    return sorted(lines.values(), key=lambda line: -float(line["seconds"]))
 
 
 async def _rows(

@@ -81,11 +81,11 @@ async def deploy_repository(
 
     """
     existing = await reader.read(transport, kind_of("md"), ())
-    for one in existing:
-        if isinstance(one, ModelDeployment) and repo in served_names(one):
-            return one.name
+    for api_object in existing:
+        if isinstance(api_object, ModelDeployment) and repo in served_names(api_object):
+            return api_object.name
     name = object_name(repo, "model")
-    if any(one.name == name for one in existing):
+    if any(api_object.name == name for api_object in existing):
         raise FleetctlError(
             f"modeldeployment/{name} exists and has another model. Choose a name yourself: "
             f"fleetctl create modeldeployment NAME --hub {repo}"
@@ -154,9 +154,9 @@ async def _look(transport: Transport, name: str) -> ServingProgress:
     if status.ready_replicas > 0:
         return ServingProgress(reason="Ready", message="", is_available=True)
     replicas = [
-        one
-        for one in await objects.list_all(transport, Replica)
-        if one.spec.deployment == name and one.metadata.deletion_timestamp is None
+        replica
+        for replica in await objects.list_all(transport, Replica)
+        if replica.spec.deployment == name and replica.metadata.deletion_timestamp is None
     ]
     return serving_progress(status.conditions, replicas)
 
@@ -170,11 +170,11 @@ def serving_progress(
             continue
         own = replica.status.conditions
         type_ = "Ready" if is_true(own, MODEL_PRESENT) else MODEL_PRESENT
-        found = find_condition(own, type_) or find_condition(own, "Ready")
-        if found is not None:
+        condition = find_condition(own, type_) or find_condition(own, "Ready")
+        if condition is not None:
             return ServingProgress(
-                reason=found.reason,
-                message=found.message,
+                reason=condition.reason,
+                message=condition.message,
                 fetch=min(replica.status.fetches, key=lambda one: one.percent, default=None),
             )
     available = find_condition(conditions, "Available")

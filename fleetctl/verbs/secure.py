@@ -124,10 +124,10 @@ async def _secure(
 
 
 async def _read(transport: Transport) -> TlsMigration:
-    found = await read_migration(transport)
-    if found is None:
+    migration = await read_migration(transport)
+    if migration is None:
         raise FleetctlError(f"this fleet has no certificate authority. {MAKE_AUTHORITY}")
-    return found
+    return migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ModeChange:
             blockers = migration.blockers(step)
             if not blockers:
                 return migration
-            is_hopeless = any(not one.is_brief for one in blockers)
+            is_hopeless = any(not blocker.is_brief for blocker in blockers)
             if is_hopeless or self.clock.monotonic() >= deadline:
                 raise FleetctlError(
                     f"the TLS mode stays {migration.trust.mode}; {_count(blockers)} not ready for {step}: "
@@ -197,7 +197,7 @@ def _count(blockers: Sequence[Blocker]) -> str:
 
 
 def _text(blockers: Sequence[Blocker]) -> str:
-    return "".join(f"\n  {one.label}: {one.remedy}" for one in blockers)
+    return "".join(f"\n  {blocker.label}: {blocker.remedy}" for blocker in blockers)
 
 
 def _print_status(migration: TlsMigration) -> None:

@@ -124,9 +124,9 @@ def _existing(root: Path, *, is_user: bool) -> Installation:
     """Return the installation that has services: the machine's before the user's."""
     for is_of_user in (True,) if is_user else (False, True):
         for backend in BACKENDS:
-            found = _installation(root, backend, is_user=is_of_user)
-            if ChangeRecord(found.layout.home).read().backend == backend:
-                return found
+            installation = _installation(root, backend, is_user=is_of_user)
+            if ChangeRecord(installation.layout.home).read().backend == backend:
+                return installation
     return _installation(root, detect_backend(sys.platform), is_user=is_user)
 
 
@@ -176,25 +176,25 @@ def install(*, part: Part, dry_run: bool, **options: Any) -> None:
 
 async def _install(part: Part, options: dict[str, Any], *, is_dry_run: bool) -> None:
     backend: Backend = options["backend"] or detect_backend(sys.platform)
-    found = _installation(options["root"], backend, is_user=options["is_user"])
-    settings = await _settings(part, found, options, is_dry_run=is_dry_run)
+    installation = _installation(options["root"], backend, is_user=options["is_user"])
+    settings = await _settings(part, installation, options, is_dry_run=is_dry_run)
     if options["is_user"]:
         click.echo(_SECOND_BEST, err=True)
-    changes = await found.installer.preview(settings)
+    changes = await installation.installer.preview(settings)
     if is_dry_run:
-        scope = "need root" if found.is_system else "need no root"
+        scope = "need root" if installation.is_system else "need no root"
         click.echo(f"These changes {scope}:")
         for change in changes:
             click.echo(f"  {sentence(change)}")
         click.echo(f"The service runs: {' '.join(service_spec(settings).command)}")
         click.echo("Nothing was changed.")
         return
-    if found.is_system and os.geteuid() != 0:
+    if installation.is_system and os.geteuid() != 0:
         raise FleetctlError(
             f"{len(changes)} changes need root, which --dry-run lists. Run `sudo fleetctl service install "
             f"{part} ...`, or give --user for a service of this user only"
         )
-    await found.installer.install(settings, click.echo)
+    await installation.installer.install(settings, click.echo)
     click.echo(f"{part} runs; see `fleetctl service status`")
 
 
@@ -205,9 +205,9 @@ def open_installation(root: Path) -> Installation:
         FleetctlError: it needs root.
 
     """
-    found = _installation(root, detect_backend(sys.platform), is_user=False)
-    _require_root(found, "install")
-    return found
+    installation = _installation(root, detect_backend(sys.platform), is_user=False)
+    _require_root(installation, "install")
+    return installation
 
 
 async def install_joined(part: Part, flags: Sequence[str], found: Installation) -> None:
@@ -265,12 +265,12 @@ async def _group(user: str, *, is_dry_run: bool) -> str:
         return ROLE_USER
     if user == "root" and not is_dry_run:
         click.echo("warning: the service runs as root; an ordinary user is safer", err=True)
-    found = await find_user(user)
-    if found is None:
+    ids = await find_user(user)
+    if ids is None:
         raise FleetctlError(
             f"--service-user {user}: this machine has no such user; create it first"
         )
-    return found.group
+    return ids.group
 
 
 def _parse_wired_limit(text: str | None, found: Installation) -> int | None:
@@ -304,10 +304,12 @@ def prepare(part: Part, **options: Any) -> None:
 
 
 async def _prepare(part: Part, options: dict[str, Any]) -> None:
-    found = _installation(options["root"], detect_backend(sys.platform), is_user=options["is_user"])
-    _require_root(found, f"prepare {part}")
-    settings = await _settings(part, found, options, is_dry_run=False)
-    await found.installer.prepare(settings, click.echo)
+    installation = _installation(
+        options["root"], detect_backend(sys.platform), is_user=options["is_user"]
+    )
+    _require_root(installation, f"prepare {part}")
+    settings = await _settings(part, installation, options, is_dry_run=False)
+    await installation.installer.prepare(settings, click.echo)
 
 
 @service.command()
@@ -319,14 +321,14 @@ def uninstall(*, parts: tuple[Part, ...], root: Path, is_user: bool, purge: bool
 
     Engines of the node agent end. Models and the data of etcd stay.
     """
-    found = _existing(root, is_user=is_user)
-    _require_root(found, "uninstall")
+    installation = _existing(root, is_user=is_user)
+    _require_root(installation, "uninstall")
 
     async def work() -> None:
-        recorded = installed_parts(ChangeRecord(found.layout.home).read())
+        recorded = installed_parts(ChangeRecord(installation.layout.home).read())
         was_installed = False
         for part in parts or PARTS:
-            if await found.installer.uninstall(part, click.echo, is_purge=purge):
+            if await installation.installer.uninstall(part, click.echo, is_purge=purge):
                 was_installed = True
                 click.echo(f"{part} uninstalled" if part in recorded else f"{part}: rest removed")
             elif parts:
@@ -357,11 +359,14 @@ def start(*, parts: tuple[Part, ...], root: Path, is_user: bool) -> None:
 )
 def stop(*, parts: tuple[Part, ...], root: Path, is_user: bool, **options: Any) -> None:
     """Stop services until they are started or the machine boots; engines keep running without --engines."""
-    grace_s, found = parse_duration(options["grace_period"]), _existing(root, is_user=is_user)
-    _each(found, parts, "stop")
+    grace_s, installation = (
+        parse_duration(options["grace_period"]),
+        _existing(root, is_user=is_user),
+    )
+    _each(installation, parts, "stop")
     if options["engines"] and (not parts or "nodeagent" in parts):
         # Its agent has ended, so none starts again.
-        count = asyncio.run(found.installer.end_engines("nodeagent", grace_s=grace_s))
+        count = asyncio.run(installation.installer.end_engines("nodeagent", grace_s=grace_s))
         click.echo(f"{count} {'engine' if count == 1 else 'engines'} ended")
 
 
@@ -401,22 +406,25 @@ def _require_root(found: Installation, verb: str) -> None:
 @click.option("-o", "--output", type=click.Choice(["json"]), help="Print JSON.")
 def status(*, parts: tuple[Part, ...], root: Path, is_user: bool, output: str | None) -> None:
     """Show the state of services; exit code 3 if one of them does not run."""
-    found = _existing(root, is_user=is_user)
-    named = list(parts) or installed_parts(ChangeRecord(found.layout.home).read())
+    installation = _existing(root, is_user=is_user)
+    named = list(parts) or installed_parts(ChangeRecord(installation.layout.home).read())
 
     async def states() -> dict[str, ServiceState]:
-        return {part: await found.services.state(part) for part in named}
+        return {part: await installation.services.state(part) for part in named}
 
-    seen = asyncio.run(states())
+    service_states = asyncio.run(states())
     if output == "json":
         click.echo(
-            json.dumps([_tree(name, found, state) for name, state in seen.items()], indent=2)
+            json.dumps(
+                [_tree(name, installation, state) for name, state in service_states.items()],
+                indent=2,
+            )
         )
-    elif not seen:
+    elif not service_states:
         click.echo("no service of the fleet is installed")
     else:
-        _print_table(found, seen)
-    if any(state.pid is None for state in seen.values()):
+        _print_table(installation, service_states)
+    if any(state.pid is None for state in service_states.values()):
         raise SystemExit(_NOT_RUNNING)
 
 

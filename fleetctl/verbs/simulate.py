@@ -189,18 +189,18 @@ async def _run(
 def _lose_each(scenario: Scenario) -> list[LossOutcome]:
     """Simulate the loss of each Mac, every time in a fleet of its own."""
     names = [name for node in scenario.fleet.nodes for name in node.names()]
-    found: list[LossOutcome] = []
+    loss_outcomes: list[LossOutcome] = []
 
     def keep(step: SimulationStep) -> None:
         if step.before is not None:
-            found.append(LossOutcome(node=name, step=step))
+            loss_outcomes.append(LossOutcome(node=name, step=step))
 
     with ProgressLine() as progress:
         for number, name in enumerate(names, start=1):
             progress.show(f"power loss of {name} ({number} of {len(names)})")
             random.seed(0)
             virtual_time.run(_run(scenario, (name,), (), keep))
-    return found
+    return loss_outcomes
 
 
 async def _first_step(

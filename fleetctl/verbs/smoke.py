@@ -103,15 +103,15 @@ def smoke(model: str | None, max_tokens: int, output: str, **options: Any) -> No
         raise FleetctlError(
             "the fleet serves no model yet; `fleetctl get md` shows what is deployed"
         )
-    found = [run(_check(pool, name, max_tokens)) for name in models]
+    checks = [run(_check(pool, name, max_tokens)) for name in models]
     if output == "json":
-        tree = {"models": [one.tree() for one in found]}
+        tree = {"models": [check.tree() for check in checks]}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
-        click.echo(printers.align_columns([one.cells() for one in found], _TITLES))
-    failed = sum(bool(one.error) for one in found)
+        click.echo(printers.align_columns([check.cells() for check in checks], _TITLES))
+    failed = sum(bool(check.error) for check in checks)
     if failed:
-        click.echo(f"error: {failed} of {len(found)} models did not answer", err=True)
+        click.echo(f"error: {failed} of {len(checks)} models did not answer", err=True)
         sys.exit(1)
 
 

@@ -65,8 +65,8 @@ def status(*, watch: bool, interval: float, output: str, **options: Any) -> None
     if not watch:
         text, problems = run(_once(options, is_json=is_json))
         click.echo(text)
-        for one in problems:
-            click.echo(f"warning: {one}", err=True)
+        for problem in problems:
+            click.echo(f"warning: {problem}", err=True)
         return
     run(_follow(options, interval, is_json=is_json))
 
@@ -98,7 +98,7 @@ async def _follow(options: dict[str, Any], interval_s: float, *, is_json: bool) 
 def _show(screen: Screen, found: FleetStatus, age_s: float | None, *, is_json: bool) -> None:
     lines = [_text(found, is_json=is_json)]
     if not is_json:
-        lines += [f"! {one}" for one in found.problems]
+        lines += [f"! {problem}" for problem in found.problems]
         if age_s is not None and age_s > 10:
             lines.append(
                 f"! the store has not answered for {age_s:.0f} s; this is the last known state"
@@ -142,7 +142,7 @@ async def _ask_all(
 async def _read_load(id_: str, lease: GatewayLease, dialer: Dialer, bearer: str) -> GatewayLoad:
     address = process_client.gateway_address(dialer, id_, lease)
     try:
-        found = await process_client.fetch_json(
+        json = await process_client.fetch_json(
             address,
             "/api/dashboard/feed",
             bearer=bearer,
@@ -150,11 +150,11 @@ async def _read_load(id_: str, lease: GatewayLease, dialer: Dialer, bearer: str)
             limit_s=_ANSWER_S,
         )
         running: dict[str, int] = {}
-        for one in found["running"]:
+        for one in json["running"]:
             if one["replica"]:
                 running[one["replica"]] = running.get(one["replica"], 0) + 1
-        waiting = {str(name): int(count) for name, count in found["waitingByModel"].items()}
-        return GatewayLoad(running=running, waiting=waiting, active=int(found["active"]))
+        waiting = {str(name): int(count) for name, count in json["waitingByModel"].items()}
+        return GatewayLoad(running=running, waiting=waiting, active=int(json["active"]))
     except ProcessError as error:
         return GatewayLoad(problem=str(error))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -194,16 +194,19 @@ def status_text(found: FleetStatus) -> str:
     if found.tiers:
         rows = [
             [
-                one.name,
-                names_text(one.deployments),
-                f"{names_text(one.macs)} ({len(one.macs)})" if one.macs else "none",
-                f"~{one.replicas}x" if one.replicas else "-",
-                _count(one.waiting),
+                tier.name,
+                names_text(tier.deployments),
+                f"{names_text(tier.macs)} ({len(tier.macs)})" if tier.macs else "none",
+                f"~{tier.replicas}x" if tier.replicas else "-",
+                _count(tier.waiting),
             ]
-            for one in found.tiers
+            for tier in found.tiers
         ]
         parts.append(align_columns(rows, ("TIER", "MODEL", "NODES", "THROUGHPUT", "WAITING")))
-    rows = [[one.id, one.url, one.version, _count(one.active)] for one in found.gateways]
+    rows = [
+        [gateway.id, gateway.url, gateway.version, _count(gateway.active)]
+        for gateway in found.gateways
+    ]
     if rows:
         parts.append(align_columns(rows, ("GATEWAY", "URL", "VERSION", "RUNNING")))
     else:
@@ -224,8 +227,8 @@ def _mac_rows(mac: MacStatus) -> list[list[str]]:
         head[3] += f", {mac.state}"
     if not mac.models:
         return [[*head, "-", "-", "-"]]
-    first, *others = (_model_cells(one) for one in mac.models)
-    return [[*head, *first], *(["", "", "", "", *one] for one in others)]
+    first, *others = (_model_cells(model) for model in mac.models)
+    return [[*head, *first], *(["", "", "", "", *other] for other in others)]
 
 
 def _model_cells(one: ModelOnMac) -> list[str]:

@@ -155,8 +155,8 @@ async def _stop_all(options: dict[str, Any], grace_s: float) -> None:
             )
         addresses = [agent_address(dialer, name, urls[name]) for name in sorted(urls)]
         async with stop_orders.tickets_if_any(store, addresses) as bearers:
-            found = await stop_orders.send_all(addresses, bearers, verb=verb, grace_s=grace_s)
-    _report(found, verb)
+            results = await stop_orders.send_all(addresses, bearers, verb=verb, grace_s=grace_s)
+    _report(results, verb)
 
 
 def _nobody(*, has_store: bool) -> str:
@@ -170,12 +170,12 @@ def _nobody(*, has_store: bool) -> str:
 
 def _report(found: Sequence[StopResult], verb: Verb) -> None:
     """Print what happened on each Mac. Raises FleetctlError if one did not do it."""
-    rows = [(one.node, _result_cell(one, verb)) for one in found]
+    rows = [(result.node, _result_cell(result, verb)) for result in found]
     click.echo(align_columns(rows, ("NODE", "RESULT")))
-    failed = [one for one in found if one.problem]
+    failed = [result for result in found if result.problem]
     if not failed:
         return
-    lines = [f"  {one.problem}" for one in failed]
+    lines = [f"  {result.problem}" for result in failed]
     count = f"{len(failed)} of {len(found)} {'Mac' if len(found) == 1 else 'Macs'}"
     rest = (
         "Engines may still be stopped there; run it again, or `fleetctl stop --local --undo` on that Mac"

@@ -57,19 +57,19 @@ def sync(
     if is_dry:
         _preview(_parse_names(sources), limit_s, options)
         return
-    found = run(_sync(_parse_names(sources), limit_s if waits else None, options))
-    for one in found:
-        click.echo(one.text, err=not one.is_ready)
-    if not all(one.is_ready for one in found):
+    outcomes = run(_sync(_parse_names(sources), limit_s if waits else None, options))
+    for outcome in outcomes:
+        click.echo(outcome.text, err=not outcome.is_ready)
+    if not all(outcome.is_ready for outcome in outcomes):
         raise click.exceptions.Exit(1)
 
 
 def _preview(names: tuple[str, ...], limit_s: float, options: dict[str, Any]) -> None:
     """Print the objects that the newest commits would change."""
     chosen = targets.selection(kind_of("gitsources"), names, is_all=not names)
-    found = run(git_preview.request_all(chosen, limit_s, options))
-    for one in found:
-        head, preview = f"gitsource/{one.source}", one.preview
+    previews = run(git_preview.request_all(chosen, limit_s, options))
+    for named_preview in previews:
+        head, preview = f"gitsource/{named_preview.source}", named_preview.preview
         if preview.problem:
             click.echo(
                 f"{head} {preview.revision or 'was not fetched'}: {preview.problem}", err=True
@@ -82,7 +82,7 @@ def _preview(names: tuple[str, ...], limit_s: float, options: dict[str, Any]) ->
             click.echo(f"{change.kind.lower()}/{change.name} {change.action} (dry run)")
         if preview.omitted:
             click.echo(f"... and {preview.omitted} more", err=True)
-    if any(one.preview.problem for one in found):
+    if any(named_preview.preview.problem for named_preview in previews):
         raise click.exceptions.Exit(1)
 
 
@@ -106,8 +106,8 @@ def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 async def _read_sources(transport: Transport, names: tuple[str, ...]) -> list[GitSource]:
-    found = await reader.read(transport, kind_of("gitsources"), names)
-    return [one for one in found if isinstance(one, GitSource)]
+    api_objects = await reader.read(transport, kind_of("gitsources"), names)
+    return [api_object for api_object in api_objects if isinstance(api_object, GitSource)]
 
 
 async def _sync(
@@ -115,17 +115,17 @@ async def _sync(
 ) -> list[SyncOutcome]:
     clock = SystemClock()
     async with open_store(options) as transport:
-        found = await _read_sources(transport, names)
-        if not found:
+        sources = await _read_sources(transport, names)
+        if not sources:
             raise FleetctlError(
                 "no GitSource found. Apply a manifest of this kind; examples/gitops/ has one"
             )
-        suspended = [one.name for one in found if one.spec.suspend]
+        suspended = [source.name for source in sources if source.spec.suspend]
         if suspended and names:
             raise FleetctlError(
                 f"gitsource/{suspended[0]} is suspended; run: fleetctl resume gs/{suspended[0]}"
             )
-        requested = [one for one in found if not one.spec.suspend]
+        requested = [source for source in sources if not source.spec.suspend]
         request_id = secrets.token_hex(4)
         for one in requested:
             await mutate(
@@ -167,11 +167,15 @@ class _SyncProgress:
     def update(self, source: GitSource | None) -> None:
         """Show the state of the source; None means that the store does not answer."""
         self._progress.show(f"gitsource/{self.name}: {progress_text(source, self.request_id)}")
-        found = None if source is None else sync_trouble(source, self.request_id)
+        condition = None if source is None else sync_trouble(source, self.request_id)
         # Compare reasons only: a message may contain a count of attempts.
-        if found is not None and not self._progress.is_shown and found.reason not in self._shown:
-            self._shown.add(found.reason)
-            self._progress.say(f"gitsource/{self.name}: {found.reason}: {found.message}")
+        if (
+            condition is not None
+            and not self._progress.is_shown
+            and condition.reason not in self._shown
+        ):
+            self._shown.add(condition.reason)
+            self._progress.say(f"gitsource/{self.name}: {condition.reason}: {condition.message}")
 
 
 def sync_trouble(source: GitSource, request_id: str) -> Condition | None:
@@ -210,9 +214,9 @@ async def _wait_outcome(
         else:
             if source is None:
                 raise FleetctlError(f"gitsource/{name} is gone: it was deleted meanwhile")
-            found = outcome_of(source, request_id)
-            if found is not None:
-                return found
+            sync_outcome = outcome_of(source, request_id)
+            if sync_outcome is not None:
+                return sync_outcome
         progress_line.update(source)
         if clock.monotonic() >= deadline:
             return SyncOutcome(text=_timeout_text(name, source, request_id), is_ready=False)
@@ -239,9 +243,13 @@ def outcome_of(source: GitSource, request_id: str) -> SyncOutcome | None:
 
 def _condition(source: GitSource, type_: str) -> Condition | None:
     """Return a condition of the current generation."""
-    found = find_condition(source.status.conditions, type_) if source.status is not None else None
-    is_current = found is not None and found.observed_generation >= source.metadata.generation
-    return found if is_current else None
+    condition = (
+        find_condition(source.status.conditions, type_) if source.status is not None else None
+    )
+    is_current = (
+        condition is not None and condition.observed_generation >= source.metadata.generation
+    )
+    return condition if is_current else None
 
 
 def _timeout_text(name: str, source: GitSource | None, request_id: str) -> str:

@@ -149,12 +149,12 @@ def list_(no_headers: bool, **options: Any) -> None:
             return await token_store.list_tokens(transport)
 
     now = SystemClock().now()
-    found = run(work())
-    if not found:
+    records = run(work())
+    if not records:
         click.echo("No join tokens found.", err=True)
         return
     titles = ("ID", "ROLE", "NAME", "USES LEFT", "EXPIRES", "AGE", "CREATED BY")
-    rows = [_row(one, now) for one in found]
+    rows = [_row(record, now) for record in records]
     click.echo(printers.align_columns(rows, () if no_headers else titles))
 
 
@@ -174,12 +174,12 @@ def revoke(ids: tuple[str, ...], **options: Any) -> None:
 
     async def work() -> list[str]:
         async with open_store(options) as transport:
-            return [one for one in ids if not await token_store.revoke_token(transport, _id(one))]
+            return [id_ for id_ in ids if not await token_store.revoke_token(transport, _id(id_))]
 
     missing = run(work())
-    for one in ids:
-        if one not in missing:
-            click.echo(f"token/{_id(one)} revoked")
+    for id_ in ids:
+        if id_ not in missing:
+            click.echo(f"token/{_id(id_)} revoked")
     if missing:
         raise FleetctlError(
             f"there is no token {_id(missing[0])}: it has expired, or was revoked before. "
@@ -207,18 +207,18 @@ def parse_lifetime(text: str) -> timedelta:
     """Return the lifetime of `30m`, `12h` or `7d`. Raises click.UsageError."""
     try:
         if re.fullmatch(r"[0-9]{1,3}d", text):
-            found = timedelta(days=int(text[:-1]))
+            lifetime = timedelta(days=int(text[:-1]))
         else:
-            found = timedelta(seconds=duration.parse(text))
+            lifetime = timedelta(seconds=duration.parse(text))
     except ValueError as error:
         raise click.UsageError(
             f"--ttl: {text!r} is not a duration; write 30m, 12h or 7d"
         ) from error
-    if not timedelta(0) < found <= MAX_LIFETIME:
+    if not timedelta(0) < lifetime <= MAX_LIFETIME:
         raise click.UsageError(
             f"--ttl: {text} is not between 1s and {MAX_LIFETIME.days}d; a token that lives longer is a password"
         )
-    return found
+    return lifetime
 
 
 async def _with_pool_labels(transport: Transport, wanted: TokenOptions) -> TokenOptions:

@@ -289,7 +289,10 @@ def _narrow_inventory(inventory: FleetInventory, query: TopQuery) -> FleetInvent
         return replace(inventory, nodes=chosen, gateways={})
     names = {object_trees.name_of(tree) for tree in chosen}
     places = {
-        node for one in inventory.replicas.values() if one.deployment in names for node in one.nodes
+        node
+        for replica in inventory.replicas.values()
+        if replica.deployment in names
+        for node in replica.nodes
     }
     nodes = [node for node in inventory.nodes if object_trees.name_of(node) in places]
     return replace(inventory, nodes=nodes, deployments=chosen)

@@ -225,8 +225,8 @@ def keep_flags(
 
     Returns the flags to record, and all options.
     """
-    found = None if given["reset"] else DataDir(given["data_dir"]).read()
-    before = {} if found is None else dict(found.flags)
+    record = None if given["reset"] else DataDir(given["data_dir"]).read()
+    before = {} if record is None else dict(record.flags)
     if context.get_parameter_source("dashboard_port") is not ParameterSource.DEFAULT:
         before.pop("no_dashboard", None)
     flags, kept, changed = {}, [], []
@@ -269,9 +269,9 @@ def flag_words(command: click.Command, options: dict[str, Any]) -> list[str]:
 
 def _recorded_options(command: click.Command) -> list[click.Option]:
     return [
-        one
-        for one in command.params
-        if isinstance(one, click.Option) and one.name not in _OF_ONE_START
+        param
+        for param in command.params
+        if isinstance(param, click.Option) and param.name not in _OF_ONE_START
     ]
 
 

@@ -49,12 +49,16 @@ async def _print_nodes(output: str | None, options: dict[str, Any]) -> None:
         found = await node_versions.read_node_versions(transport, dialer)
     differences = node_versions.difference_texts(found)
     if output:
-        tree = {"nodes": [one.tree() for one in found], "differences": differences}
+        tree = {"nodes": [versions.tree() for versions in found], "differences": differences}
         click.echo(_text(tree, output), nl=False)
     elif not found:
         click.echo("no agent has reported: `fleetctl get nodes` shows whether there are nodes")
     else:
-        click.echo(align_columns([one.cells() for one in found], ("NODE", *node_versions.COLUMNS)))
+        click.echo(
+            align_columns(
+                [versions.cells() for versions in found], ("NODE", *node_versions.COLUMNS)
+            )
+        )
     for line in differences:
         click.echo(f"warning: {line}", err=True)
 
@@ -63,17 +67,17 @@ async def _print_fleet_versions(output: str | None, options: dict[str, Any]) -> 
     ours = ComponentVersion(part="fleetctl", version=fleet_version())
     try:
         async with open_store(options) as transport:
-            found = await version_skew.read_versions(transport, ours)
+            versions = await version_skew.read_versions(transport, ours)
     except StoreError as error:
         if not output:
             click.echo(f"fleetctl: {version_with_commit()}")
         click.echo(f"etcd: no answer ({error})", err=True)
         raise click.exceptions.Exit(1) from error
-    warned = version_skew.warnings(found)
+    warned = version_skew.warnings(versions)
     if output:
-        click.echo(_text(version_skew.tree(found, warned), output), nl=False)
+        click.echo(_text(version_skew.tree(versions, warned), output), nl=False)
     else:
-        _, *others = version_skew.lines(found)
+        _, *others = version_skew.lines(versions)
         click.echo("\n".join([f"fleetctl: {version_with_commit()}", *others]))
     for line in warned:
         click.echo(f"warning: {line}", err=True)

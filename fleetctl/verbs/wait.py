@@ -87,7 +87,9 @@ async def _wait(
     clock = SystemClock()
     async with open_store(options) as transport:
         watched = ObjectWaiter(transport, clock, goal, timeout_s)
-        awaited = [one for choice in chosen for one in await watched.meant(choice)]
+        awaited = [
+            awaited_object for choice in chosen for awaited_object in await watched.meant(choice)
+        ]
         if not awaited:
             if isinstance(goal, DeletedGoal):
                 return
@@ -143,25 +145,32 @@ class ObjectWaiter:
             FleetctlError: an object does not exist, or the time is over; the message has the current state.
 
         """
-        left = list(dict.fromkeys(awaited))
+        objects = list(dict.fromkeys(awaited))
         with ProgressLine() as progress:
             notes = _WaitNotes(progress, self._clock)
             while True:
-                seen = await self._looked(left)
+                seen = await self._looked(objects)
                 if not isinstance(self._goal, CreatedGoal | DeletedGoal):
                     await self._refuse_missing(seen, kinds)
-                for one in [one for one in left if wait_conditions.is_met(self._goal, seen[one])]:
+                for awaited_object in [
+                    awaited_object
+                    for awaited_object in objects
+                    if wait_conditions.is_met(self._goal, seen[awaited_object])
+                ]:
                     progress.clear()
-                    click.echo(f"{one.label} {wait_conditions.met_text(self._goal)}")
-                    left.remove(one)
-                if not left:
+                    click.echo(f"{awaited_object.label} {wait_conditions.met_text(self._goal)}")
+                    objects.remove(awaited_object)
+                if not objects:
                     return
-                first = seen[left[0]]
-                why = await self._leader_text(left)
+                first = seen[objects[0]]
+                why = await self._leader_text(objects)
                 reason = f"{wait_conditions.reason(self._goal, first)}{why}"
-                notes.update(f"{self._so_far(left, first)}{why}", reason)
+                notes.update(f"{self._so_far(objects, first)}{why}", reason)
                 if not await self._has_time():
-                    lines = (self._too_late(one, seen[one], why) for one in left)
+                    lines = (
+                        self._too_late(awaited_object, seen[awaited_object], why)
+                        for awaited_object in objects
+                    )
                     raise FleetctlError("\n".join(lines))
 
     def _so_far(self, left: Sequence[AwaitedObject], tree: Tree | None) -> str:
@@ -171,7 +180,9 @@ class ObjectWaiter:
 
     async def _leader_text(self, left: Sequence[AwaitedObject]) -> str:
         """Return that no reconciler leads, as the end of a sentence, if the goal needs one."""
-        if isinstance(self._goal, CreatedGoal) or all(one.kind in _UNLED_KINDS for one in left):
+        if isinstance(self._goal, CreatedGoal) or all(
+            awaited_object.kind in _UNLED_KINDS for awaited_object in left
+        ):
             return ""
         try:
             why = await reader.reconciler_problem(self._store)
@@ -181,27 +192,33 @@ class ObjectWaiter:
 
     async def _looked(self, left: Sequence[AwaitedObject]) -> dict[AwaitedObject, Tree | None]:
         """Read the objects."""
-        found: dict[AwaitedObject, Tree | None] = {}
+        trees: dict[AwaitedObject, Tree | None] = {}
         while True:
             began_s = self._clock.monotonic()
             try:
-                for kind in dict.fromkeys(one.kind for one in left):
-                    found |= await self._of_kind(kind, [one for one in left if one.kind == kind])
+                for kind in dict.fromkeys(awaited_object.kind for awaited_object in left):
+                    trees |= await self._of_kind(
+                        kind,
+                        [awaited_object for awaited_object in left if awaited_object.kind == kind],
+                    )
             except UnavailableError:
                 if not await self._has_time():
                     raise
                 continue
             self._look_s = self._clock.monotonic() - began_s
-            return found
+            return trees
 
     async def _of_kind(
         self, kind: str, left: Sequence[AwaitedObject]
     ) -> dict[AwaitedObject, Tree | None]:
         if len(left) < _MIN_FOR_LIST:
-            return {one: await object_trees.get(self._store, kind, one.name) for one in left}
+            return {
+                awaited_object: await object_trees.get(self._store, kind, awaited_object.name)
+                for awaited_object in left
+            }
         trees = await object_trees.list_all(self._store, kind)
         by_name = {object_trees.name_of(tree): tree for tree in trees}
-        return {one: by_name.get(one.name) for one in left}
+        return {awaited_object: by_name.get(awaited_object.name) for awaited_object in left}
 
     async def _all(self, kind: Kind) -> list[Tree]:
         while True:
@@ -223,10 +240,14 @@ class ObjectWaiter:
         self, seen: dict[AwaitedObject, Tree | None], kinds: dict[str, Kind]
     ) -> None:
         """Raise FleetctlError for an object that does not exist."""
-        for one, tree in seen.items():
+        for awaited_object, tree in seen.items():
             if tree is None:
-                known = [object_trees.name_of(t) for t in await self._all(kinds[one.kind])]
-                raise FleetctlError(not_found_message(kinds[one.kind], one.name, known))
+                known = [
+                    object_trees.name_of(t) for t in await self._all(kinds[awaited_object.kind])
+                ]
+                raise FleetctlError(
+                    not_found_message(kinds[awaited_object.kind], awaited_object.name, known)
+                )
 
     def _too_late(self, one: AwaitedObject, tree: Tree | None, leader_text: str) -> str:
         now = wait_conditions.state_text(self._goal, tree)

@@ -35,12 +35,12 @@ class CandidateRoute:
         context = self.context
         context.fleet_state.access.allow(principal_of(request), model)
         table = context.fleet_state.table_cache.table
-        found = table.models.get(model)
-        if found is None:
+        served_model = table.models.get(model)
+        if served_model is None:
             access, principal = context.fleet_state.access, principal_of(request)
             raise access.unknown_model(principal, table, model)
         health = context.load_tracker.health(context.clock.monotonic())
-        backends = [_render(one) for one in list_candidates(found, health)]
+        backends = [_render(candidate) for candidate in list_candidates(served_model, health)]
         body = {"gateway": context.id, "model": model, "backends": backends}
         return Response(orjson.dumps(body), media_type="application/json")
 
@@ -52,7 +52,7 @@ def _render(backend: BackendCandidates) -> dict[str, object]:
         "strategy": backend.strategy,
         "fallback": backend.is_fallback,
         "total": len(backend.candidates),
-        "candidates": [_render_candidate(one) for one in backend.candidates[:_MOST]],
+        "candidates": [_render_candidate(candidate) for candidate in backend.candidates[:_MOST]],
     }
 
 

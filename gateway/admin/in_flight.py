@@ -125,8 +125,12 @@ class InFlightRoutes:
 
         """
         wanted = request_id.encode("ascii", "replace")
-        found = [one for one in self.source.running() if one.http_request.request_id == wanted]
-        cancelled = sum(self.source.cancel(one) for one in found)
+        contexts = [
+            context
+            for context in self.source.running()
+            if context.http_request.request_id == wanted
+        ]
+        cancelled = sum(self.source.cancel(context) for context in contexts)
         if not cancelled:
             message = f"No request in flight at this gateway has the id '{request_id}'; `fleetctl routes --in-flight` lists them."
             raise RefusedError(Refusal(status=404, message=message, code="request_not_found"))
@@ -146,24 +150,26 @@ async def describe_all(
     shown = tuple(shown)
     progress = await _ask_engines(shown, pool)
     now_s = clock.monotonic()
-    return [describe(one, now_s, _told(one, progress)) for one in shown]
+    return [describe(context, now_s, _told(context, progress)) for context in shown]
 
 
 async def _ask_engines(shown: Iterable[RequestContext], pool: ConnectionPool | None) -> Progress:
     endpoints = {
         endpoint.origin: endpoint
-        for one in shown
-        if (endpoint := endpoint_of(one)) is not None and endpoint.external is None
+        for context in shown
+        if (endpoint := endpoint_of(context)) is not None and endpoint.external is None
     }
     if pool is None or not endpoints:
         return {}
     turns = asyncio.Semaphore(_AT_ONCE)
     asked = list(endpoints.values())[:_MOST_ENGINES]
-    answers = await asyncio.gather(*(_ask(pool, one, turns) for one in asked))
+    answers = await asyncio.gather(
+        *(_ask(pool, engine_endpoint, turns) for engine_endpoint in asked)
+    )
     return {
-        (endpoint.origin, told.id): told
+        (endpoint.origin, request.id): request
         for endpoint, answer in zip(asked, answers, strict=True)
-        for told in answer.requests
+        for request in answer.requests
     }
 
 

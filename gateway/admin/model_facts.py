@@ -15,19 +15,19 @@ async def read_facts(
     memory = await context.replica_memory.by_deployment()
     geometries = _geometries(await context.nodes.nodes())
     deployments = context.fleet_state.table_cache.known().deployments
-    found = {}
+    facts = {}
     for model in models:
         names = model.deployments()
         source = next((deployments[n].spec.model for n in names if n in deployments), None)
         geometry = None if source is None else geometries.get(source.folder)
-        found[model.name] = ModelFacts(
+        facts[model.name] = ModelFacts(
             source="" if source is None else source.label,
             loaded_bytes=sum(memory.get(name, 0) for name in names),
             family=geometry.model_type if geometry else "",
             parameters=geometry.parameters if geometry else 0,
             weights_bytes=geometry.weights_bytes if geometry else 0,
         )
-    return found
+    return facts
 
 
 def _geometries(nodes: NodeList) -> dict[str, ModelGeometry]:

@@ -72,9 +72,9 @@ class RequestStream:
     def _load(self) -> dict[str, object]:
         models: dict[str, Counter[str]] = {}
         nodes: dict[str, Counter[str]] = {}
-        for one in self.running():
-            phase, endpoint = phase_of(one), endpoint_of(one)
-            models.setdefault(one.model, Counter())[phase] += 1
+        for context in self.running():
+            phase, endpoint = phase_of(context), endpoint_of(context)
+            models.setdefault(context.model, Counter())[phase] += 1
             if endpoint is not None:
                 nodes.setdefault(endpoint.node, Counter())[phase] += 1
         now = self.context.clock.now()

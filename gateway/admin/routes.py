@@ -37,9 +37,15 @@ class ModelInfoRoute:
         table = table_cache.table
         deployments = table_cache.known().deployments
         if not model:
-            seen = [found for found in table.models.values() if can_see(request, found.name)]
-            seen.sort(key=lambda found: found.name)
-            return _json_response({"data": [_model_body(found, deployments) for found in seen]})
+            models = [
+                served_model
+                for served_model in table.models.values()
+                if can_see(request, served_model.name)
+            ]
+            models.sort(key=lambda found: found.name)
+            return _json_response(
+                {"data": [_model_body(served_model, deployments) for served_model in models]}
+            )
         self.context.fleet_state.access.allow(principal_of(request), model)
         found = table.models.get(model)
         if found is None:
@@ -50,8 +56,8 @@ class ModelInfoRoute:
 
 def _model_body(model: ServedModel, deployments: Mapping[str, ModelDeployment]) -> Json:
     names = dict.fromkeys(name for backend in model.backends for name in backend.deployments)
-    found = [deployments.get(name) for name in names]
-    specs = [one.spec for one in found if one is not None]
+    model_deployments = [deployments.get(name) for name in names]
+    specs = [deployment.spec for deployment in model_deployments if deployment is not None]
     leased = {endpoint for endpoint, is_leased in endpoints_of(model) if is_leased}
     return {
         "id": model.name,

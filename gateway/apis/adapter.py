@@ -142,7 +142,7 @@ def _with_model(found: _B, kind: type[_B]) -> _B:
 
 
 def _needs_model(kind: type[msgspec.Struct]) -> bool:
-    return any(one.name == "model" and one.required for one in msgspec.structs.fields(kind))
+    return any(field.name == "model" and field.required for field in msgspec.structs.fields(kind))
 
 
 def unknown_name(

@@ -20,8 +20,8 @@ VERSION = "anthropic-version"
 def translated_adapters(table_cache: TableCache, clock: Clock) -> dict[bytes, ApiAdapter]:
     """Return the adapters by path."""
     spoken, messages = ollama.OllamaAdapter(table_cache, clock), anthropic.AnthropicAdapter()
-    found: dict[bytes, ApiAdapter] = {path.encode(): spoken for path in ollama.PATHS}
-    return found | {path.encode(): messages for path in anthropic.PATHS}
+    api_adapters: dict[bytes, ApiAdapter] = {path.encode(): spoken for path in ollama.PATHS}
+    return api_adapters | {path.encode(): messages for path in anthropic.PATHS}
 
 
 def error_translator(path: str, headers: RawHeaders) -> ResponseTranslator | None:

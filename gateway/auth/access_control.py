@@ -144,12 +144,12 @@ class AccessControl:
         self, principal: Principal | None, model: str, served: ServedModel | None
     ) -> tuple[RateLimiter, ...]:
         """Return the limits of this model: of all callers together, and of the key for it."""
-        found: tuple[RateLimiter, ...] = ()
+        rate_limiters: tuple[RateLimiter, ...] = ()
         if served is not None and (common := self.model_rates.of(served)) is not None:
-            found = (common,)
+            rate_limiters = (common,)
         if principal is not None and (own := principal.by_model.get(model)) is not None:
-            found = (own, *found)
-        return found
+            rate_limiters = (own, *rate_limiters)
+        return rate_limiters
 
     def allow(self, principal: Principal | None, model: str) -> None:
         """Raise RefusedError if the key may not use the model."""

@@ -60,7 +60,7 @@ class Principal:
         self.cache_salt = digest.hexdigest()[:32].encode()
         """The salt of cached prompts: equal at all gateways, and as secret as the hash of the current secret."""
         self.limiter.renew(_limits(key).share(part), now_s)
-        found = dict[str, RateLimiter]()
+        limiters = dict[str, RateLimiter]()
         for model, declared in key.model_limits.items():
             limits, before = _limits(declared).share(part), self.by_model.get(model)
             if before is None:
@@ -68,8 +68,8 @@ class Principal:
                 before = RateLimiter(self.limiter.subject, limits, now_s, of=of)
             else:
                 before.renew(limits, now_s)
-            found[model] = before
-        self.by_model = found
+            limiters[model] = before
+        self.by_model = limiters
 
     def may_ask_for(self, model: str) -> bool:
         """Return whether the key may use the model."""
@@ -124,7 +124,7 @@ class Keyring:
         """
         now_s, part = self._clock.monotonic(), 1.0 / max(1, gateways)
         before = {secret.principal.name: secret.principal for secret in self.by_digest.values()}
-        found = dict[bytes, KeySecret]()
+        secrets = dict[bytes, KeySecret]()
         for key in keys.values():
             principal = before.get(key.name)
             # A deleted and recreated key is a new one; an edited or rotated key keeps its usage.
@@ -134,10 +134,10 @@ class Keyring:
                 principal.renew(key, part, now_s)
             for old in key.previous:
                 secret = KeySecret(old.hash, principal, key.expires, old.expires)
-                found[secret.digest] = secret
+                secrets[secret.digest] = secret
             secret = KeySecret(key.hash, principal, key.expires, None)
-            found[secret.digest] = secret
-        self.by_digest = found
+            secrets[secret.digest] = secret
+        self.by_digest = secrets
         self.is_known = True
 
     def secret(self, key: bytes) -> KeySecret | None:
@@ -146,7 +146,7 @@ class Keyring:
 
     def identities(self) -> frozenset[str]:
         """Return the identities of all keys, expired ones included."""
-        return frozenset(one.principal.identity for one in self.by_digest.values())
+        return frozenset(secret.principal.identity for secret in self.by_digest.values())
 
     def owner(self, identity: str) -> Principal | None:
         """Return the principal of a key that exists and has not expired, by its identity."""
@@ -159,12 +159,12 @@ class Keyring:
 
     def find(self, key: bytes) -> Principal | None:
         """Return the principal of a presented key; None if it is unknown."""
-        found = self.secret(key)
-        return None if found is None else found.principal
+        secret = self.secret(key)
+        return None if secret is None else secret.principal
 
     def _principals(self) -> list[Principal]:
-        found = {secret.principal.name: secret.principal for secret in self.by_digest.values()}
-        return [found[name] for name in sorted(found)]
+        principals = {secret.principal.name: secret.principal for secret in self.by_digest.values()}
+        return [principals[name] for name in sorted(principals)]
 
     def lines(self) -> Iterator[str]:
         """Yield the usage of each key in Prometheus text format."""

@@ -238,16 +238,16 @@ def _status(bucket: TokenBucket | None, now_s: float) -> RateStatus | None:
 
 def openai_headers(rates: Rates) -> Headers:
     """Return OpenAI's headers; limits that are not set are left out."""
-    found: Headers = []
+    headers: Headers = []
     for names, status in ((_REQUESTS, rates.requests), (_TOKENS, rates.tokens)):
         if status is not None:
-            found += _headers(names, status, wire_headers.format_reset(status.reset_s))
-    return found
+            headers += _headers(names, status, wire_headers.format_reset(status.reset_s))
+    return headers
 
 
 def anthropic_headers(rates: Rates) -> Headers:
     """Return Anthropic's headers, whose resets are times."""
-    found: Headers = []
+    headers: Headers = []
     now = rates.clock.now()
     for names, status in (
         (_ANTHROPIC_REQUESTS, rates.requests),
@@ -255,8 +255,8 @@ def anthropic_headers(rates: Rates) -> Headers:
     ):
         if status is not None:
             at = now + timedelta(seconds=status.reset_s, microseconds=999_999)
-            found += _headers(names, status, f"{at:%Y-%m-%dT%H:%M:%SZ}")
-    return found
+            headers += _headers(names, status, f"{at:%Y-%m-%dT%H:%M:%SZ}")
+    return headers
 
 
 def _headers(names: tuple[bytes, ...], status: RateStatus, reset: str) -> Headers:
@@ -289,9 +289,9 @@ class AnonymousClients:
 
     def of(self, host: str) -> RateLimiter:
         """Return the limits of an address."""
-        found = self._by_address.get(host)
-        if found is not None:
-            return found
+        rate_limiter = self._by_address.get(host)
+        if rate_limiter is not None:
+            return rate_limiter
         address = client_network(host)
         return self._by_address.get(address) or self._new(address)
 
@@ -301,8 +301,8 @@ class AnonymousClients:
             if self._others is None:
                 self._others = self._limiter("All further addresses without an API key", now_s)
             return self._others
-        found = self._by_address[address] = self._limiter(f"The address {address}", now_s)
-        return found
+        rate_limiter = self._by_address[address] = self._limiter(f"The address {address}", now_s)
+        return rate_limiter
 
     def _make_room(self, now_s: float) -> bool:
         """Drop an entry that is as good as new; look at a few at a time, in turn, so that no request waits."""

@@ -131,7 +131,7 @@ class BatchRoutes:
     ) -> Response:
         """List the newest files."""
         store, owner = self._store(), _owner(request)
-        return _listing([one.body() for one in await self._off_loop(store.files, owner, limit)])
+        return _listing([file.body() for file in await self._off_loop(store.files, owner, limit)])
 
     async def file(self, file_id: str, request: Request) -> Response:
         """Describe a file."""
@@ -141,8 +141,8 @@ class BatchRoutes:
         """Return the content of a file."""
         record = await self._file(file_id, request)
         path = self._store().content(record.id)
-        found = await self._off_loop(path.stat)
-        return FileResponse(path, stat_result=found, media_type="application/jsonl")
+        result = await self._off_loop(path.stat)
+        return FileResponse(path, stat_result=result, media_type="application/jsonl")
 
     async def delete_file(self, file_id: str, request: Request) -> Response:
         """Delete a file that no open batch needs."""
@@ -168,7 +168,9 @@ class BatchRoutes:
         if len(metadata) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in metadata.items()):
             raise invalid('"metadata" has at most 16 pairs, of 64 and 512 characters.', "metadata")
         await self._file(given.input_file_id, request, param="input_file_id")
-        running = [one for one in await self._off_loop(store.open_batches) if one.owner == owner]
+        running = [
+            batch for batch in await self._off_loop(store.open_batches) if batch.owner == owner
+        ]
         if len(running) >= _MAX_OPEN_BATCHES:
             raise RefusedError(errors.too_many_batches(_MAX_OPEN_BATCHES))
         record = StoredBatch(
@@ -188,11 +190,11 @@ class BatchRoutes:
     ) -> Response:
         """List the newest batches, or those before one."""
         store, owner = self._store(), _owner(request)
-        found = await self._off_loop(store.batches, owner, 10_000)
-        ids = [one.id for one in found]
+        batches = await self._off_loop(store.batches, owner, 10_000)
+        ids = [batch.id for batch in batches]
         start = ids.index(after) + 1 if after in ids else 0
-        page = [one.body() for one in found[start : start + limit]]
-        return _listing(page, has_more=len(found) > start + limit)
+        page = [batch.body() for batch in batches[start : start + limit]]
+        return _listing(page, has_more=len(batches) > start + limit)
 
     async def batch(self, batch_id: str, request: Request) -> Response:
         """Describe a batch."""
@@ -202,8 +204,8 @@ class BatchRoutes:
     async def cancel(self, batch_id: str, request: Request) -> Response:
         """End a batch; the results until then become its files."""
         store, owner = self._store(), _owner(request)
-        found = await self._off_loop(store.cancel, batch_id, owner, self._now_s())
-        return _json(_found(found, batch_id).body())
+        batch = await self._off_loop(store.cancel, batch_id, owner, self._now_s())
+        return _json(_found(batch, batch_id).body())
 
     def _store(self) -> BatchStore:
         """Return the folder.
@@ -217,8 +219,8 @@ class BatchRoutes:
         return self.store
 
     async def _file(self, file_id: str, request: Request, *, param: str = "id") -> StoredFile:
-        found = await self._off_loop(self._store().file, file_id, _owner(request))
-        return _found(found, file_id, param=param)
+        file = await self._off_loop(self._store().file, file_id, _owner(request))
+        return _found(file, file_id, param=param)
 
     async def _off_loop(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Call in a thread.

@@ -140,9 +140,9 @@ class BatchRunner:
                 await self._clock.sleep(_TICK_S if is_busy else _IDLE_TICK_S)
         finally:
             runs, self._runs = tuple(self._runs.values()), {}
-            for one in runs:
-                one.task.cancel()
-            await asyncio.gather(*(one.task for one in runs), return_exceptions=True)
+            for run in runs:
+                run.task.cancel()
+            await asyncio.gather(*(run.task for run in runs), return_exceptions=True)
 
     async def _tick(self) -> bool:
         """Take each open batch a step further; return whether there is one."""
@@ -245,11 +245,12 @@ class BatchRunner:
             return own == 0  # one request starts a deployment that is scaled to zero
         health = gateway.load_tracker.health(self._clock.monotonic())
         others = sum(
-            health.in_flight.get(one.origin, 0) + health.others_in_flight.get(one.origin, 0.0)
-            for one in endpoints
+            health.in_flight.get(endpoint.origin, 0)
+            + health.others_in_flight.get(endpoint.origin, 0.0)
+            for endpoint in endpoints
         )
         foreign = max(0.0, others - own)
-        idle = sum(one.concurrency for one in endpoints[int(foreign) :])
+        idle = sum(endpoint.concurrency for endpoint in endpoints[int(foreign) :])
         return own < idle
 
     def _make_way(self) -> None:
@@ -260,7 +261,7 @@ class BatchRunner:
             model = gateway.table_cache.table.models.get(name)
             own = [run for run in self._runs.values() if run.line.model == name]
             is_crowded = model is not None and any(
-                gateway.load_tracker.is_overbooked(one) for one in _endpoints(model)
+                gateway.load_tracker.is_overbooked(endpoint) for endpoint in _endpoints(model)
             )
             if waiting.get(name, 0) or is_crowded:
                 self._yielded_until_s[name] = now_s + _YIELD_S
@@ -320,27 +321,31 @@ class BatchRunner:
 
     def _finish(self, batch: StoredBatch, status: records.BatchStatus, now_s: int) -> None:
         """Write the files of a batch and end it. Blocks. After a crash in between it is done again."""
-        found = self.store.batch(batch.id, batch.owner) or batch
+        stored_batch = self.store.batch(batch.id, batch.owner) or batch
         undone: list[BatchLine] = []
         if status == "expired":
             undone = self.store.waiting_lines(batch.id, records.MAX_LINES)
-        output = _write_results(self.store, found, COMPLETED, now_s)
-        errors = _write_results(self.store, found, FAILED, now_s, [_expired(one) for one in undone])
+        output = _write_results(self.store, stored_batch, COMPLETED, now_s)
+        errors = _write_results(
+            self.store, stored_batch, FAILED, now_s, [_expired(line) for line in undone]
+        )
         ended = msgspec.structs.replace(
-            found,
+            stored_batch,
             status=status,
             ended_s=now_s,
             output_file=output,
             error_file=errors,
-            failed=found.failed + len(undone),
+            failed=stored_batch.failed + len(undone),
         )
-        self.store.change_batch(found, ended)
+        self.store.change_batch(stored_batch, ended)
         self.store.drop_lines(batch.id)
 
 
 def _endpoints(model: ServedModel) -> tuple[EngineEndpoint, ...]:
-    found = {one.origin: one for backend in model.backends for one in backend.leased}
-    return tuple(found.values())
+    endpoints = {
+        endpoint.origin: endpoint for backend in model.backends for endpoint in backend.leased
+    }
+    return tuple(endpoints.values())
 
 
 @contextlib.contextmanager

@@ -32,22 +32,22 @@ def parse_address(text: str) -> IPv4Interface:
         "expected an IPv4 address of your network with its prefix length, such as 192.168.1.50/24"
     )
     try:
-        found = IPv4Interface(text)
+        ipv4_interface = IPv4Interface(text)
     except ValueError as error:
         raise FloatingAddressError(f"{text}: {expected}") from error
-    own, network = found.ip, found.network
+    own, network = ipv4_interface.ip, ipv4_interface.network
     is_network_own = network.prefixlen < 31 and own in (
         network.network_address,
         network.broadcast_address,
     )
     if own.is_loopback or own.is_multicast or own.is_unspecified or is_network_own:
         raise FloatingAddressError(f"{text} is not the address of one machine: {expected}")
-    return found
+    return ipv4_interface
 
 
 def parse_ip_address_show(text: str) -> list[NetworkInterface]:
     """Return the interfaces in the output of `ip -json address show up` (iproute2). Raises ValueError."""
-    found = []
+    network_interfaces = []
     for link in json.loads(text):
         if link.get("link_type") != "ether":
             continue
@@ -57,8 +57,10 @@ def parse_ip_address_show(text: str) -> list[NetworkInterface]:
             if one.get("family") == "inet"
         )
         mac = bytes.fromhex(link["address"].replace(":", ""))
-        found.append(NetworkInterface(name=link["ifname"], mac=mac, addresses=addresses))
-    return found
+        network_interfaces.append(
+            NetworkInterface(name=link["ifname"], mac=mac, addresses=addresses)
+        )
+    return network_interfaces
 
 
 _HEAD = re.compile(r"^([A-Za-z0-9._-]+): flags=[0-9a-f]+<([A-Z0-9_,]*)>")
@@ -68,13 +70,15 @@ _INET = re.compile(r"^\s+inet ([0-9.]+) netmask 0x([0-9a-f]{8})")
 
 def parse_ifconfig(text: str) -> list[NetworkInterface]:
     """Return the interfaces in the output of macOS's `ifconfig -a inet` or `ifconfig`."""
-    found: list[NetworkInterface] = []
+    network_interfaces: list[NetworkInterface] = []
     name, is_up, mac = "", False, b""
     addresses: list[IPv4Interface] = []
 
     def end_block() -> None:
         if name and is_up and mac:
-            found.append(NetworkInterface(name=name, mac=mac, addresses=tuple(addresses)))
+            network_interfaces.append(
+                NetworkInterface(name=name, mac=mac, addresses=tuple(addresses))
+            )
 
     for line in text.splitlines():
         if head := _HEAD.match(line):
@@ -87,7 +91,7 @@ def parse_ifconfig(text: str) -> list[NetworkInterface]:
             length = ipaddress.ip_address(int(inet[2], 16))
             addresses.append(IPv4Interface(f"{inet[1]}/{length}"))
     end_block()
-    return found
+    return network_interfaces
 
 
 def choose_interface(
@@ -99,18 +103,18 @@ def choose_interface(
         FloatingAddressError: there is none.
 
     """
-    known = ", ".join(one.name for one in found) or "none"
+    known = ", ".join(interface.name for interface in found) or "none"
     if name:
-        for one in found:
-            if one.name == name:
-                return one
+        for interface in found:
+            if interface.name == name:
+                return interface
         raise FloatingAddressError(
             f"--floating-interface {name}: there is no such Ethernet interface, or it is down; interfaces that are up: {known}"
         )
-    for one in found:
+    for interface in found:
         # An earlier process may have left the address itself behind.
-        if any(address.ip in own.network and own.ip != address.ip for own in one.addresses):
-            return one
+        if any(address.ip in own.network and own.ip != address.ip for own in interface.addresses):
+            return interface
     raise FloatingAddressError(
         f"{address.ip} is in the network of no interface of this machine (interfaces that are up: {known}). "
         "Take a free address of the clients' network, or name the interface with --floating-interface"

@@ -85,14 +85,14 @@ def find_interface(address: IPv4Interface, name: str) -> NetworkInterface:
     try:
         if IS_LINUX:
             text = _run(("ip", "-json", "address", "show", "up"))
-            found = interfaces.parse_ip_address_show(text)
+            ip_address_show = interfaces.parse_ip_address_show(text)
         else:
-            found = interfaces.parse_ifconfig(_run(("ifconfig", "-a")))
+            ip_address_show = interfaces.parse_ifconfig(_run(("ifconfig", "-a")))
     except (ValueError, KeyError) as error:
         raise FloatingAddressError(
             f"the list of network interfaces is not readable: {error}"
         ) from error
-    return interfaces.choose_interface(found, address, name)
+    return interfaces.choose_interface(ip_address_show, address, name)
 
 
 def open_link(address: IPv4Interface, interface: NetworkInterface) -> AddressLink:

@@ -306,11 +306,11 @@ class Activator:
         A deployment that a fallback stood in for a moment ago counts as 1.
         """
         now_s = self._clock.monotonic()
-        self._awaited |= {one.deployment for line in self.lines.values() for one in line}
+        self._awaited |= {request.deployment for line in self.lines.values() for request in line}
         found = dict.fromkeys(self._awaited, 0)
         for line in self.lines.values():
-            for one in line:
-                found[one.deployment] += 1
+            for request in line:
+                found[request.deployment] += 1
         for name, until_s in self._missed_until_s.items():
             found[name] = max(found.get(name, 0), int(until_s > now_s))
         return found
@@ -352,7 +352,9 @@ class Activator:
 
     def is_awaited(self, deployment: str) -> bool:
         """Return whether a request waits for the deployment."""
-        return any(one.deployment == deployment for line in self.lines.values() for one in line)
+        return any(
+            request.deployment == deployment for line in self.lines.values() for request in line
+        )
 
     async def wait(self, place: WaitingRequest, keep_alive: KeepAlive, *, until_s: float) -> None:
         """Wait until the request should look again: for a change, the deadline or a time without either."""

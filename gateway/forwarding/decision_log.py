@@ -40,12 +40,14 @@ class DecisionLog:
         """
         fields: dict[str, object] = {}
         if failed:
-            fields["failed"] = ",".join(sorted(one.replica for one in failed))
+            fields["failed"] = ",".join(
+                sorted(engine_endpoint.replica for engine_endpoint in failed)
+            )
         if model is not None:
             fields["candidates"] = [
-                _candidate_fields(one)
+                _candidate_fields(candidate)
                 for backend in list_candidates(model, health)
-                for one in backend.candidates[:_MOST_CANDIDATES]
+                for candidate in backend.candidates[:_MOST_CANDIDATES]
             ]
         if isinstance(choice, ChosenEndpoint):
             endpoint = choice.endpoint
@@ -64,10 +66,13 @@ class DecisionLog:
 
 
 def _candidate_fields(one: Candidate) -> dict[str, object]:
-    found: dict[str, object] = {"replica": one.endpoint.replica, "load": round(one.load, 3)}
+    candidate_fields: dict[str, object] = {
+        "replica": one.endpoint.replica,
+        "load": round(one.load, 3),
+    }
     if one.score is not None:
-        found["score"] = round(one.score, 4)
-        found["parts"] = {name: round(value, 4) for name, value in one.parts.items()}
+        candidate_fields["score"] = round(one.score, 4)
+        candidate_fields["parts"] = {name: round(value, 4) for name, value in one.parts.items()}
     if one.is_ejected:
-        found["ejected"] = True
-    return found
+        candidate_fields["ejected"] = True
+    return candidate_fields

@@ -406,8 +406,8 @@ class EngineStream:
         """Record the end of the stream and its usage."""
         self._is_over, self.in_flight.receive = True, self.feed
         end = last if self.resume_log is None else self.resume_log.last()
-        if found := parse_usage(end):
-            self.observer.record_usage(found)
+        if usage := parse_usage(end):
+            self.observer.record_usage(usage)
         tail = last + end
         if self.is_resumed and response_summary.is_complete_stream(last):
             tail = DONE  # its usage has tokens that another engine generated
@@ -431,14 +431,14 @@ class EngineStream:
         search, resume_log = self._found, self.resume_log
         assert search is not None
         assert resume_log is not None
-        found = await search.step()
-        if found is None:
+        stream = await search.step()
+        if stream is None:
             return False
-        first = found.first
+        first = stream.first
         if search.is_finished:
             # The engine repeats the finish reason.
             first = first[first.index(b"\n\n") + 2 :]
-        self.in_flight, self.rest, self.early = found.in_flight, found.rest, found.early
+        self.in_flight, self.rest, self.early = stream.in_flight, stream.rest, stream.early
         self.in_flight.stream, self._receiver, self._found = self, None, None
         resume_log.restart()
         self.first = resume_log.take(first)

@@ -124,13 +124,13 @@ class ModelStates:
 
     def of(self, model: ServedModel) -> ModelState:
         """Return the state of the model with its current settings."""
-        found = self.found.get(model.name)
-        if found is not None and found.routing is model.routing:
-            return found
-        if found is None:
-            found = self.found[model.name] = ModelState(model.routing, DEFAULT_POLICY)
-        self._renew(model, found)
-        return found
+        model_state = self.found.get(model.name)
+        if model_state is not None and model_state.routing is model.routing:
+            return model_state
+        if model_state is None:
+            model_state = self.found[model.name] = ModelState(model.routing, DEFAULT_POLICY)
+        self._renew(model, model_state)
+        return model_state
 
     def update(self, models: Mapping[str, ServedModel]) -> None:
         """Apply new settings, and drop models that are gone."""

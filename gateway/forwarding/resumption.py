@@ -189,10 +189,10 @@ class Resumption(ResumeSearch):
                 self._failed.add(choice.endpoint)
                 continue
             if isinstance(choice, ChosenEndpoint):
-                found = await self._try_endpoint(choice.endpoint)
-                if found is not None:
-                    self._adopt(found)
-                    return found
+                engine_stream = await self._try_endpoint(choice.endpoint)
+                if engine_stream is not None:
+                    self._adopt(engine_stream)
+                    return engine_stream
             elif now_s >= keep_alive_s:
                 return None
             else:

@@ -211,10 +211,10 @@ class RetryState(msgspec.Struct, eq=False):
 
     def record_broken(self, endpoint: EngineEndpoint, outcome: str, why: str) -> None:
         """Record that an engine failed after it had begun to answer."""
-        found = self.attempts
-        for at in reversed(range(len(found))):
-            one = found[at]
-            if one.endpoint == endpoint and one.outcome in STARTED_OUTCOMES:
-                broken = msgspec.structs.replace(one, outcome=outcome, why=why)
-                self.attempts = (*found[:at], broken, *found[at + 1 :])
+        attempts = self.attempts
+        for at in reversed(range(len(attempts))):
+            attempt = attempts[at]
+            if attempt.endpoint == endpoint and attempt.outcome in STARTED_OUTCOMES:
+                broken = msgspec.structs.replace(attempt, outcome=outcome, why=why)
+                self.attempts = (*attempts[:at], broken, *attempts[at + 1 :])
                 return

@@ -139,9 +139,9 @@ class ChatSocket(asyncio.Protocol):
         self._client = client
         self._handler = handler
         self._headers = [
-            one
-            for one in headers
-            if one[0] not in _HANDSHAKE_ONLY and not one[0].startswith(b"sec-websocket-")
+            header
+            for header in headers
+            if header[0] not in _HANDSHAKE_ONLY and not header[0].startswith(b"sec-websocket-")
         ]
         self._reader = frames.FrameReader(handler.max_body + _WRAPPING)
         self._running: dict[str, RequestContext] = {}

@@ -67,16 +67,16 @@ class IdempotencyTable:
             raise RefusedError(errors.wrong_idempotency_key(MAX_KEY))
         scope, now_s = (principal, path, key), self._clock.monotonic()
         fingerprint = hashlib.blake2b(body, digest_size=16).digest()
-        found = self._entries.get(scope)
-        if found is not None and found.status and found.until_s <= now_s:
-            self.forget(found)
-            found = None
-        if found is not None:
-            if found.fingerprint != fingerprint:
+        entry = self._entries.get(scope)
+        if entry is not None and entry.status and entry.until_s <= now_s:
+            self.forget(entry)
+            entry = None
+        if entry is not None:
+            if entry.fingerprint != fingerprint:
                 raise RefusedError(errors.idempotency_key_reused())
-            if not found.status:
+            if not entry.status:
                 raise RefusedError(errors.idempotency_key_in_use())
-            return found
+            return entry
         taken = KeptAnswer(scope, fingerprint, now_s + KEPT_S)
         self._entries[scope] = taken
         self._make_room()
@@ -91,11 +91,11 @@ class IdempotencyTable:
         """
         http_request, principal = context.http_request, context.principal
         owner = "" if principal is None else principal.identity
-        found = self.begin(owner, http_request.path, key, http_request.body)
-        if not found.status:
-            context.kept_answer = found
+        answer = self.begin(owner, http_request.path, key, http_request.body)
+        if not answer.status:
+            context.kept_answer = answer
             return False
-        context.response.whole(found.status, found.head + REPLAYED, found.body)
+        context.response.whole(answer.status, answer.head + REPLAYED, answer.body)
         return True
 
     def complete(self, entry: KeptAnswer, status: int, head: bytes, body: bytes) -> None:

@@ -114,12 +114,12 @@ class _SeenLines(dict[bytes, Header]):
         name, value = match[1].lower(), match[2]
         if name in _KEYS:
             return name, value
-        found = _LEFT if _is_odd(name, value) else (name, value)
+        header = _LEFT if _is_odd(name, value) else (name, value)
         if len(line) <= _LONGEST_SEEN and name not in _FRESH:
             if len(self) >= _MOST_SEEN:
                 self.clear()
-            self[line] = found
-        return found
+            self[line] = header
+        return header
 
 
 def _are_single(headers: list[Header]) -> bool:
@@ -138,7 +138,7 @@ def _is_odd(name: bytes, value: bytes) -> bool:
 
 def header_lines(fields: RawHeaders) -> bytes:
     """Return headers as they are written."""
-    return b"".join([b"%b: %b\r\n" % one for one in fields])
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 def outcome_of(status: int) -> str:

@@ -251,12 +251,12 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
             if method == b"CONNECT":
                 self.refuse(errors.not_http())
                 return
-            kept = [header for header in self.headers if header[0] != b"upgrade"]
+            headers = [header for header in self.headers if header[0] != b"upgrade"]
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (
                 method,
                 self.url,
                 version.encode(),
-                header_lines(kept),
+                header_lines(headers),
             )
             self.parser = None
             self.parser.feed_data(head)

@@ -218,8 +218,8 @@ class RequestMetrics:
 
     def of(self, model: str, replica: str) -> ReplicaMetrics:
         """Return the metrics of a model at one replica, at its first request."""
-        found = self._found[model, replica] = ReplicaMetrics(self, model, replica)
-        return found
+        replica_metrics = self._found[model, replica] = ReplicaMetrics(self, model, replica)
+        return replica_metrics
 
     def count(self, model: str, request: FinishedRequest) -> None:
         """Count a finished request."""
@@ -249,9 +249,9 @@ class RequestMetrics:
     def by_replica(self) -> dict[str, tuple[int, float]]:
         """Return the number of answered requests and their total seconds, by replica."""
         found: dict[str, tuple[int, float]] = {}
-        for (_, replica, _), one in self.whole.items():
+        for (_, replica, _), value in self.whole.items():
             count, seconds = found.get(replica, (0, 0.0))
-            found[replica] = (count + sum(one.counts), seconds + one.total_s)
+            found[replica] = (count + sum(value.counts), seconds + value.total_s)
         return found
 
     def parts(self) -> tuple[MetricFamily, ...]:
@@ -274,8 +274,8 @@ class RequestMetrics:
         def is_gone(labels: tuple[str, ...]) -> bool:
             return labels[0] not in models or labels[1] not in replicas
 
-        for one in (self.whole, self.first_token, self.per_token, self.between_tokens):
-            one.drop(is_gone)
+        for histogram in (self.whole, self.first_token, self.per_token, self.between_tokens):
+            histogram.drop(is_gone)
         for count in (self.prompt, self.cached, self.output):
             count.drop(is_gone)
         self.queue.drop(lambda labels: labels[0] not in models)

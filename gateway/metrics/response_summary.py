@@ -112,7 +112,7 @@ def parse_usage(body: bytes) -> TokenCounts | None:
     matches = [pattern.search(body, at) for pattern in (_PROMPT, _CACHED, _OUTPUT)]
     if matches[0] is None and matches[2] is None:
         return None
-    first, second, third = (int(one[1]) if one is not None else 0 for one in matches)
+    first, second, third = (int(match_[1]) if match_ is not None else 0 for match_ in matches)
     return first, second, third
 
 
@@ -128,10 +128,10 @@ def _of_response(body: bytes) -> TokenCounts | None:
         event = _EVENT.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    found = event.usage or event.response.usage
-    if found is None:
+    usage = event.usage or event.response.usage
+    if usage is None:
         return None
-    return found.input_tokens, found.input_tokens_details.cached_tokens, found.output_tokens
+    return usage.input_tokens, usage.input_tokens_details.cached_tokens, usage.output_tokens
 
 
 @dataclass(slots=True)
@@ -163,13 +163,13 @@ class VersionCounts:
                 self.refused += 1
             return 0, 0, 0
         self.ok += 1
-        found = parse_usage(body)
-        if found is None:
+        usage = parse_usage(body)
+        if usage is None:
             return 0, 0, 0
-        if found[2] and seconds > 0:
-            self.tokens += found[2]
+        if usage[2] and seconds > 0:
+            self.tokens += usage[2]
             self.token_s += seconds
-        return found
+        return usage
 
     def record_first_token(self, seconds: float) -> None:
         """Count the first event of a stream."""
@@ -186,8 +186,8 @@ class VersionCounts:
         self.ok += 1
         events = lines // 2
         if events:
-            found = parse_usage(last)
-            self._generated(events - 2 if found is None else found[2] - 1, seconds)
+            usage = parse_usage(last)
+            self._generated(events - 2 if usage is None else usage[2] - 1, seconds)
 
     def _generated(self, tokens: int, seconds: float) -> None:
         if tokens > 0 and seconds > 0:

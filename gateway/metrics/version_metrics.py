@@ -51,14 +51,14 @@ class VersionMetrics:
     def of(self, endpoint: EngineEndpoint) -> VersionCounts:
         """Return the counts of the endpoint's version."""
         key = (endpoint.deployment, endpoint.template)
-        found = self.found.get(key)
-        if found is None:
+        version_counts = self.found.get(key)
+        if version_counts is None:
             if len(self.found) >= _LIMIT:
                 oldest = next(iter(self.found))
                 del self.found[oldest]
                 self._texts.pop(oldest, None)
-            found = self.found[key] = VersionCounts()
-        return found
+            version_counts = self.found[key] = VersionCounts()
+        return version_counts
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus text format, several lines at once.

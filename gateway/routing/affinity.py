@@ -244,9 +244,9 @@ def blocks_of(prompt: bytes, cache_scope: Hashable) -> list[tuple[int, int]]:
     equal scopes share caches.
     """
     key, size = hash(cache_scope) & _64_BITS or 1, len(prompt)
-    found, begin, end = [(0, key)], 0, FIRST_BLOCK
+    blocks, begin, end = [(0, key)], 0, FIRST_BLOCK
     while end <= size:
         key = hash((key, prompt[begin:end])) & _64_BITS or 1
-        found.append((end, key))
+        blocks.append((end, key))
         begin, end = end, 2 * end
-    return found
+    return blocks

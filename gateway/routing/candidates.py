@@ -71,7 +71,7 @@ def _of_backend(
     loads = scope.loads(endpoints)
     depths = [load / endpoint.concurrency for endpoint, load in zip(endpoints, loads, strict=True)]
     deepest = max(1.0, *depths) if depths else 1.0
-    found = [
+    candidates = [
         Candidate(
             endpoint=endpoint,
             is_leased=endpoint in backend.leased,
@@ -87,13 +87,13 @@ def _of_backend(
         )
         for endpoint, load, depth in zip(endpoints, loads, depths, strict=True)
     ]
-    found.sort(key=_order)
+    candidates.sort(key=_order)
     return BackendCandidates(
         deployments=backend.deployments,
         weight=backend.weight,
         strategy=strategy,
         is_fallback=is_fallback,
-        candidates=tuple(found),
+        candidates=tuple(candidates),
     )
 
 

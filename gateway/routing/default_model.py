@@ -18,9 +18,9 @@ def choose_default(table: RoutingTable, wanted: str, may_use: Callable[[str], bo
     """
     if wanted:
         return wanted
-    models = [one for one in table.models.values() if may_use(one.name) and not one.parent]
-    sources = {one.routing_source for one in models}
-    names = sorted(one.name for one in models)
+    models = [model for model in table.models.values() if may_use(model.name) and not model.parent]
+    sources = {model.routing_source for model in models}
+    names = sorted(model.name for model in models)
     if len(sources) != 1:
         raise RefusedError(errors.no_model(names))
     own = sources.pop().partition("/")[2]

@@ -287,15 +287,15 @@ def eligible_endpoints(
     begin, step = bits % count, 1 + bits // count % (count - 1)
     if not failed and not skipped:
         return [endpoints[n % count] for n in range(begin, begin + SAMPLE_SIZE * step, step)]
-    found: list[EngineEndpoint] = []
+    engine_endpoints: list[EngineEndpoint] = []
     for n in range(begin, begin + SAMPLE_SIZE * (1 + _REDRAWS) * step, step):
         endpoint = endpoints[n % count]
         if can_take(endpoint, scope):
-            found.append(endpoint)
-            if len(found) == SAMPLE_SIZE:
-                return found
-    if found:
-        return found
+            engine_endpoints.append(endpoint)
+            if len(engine_endpoints) == SAMPLE_SIZE:
+                return engine_endpoints
+    if engine_endpoints:
+        return engine_endpoints
     # The last resort, and the only scan of a large pool.
     left = [endpoint for endpoint in endpoints if can_take(endpoint, scope)]
     begin = bits % len(left) if left else 0
@@ -319,7 +319,7 @@ def _cached_endpoints(
 
     The longest match comes first; an endpoint's longest match counts.
     """
-    found: list[tuple[EngineEndpoint, float, float]] = []
+    cached_endpoints: list[tuple[EngineEndpoint, float, float]] = []
     most = -1
     seen: set[int] = set()
     for mark, part in scope.query.cached:
@@ -333,8 +333,8 @@ def _cached_endpoints(
             most = allowed(loads, backend.routing.prefix_affinity.bound)
         load = scope.load(endpoint)
         if load + 1 <= most:
-            found.append((endpoint, load, part))
-    return found
+            cached_endpoints.append((endpoint, load, part))
+    return cached_endpoints
 
 
 def _drop_quarter(candidates: Candidates) -> Candidates:

@@ -221,7 +221,9 @@ class ServedModel:
 
     def deployments(self) -> tuple[str, ...]:
         """Return the deployments of its backends, in order."""
-        return tuple(dict.fromkeys(name for one in self.backends for name in one.deployments))
+        return tuple(
+            dict.fromkeys(name for backend in self.backends for name in backend.deployments)
+        )
 
     def all_backends(self) -> tuple[WeightedBackend, ...]:
         """Return the backends, those of rules and the fallbacks."""

@@ -265,7 +265,11 @@ class TableBuilder:
 
         def chosen(some: _ByDeployment) -> list[EngineEndpoint]:
             found = [endpoint for own in deployments for endpoint in some.get(own, {}).values()]
-            return [one for one in found if adapter is None or adapter in one.names]
+            return [
+                engine_endpoint
+                for engine_endpoint in found
+                if adapter is None or adapter in engine_endpoint.names
+            ]
 
         return self._shares.backend(
             deployments,
@@ -282,7 +286,9 @@ class TableBuilder:
             backend_label(name): reason for name, reason in outside.reasons.items()
         }
         fallbacks = tuple(
-            self._fallback(name, spec.routing, {one.name for one in spec.external}, outside)
+            self._fallback(
+                name, spec.routing, {endpoint.name for endpoint in spec.external}, outside
+            )
             for name in spec.fallbacks
         )
         rules = []
@@ -290,8 +296,11 @@ class TableBuilder:
             backends = self._backends(rule.backends, spec.routing, outside)
             ruled = self.model(spec.model, backends, fallbacks)
             headers = tuple(
-                (one.name.lower().encode(), None if one.value is None else one.value.encode())
-                for one in rule.headers
+                (
+                    header.name.lower().encode(),
+                    None if header.value is None else header.value.encode(),
+                )
+                for header in rule.headers
             )
             rules.append(
                 HeaderRule(
@@ -304,12 +313,12 @@ class TableBuilder:
             )
         backends = self._backends(spec.backends, spec.routing, outside)
         source = "" if spec.routing is None else f"ModelRoute/{spec.model}"
-        found = self.model(spec.model, backends, fallbacks, tuple(rules), source)
+        served_model = self.model(spec.model, backends, fallbacks, tuple(rules), source)
         mirror = spec.mirror
         if mirror is None or mirror.deployment not in self._inputs.deployments:
-            return found
+            return served_model
         target = MirrorTarget(deployment=mirror.deployment, percent=mirror.percent)
-        return replace(found, mirror=target)
+        return replace(served_model, mirror=target)
 
     def model(
         self,
@@ -335,7 +344,11 @@ class TableBuilder:
             if backend.routing.sessions.enabled
         ]
         heaviest = max(backends, key=lambda backend: backend.weight)
-        endpoints = {one for backend in some for one in (*backend.leased, *backend.orphans)}
+        endpoints = {
+            engine_endpoint
+            for backend in some
+            for engine_endpoint in (*backend.leased, *backend.orphans)
+        }
         return ServedModel(
             name=name,
             parent=self._parents.get(name, ""),
@@ -354,7 +367,7 @@ class TableBuilder:
             context_length=self._context_length(backends),
             body_limit=self._body_limit(deployments_of_all),
             has_one_endpoint=len(endpoints) <= 1,
-            start_s=max((one.start_s for one in endpoints), default=0.0),
+            start_s=max((endpoint.start_s for endpoint in endpoints), default=0.0),
         )
 
     def _backends(
@@ -362,10 +375,10 @@ class TableBuilder:
     ) -> tuple[WeightedBackend, ...]:
         ordered = sorted(backends, key=lambda b: (b.name, b.weight, b.external is not None))
         return tuple(
-            self.backend((one.name,), one.weight, routing)
-            if one.external is None
-            else self._external_backend(one.external, routing, outside, one.weight)
-            for one in ordered
+            self.backend((backend.name,), backend.weight, routing)
+            if backend.external is None
+            else self._external_backend(backend.external, routing, outside, backend.weight)
+            for backend in ordered
         )
 
     def _fallback(
@@ -378,10 +391,10 @@ class TableBuilder:
     def _external_backend(
         self, name: str, routing: Routing | None, outside: ExternalBackends, weight: int = 1
     ) -> WeightedBackend:
-        found = outside.usable.get(name)
+        endpoint = outside.usable.get(name)
         return self._shares.backend(
             (backend_label(name),),
-            leased=() if found is None else (found,),
+            leased=() if endpoint is None else (endpoint,),
             weight=weight,
             routing=routing or Routing(),
         )
@@ -389,8 +402,12 @@ class TableBuilder:
     def _shares_cache(self, backend: WeightedBackend) -> bool:
         """Return whether keys share cached prompts: each deployment and the route, if any, must allow it."""
         there = self._inputs.deployments
-        own = [there[one].spec.routing for one in backend.deployments if one in there]
-        return all(one.cache_sharing == "Deployment" for one in (backend.routing, *own))
+        own = [
+            there[deployment].spec.routing
+            for deployment in backend.deployments
+            if deployment in there
+        ]
+        return all(routing.cache_sharing == "Deployment" for routing in (backend.routing, *own))
 
     def _context_length(self, backends: Sequence[WeightedBackend]) -> int | None:
         """Return the limit that all deployments accept: a client cannot know which one answers."""
@@ -410,12 +427,18 @@ class TableBuilder:
 
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
         there = self._inputs.deployments
-        return next((there[one].spec.routing for one in deployments if one in there), Routing())
+        return next(
+            (there[deployment].spec.routing for deployment in deployments if deployment in there),
+            Routing(),
+        )
 
     def _declaring_deployment(self, deployments: Sequence[str]) -> str:
         """Return the deployment whose settings `_own_routing` returns."""
         there = self._inputs.deployments
-        return next((f"ModelDeployment/{one}" for one in deployments if one in there), "")
+        return next(
+            (f"ModelDeployment/{deployment}" for deployment in deployments if deployment in there),
+            "",
+        )
 
 
 def _largest(limits: Iterable[int]) -> int:
@@ -428,14 +451,14 @@ def _canary_splits(
     statuses: Mapping[str, ModelDeploymentStatus], names: Iterable[str]
 ) -> dict[str, CanarySplit]:
     """Return the canary splits of these deployments; a rejected version gets weight 0."""
-    found = {}
+    canary_splits = {}
     for name in names:
         status = statuses.get(name)
         canary = status.canary if status is not None else None
         if canary is not None and canary.outcome != "Passed":
             weight = canary.weight if canary.outcome == "Running" else 0
-            found[name] = CanarySplit(template=canary.template, weight=weight)
-    return found
+            canary_splits[name] = CanarySplit(template=canary.template, weight=weight)
+    return canary_splits
 
 
 # Endpoints by deployment, then by replica.
@@ -443,10 +466,12 @@ _ByDeployment: TypeAlias = dict[str, dict[str, EngineEndpoint]]
 
 
 def _by_deployment(endpoints: Iterable[EngineEndpoint], inputs: TableInputs) -> _ByDeployment:
-    found: _ByDeployment = {}
-    for one in endpoints:
-        found.setdefault(one.deployment, {})[one.replica] = _declared(one, inputs)
-    return found
+    by_deployment: _ByDeployment = {}
+    for endpoint in endpoints:
+        by_deployment.setdefault(endpoint.deployment, {})[endpoint.replica] = _declared(
+            endpoint, inputs
+        )
+    return by_deployment
 
 
 def _declared(endpoint: EngineEndpoint, inputs: TableInputs) -> EngineEndpoint:
@@ -497,7 +522,7 @@ def _reason(
     if all(backend.weight == 0 for backend in (*backends, *fallbacks)):
         return "Every backend of its ModelRoute has weight 0."
     involved = dict.fromkeys(
-        one for backend in (*backends, *fallbacks) for one in backend.deployments
+        deployment for backend in (*backends, *fallbacks) for deployment in backend.deployments
     )
     return " ".join(
         f"{external[one]}." if one in external else _why_not(one, inputs)
@@ -550,12 +575,14 @@ def _is_starting(name: str, deployment: ModelDeployment, inputs: TableInputs) ->
     if name in inputs.seen_serving or is_gone or not is_wanted:
         return False
     status = inputs.statuses.get(name)
-    if status is None or any(one.reason == _NOT_INSPECTED for one in status.refusals):
+    if status is None or any(refusal.reason == _NOT_INSPECTED for refusal in status.refusals):
         return True
-    found = [find_condition(status.conditions, type_) for type_ in ("Placed", "Available")]
+    conditions = [find_condition(status.conditions, type_) for type_ in ("Placed", "Available")]
     return all(
-        one is None or one.status is ConditionStatus.TRUE or one.reason in _STARTING
-        for one in found
+        condition is None
+        or condition.status is ConditionStatus.TRUE
+        or condition.reason in _STARTING
+        for condition in conditions
     )
 
 
@@ -581,8 +608,8 @@ def _main_condition(conditions: tuple[Condition, ...]) -> Condition | None:
     First a failed placement, then what the replicas report, then a rollout in progress.
     """
     for type_ in ("Placed", "Available"):
-        found = find_condition(conditions, type_)
-        if found is not None and found.status != ConditionStatus.TRUE:
-            return found
+        condition = find_condition(conditions, type_)
+        if condition is not None and condition.status != ConditionStatus.TRUE:
+            return condition
     progressing = find_condition(conditions, "Progressing")
     return None if progressing is None or progressing.reason == _COMPLETE else progressing

@@ -149,9 +149,9 @@ class EndpointFilter:
         self._used, self._keys = {}, {}
         for key in self._refused.keys() - published.keys():
             del self._refused[key]
-        for key, (one, version) in published.items():
+        for key, (endpoint, version) in published.items():
             self._keys.setdefault(key.rpartition("/")[2], set()).add(key)
-            self._take(key, one, version)
+            self._take(key, endpoint, version)
 
     def update(
         self,

@@ -44,8 +44,8 @@ class GpuLoads:
                 was_stale = is_stale
 
     def _note(self, key: str) -> None:
-        found, node = self._informer.items.get(key), key.removeprefix(keys.LOAD_PREFIX)
-        if found is None:
+        load, node = self._informer.items.get(key), key.removeprefix(keys.LOAD_PREFIX)
+        if load is None:
             self._loads.pop(node, None)
         else:
-            self._loads[node] = found.gpu_percent / 100
+            self._loads[node] = load.gpu_percent / 100

@@ -270,18 +270,20 @@ class TableCache:
             else:
                 self._named_statuses[name] = status
         used = self._filter.used
-        before = {one: self._leased[one] for one in replicas if one in self._leased}
-        after = {one: used[one] for one in replicas if one in used}
-        known = {one: self._orphans[one] for one in replicas if one in self._orphans}
+        before = {replica: self._leased[replica] for replica in replicas if replica in self._leased}
+        after = {replica: used[replica] for replica in replicas if replica in used}
+        known = {
+            replica: self._orphans[replica] for replica in replicas if replica in self._orphans
+        }
         self._seen_serving |= self._inputs.deployments.keys() & {
             endpoint.deployment for endpoint in after.values()
         }
         self._inputs = replace(self._inputs, leased=used, refused=self._filter.refused)
         orphans = orphans_of(known, before, self._inputs, self._clock.monotonic())
         self._log_orphans(orphans.keys() - known.keys())
-        for one in replicas:
-            self._leased.pop(one, None)
-            self._orphans.pop(one, None)
+        for replica in replicas:
+            self._leased.pop(replica, None)
+            self._orphans.pop(replica, None)
         self._leased |= after
         self._orphans |= orphans
         builder.change(
@@ -293,8 +295,8 @@ class TableCache:
         self._publish(builder, "store")
 
     def _endpoint(self, key: str) -> tuple[Endpoint, int] | None:
-        found = self._endpoints.items.get(key)
-        return None if found is None else (found, self._endpoints.version(key))
+        item = self._endpoints.items.get(key)
+        return None if item is None else (item, self._endpoints.version(key))
 
     def _log_orphans(self, replicas: Iterable[str]) -> None:
         for replica in replicas:
@@ -354,4 +356,4 @@ def _endpoints_of(orphans: Mapping[str, OrphanEndpoint]) -> dict[str, EngineEndp
 def _moves(
     before: Mapping[str, EngineEndpoint], after: Mapping[str, EngineEndpoint]
 ) -> list[EndpointMove]:
-    return [(before.get(one), after.get(one)) for one in before.keys() | after.keys()]
+    return [(before.get(key), after.get(key)) for key in before.keys() | after.keys()]

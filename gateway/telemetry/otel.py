@@ -116,18 +116,18 @@ def _end_attempts(trace: OtelTrace, context: RequestContext, epoch_s: float) -> 
     """End the span of each attempt. An attempt that is not recorded was abandoned with the request."""
     tried = list(context.retry_state.attempts)
     for replica, span in trace.attempts:
-        found = next((one for one in tried if one.endpoint.replica == replica), None)
-        if found is None:
+        attempt = next((attempt for attempt in tried if attempt.endpoint.replica == replica), None)
+        if attempt is None:
             span.set_attribute("fleet.outcome", "abandoned")
             span.end()
             continue
-        tried.remove(found)
-        span.set_attribute("fleet.outcome", found.outcome)
-        if context.first_s and found.began_s > context.first_s:
+        tried.remove(attempt)
+        span.set_attribute("fleet.outcome", attempt.outcome)
+        if context.first_s and attempt.began_s > context.first_s:
             span.update_name("resumption")
-        if found.outcome not in _SUCCESS_OUTCOMES:
-            span.set_status(Status(StatusCode.ERROR, found.outcome))
-        span.end(nanoseconds(epoch_s + found.ended_s))
+        if attempt.outcome not in _SUCCESS_OUTCOMES:
+            span.set_status(Status(StatusCode.ERROR, attempt.outcome))
+        span.end(nanoseconds(epoch_s + attempt.ended_s))
 
 
 def _lines(context: SpanContext) -> bytes:

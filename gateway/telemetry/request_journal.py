@@ -122,15 +122,15 @@ class RequestJournal:
         node: str = "",
     ) -> list[JournalEntry]:
         """Return the latest `count` entries, newest first; an empty filter matches all."""
-        found: list[JournalEntry] = []
+        journal_entries: list[JournalEntry] = []
         for entry in reversed(self._entries):
-            if len(found) >= count:
+            if len(journal_entries) >= count:
                 break
             if outcomes and entry.outcome not in outcomes:
                 continue
             if (not model or entry.model == model) and (not node or node in nodes_of(entry)):
-                found.append(entry)
-        return found
+                journal_entries.append(entry)
+        return journal_entries
 
     def after(self, cursor: str, count: int) -> tuple[list[JournalEntry], bool]:
         """Return the entries after the one that a cursor names, oldest first, at most `count` of the latest.
@@ -140,8 +140,8 @@ class RequestJournal:
         """
         behind = self._behind(cursor)
         is_known, behind = behind is not None, len(self._entries) if behind is None else behind
-        found = list(islice(reversed(self._entries), min(count, behind)))[::-1]
-        return found, (is_known or not cursor) and behind <= count
+        entries = list(islice(reversed(self._entries), min(count, behind)))[::-1]
+        return entries, (is_known or not cursor) and behind <= count
 
     def page_after(self, cursor: str, count: int) -> JournalPage:
         """Return the oldest `count` entries after the place that a cursor names, for a reader that comes back for more.
@@ -157,11 +157,11 @@ class RequestJournal:
             place = oldest
         behind = self._count - place
         # From the newer end: that is where readers are.
-        found = list(islice(reversed(self._entries), max(0, behind - count), behind))[::-1]
-        place += len(found)
-        last = found or (self._entries if place == self._count else ())
+        entries = list(islice(reversed(self._entries), max(0, behind - count), behind))[::-1]
+        place += len(entries)
+        last = entries or (self._entries if place == self._count else ())
         name = f"~{cursor_of(last[-1])}" if last else ""
-        return JournalPage(found, f"{self._run}:{place}{name}", lost)
+        return JournalPage(entries, f"{self._run}:{place}{name}", lost)
 
     def _place_after(self, cursor: str) -> tuple[int, int | None]:
         """Return the place that a cursor names, and 0; if that is unknown, the first of this run, and None."""
@@ -188,8 +188,8 @@ def nodes_of(entry: JournalEntry) -> Iterator[str]:
     """Yield the nodes that were attempts, beginning with the one that answered."""
     if entry.served_by is not None:
         yield entry.served_by.node
-    for one in entry.attempts:
-        yield one.endpoint.node
+    for attempt in entry.attempts:
+        yield attempt.endpoint.node
 
 
 def truncate(name: str) -> str:

@@ -153,9 +153,13 @@ def encode_entries(entries: Sequence[JournalEntry]) -> bytes:
     for entry in entries:
         served_by, attempts = entry.served_by, entry.attempts
         if len(attempts) != 1 or served_by is None or attempts[0].endpoint is not served_by:
-            tried = [one.endpoint for one in attempts]
+            tried = [attempt.endpoint for attempt in attempts]
             known = list(dict.fromkeys(tried if served_by is None else [*tried, served_by]))
-            lines.append(_encode(entry, known, [_encode_endpoint(one) for one in known]))
+            lines.append(
+                _encode(
+                    entry, known, [_encode_endpoint(engine_endpoint) for engine_endpoint in known]
+                )
+            )
             continue
         # Nearly always. Hashing endpoints would take most of the time.
         endpoint = encoded.get(id(served_by))
@@ -177,8 +181,14 @@ def _encode(
     if entry.served_by is not None:
         values[_SERVED_BY] = endpoints.index(entry.served_by)
     values[_ATTEMPTS] = [
-        (endpoints.index(one.endpoint), one.outcome, one.began_s, one.ended_s, one.why)
-        for one in entry.attempts
+        (
+            endpoints.index(attempt.endpoint),
+            attempt.outcome,
+            attempt.began_s,
+            attempt.ended_s,
+            attempt.why,
+        )
+        for attempt in entry.attempts
     ]
     try:
         return orjson.dumps(values)
@@ -223,9 +233,9 @@ def _has_types(entry: JournalEntry) -> bool:
         *(entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
     )
     return (
-        all(isinstance(one, str) for one in texts)
-        and all(isinstance(one, int | float) for one in times)
-        and all(isinstance(one, int) for one in counts)
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(time, int | float) for time in times)
+        and all(isinstance(count, int) for count in counts)
         and 0 <= entry.time_s < 1e11
     )
 

@@ -86,12 +86,12 @@ class SeenLines(dict[bytes, _V]):
             InvalidResponseError: the line is not valid.
 
         """
-        found = self._read(line)
+        missing = self._read(line)
         if len(line) <= _LONGEST_SEEN:
             if len(self) >= _MOST_SEEN:
                 self.clear()
-            self[line] = found
-        return found
+            self[line] = missing
+        return missing
 
 
 def _read_status_line(line: bytes) -> tuple[int, bool]:

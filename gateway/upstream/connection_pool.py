@@ -163,7 +163,11 @@ class ConnectionPool(KeptConnections):
 
     def set_engines(self, addresses: Iterable[EngineAddress]) -> None:
         """Set the engines that have an endpoint, and open a connection to each new one with TLS."""
-        known = frozenset(one for one in addresses if one.node) if self._tls is not None else ()
+        known = (
+            frozenset(address for address in addresses if address.node)
+            if self._tls is not None
+            else ()
+        )
         for one in known:
             if one not in self._known:
                 self._want_spare(one)
@@ -238,16 +242,16 @@ class ConnectionPool(KeptConnections):
 
     def responding_origins(self) -> set[EngineAddress]:
         """Return the origins that sent anything since the last call."""
-        found = set()
+        engine_addresses = set()
         for connection in self.open:
             if connection.has_received:
                 connection.has_received = False
-                found.add(connection.origin)
-        return found
+                engine_addresses.add(connection.origin)
+        return engine_addresses
 
     def silent_origins(self, since_s: float) -> set[EngineAddress]:
         """Return the origins that readers have been waiting on at least since that time."""
-        return {one.origin for one in self.open if one.silent_since <= since_s}
+        return {connection.origin for connection in self.open if connection.silent_since <= since_s}
 
     def fail_waiting(self, origin: EngineAddress, why: str) -> None:
         """Fail the requests that wait for the origin."""

@@ -190,7 +190,9 @@ def _known_failures(replicas: Sequence[Replica]) -> Iterator[Finding]:
             if condition is None or condition.status is not bad:
                 continue
             text = condition.message
-            known = next((one for one in KNOWN_FAILURES if one.pattern.search(text)), None)
+            known = next(
+                (failure for failure in KNOWN_FAILURES if failure.pattern.search(text)), None
+            )
             if known is None:
                 continue
             # The Mac that the message names; else that of rank 0.

@@ -112,8 +112,8 @@ def check_leader(leader: str, unobserved: Sequence[UnobservedChange]) -> Iterato
         yield ok(f"reconciler {leader} leads")
     else:
         changes = [
-            f"{one.label} (generation {one.generation}, observed {one.observed_generation}, for {one.age_s:.0f} s)"
-            for one in unobserved
+            f"{change.label} (generation {change.generation}, observed {change.observed_generation}, for {change.age_s:.0f} s)"
+            for change in unobserved
         ]
         yield fail(
             f"reconciler {leader} holds its lease, but does not act: it has not observed {listed(changes)}",
@@ -161,11 +161,11 @@ def check_endpoints(
     endpoints: int, foreign_endpoints: Sequence[ForeignEndpoint]
 ) -> Iterator[Finding]:
     """Yield whether each endpoint is on the node that its replica is assigned to."""
-    for one in foreign_endpoints:
+    for endpoint in foreign_endpoints:
         yield fail(
-            f"node/{one.node} publishes an endpoint of replica/{one.replica} that does not count: {one.reason}",
-            f"requests and prompts may go to a process that is no part of the fleet: check node/{one.node}, and give it "
-            f"a new password with `fleetctl init-auth --out DIR --prepare --rotate fleet-node-{one.node}`",
+            f"node/{endpoint.node} publishes an endpoint of replica/{endpoint.replica} that does not count: {endpoint.reason}",
+            f"requests and prompts may go to a process that is no part of the fleet: check node/{endpoint.node}, and give it "
+            f"a new password with `fleetctl init-auth --out DIR --prepare --rotate fleet-node-{endpoint.node}`",
         )
     if endpoints and not foreign_endpoints:
         number = counted(endpoints, "endpoint is", "endpoints are")

@@ -10,7 +10,7 @@ __all__ = ["Finding", "Level", "count_level", "findings_tree"]
 
 def count_level(findings: Sequence[Finding], level: Level) -> int:
     """Return the number of findings of a level."""
-    return sum(one.level == level for one in findings)
+    return sum(finding.level == level for finding in findings)
 
 
 def findings_tree(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -19,14 +19,14 @@ def findings_tree(findings: Sequence[Finding]) -> dict[str, Any]:
         "ok": not count_level(findings, "FAIL"),
         "findings": [
             {
-                "check": one.check,
-                "level": one.level,
-                "message": one.message,
-                **({"advice": one.advice} if one.advice else {}),
-                **({"node": one.node} if one.node else {}),
-                **({"since": one.since.isoformat()} if one.since is not None else {}),
-                **({"fix": one.fix} if one.fix else {}),
+                "check": finding.check,
+                "level": finding.level,
+                "message": finding.message,
+                **({"advice": finding.advice} if finding.advice else {}),
+                **({"node": finding.node} if finding.node else {}),
+                **({"since": finding.since.isoformat()} if finding.since is not None else {}),
+                **({"fix": finding.fix} if finding.fix else {}),
             }
-            for one in findings
+            for finding in findings
         ],
     }

@@ -79,18 +79,20 @@ def unplaced_on(
     group: ShardGroup, deployments: Sequence[ModelDeployment]
 ) -> tuple[UnplacedDeployment, ...]:
     """Return the deployments that name the group, and of whose latest spec Placed is False."""
-    found: list[UnplacedDeployment] = []
-    for one in deployments:
-        if one.spec.sharding != group.name or one.status is None:
+    unplaced_deployments: list[UnplacedDeployment] = []
+    for deployment in deployments:
+        if deployment.spec.sharding != group.name or deployment.status is None:
             continue
-        placed = find_condition(one.status.conditions, "Placed")
+        placed = find_condition(deployment.status.conditions, "Placed")
         if placed is None or placed.status is not ConditionStatus.FALSE:
             continue
-        if placed.observed_generation >= one.metadata.generation:
-            found.append(
-                UnplacedDeployment(name=one.name, reason=placed.reason, message=placed.message)
+        if placed.observed_generation >= deployment.metadata.generation:
+            unplaced_deployments.append(
+                UnplacedDeployment(
+                    name=deployment.name, reason=placed.reason, message=placed.message
+                )
             )
-    return tuple(found)
+    return tuple(unplaced_deployments)
 
 
 def check_admission(
@@ -192,5 +194,5 @@ def _warnings(
             yield f"spare {name}: its agent has never reported"
         elif spec.backend != "ring":
             yield from (
-                f"spare {name}: {one.message}" for one in fabric.rdma_faults(name, node.status)
+                f"spare {name}: {fault.message}" for fault in fabric.rdma_faults(name, node.status)
             )

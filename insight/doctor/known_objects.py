@@ -21,17 +21,17 @@ def known_objects(caches: FleetCaches) -> FleetObservation:
             node = node.model_copy(update={"status": status})
         nodes.append(node)
     ready = frozenset(lister.ready_nodes())
-    found = [
+    objects = [
         obj.model_copy(update={"status": lister.status(ObjectKey(obj.kind, obj.name))})
         for kind in CONDITION_KINDS
         for obj in sorted(lister.of_kind(kind), key=lambda obj: obj.name)
     ]
-    groups = [one for one in found if isinstance(one, ShardGroup)]
+    groups = [api_object for api_object in objects if isinstance(api_object, ShardGroup)]
     return FleetObservation(
         nodes=nodes,
         ready=ready,
         replicas=list(lister.replicas()),
-        objects=found,
+        objects=objects,
         admissions=[check_admission(group, nodes, ready) for group in groups],
         leader=next(iter(caches.leader.items), ""),
     )

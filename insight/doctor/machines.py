@@ -28,10 +28,10 @@ def check_machines(machines: Sequence[MachineReport]) -> Iterator[Finding]:
     examined = [report for report in machines if not report.error]
     by_problem: dict[tuple[str, str, str], list[Finding]] = {}
     for report in examined:
-        for found in report.findings:
-            if found.level in ("WARN", "FAIL") and found.check not in _CHECKED_FOR_THE_FLEET:
-                key = (found.check, found.level, found.message)
-                by_problem.setdefault(key, []).append(found)
+        for finding in report.findings:
+            if finding.level in ("WARN", "FAIL") and finding.check not in _CHECKED_FOR_THE_FLEET:
+                key = (finding.check, finding.level, finding.message)
+                by_problem.setdefault(key, []).append(finding)
     for first, *others in by_problem.values():
         also = f" (also on {listed([other.node for other in others])})" if others else ""
         yield replace(first, message=f"{first.message}{also}")

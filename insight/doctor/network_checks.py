@@ -79,9 +79,13 @@ def _is_overlay(address: str, interface: FabricInterface | None) -> bool:
 def _lan_networks(status: NodeStatus) -> Iterator[IPv4Network]:
     """Yield the networks that several Macs may share: no cables, overlays and link-local addresses."""
     ports = {port.interface for port in status.fabric.ports}
-    for one in status.fabric.interfaces:
-        network = network_of(one)
-        is_lan = not (one.is_thunderbolt or one.name in ports or _is_overlay(one.address, one))
+    for interface in status.fabric.interfaces:
+        network = network_of(interface)
+        is_lan = not (
+            interface.is_thunderbolt
+            or interface.name in ports
+            or _is_overlay(interface.address, interface)
+        )
         if network is not None and is_lan and not network.is_link_local:
             yield network
 

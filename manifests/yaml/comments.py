@@ -55,14 +55,15 @@ def read_comments(text: str, roots: Sequence[YamlNode]) -> list[DocumentComments
         for number, start, line in _lines(text)
         if (line == "---" or line.startswith("--- ")) and not _is_inside(spans, start)
     ]
-    found = list(_comments(text, spans))
+    comments = list(_comments(text, spans))
     return [
         _of_document(
             root,
             [
-                one
-                for one in found
-                if bisect_right(separators, one.line) == bisect_right(separators, root.mark.line)
+                comment
+                for comment in comments
+                if bisect_right(separators, comment.line)
+                == bisect_right(separators, root.mark.line)
             ],
         )
         for root in roots
@@ -80,16 +81,16 @@ def with_comments(text: str, comments: DocumentComments) -> str:
     lines = text.splitlines()
     inserted: dict[int, list[str]] = {}
     for path, mark in _places(root, ()):
-        one = comments.fields.get(path)
-        if one is None:
+        field_comments = comments.fields.get(path)
+        if field_comments is None:
             continue
         # The mark of a list's item is after its dash.
         indent = mark.column - 1 - (2 if isinstance(path[-1], int) else 0)
         inserted.setdefault(mark.line - 1, []).extend(
-            f"{' ' * indent}{_spell(c)}" for c in one.above
+            f"{' ' * indent}{_spell(c)}" for c in field_comments.above
         )
-        if one.beside:
-            lines[mark.line - 1] += f"  {_spell(one.beside)}"
+        if field_comments.beside:
+            lines[mark.line - 1] += f"  {_spell(field_comments.beside)}"
     shown = [line for at, own in enumerate(lines) for line in (*inserted.get(at, ()), own)]
     return "".join(f"{line}\n" for line in (*shown, *map(_spell, comments.end)))
 
@@ -109,20 +110,20 @@ def keep_comments(old: str, new: str) -> tuple[str, tuple[str, ...]]:
     if parsed.problems or len(parsed.documents) != 1:
         return new, ()
     [root] = parsed.documents
-    [found] = read_comments(old, parsed.documents)
+    [comments] = read_comments(old, parsed.documents)
     [fresh] = parser.parse(new, "").documents
     paths = {identity: path for path, identity in _identities(fresh)}
     moved: dict[Path, FieldComments] = {}
     gone: list[str] = []
     for path, identity in _identities(root):
-        comment = found.fields.get(path)
+        comment = comments.fields.get(path)
         if comment is None:
             continue
         if identity in paths:
             moved[paths[identity]] = comment
         else:
             gone += [*comment.above, *([comment.beside] if comment.beside else [])]
-    return with_comments(new, DocumentComments(fields=moved, end=found.end)), tuple(gone)
+    return with_comments(new, DocumentComments(fields=moved, end=comments.end)), tuple(gone)
 
 
 def _spell(comment: str) -> str:
@@ -155,20 +156,22 @@ def _comments(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[_Comment]
 
 
 def _of_document(root: YamlNode, comments: Sequence[_Comment]) -> DocumentComments:
-    places = sorted(_places(root, ()), key=lambda one: (one[1].line, one[1].column, len(one[0])))
+    places = sorted(
+        _places(root, ()), key=lambda place: (place[1].line, place[1].column, len(place[0]))
+    )
     starts = [mark.line for _, mark in places]
     above: dict[Path, list[str]] = {}
     beside: dict[Path, str] = {}
     end: list[str] = []
-    for one in comments:
-        after = bisect_right(starts, one.line)
-        if one.is_beside and after:
+    for comment in comments:
+        after = bisect_right(starts, comment.line)
+        if comment.is_beside and after:
             path = places[after - 1][0]
-            beside[path] = f"{beside[path]};{one.text}" if path in beside else one.text
+            beside[path] = f"{beside[path]};{comment.text}" if path in beside else comment.text
         elif after < len(places):
-            above.setdefault(places[after][0], []).append(one.text)
+            above.setdefault(places[after][0], []).append(comment.text)
         else:
-            end.append(one.text)
+            end.append(comment.text)
     fields = {
         path: FieldComments(above=tuple(above.get(path, ())), beside=beside.get(path, ""))
         for path in dict.fromkeys((*above, *beside))

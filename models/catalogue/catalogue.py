@@ -63,17 +63,17 @@ def search(words: Sequence[str]) -> tuple[CatalogueEntry, ...]:
     wanted = [word.lower() for word in words]
     listed = read_catalogue()
     found = []
-    for one in listed.repositories:
-        base = listed.models[one.base]
-        text = f"{one.repo} {base.config.model_type} {base.license}".lower()
+    for repository in listed.repositories:
+        base = listed.models[repository.base]
+        text = f"{repository.repo} {base.config.model_type} {base.license}".lower()
         if all(word in text for word in wanted):
-            found.append(_entry(one, base))
+            found.append(_entry(repository, base))
     return tuple(sorted(found, key=lambda entry: (entry.facts.weight_bytes, entry.repo)))
 
 
 def find(repo: str) -> CatalogueEntry | None:
     """Return a repository of the list; None if the list does not have it."""
-    return next((one for one in search([repo]) if one.repo == repo), None)
+    return next((entry for entry in search([repo]) if entry.repo == repo), None)
 
 
 def _entry(one: _Repository, base: _Model) -> CatalogueEntry:

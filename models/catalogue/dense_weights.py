@@ -34,14 +34,14 @@ class DenseConfig(BaseModel):
 
 def quantized_tensors(config: DenseConfig, bits: int) -> dict[str, TensorHeader]:
     """Return the tensors of the model in this many bits, as the headers of its weight files have them."""
-    found: dict[str, TensorHeader] = {}
+    tensor_headers: dict[str, TensorHeader] = {}
     for name, rows, columns in _matrices(config):
-        found[f"{name}.weight"] = _tensor("U32", 4, rows, columns * bits // 32)
+        tensor_headers[f"{name}.weight"] = _tensor("U32", 4, rows, columns * bits // 32)
         for part in ("scales", "biases"):
-            found[f"{name}.{part}"] = _tensor("BF16", 2, rows, columns // GROUP_SIZE)
+            tensor_headers[f"{name}.{part}"] = _tensor("BF16", 2, rows, columns // GROUP_SIZE)
     for name, size in _vectors(config):
-        found[name] = _tensor("BF16", 2, size)
-    return found
+        tensor_headers[name] = _tensor("BF16", 2, size)
+    return tensor_headers
 
 
 def _tensor(dtype: str, element_bytes: int, *shape: int) -> TensorHeader:

@@ -234,18 +234,18 @@ class BlobDownload:
             self._count(part.offset - start)
 
     async def _publish(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
-        found = await run_in_thread(part.seal)
-        if found.named != file.digest:
+        content_hash = await run_in_thread(part.seal)
+        if content_hash.named != file.digest:
             self._count(-part.offset)
             await run_in_thread(part.restart)
             raise HashMismatchError(
-                f"{file.path} of {self.repo}@{self.commit[:12]} came from {transfer.source} with {found.named}; "
+                f"{file.path} of {self.repo}@{self.commit[:12]} came from {transfer.source} with {content_hash.named}; "
                 f"its list says {file.digest}. Nothing of it was kept: retry, and check the mirror or proxy if it "
                 "happens again"
             )
         path = self.store.part_path(file.digest)
-        await run_in_thread(self.store.add_blob, path, file.digest, found.sha256)
-        await run_in_thread(self.store.write_pieces, found.sha256, part.piece_hashes)
+        await run_in_thread(self.store.add_blob, path, file.digest, content_hash.sha256)
+        await run_in_thread(self.store.write_pieces, content_hash.sha256, part.piece_hashes)
         await run_in_thread(part.finish)
 
     def _full_disk_error(self, file: RemoteFile) -> InsufficientDiskError:

@@ -57,9 +57,9 @@ class ContentHash:
 
     def copy(self) -> "ContentHash":
         """Return the hash of the same bytes, to which other ones can be added."""
-        found = ContentHash(size=0, algorithm=self._algorithm)
-        found._sha256, found._sha1 = self._sha256.copy(), self._sha1.copy()
-        return found
+        content_hash = ContentHash(size=0, algorithm=self._algorithm)
+        content_hash._sha256, content_hash._sha1 = self._sha256.copy(), self._sha1.copy()
+        return content_hash
 
     def update(self, content: bytes | memoryview) -> None:
         """Add the next bytes of the file."""
@@ -88,7 +88,7 @@ def hash_file(path: Path, algorithm: DigestAlgorithm = "sha256") -> ContentHash:
 
     """
     with path.open("rb") as file:
-        found = ContentHash(size=path.stat().st_size, algorithm=algorithm)
+        content_hash = ContentHash(size=path.stat().st_size, algorithm=algorithm)
         while piece := file.read(_READ_BYTES):
-            found.update(piece)
-    return found
+            content_hash.update(piece)
+    return content_hash

@@ -128,8 +128,8 @@ class ModelFetcher:
             rate_limit_wait_s=self.limits.rate_limit_wait_s,
         )
         while True:
-            if found := await self._find_present(request, monitor):
-                return found
+            if present := await self._find_present(request, monitor):
+                return present
             listed = await self._list(hub, request, monitor, retries)
             left_out = _left_out(listed, request.part)
             chosen = tuple(file for file in listed if file.path not in left_out)
@@ -145,7 +145,7 @@ class ModelFetcher:
                 monitor,
                 retries,
             )
-            found = await run_in_thread(
+            present = await run_in_thread(
                 self.store.publish,
                 request.repo,
                 request.commit,
@@ -154,7 +154,7 @@ class ModelFetcher:
                 partial=_mark(left_out, request.part),
             )
         monitor.phase = "Present"
-        return found
+        return present
 
     async def _admit(self, name: str, files: tuple[RemoteFile, ...]) -> FetchReservation | None:
         """Reserve the room, after unused models have made some if need be."""
@@ -171,15 +171,15 @@ class ModelFetcher:
     async def _find_present(
         self, request: FetchRequest, monitor: FetchMonitor
     ) -> StoredModel | None:
-        found = await run_in_thread(self.store.find, request.repo, request.commit)
-        if found is None or not request.is_met_by(found):
+        stored_model = await run_in_thread(self.store.find, request.repo, request.commit)
+        if stored_model is None or not request.is_met_by(stored_model):
             return None
-        if not await run_in_thread(self.store.record_want, found):
+        if not await run_in_thread(self.store.record_want, stored_model):
             return None  # a collection was faster
         monitor.phase = "Present"
-        monitor.total_bytes = monitor.present_bytes = found.size_bytes
-        monitor.files = monitor.files_present = len(found.files)
-        return found
+        monitor.total_bytes = monitor.present_bytes = stored_model.size_bytes
+        monitor.files = monitor.files_present = len(stored_model.files)
+        return stored_model
 
     async def _list(
         self, hub: ModelHub, request: FetchRequest, monitor: FetchMonitor, retries: FetchRetries

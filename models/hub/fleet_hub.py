@@ -61,7 +61,7 @@ class FleetHub:
                 f"{repo} has no revision {revision}: a model of the fleet has no branches; remove the revision, or "
                 "write a commit"
             )
-        commits = sorted({one.commit for one in await self._read(repo)})
+        commits = sorted({listing.commit for listing in await self._read(repo)})
         if not commits:
             raise ModelMissingError(
                 f"no Mac offers {repo}. `fleetctl models list` shows which Mac has it: Macs without a certificate "
@@ -78,26 +78,28 @@ class FleetHub:
         """Return all files of a commit. Raises HubUnreachableError while no Mac offers it."""
         listing = await self.listing(repo, commit)
         return tuple(
-            RemoteFile(path=one.path, size=one.size_bytes, digest=BlobDigest("sha256", one.sha256))
-            for one in listing.files
+            RemoteFile(
+                path=file.path, size=file.size_bytes, digest=BlobDigest("sha256", file.sha256)
+            )
+            for file in listing.files
         )
 
     async def listing(self, repo: str, commit: str) -> ModelListing:
         """Return the listing of a commit. Raises HubUnreachableError while no Mac offers it."""
-        found = next((one for one in await self._read(repo) if one.commit == commit), None)
-        if found is None:
+        model_listing = next((one for one in await self._read(repo) if one.commit == commit), None)
+        if model_listing is None:
             raise HubUnreachableError(
                 f"no Mac that is reachable offers {repo}@{commit[:12]}; start a Mac that has it"
             )
-        return found
+        return model_listing
 
     async def _read(self, repo: str) -> list[ModelListing]:
         """Return the listings that prove themselves."""
         try:
-            found = await self.listings.read(repo)
+            listings = await self.listings.read(repo)
         except self.listings.errors as error:
             raise HubUnreachableError(f"the store does not tell who has {repo}: {error}") from error
-        return [one for one in found if one.repo == repo and _is_proven(one)]
+        return [listing for listing in listings if listing.repo == repo and _is_proven(listing)]
 
     def read(
         self, repo: str, commit: str, file: RemoteFile, *, start: int = 0
@@ -119,5 +121,5 @@ class _NoBytes(AsyncIterator[bytes]):
 
 
 def _is_proven(listing: ModelListing) -> bool:
-    digests = {one.path: BlobDigest("sha256", one.sha256) for one in listing.files}
+    digests = {file.path: BlobDigest("sha256", file.sha256) for file in listing.files}
     return len(digests) == len(listing.files) and contents_version(digests) == listing.commit

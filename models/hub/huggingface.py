@@ -79,7 +79,7 @@ class HuggingFaceHub:
         url: URL | None = self._connection.url(
             f"/api/models/{repo}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
         )
-        found: list[RemoteFile] = []
+        remote_files: list[RemoteFile] = []
         pages = 0
         while url is not None:
             pages += 1
@@ -88,10 +88,10 @@ class HuggingFaceHub:
                     f"{repo} has more than {MAX_LIST_REQUESTS} pages of files"
                 )
             body, url = await self._connection.get_json(url, f"the files of {repo}@{commit[:12]}")
-            found += self._parse_tree(body, repo)
-            if len(found) > MAX_FILES:
+            remote_files += self._parse_tree(body, repo)
+            if len(remote_files) > MAX_FILES:
                 raise ListingRefusedError(f"{repo} has more than {MAX_FILES} files")
-        return tuple(found)
+        return tuple(remote_files)
 
     def _parse_tree(self, body: bytes, repo: str) -> list[RemoteFile]:
         try:

@@ -95,13 +95,13 @@ class ModelScopeHub:
 
     async def files(self, repo: str, commit: str) -> tuple[RemoteFile, ...]:
         """Return the files of the branch, which must have the commit; `ModelHub` has the errors."""
-        found = await self._list(repo, self._branch)
-        if self._commit_of(found) != commit:
+        remote_files = await self._list(repo, self._branch)
+        if self._commit_of(remote_files) != commit:
             raise ModelMissingError(
                 f"{self.name} has other files in {self._branch} of {repo} now than those of {commit[:12]}, and gives "
                 "no earlier ones: deploy the new ones (`fleetctl rollout refresh`), or pull the branch again"
             )
-        return found
+        return remote_files
 
     def read(
         self, repo: str, commit: str, file: RemoteFile, *, start: int = 0
@@ -161,7 +161,7 @@ class ModelScopeHub:
             raise self._connection.foreign_error(f"list of files for {repo}") from error
 
     def _remote_files(self, repo: str, entries: dict[str, _Entry]) -> list[RemoteFile]:
-        found: list[RemoteFile] = []
+        remote_files: list[RemoteFile] = []
         for path, entry in entries.items():
             if not entry.sha256 and not is_selected(path, self._patterns):
                 continue
@@ -171,8 +171,8 @@ class ModelScopeHub:
                 raise ListingRefusedError(
                     f"{self.name} lists {path[:200]!r} of {repo} badly: {error}"
                 ) from error
-            found.append(RemoteFile(path=path, size=entry.size, digest=digest))
-        return found
+            remote_files.append(RemoteFile(path=path, size=entry.size, digest=digest))
+        return remote_files
 
     def _explain(self, response: aiohttp.ClientResponse, what: str) -> ModelFetchError | None:
         if response.status == _FORBIDDEN and self._connection.has_token:

@@ -67,8 +67,8 @@ async def inspect_remote(
         return _listed_model(await hub.listing(repo, commit), files)
     config, text = await _read_config(hub, repo, commit, files)
     headers = await _read_headers(hub, repo, commit, files)
-    found = await asyncio.to_thread(inspection_process.sum_headers, repo, text, headers)
-    return RemoteModel(files=files, config=config, weights=found.weights, headers=found.packed)
+    thread = await asyncio.to_thread(inspection_process.sum_headers, repo, text, headers)
+    return RemoteModel(files=files, config=config, weights=thread.weights, headers=thread.packed)
 
 
 def _listed_model(listing: ModelListing, files: tuple[RemoteFile, ...]) -> RemoteModel:
@@ -86,14 +86,14 @@ async def _read_config(
     hub: ModelHub, repo: str, commit: str, files: tuple[RemoteFile, ...]
 ) -> tuple[ModelConfig, str]:
     """Return config.json, and its text."""
-    found = next((file for file in files if file.path == _CONFIG_FILE), None)
-    if found is None:
+    remote_file = next((file for file in files if file.path == _CONFIG_FILE), None)
+    if remote_file is None:
         raise ModelUnusableError(f"{repo} has no config.json: not a model in MLX format")
-    if found.size > model_files.MAX_CONFIG_BYTES:
+    if remote_file.size > model_files.MAX_CONFIG_BYTES:
         raise ModelUnusableError(
-            f"{repo}: config.json has {found.size} bytes; at most {model_files.MAX_CONFIG_BYTES} are read"
+            f"{repo}: config.json has {remote_file.size} bytes; at most {model_files.MAX_CONFIG_BYTES} are read"
         )
-    raw = await _read_start(hub, repo, commit, found, found.size)
+    raw = await _read_start(hub, repo, commit, remote_file, remote_file.size)
     try:
         return ModelConfig.model_validate_json(raw), raw.decode(errors="replace")
     except ValidationError as error:

@@ -119,7 +119,7 @@ def reserve(
 def is_reserved(store: ModelStore, name: str) -> bool:
     """Return whether a fetch of the model's folder runs, in any process."""
     with store.locked():
-        return any(one.is_running for one in read_intents(store) if one.name == name)
+        return any(intent.is_running for intent in read_intents(store) if intent.name == name)
 
 
 def _check_room(
@@ -187,7 +187,7 @@ def snapshot_missing_bytes(store: ModelStore, snapshot: ModelSnapshot) -> int:
 
 def read_intents(store: ModelStore) -> tuple[FetchIntent, ...]:
     """Return the fetches that run or were killed. Call it within `locked()`."""
-    found = []
+    fetch_intents = []
     for path in sorted(store.fetches.glob("*.json")):
         try:
             if path.stat().st_size > _MAX_RECORD_BYTES:
@@ -200,12 +200,12 @@ def read_intents(store: ModelStore) -> tuple[FetchIntent, ...]:
         descriptor = open_locked(path)
         if descriptor is not None:
             os.close(descriptor)
-        found.append(
+        fetch_intents.append(
             FetchIntent(
                 name=path.stem, sizes=sizes, is_running=descriptor is None, started_at=started
             )
         )
-    return tuple(found)
+    return tuple(fetch_intents)
 
 
 def _parse_digest(text: str) -> BlobDigest:

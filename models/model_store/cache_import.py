@@ -41,8 +41,8 @@ def find_snapshots(cache: Path) -> tuple[CachedSnapshot, ...]:
 
     huggingface_hub has `models--ORG--NAME/snapshots/COMMIT`, LM Studio `ORG/NAME`.
     """
-    found = (*_iterate_snapshots(cache), *_iterate_model_folders(cache))
-    return tuple(sorted(found, key=lambda one: (one.repo, one.commit)))
+    snapshots = (*_iterate_snapshots(cache), *_iterate_model_folders(cache))
+    return tuple(sorted(snapshots, key=lambda snapshot: (snapshot.repo, snapshot.commit)))
 
 
 def _iterate_snapshots(cache: Path) -> Iterator[CachedSnapshot]:
@@ -141,19 +141,19 @@ def _chosen_files(
 
 def _import_file(store: ModelStore, source: Path, path: str) -> BlobDigest:
     stated = _stated_digest(source.name)
-    found = hash_file(source, stated.algorithm if stated else "sha256")
-    if stated is not None and found.named != stated:
+    content_hash = hash_file(source, stated.algorithm if stated else "sha256")
+    if stated is not None and content_hash.named != stated:
         raise ImportRefusedError(
-            f"{path} is damaged: its content is {found.named}, the cache names it {stated}; download it again"
+            f"{path} is damaged: its content is {content_hash.named}, the cache names it {stated}; download it again"
         )
-    named = stated or found.sha256
-    if store.has_blob(found.sha256) and store.has_blob(named):
+    named = stated or content_hash.sha256
+    if store.has_blob(content_hash.sha256) and store.has_blob(named):
         return named
     _check_room(store, source)
-    copy = store.incoming / f"{found.sha256.hex}.{os.getpid()}.import"
+    copy = store.incoming / f"{content_hash.sha256.hex}.{os.getpid()}.import"
     copy.unlink(missing_ok=True)
     share_file(source, copy)
-    store.add_blob(copy, named, found.sha256)
+    store.add_blob(copy, named, content_hash.sha256)
     return named
 
 

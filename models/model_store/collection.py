@@ -140,11 +140,11 @@ def plan_removal(usage: StoreUsage, wanted_bytes: int, *, protected_s: float) ->
 
 
 def _count_references(models: Iterable[ModelUsage]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    references: dict[str, int] = {}
     for model in models:
         for content in model.contents:
-            found[content] = found.get(content, 0) + 1
-    return found
+            references[content] = references.get(content, 0) + 1
+    return references
 
 
 def _without_useless(
@@ -225,7 +225,7 @@ def _remove_leftover(path: Path) -> None:
 def observe_usage(store: ModelStore, in_use: AbstractSet[str]) -> StoreUsage:
     """Return the store and its disk as they are now, within `locked()`."""
     now = store.clock.now().timestamp()
-    wanted = [one for one in read_intents(store) if _is_wanted(one, now)]
+    wanted = [intent for intent in read_intents(store) if _is_wanted(intent, now)]
     whole = {model.name: model for model in store.models()}
     models = []
     for name in store.manifest_names():
@@ -260,14 +260,14 @@ def _is_wanted(intent: FetchIntent, now: float) -> bool:
 
 
 def _held_contents(store: ModelStore, intents: Iterable[FetchIntent]) -> frozenset[str]:
-    found = set()
+    held_contents = set()
     for intent in intents:
         for digest in intent.sizes:
             try:
-                found.add(store.sha256_of(digest).hex)
+                held_contents.add(store.sha256_of(digest).hex)
             except OSError:
                 continue  # not here yet
-    return frozenset(found)
+    return frozenset(held_contents)
 
 
 def _young_contents(store: ModelStore, now: float) -> frozenset[str]:
@@ -282,9 +282,9 @@ def _young_contents(store: ModelStore, now: float) -> frozenset[str]:
 def _leftovers(store: ModelStore, intents: Iterable[FetchIntent], now: float) -> Mapping[str, int]:
     """Return partial files that no fetch of the last day wants, and folders that a crash left half made."""
     wanted = {store.part_path(digest).stem for intent in intents for digest in intent.sizes}
-    found = {}
+    leftovers = {}
     for path in store.incoming.iterdir():
         state = path.lstat()
         if path.stem not in wanted and now - state.st_ctime >= _YOUNG_S:
-            found[path.name] = 0 if path.is_dir() else state.st_size
-    return found
+            leftovers[path.name] = 0 if path.is_dir() else state.st_size
+    return leftovers

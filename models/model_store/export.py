@@ -70,9 +70,9 @@ def export_folder(
     making = _beside(target)
     making.mkdir(parents=True, exist_ok=True)
     wanted = {file.path for file in model.files}
-    for left in sorted(making.rglob("*")):  # of another model, exported to the same place
-        if left.is_file() and left.relative_to(making).as_posix() not in wanted:
-            left.unlink()
+    for path in sorted(making.rglob("*")):  # of another model, exported to the same place
+        if path.is_file() and path.relative_to(making).as_posix() not in wanted:
+            path.unlink()
     for file in model.files:
         _copy(store, file, making / file.path, report)
     for folder in {(making / file.path).parent for file in model.files} | {making}:

@@ -62,7 +62,8 @@ def list_model(model: StoredModel) -> ModelListing:
         repo=model.repo,
         commit=model.commit,
         files=tuple(
-            ListedFile(path=one.path, size_bytes=one.size, sha256=one.sha256) for one in model.files
+            ListedFile(path=file.path, size_bytes=file.size, sha256=file.sha256)
+            for file in model.files
         ),
         config=config_text(config),
         weights=snapshot_weights(facts.weights),

@@ -44,55 +44,55 @@ class FoundModel:
 
 def find_models(home: Path, environment: Mapping[str, str]) -> tuple[FoundModel, ...]:
     """Return the models of all known programs of a user, without reading their weights."""
-    found: list[FoundModel] = []
+    found_models: list[FoundModel] = []
     for folder in dict.fromkeys(_hub_caches(home, environment)):
-        found += _found_snapshots("Hugging Face", folder, find_snapshots(folder))
+        found_models += _found_snapshots("Hugging Face", folder, find_snapshots(folder))
     for folder in dict.fromkeys(_lm_studio_folders(home)):
-        found += _found_snapshots("LM Studio", folder, find_snapshots(folder))
+        found_models += _found_snapshots("LM Studio", folder, find_snapshots(folder))
     for folder in dict.fromkeys(_ollama_stores(home, environment)):
-        found += _found_ollama(folder)
-    return tuple(found)
+        found_models += _found_ollama(folder)
+    return tuple(found_models)
 
 
 def models_in(folder: Path) -> tuple[FoundModel, ...]:
     """Return the models in a folder of any of the programs."""
-    found = _found_snapshots("", folder, find_snapshots(folder))
-    return (*found, *_found_ollama(folder))
+    models = _found_snapshots("", folder, find_snapshots(folder))
+    return (*models, *_found_ollama(folder))
 
 
 def _found_snapshots(
     program: str, folder: Path, snapshots: tuple[CachedSnapshot, ...]
 ) -> list[FoundModel]:
-    found = []
-    for one in snapshots:
-        problem = snapshot_problem(one)
+    found_models = []
+    for snapshot in snapshots:
+        problem = snapshot_problem(snapshot)
         size = 0
         with suppress(OSError):
-            size = 0 if problem else snapshot_size(one)
-        found.append(
+            size = 0 if problem else snapshot_size(snapshot)
+        found_models.append(
             FoundModel(
                 program=program,
-                name=one.repo,
+                name=snapshot.repo,
                 folder=folder,
                 size_bytes=size,
                 problem=problem,
-                content=one,
+                content=snapshot,
             )
         )
-    return found
+    return found_models
 
 
 def _found_ollama(folder: Path) -> list[FoundModel]:
     return [
         FoundModel(
             program="Ollama",
-            name=one.name,
+            name=model.name,
             folder=folder,
-            size_bytes=one.size_bytes,
-            problem=one.problem,
-            content=one,
+            size_bytes=model.size_bytes,
+            problem=model.problem,
+            content=model,
         )
-        for one in find_ollama_models(folder)
+        for model in find_ollama_models(folder)
     ]
 
 

@@ -29,9 +29,9 @@ def check_model(store: ModelStore, name: str, *, hashes: bool = False) -> tuple[
     if not files:
         message = "its record cannot be read: fetch the model again"
         return (FileDefect(model=name, path="", sha256="", defect="Unreadable", message=message),)
-    found = [_check_file(store, name, file, hashes=hashes) for file in files]
-    found.append(_check_mark(store, name))
-    return tuple(defect for defect in found if defect is not None)
+    defects = [_check_file(store, name, file, hashes=hashes) for file in files]
+    defects.append(_check_mark(store, name))
+    return tuple(defect for defect in defects if defect is not None)
 
 
 def _check_mark(store: ModelStore, name: str) -> FileDefect | None:
@@ -81,8 +81,8 @@ def discard_defects(store: ModelStore, defects: tuple[FileDefect, ...]) -> tuple
 
     Sound contents stay, so that the next fetch of a model brings only what was damaged.
     """
-    damaged = {one.sha256 for one in defects if one.sha256}
-    affected = {one.model for one in defects}
+    damaged = {defect.sha256 for defect in defects if defect.sha256}
+    affected = {defect.model for defect in defects}
     with store.locked():
         for name in store.manifest_names():
             if damaged & {file.sha256 for file in store.manifest_files(name)}:

@@ -79,12 +79,12 @@ class OllamaModel:
     @property
     def size_bytes(self) -> int:
         """Return the bytes of its weights."""
-        return sum(one.size for one in self.layers if one.kind in (_TENSOR, _GGUF))
+        return sum(layer.size for layer in self.layers if layer.kind in (_TENSOR, _GGUF))
 
     @property
     def problem(self) -> str:
         """Return why it cannot be imported; "" if nothing is known against it."""
-        kinds = {one.kind for one in self.layers}
+        kinds = {layer.kind for layer in self.layers}
         if _GGUF in kinds:
             return (
                 "a GGUF model, which MLX engines do not serve: pull a conversion of it to MLX, such as one of "
@@ -92,7 +92,7 @@ class OllamaModel:
             )
         if _TENSOR not in kinds:
             return "it has no weights"
-        if not any(one.kind == _JSON and one.name == "config.json" for one in self.layers):
+        if not any(layer.kind == _JSON and layer.name == "config.json" for layer in self.layers):
             return "it has no config.json: it is no language model"
         try:
             check_repo(self.repo)
@@ -188,12 +188,12 @@ def _plan(model: OllamaModel) -> tuple[list[_Tensor], dict[str, Any]]:
             continue
         _check_layer(model, layer)
         found, metadata = _read_blob(model.blob(layer))
-        if layer.name not in {one.name for one in found}:
+        if layer.name not in {tensor.name for tensor in found}:
             raise ImportRefusedError(
                 f"{model.name}: its layer {layer.name} has several tensors, as for a mixture of experts, in an order "
                 "that mlx-lm does not know: pull a conversion of the model to MLX, such as one of mlx-community"
             )
-        tensors |= {_mlx_name(one.name): one for one in found}
+        tensors |= {_mlx_name(tensor.name): tensor for tensor in found}
         if kind := metadata.get("quant_type", "").lower():
             known = _quantization(model, kind, metadata.get("group_size", ""))
             seen[known] = seen.get(known, 0) + 1
@@ -219,14 +219,14 @@ def _quantization(model: OllamaModel, kind: str, group_size: str) -> tuple[int, 
 def _check_layer(model: OllamaModel, layer: _Layer) -> None:
     """Compare a layer with its digest."""
     try:
-        found = hash_file(model.blob(layer)).sha256
+        digest = hash_file(model.blob(layer)).sha256
     except FileNotFoundError as error:
         raise ImportRefusedError(
             f"{model.name}: {layer.name} is not there: run `ollama pull {model.name}` first"
         ) from error
-    if str(found) != layer.digest:
+    if str(digest) != layer.digest:
         raise ImportRefusedError(
-            f"{model.name}: {layer.name} is damaged: its content is {found}, the manifest says {layer.digest}; "
+            f"{model.name}: {layer.name} is damaged: its content is {digest}, the manifest says {layer.digest}; "
             f"run `ollama rm {model.name}` and pull it again"
         )
 
@@ -236,14 +236,14 @@ def _read_blob(path: Path) -> tuple[list[_Tensor], dict[str, str]]:
     with path.open("rb") as file:
         length = header_length(file.read(LEAD_BYTES), path, size)
         raw = file.read(length)
-    found = [
+    tensors = [
         _Tensor(
             name=name, header=header, blob=path, start=LEAD_BYTES + length + header.data_offsets[0]
         )
         for name, header in parse_header(raw, path, size).items()
     ]
     metadata = json.loads(raw).get("__metadata__") or {}
-    return found, {str(key): str(value) for key, value in metadata.items()}
+    return tensors, {str(key): str(value) for key, value in metadata.items()}
 
 
 def _mlx_name(name: str) -> str:
@@ -256,12 +256,12 @@ def _mlx_name(name: str) -> str:
 def _split(tensors: list[_Tensor]) -> list[list[_Tensor]]:
     parts: list[list[_Tensor]] = [[]]
     filled = 0
-    for one in tensors:
-        if parts[-1] and filled + one.header.size > _FILE_BYTES:
+    for tensor in tensors:
+        if parts[-1] and filled + tensor.header.size > _FILE_BYTES:
             parts.append([])
             filled = 0
-        parts[-1].append(one)
-        filled += one.header.size
+        parts[-1].append(tensor)
+        filled += tensor.header.size
     return parts
 
 
@@ -273,28 +273,32 @@ def _assemble(store: ModelStore, model: OllamaModel, tensors: list[_Tensor]) -> 
     """Write one safetensors file into the store; return its digest."""
     header: dict[str, Any] = {"__metadata__": {"format": "mlx", "source": f"ollama:{model.name}"}}
     at = 0
-    for one in tensors:
-        end = at + one.header.size
-        shape = list(one.header.shape or ())
-        header[one.name] = {"dtype": one.header.dtype, "shape": shape, "data_offsets": [at, end]}
+    for tensor in tensors:
+        end = at + tensor.header.size
+        shape = list(tensor.header.shape or ())
+        header[tensor.name] = {
+            "dtype": tensor.header.dtype,
+            "shape": shape,
+            "data_offsets": [at, end],
+        }
         at = end
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     making = store.incoming / f"ollama.{os.getpid()}.import"
     making.unlink(missing_ok=True)
-    found = ContentHash(size=LEAD_BYTES + len(raw) + at, algorithm="sha256")
+    content_hash = ContentHash(size=LEAD_BYTES + len(raw) + at, algorithm="sha256")
     with making.open("xb") as file:
         for piece in (struct.pack("<Q", len(raw)), raw):
-            found.update(piece)
+            content_hash.update(piece)
             file.write(piece)
-        for one in tensors:
-            for piece in _pieces(one):
-                found.update(piece)
+        for tensor in tensors:
+            for piece in _pieces(tensor):
+                content_hash.update(piece)
                 file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-    store.add_blob(making, found.sha256, found.sha256)
-    return found.sha256
+    store.add_blob(making, content_hash.sha256, content_hash.sha256)
+    return content_hash.sha256
 
 
 def _pieces(tensor: _Tensor) -> Iterator[bytes]:

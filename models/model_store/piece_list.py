@@ -27,10 +27,10 @@ class PieceHasher:
 
     def copy(self) -> "PieceHasher":
         """Return the hasher of the same bytes, to which other ones can be added."""
-        found = PieceHasher()
-        found._ended, found._count = list(self._ended), self._count
-        found._current = self._current.copy()
-        return found
+        piece_hasher = PieceHasher()
+        piece_hasher._ended, piece_hasher._count = list(self._ended), self._count
+        piece_hasher._current = self._current.copy()
+        return piece_hasher
 
     def update(self, content: bytes | bytearray | memoryview) -> None:
         """Add the next bytes of the file."""
@@ -84,11 +84,11 @@ def decode_list(content: bytes) -> PieceList:
 
     """
     try:
-        found = _Document.model_validate_json(content)
+        document = _Document.model_validate_json(content)
     except ValidationError as error:
         raise ValueError(f"it is no list of pieces: {error.error_count()} errors") from error
-    if found.piece_bytes != PIECE_BYTES:
-        raise ValueError(f"its pieces have {found.piece_bytes} bytes; expected {PIECE_BYTES}")
-    if sum(map(len, found.files.values())) > _MAX_PIECES:
+    if document.piece_bytes != PIECE_BYTES:
+        raise ValueError(f"its pieces have {document.piece_bytes} bytes; expected {PIECE_BYTES}")
+    if sum(map(len, document.files.values())) > _MAX_PIECES:
         raise ValueError(f"it has more than {_MAX_PIECES} pieces")
-    return PieceList(found.files)
+    return PieceList(document.files)

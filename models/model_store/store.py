@@ -180,8 +180,8 @@ class ModelStore:
 
     def find(self, repo: str, commit: str) -> StoredModel | None:
         """Return the model of a commit, which may be partial; None if it is not here, or damaged."""
-        found = self._read(folder_name(repo, commit))
-        return found if found is not None and found.commit == commit else None
+        model = self._read(folder_name(repo, commit))
+        return model if model is not None and model.commit == commit else None
 
     def find_by_name(self, name: str) -> StoredModel | None:
         """Return the model with this folder name; None if there is none."""
@@ -333,7 +333,7 @@ class ModelStore:
         """
         name = folder_name(repo, commit)
         with self.locked():
-            files_of = {one.path: one for one in self.manifest_files(name)}
+            files_of = {file.path: file for file in self.manifest_files(name)}
             earlier = self._read(name)
             if earlier is None:
                 files_of.clear()
@@ -352,7 +352,10 @@ class ModelStore:
                 patterns=tuple(dict.fromkeys((*known, *patterns))),
                 fetched_at=self.clock.now(),
                 files=tuple(
-                    _ManifestFile(path=one.path, size=one.size, sha256=one.sha256) for one in every
+                    _ManifestFile(
+                        path=stored_file.path, size=stored_file.size, sha256=stored_file.sha256
+                    )
+                    for stored_file in every
                 ),
                 absent=tuple(
                     _ManifestFile(path=path, size=one.size, sha256=one.sha256)
@@ -366,10 +369,10 @@ class ModelStore:
                 self._write_links(folder, every)
                 _set_mark(folder, mark)
                 self._write_manifest(manifest, name)
-            found = self._read(name)
-        if found is None:
+            stored_model = self._read(name)
+        if stored_model is None:
             raise OSError(errno.EIO, f"{folder} cannot be read back after it was written")
-        return found
+        return stored_model
 
     def _earlier_mark(self, earlier: StoredModel | None) -> PartialMark | None:
         """Return the mark of a partial model to which files are added."""

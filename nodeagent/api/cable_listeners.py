@@ -58,8 +58,10 @@ class CableListeners:
 
     def _follow(self, app: FastAPI, group: asyncio.TaskGroup) -> None:
         fabric = self.fabric()
-        cables = [one.address for one in fabric.interfaces if is_cable(one, fabric)]
-        wanted = [one for one in dict.fromkeys(cables) if one != self.address][:_MOST]
+        cables = [
+            interface.address for interface in fabric.interfaces if is_cable(interface, fabric)
+        ]
+        wanted = [fromkey for fromkey in dict.fromkeys(cables) if fromkey != self.address][:_MOST]
         for address in self._servers.keys() - set(wanted):
             self._tasks.pop(address).cancel()
             del self._servers[address]

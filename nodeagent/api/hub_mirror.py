@@ -75,7 +75,7 @@ class HubMirrorRoutes:
     ) -> Response:
         """Stream a file, or a range of it. A client that knows nothing of other Macs waits for a free place."""
         model = await self._find(request, f"{owner}/{name}", revision)
-        file = next((one for one in model.files if one.path == path), None)
+        file = next((stored_file for stored_file in model.files if stored_file.path == path), None)
         if file is None:
             raise self._missing(
                 "EntryNotFound", f"{model.name} has no such file", commit=model.commit
@@ -111,17 +111,21 @@ class HubMirrorRoutes:
             raise self._missing("RepoNotFound", str(error)) from error
         if is_commit(revision):
             model = await run_in_thread(self._store.find, repo, revision)
-            found = [] if model is None else [model]
+            stored_models = [] if model is None else [model]
         else:
             models = await run_in_thread(self._store.models)
-            found = [one for one in models if one.repo == repo and revision == _LATEST]
-        if not found:
+            stored_models = [
+                stored_model
+                for stored_model in models
+                if stored_model.repo == repo and revision == _LATEST
+            ]
+        if not stored_models:
             raise self._missing(
                 "RevisionNotFound",
                 f"this Mac has no {repo}@{revision[:80]}; it mirrors what is on its disk: a whole commit, or {_LATEST} "
                 "for the one that was fetched last. `fleetctl models list` shows what there is",
             )
-        return max(found, key=lambda one: one.fetched_at)
+        return max(stored_models, key=lambda one: one.fetched_at)
 
     def _authorize(self, request: Request) -> None:
         """Refuse all but administrators and agents of this fleet. Raises RefusedError."""

@@ -60,7 +60,7 @@ class MachineDoctor:
     def _engine_pids(self) -> list[int]:
         # A copy: engines start and end while a thread compares.
         trackers = list(self._view.engines.values())
-        return [one.process.child.record.pid for one in trackers]
+        return [tracker.process.child.record.pid for tracker in trackers]
 
     async def _in_flight(self) -> Mapping[str, int | None]:
         ranks = (await machine_vitals(self._view))["ranks"]

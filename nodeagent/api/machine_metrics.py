@@ -82,8 +82,8 @@ class AgentView:
 
     def rank_of(self, replica: str) -> int | None:
         """Return this node's rank of a replica; None if it has none, or the replica is deleted."""
-        found = self.replicas.items.get(keys.spec_key("Replica", replica))
-        return None if found is None else group_launch.rank_of_node(found, self.name)
+        item = self.replicas.items.get(keys.spec_key("Replica", replica))
+        return None if item is None else group_launch.rank_of_node(item, self.name)
 
 
 Json: TypeAlias = dict[str, Any]
@@ -128,11 +128,11 @@ def _machine_memory() -> Json:
 async def _rank_vitals(
     view: AgentView, http: EngineHttp, replica: str, engine: EngineTracker
 ) -> Json:
-    seen, process = engine.view(view.clock), engine.process
-    pid = process.child.record.pid if seen.is_running else None
+    observed_engine, process = engine.view(view.clock), engine.process
+    pid = process.child.record.pid if observed_engine.is_running else None
     figures: Json = dict.fromkeys(engine_metrics.FORWARDED.values())
-    why = "" if seen.is_running else "its engine is not running"
-    if seen.is_running:
+    why = "" if observed_engine.is_running else "its engine is not running"
+    if observed_engine.is_running:
         try:
             figures |= await _fetch_metrics(http, process.address)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
@@ -146,13 +146,13 @@ async def _rank_vitals(
         "epoch": process.epoch,
         "pid": pid,
         "url": process.address.url,
-        "state": seen.state if seen.is_running else "Ended",
-        "message": seen.message,
-        "restarts": seen.restarts,
+        "state": observed_engine.state if observed_engine.is_running else "Ended",
+        "message": observed_engine.message,
+        "restarts": observed_engine.restarts,
         "uptimeSeconds": None if born is None else round(max(0.0, now_s - born), 3),
         "provenBytes": process.memory_bytes,
         "rssBytes": rss_bytes,
-        "peakBytes": seen.peak_bytes,
+        "peakBytes": observed_engine.peak_bytes,
         **figures,
         "why": why,
     }

@@ -130,32 +130,32 @@ class ModelRoutes:
             users: ModelUsers | None = await self.collector.users()
         except (StoreError, UndecodableError):
             users = None
-        found = await asyncio.to_thread(self._read, users)
+        thread = await asyncio.to_thread(self._read, users)
         more: dict[str, object] = {"fetches": tuple(self.pulls.reports())}
         if self.quantizations is not None:
             more["quantizations"] = tuple(self.quantizations.reports())
             more["available_memory_bytes"] = self.quantizations.available_bytes()
-        return _response(found.model_copy(update=more))
+        return _response(thread.model_copy(update=more))
 
     def _read(self, users: ModelUsers | None) -> NodeModels:
-        root = next(one for one in (self._store.root, *self._store.root.parents) if one.exists())
+        root = next(path for path in (self._store.root, *self._store.root.parents) if path.exists())
         disk = shutil.disk_usage(root)
         return NodeModels(
             models=tuple(
                 StoredModelReport(
-                    name=one.name,
-                    repo=one.repo,
-                    commit=one.commit,
-                    size_bytes=one.size_bytes,
-                    files=len(one.files),
-                    absent_files=len(one.absent),
-                    absent_bytes=one.absent_bytes,
-                    fetched_at=one.fetched_at,
-                    loaded_at=one.loaded_at,
-                    is_pinned=one.is_pinned,
-                    used_by=None if users is None else users.of(one.name),
+                    name=model.name,
+                    repo=model.repo,
+                    commit=model.commit,
+                    size_bytes=model.size_bytes,
+                    files=len(model.files),
+                    absent_files=len(model.absent),
+                    absent_bytes=model.absent_bytes,
+                    fetched_at=model.fetched_at,
+                    loaded_at=model.loaded_at,
+                    is_pinned=model.is_pinned,
+                    used_by=None if users is None else users.of(model.name),
                 )
-                for one in self._store.models()[:MAX_MODELS]
+                for model in self._store.models()[:MAX_MODELS]
             ),
             disk_bytes=disk.used + disk.free,
             free_bytes=disk.free,
@@ -170,8 +170,8 @@ class ModelRoutes:
         """Answer with the defects of a model; none if it is what its record says."""
         await self._check_ticket(authorization)
         self._check_recorded(name)
-        found = await asyncio.to_thread(check_model, self._store, name, hashes=query.hash)
-        defects = tuple(map(_defect, found[:_MAX_DEFECTS]))
+        thread = await asyncio.to_thread(check_model, self._store, name, hashes=query.hash)
+        defects = tuple(map(_defect, thread[:_MAX_DEFECTS]))
         model = await asyncio.to_thread(self._store.find_by_name, name)
         absent = 0 if model is None else len(model.absent)
         return _response(ModelCheck(name=name, absent_files=absent, defects=defects))

@@ -72,7 +72,7 @@ class PromptRoutes:
             except (StoreError, UndecodableError) as error:
                 message = "the store does not tell which nodes have a replica of the deployment"
                 raise self._refused(503, f"{message}; try again") from error
-            ranks = (group_launch.rank_of_node(one, peer.identity.name) for one in siblings)
+            ranks = (group_launch.rank_of_node(sibling, peer.identity.name) for sibling in siblings)
             if any(rank is not None for rank in ranks):
                 return
         raise self._refused(403, "only nodes with a replica of the same deployment get its prompts")

@@ -294,10 +294,10 @@ class AgentRoutes:
             raise refused(denial.status, f"{self.view.name}: {denial.message}")
 
     async def _authorize(self, authorization: str) -> TicketGrant:
-        found = await self.tickets.check(authorization)
-        if isinstance(found, TicketDenial):
-            raise refused(found.status, f"{self.view.name}: {found.why}")
-        return found
+        ticket_grant = await self.tickets.check(authorization)
+        if isinstance(ticket_grant, TicketDenial):
+            raise refused(ticket_grant.status, f"{self.view.name}: {ticket_grant.why}")
+        return ticket_grant
 
     def _log_reader(self, what: str, grant: TicketGrant) -> None:
         log.info("a log is read", extra={"of": what, "user": grant.user})

@@ -48,8 +48,10 @@ async def collect_facts(
             return engines
         in_flight = await agent.in_flight()
         return [
-            one if one.pid is None else replace(one, in_flight=in_flight.get(one.replica))
-            for one in engines
+            engine
+            if engine.pid is None
+            else replace(engine, in_flight=in_flight.get(engine.replica))
+            for engine in engines
         ]
 
     # By the field of HostFacts that each fills.

@@ -146,7 +146,7 @@ def check_memory_kills(
         "lower spec.contextLength or spec.concurrency of its deployment, or keep other programs off this machine",
     )
     yield from failed
-    starts = [one.started_at for one in engines or () if one.started_at is not None]
+    starts = [engine.started_at for engine in engines or () if engine.started_at is not None]
     recent = [event for event in jetsam or () if starts and event.at >= min(starts)]
     if recent:
         newest = max(recent, key=lambda event: event.at)

@@ -182,8 +182,8 @@ async def read_neighbours(
         arp, route = await asyncio.gather(
             run(("/usr/sbin/arp", "-an")), run(("/sbin/route", "-n", "get", "default"))
         )
-        found = macos_settings.parse_neighbours(arp or "", route or "")
-        places = [(address, _ANY_PORT) for address in found]
+        neighbours = macos_settings.parse_neighbours(arp or "", route or "")
+        places = [(address, _ANY_PORT) for address in neighbours]
     if not places:
         return None
     probes = [probe(run, *place) for place in places[:_MAX_NEIGHBOURS]]

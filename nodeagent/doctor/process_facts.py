@@ -89,7 +89,7 @@ def read_engines(
         before = set(expected())
         running = [engine for folder in folders for engine in find_engines(folder)]
         known = before | set(expected())
-    found = [_running_engine(engine, known) for engine in running]
+    engines = [_running_engine(engine, known) for engine in running]
     with_engine = {engine.log.parent for engine in running}
     logs = [log for folder in folders for log in folder.glob(f"*/{engine_logs.LOG_FILE}")]
     for log in sorted(logs, key=_modified_at, reverse=True)[:_MAX_LOGS]:
@@ -102,8 +102,8 @@ def read_engines(
                 ended = EngineFacts(
                     replica=folder.name, pid=None, last_lines=lines, is_past=is_past
                 )
-                found.append(ended)
-    return tuple(found)
+                engines.append(ended)
+    return tuple(engines)
 
 
 def _running_engine(engine: EngineProcess, known: set[int] | None) -> EngineFacts:
@@ -149,9 +149,9 @@ def _modified_at(path: Path) -> datetime:
 def read_sockets() -> list[tuple[int, int | None]]:
     """Return (port, pid) of the listening sockets; the pid is None for those of other users. Raises psutil.Error."""
     return [
-        (one.laddr.port, one.pid)
-        for one in psutil.net_connections(kind="tcp")
-        if one.status == psutil.CONN_LISTEN and one.laddr
+        (connection.laddr.port, connection.pid)
+        for connection in psutil.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr
     ]
 
 

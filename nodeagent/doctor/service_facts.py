@@ -29,7 +29,7 @@ async def read_jobs(
     run: CommandRunner, root: Path, home: Path, now: datetime
 ) -> tuple[ServiceFacts, ...]:
     """Return the services of launchd: those of the machine, and those of this user."""
-    found = []
+    jobs = []
     for folder, kind, domain in (
         (root / "Library" / "LaunchDaemons", ServiceKind.SYSTEM, "system"),
         (home / "Library" / "LaunchAgents", ServiceKind.GUI, f"gui/{os.getuid()}"),
@@ -53,15 +53,15 @@ async def read_jobs(
                     age_s=age_s(job.pid, now),
                     last_exit=job.last_exit,
                 )
-            found.append(service)
-    return tuple(found)
+            jobs.append(service)
+    return tuple(jobs)
 
 
 async def read_units(
     run: CommandRunner, root: Path, home: Path, now: datetime
 ) -> tuple[ServiceFacts, ...]:
     """Return the services of systemd: those of the machine, and those of this user."""
-    found = []
+    units = []
     for folder, scope in (
         (root / "etc" / "systemd" / "system", ()),
         (home / ".config" / "systemd" / "user", ("--user",)),
@@ -71,7 +71,7 @@ async def read_units(
             report = parse_pairs(await run(words) or "", separator="=")
             is_loaded = report.get("LoadState") == "loaded"
             pid = _number(report.get("MainPID")) or None
-            found.append(
+            units.append(
                 ServiceFacts(
                     name=name,
                     kind=ServiceKind.SYSTEMD,
@@ -84,7 +84,7 @@ async def read_units(
                     else unit_differences(content.decode(errors="replace")),
                 )
             )
-    return tuple(found)
+    return tuple(units)
 
 
 def _number(text: str | None) -> int | None:

@@ -40,7 +40,7 @@ class EngineAddresses:
             OSError: all are in use, or the host is not an address of this machine.
 
         """
-        places = {one._replace(node="") for one in taken}
+        places = {engine_address._replace(node="") for engine_address in taken}
         numbered = map(self._numbered, self._numbers)
         for address in sorted(numbered, key=lambda one: one.url != earlier):
             if address not in places and not _is_in_use(address):

@@ -190,10 +190,10 @@ def _read(file: BinaryIO, at: int, size: int) -> bytes:
 def _rotation_id(path: Path) -> int:
     """Return a number that changes when the log is rotated; 0 before the first time."""
     try:
-        found = log_rotation.rotated_path(path).stat()
+        result = log_rotation.rotated_path(path).stat()
     except OSError:
         return 0
-    return hash((found.st_ino, found.st_mtime_ns))
+    return hash((result.st_ino, result.st_mtime_ns))
 
 
 def _read_rotated(path: Path, at: int) -> bytes:

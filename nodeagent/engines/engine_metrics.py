@@ -27,8 +27,8 @@ def parse_engine_metrics(text: str) -> dict[str, float]:
         ValueError: a value is not a number.
 
     """
-    found = {}
+    engine_metrics = {}
     for sample in parse_samples(text, FORWARDED):
         number = float(sample.value)
-        found[FORWARDED[sample.name]] = int(number) if number.is_integer() else number
-    return found
+        engine_metrics[FORWARDED[sample.name]] = int(number) if number.is_integer() else number
+    return engine_metrics

@@ -285,10 +285,10 @@ def end_references(folder: Path) -> None:
 async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
     """Stop every engine below an agent's folder, each after at most `grace_s`; return their number."""
     end_references(folder)
-    found = find_engines(folder)
-    for engine in found:
+    engines = find_engines(folder)
+    for engine in engines:
         ask_to_stop(engine)
     async with asyncio.TaskGroup() as group:
-        for engine in found:
+        for engine in engines:
             group.create_task(processes.end(engine.child, clock, grace_s=grace_s))
-    return len(found)
+    return len(engines)

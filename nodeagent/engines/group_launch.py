@@ -78,7 +78,7 @@ def group_launch(replica: Replica, rank: int, secret: str = "") -> RankLaunch | 
         epoch=formation.epoch,
         backend=formation.backend,
         parallelism=formation.parallelism,
-        layers=tuple(one.layers for one in ranks) if is_pipeline else (),
+        layers=tuple(assignment.layers for assignment in ranks) if is_pipeline else (),
         timeout_s=join_timeout_s(formation),
     )
     return RankLaunch(group=group, rendezvous=places, environment=formation.environment)

@@ -41,7 +41,7 @@ class PrefixFolders:
 
 def needed_folders(uses: Iterable[ModelUse]) -> set[str]:
     """Return the names of the folders that these deployments need."""
-    return {one.deployment for one in uses if one.keeps_prompts}
+    return {use.deployment for use in uses if use.keeps_prompts}
 
 
 def folder_of(root: Path, deployment: str) -> Path:
@@ -52,13 +52,13 @@ def folder_of(root: Path, deployment: str) -> Path:
 def remove_others(root: Path, kept: Collection[str]) -> None:
     """Remove the folders of all deployments but these. An engine that still runs goes on without its files."""
     try:
-        found = [one for one in root.iterdir() if one.is_dir() and not one.is_symlink()]
+        paths = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
     except FileNotFoundError:
         return
     except OSError as error:
         log.warning("cached prompts not looked at", extra={"folder": str(root), "why": str(error)})
         return
-    for folder in found:
+    for folder in paths:
         if folder.name not in kept:
             shutil.rmtree(folder, ignore_errors=True)
             log.info("cached prompts removed", extra={"deployment": folder.name})

@@ -172,7 +172,9 @@ class ReferenceTasks:
     @property
     def is_busy(self) -> bool:
         """True if a reference is being made now."""
-        return any(one.state is ReferenceState.RUNNING for one in self._references.values())
+        return any(
+            reference.state is ReferenceState.RUNNING for reference in self._references.values()
+        )
 
     def observe(self, replica: str, uid: str | None) -> tuple[ReferenceState, GoldenAnswer | None]:
         """Return state and answer; a reference of an earlier replica of that name is ended. None: any uid."""

@@ -74,7 +74,7 @@ class FabricTestRank:
             found = self._result.figures
             state = "Failed" if why else "Done"
             self._set_result(self._result.model_copy(update={"state": state, "message": why}))
-            rows = [fabric_verdict.summarize_rank(one) for one in found]
+            rows = [fabric_verdict.summarize_rank(figures) for figures in found]
             backend = self._test.spec.formation.backend
             on_verdict(None if why else fabric_verdict.judge(rows, backend))
 
@@ -86,7 +86,7 @@ class FabricTestRank:
             if not isinstance(message, SumRound):
                 return
             rounds.append(message)
-            if sum(one.size == message.size for one in rounds) == spec.rounds:
+            if sum(sum_round.size == message.size for sum_round in rounds) == spec.rounds:
                 done = rank_process.figures_by_size(rounds)
                 self._set_result(self._result.model_copy(update={"figures": done}))
 

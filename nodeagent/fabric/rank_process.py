@@ -187,13 +187,13 @@ def decode_message(line: bytes) -> RankMessage | None:
 def figures_by_size(rounds: Iterable[SumRound]) -> tuple[FabricFigures, ...]:
     """Return the rounds by size, in their order."""
     by_size: dict[int, list[SumRound]] = {}
-    for one in rounds:
-        by_size.setdefault(one.size, []).append(one)
+    for sum_round in rounds:
+        by_size.setdefault(sum_round.size, []).append(sum_round)
     return tuple(
         FabricFigures(
             size=size,
-            times_us=tuple(one.took_us for one in found),
-            wrong=sum(not one.is_right for one in found),
+            times_us=tuple(sum_round.took_us for sum_round in found),
+            wrong=sum(not sum_round.is_right for sum_round in found),
         )
         for size, found in by_size.items()
     )

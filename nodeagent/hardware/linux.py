@@ -256,15 +256,16 @@ def parse_interfaces(
         interfaces=tuple(
             FabricInterface(
                 name=name,
-                address=one.address,
+                address=interface.address,
                 is_thunderbolt=name.startswith(_THUNDERBOLT_PREFIX),
-                prefix_length=parse_netmask(one.netmask or ""),
+                prefix_length=parse_netmask(interface.netmask or ""),
                 is_wireless=name.startswith(_WIRELESS_PREFIX),
                 speed_mbps=speeds.get(name, 0),
             )
             for name in sorted(interfaces)
-            for one in interfaces[name]
-            if one.family == socket.AF_INET and not one.address.startswith(_LOOPBACK_PREFIX)
+            for interface in interfaces[name]
+            if interface.family == socket.AF_INET
+            and not interface.address.startswith(_LOOPBACK_PREFIX)
         )
     )
 

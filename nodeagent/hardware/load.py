@@ -202,8 +202,8 @@ def read_counters(now_s: float) -> MachineCounters:
         swap_used_bytes=psutil.swap_memory().used,
         disk_read_bytes=None if disk is None else disk.read_bytes,
         disk_written_bytes=None if disk is None else disk.write_bytes,
-        received_bytes=sum(one.bytes_recv for one in networks),
-        sent_bytes=sum(one.bytes_sent for one in networks),
+        received_bytes=sum(network.bytes_recv for network in networks),
+        sent_bytes=sum(network.bytes_sent for network in networks),
         uptime_s=max(0.0, now_s - psutil.boot_time()),
     )
 
@@ -282,15 +282,15 @@ class LoadSampler:
 
 def node_families(load: LoadReading) -> Iterator[MetricFamily]:
     """Yield the metrics of a machine whose values are known."""
-    seen, now = load.sensors, load.counters
+    reading, now = load.sensors, load.counters
     yield from _gauge("cpu_usage_ratio", "Busy share of all processors.", load.cpu_ratio)
-    yield from _gauge("gpu_usage_ratio", "Busy share of the GPU.", seen.gpu_ratio)
-    heat = {"cpu": seen.cpu_celsius, "gpu": seen.gpu_celsius}
+    yield from _gauge("gpu_usage_ratio", "Busy share of the GPU.", reading.gpu_ratio)
+    heat = {"cpu": reading.cpu_celsius, "gpu": reading.gpu_celsius}
     yield from _by("temperature_celsius", "Temperature by sensor.", "sensor", heat)
-    power = {"cpu": seen.cpu_watts, "gpu": seen.gpu_watts, "system": seen.system_watts}
+    power = {"cpu": reading.cpu_watts, "gpu": reading.gpu_watts, "system": reading.system_watts}
     yield from _by("power_watts", "Power by part; system is the whole Mac.", "part", power)
     level = "Thermal level of macOS: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping."
-    yield from _gauge("thermal_level", level, seen.thermal_level)
+    yield from _gauge("thermal_level", level, reading.thermal_level)
     yield from _gauge("swap_used_bytes", "Swap in use.", now.swap_used_bytes)
     yield from _gauge("uptime_seconds", "Seconds since the start of the machine.", now.uptime_s)
     for name, help_, value in (

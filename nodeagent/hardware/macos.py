@@ -343,13 +343,15 @@ def parse_idle_s(hid: str) -> float | None:
 
 def assemble_reading(printed: ReadingOutput) -> MachineReading:
     """Return a reading from the outputs, without the disk."""
-    seen = parse_mac_memory(printed.vm_stat, printed.sysctl)
+    mac_memory = parse_mac_memory(printed.vm_stat, printed.sysctl)
     total = parse_positive(parse_pairs(printed.sysctl).get(MEMORY_SYSCTL))
     memory = reboot = None
-    if seen is not None and total is not None:
-        available = seen.free_bytes + seen.inactive_bytes
-        memory = MemoryReading(total_bytes=total, available_bytes=available, level=seen.pressure)
-        reboot = RebootReading(total_bytes=total, wired_bytes=seen.wired_bytes)
+    if mac_memory is not None and total is not None:
+        available = mac_memory.free_bytes + mac_memory.inactive_bytes
+        memory = MemoryReading(
+            total_bytes=total, available_bytes=available, level=mac_memory.pressure
+        )
+        reboot = RebootReading(total_bytes=total, wired_bytes=mac_memory.wired_bytes)
     return MachineReading(
         memory=memory,
         heat=parse_heat(printed.thermal_level, printed.therm),

@@ -58,7 +58,7 @@ def parse_rdma_ctl(text: str) -> bool | None:
 
 def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
     """Parse `ibv_devinfo`: a stanza for each device, with one port. "No IB devices found" has none."""
-    found: list[RdmaDevice] = []
+    rdma_devices: list[RdmaDevice] = []
     for stanza in re.split(r"^\s*hca_id:", ibv_devinfo, flags=re.MULTILINE)[1:]:
         name = (stanza.split() or [""])[0]
         state = re.search(r"^\s*state:\s*(PORT_[A-Z_]+)", stanza, re.ASCII | re.MULTILINE)
@@ -67,10 +67,10 @@ def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
         word = _STATES.get(state[1], "Unknown") if state else "Unknown"
         # macOS names the device after the interface of the same port.
         interface = name.removeprefix("rdma_") if name.startswith("rdma_") else ""
-        found.append(
+        rdma_devices.append(
             RdmaDevice.model_validate({"name": name, "interface": interface, "state": word})
         )
-    return tuple(found)
+    return tuple(rdma_devices)
 
 
 def parse_ifconfig(text: str) -> InterfaceConfig:
@@ -108,7 +108,7 @@ def parse_ports(
     A Mac at the other end is an item of the bus itself, with its own domain. A Mac behind a dock is an item of the
     dock and not a peer: RDMA does not pass a dock.
     """
-    found: list[ThunderboltPort] = []
+    thunderbolt_ports: list[ThunderboltPort] = []
     for bus in _buses(profiler):
         tag = bus.get("receptacle_1_tag")
         socket = tag if isinstance(tag, dict) else {}
@@ -122,7 +122,7 @@ def parse_ports(
         speed = _text_field(socket, "current_speed_key")
         peers = (_text_field(item, "domain_uuid_key").upper() for item in _dicts(bus.get("_items")))
         is_used = _text_field(socket, "receptacle_status_key") == "receptacle_connected"
-        found.append(
+        thunderbolt_ports.append(
             ThunderboltPort(
                 receptacle=number,
                 interface=interface,
@@ -133,7 +133,9 @@ def parse_ports(
             )
         )
     return tuple(
-        sorted(found, key=lambda port: (parse_positive(port.receptacle) or 0, port.domain))
+        sorted(
+            thunderbolt_ports, key=lambda port: (parse_positive(port.receptacle) or 0, port.domain)
+        )
     )
 
 
@@ -155,7 +157,7 @@ def parse_thunderbolt(sysctl: str, profiler: str) -> int:
 def assemble_fabric(printed: FabricOutput) -> NodeFabric:
     """Return the fabric from the outputs."""
     names = parse_hardware_ports(printed.hardware_ports)
-    seen = parse_ifconfig(printed.ifconfig)
+    ifconfig = parse_ifconfig(printed.ifconfig)
     over_thunderbolt = {device for port, device in names.items() if port.startswith("Thunderbolt")}
     wireless = {device for port, device in names.items() if port in _WIRELESS_PORTS}
     return NodeFabric(
@@ -166,11 +168,11 @@ def assemble_fabric(printed: FabricOutput) -> NodeFabric:
                 is_thunderbolt=name in over_thunderbolt,
                 prefix_length=bits,
                 is_wireless=name in wireless,
-                speed_mbps=seen.speeds.get(name, 0),
+                speed_mbps=ifconfig.speeds.get(name, 0),
             )
-            for name, address, bits in seen.addresses
+            for name, address, bits in ifconfig.addresses
         ),
-        ports=parse_ports(printed.thunderbolt, names, seen.bridged),
+        ports=parse_ports(printed.thunderbolt, names, ifconfig.bridged),
         rdma=parse_devices(printed.ibv_devinfo),
         is_rdma_enabled=parse_rdma_ctl(printed.rdma_ctl),
         thunderbolt=parse_thunderbolt(printed.sysctl, printed.thunderbolt),

@@ -72,9 +72,9 @@ class SystemMachineReader:
             self._fabric_due_in -= 1
             return None
         is_mac = self._platform == "darwin"
-        found = await (macos_fabric.read_fabric() if is_mac else self._linux_fabric.ask())
-        self._fabric_due_in = 0 if found is None else _READINGS_PER_FABRIC - 1
-        return found
+        node_fabric = await (macos_fabric.read_fabric() if is_mac else self._linux_fabric.ask())
+        self._fabric_due_in = 0 if node_fabric is None else _READINGS_PER_FABRIC - 1
+        return node_fabric
 
     async def _system(self) -> MachineReading:
         if self._platform == "darwin":
@@ -112,5 +112,5 @@ def _existing(folder: Path) -> Path:
 
 def read_local_models(folder: Path) -> tuple[LocalModel, ...]:
     """Return the models below the models folder. Raises OSError."""
-    found = model_folders(folder).items()
-    return tuple(LocalModel(path=path, weights_bytes=size) for path, size in found)
+    items = model_folders(folder).items()
+    return tuple(LocalModel(path=path, weights_bytes=size) for path, size in items)

@@ -17,12 +17,12 @@ def parse_pairs(text: str, *, separator: str = ":") -> dict[str, str]:
 
     /proc/cpuinfo repeats its keys for each core; sysctl and sw_vers have each key once.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for line in text.splitlines():
         key, separated, value = line.partition(separator)
         if separated:
-            found.setdefault(key.strip().strip('"'), value.strip())
-    return found
+            pairs.setdefault(key.strip().strip('"'), value.strip())
+    return pairs
 
 
 def parse_positive(text: str | None) -> int | None:

@@ -95,8 +95,8 @@ class SharedCaches:
         return NodeCache(node, lambda: self._uses.items, self._uses, self._use_handlers)
 
     def _replica_changed(self, key: str) -> None:
-        found = self._replicas.items.get(key)
-        now = concerned_nodes(found) if found is not None else ()
+        item = self._replicas.items.get(key)
+        now = concerned_nodes(item) if item is not None else ()
         before = self._assigned.pop(key, ())
         if now:
             self._assigned[key] = now
@@ -273,9 +273,9 @@ def models_on_disk(geometries: Mapping[str, ModelGeometry]) -> Callable[[str], M
     """Return the model reports of a Mac that has only these models, by path."""
 
     def report(path: str) -> ModelReport:
-        found = geometries.get(path)
-        if found is not None:
-            return ModelReport(path=path, geometry=found)
+        geometry = geometries.get(path)
+        if geometry is not None:
+            return ModelReport(path=path, geometry=geometry)
         return ModelReport(path=path, reason="ModelNotFound", message=f"no folder {path} here")
 
     return report

@@ -127,7 +127,9 @@ class ModelCollector:
 
     async def _collect(self, wanted_bytes: int | None, cause: str) -> CollectionPlan:
         in_use = await self._in_use()
-        sizes = {one.name: one.size_bytes for one in await asyncio.to_thread(self.store.models)}
+        sizes = {
+            model.name: model.size_bytes for model in await asyncio.to_thread(self.store.models)
+        }
         plan = await asyncio.to_thread(
             collect, self.store, in_use, policy=self.policy, wanted_bytes=wanted_bytes
         )

@@ -51,10 +51,10 @@ class ModelPreloads:
     def with_problems(self, reports: Iterable[ModelReport]) -> tuple[ModelReport, ...]:
         """Return the reports of models with the reasons why their preloads fail."""
         return tuple(
-            one.model_copy(update={"fetch_problem": self._problems[one.path]})
-            if one.path in self._problems
-            else one
-            for one in reports
+            report.model_copy(update={"fetch_problem": self._problems[report.path]})
+            if report.path in self._problems
+            else report
+            for report in reports
         )
 
     async def run(self, on_change: Callable[[], None]) -> None:
@@ -78,14 +78,21 @@ class ModelPreloads:
     async def _advance(self, on_change: Callable[[], None]) -> bool:
         """Start the next fetch if none runs; return whether all models are whole."""
         wanted = [found for _, found in sorted(self._cache.items.items())]
-        states = {one.deployment: await self._fetches.find(one.source) for one in wanted}
-        self._release({_user(one): one.source.folder for one in wanted})
-        problems = {
-            one.source.folder: _problem(states[one.deployment])
-            for one in wanted
-            if states[one.deployment].state is FetchState.FAILED
+        states = {
+            assignment.deployment: await self._fetches.find(assignment.source)
+            for assignment in wanted
         }
-        done = [one for one in wanted if states[one.deployment].state is FetchState.PRESENT]
+        self._release({_user(assignment): assignment.source.folder for assignment in wanted})
+        problems = {
+            assignment.source.folder: _problem(states[assignment.deployment])
+            for assignment in wanted
+            if states[assignment.deployment].state is FetchState.FAILED
+        }
+        done = [
+            assignment
+            for assignment in wanted
+            if states[assignment.deployment].state is FetchState.PRESENT
+        ]
         ended = [name for name in map(_user, done) if name in self._held]
         for name in ended:
             self._fetches.release(name)
@@ -100,14 +107,16 @@ class ModelPreloads:
         self, wanted: Iterable[PreloadAssignment], states: Mapping[str, ObservedFetch]
     ) -> None:
         """Start the first fetch that is due, unless one runs."""
-        if any(one.state is FetchState.RUNNING for one in states.values()):
+        if any(fetch.state is FetchState.RUNNING for fetch in states.values()):
             return
-        for one in wanted:
-            state = states[one.deployment]
+        for assignment in wanted:
+            state = states[assignment.deployment]
             is_due = state.state is FetchState.FAILED and state.next_attempt is None
             if state.state is FetchState.NOT_STARTED or is_due:
-                self._held[_user(one)] = one.source.folder
-                self._fetches.want(one.source, user=_user(one), deployment=one.deployment)
+                self._held[_user(assignment)] = assignment.source.folder
+                self._fetches.want(
+                    assignment.source, user=_user(assignment), deployment=assignment.deployment
+                )
                 return
 
     def _release(self, wanted: Mapping[str, str]) -> None:

@@ -76,9 +76,9 @@ class ModelPulls:
                 await asyncio.Event().wait()
             finally:
                 self._factory = self._group = None
-                for one in self._pulls.values():
-                    if one.task is not None:
-                        one.task.cancel()
+                for pull in self._pulls.values():
+                    if pull.task is not None:
+                        pull.task.cancel()
 
     def start(self, source: HubReference) -> None:
         """Start to fetch a commit; a fetch of it that runs goes on.
@@ -132,8 +132,8 @@ class ModelPulls:
 
     def reports(self) -> Iterator[ModelFetchReport]:
         """Yield the state of each pull, those that ended lately included."""
-        for name, one in self._pulls.items():
-            state = one.monitor.snapshot()
+        for name, pull in self._pulls.items():
+            state = pull.monitor.snapshot()
             yield ModelFetchReport(
                 name=name,
                 phase=state.phase,
@@ -143,5 +143,5 @@ class ModelPulls:
                 eta_s=state.eta_s,
                 source=state.source,
                 waiting=state.waiting,
-                error=one.error[:2000],
+                error=pull.error[:2000],
             )

@@ -226,14 +226,14 @@ class Quantizations:
 
     def _find_result(self, job: _Job) -> StoredModel | None:
         """Return the result, if it is here. Raises QuantizationRefusedError if its name has another origin."""
-        found = [one for one in self._store.models() if one.repo == job.repo]
-        for one in found:
-            if quantization.read_origin(one.folder) == job.origin:
-                return one
-        if found:
+        models = [model for model in self._store.models() if model.repo == job.repo]
+        for stored_model in models:
+            if quantization.read_origin(stored_model.folder) == job.origin:
+                return stored_model
+        if models:
             raise QuantizationRefusedError(
                 409,
-                f"{found[0].name} was made of another model, or with other bits; choose another --name, or remove it",
+                f"{models[0].name} was made of another model, or with other bits; choose another --name, or remove it",
             )
         return None
 

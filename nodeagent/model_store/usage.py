@@ -83,9 +83,9 @@ def find_users(
 
 def _named_by_objects(objects: FleetObjects) -> Iterator[tuple[str, str]]:
     """Yield each user with a path that it names."""
-    for one in objects.deployments:
-        user = f"modeldeployment/{one.name}"
-        yield from ((user, path) for path in _paths(one.spec.model))
+    for deployment in objects.deployments:
+        user = f"modeldeployment/{deployment.name}"
+        yield from ((user, path) for path in _paths(deployment.spec.model))
     for group in objects.groups:
         for fallback in group.spec.fallbacks:
             if fallback.model is not None:
@@ -152,7 +152,7 @@ async def read_users(
     )
     # Engines last: one that started meanwhile has a replica that was read, or is seen here.
     running = [] if engines is None else await asyncio.to_thread(find_engines, engines)
-    words = {one.replica: one.child.record.command for one in running}
+    words = {process.replica: process.child.record.command for process in running}
     return find_users(objects, words, models_dir)
 
 

@@ -231,18 +231,24 @@ def _verdicts(
 ) -> dict[str, ConditionVerdict]:
     """Return the results of the parts that could be read."""
     was = {type_: is_true(past.conditions, type_) for type_ in CONDITION_TYPES}
-    found: dict[str, ConditionVerdict] = {}
+    condition_verdicts: dict[str, ConditionVerdict] = {}
     if reading.memory is not None:
-        found[MEMORY_PRESSURE] = _memory_verdict(reading.memory, was=was[MEMORY_PRESSURE])
+        condition_verdicts[MEMORY_PRESSURE] = _memory_verdict(
+            reading.memory, was=was[MEMORY_PRESSURE]
+        )
     if reading.disk is not None:
-        found[DISK_PRESSURE] = _disk_verdict(
+        condition_verdicts[DISK_PRESSURE] = _disk_verdict(
             reading.disk, reading.state_disk, past, was=was[DISK_PRESSURE]
         )
     if reading.heat is not None:
-        found[THERMAL_PRESSURE] = _heat_verdict(reading.heat, past, now, was=was[THERMAL_PRESSURE])
+        condition_verdicts[THERMAL_PRESSURE] = _heat_verdict(
+            reading.heat, past, now, was=was[THERMAL_PRESSURE]
+        )
     if reading.reboot is not None:
-        found[NEEDS_REBOOT] = _reboot_verdict(reading.reboot, past, now, has_engines=has_engines)
-    return found
+        condition_verdicts[NEEDS_REBOOT] = _reboot_verdict(
+            reading.reboot, past, now, has_engines=has_engines
+        )
+    return condition_verdicts
 
 
 def _was_stranded(past: MachineHistory) -> bool:
@@ -291,7 +297,11 @@ def _remember(
 def _remember_cables(fabric: NodeFabric, past: MachineHistory, now: datetime) -> MachineHistory:
     """Update the addresses of the cables and the times of their changes."""
     ports = {port.interface for port in fabric.ports if port.interface}
-    found = frozenset((one.name, one.address) for one in fabric.interfaces if one.name in ports)
+    found = frozenset(
+        (interface.name, interface.address)
+        for interface in fabric.interfaces
+        if interface.name in ports
+    )
     recent = [at for at in past.cable_changes if now - at < _CHANGES_TIME]
     if past.cable_addresses is not None and found != past.cable_addresses:
         recent.append(now)

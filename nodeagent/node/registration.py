@@ -35,11 +35,11 @@ async def is_withdrawn(transport: Transport, replica: str, node: str) -> bool:
     # In this order: a restore may end between the two reads, and the second one then finds the replica.
     if await transport.get(keys.RESTORING) is not None:
         return False
-    found = await transport.get(keys.spec_key("Replica", replica))
-    if found is None:
+    item = await transport.get(keys.spec_key("Replica", replica))
+    if item is None:
         return True
     try:
-        return node not in concerned_nodes(codec.decode_object(Replica, found))
+        return node not in concerned_nodes(codec.decode_object(Replica, item))
     except codec.UndecodableError:
         return False  # a newer mlx-fleet wrote it: the engine goes on
 

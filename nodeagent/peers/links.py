@@ -31,22 +31,22 @@ def is_cable(interface: FabricInterface, fabric: NodeFabric) -> bool:
 
 def without_cables(fabric: NodeFabric) -> NodeFabric:
     """Return the networks that are left while the cables carry the exchange of a shard group."""
-    rest = tuple(one for one in fabric.interfaces if not is_cable(one, fabric))
+    rest = tuple(interface for interface in fabric.interfaces if not is_cable(interface, fabric))
     return fabric.model_copy(update={"interfaces": rest})
 
 
 def link_rate(fabric: NodeFabric, address: str) -> float | None:
     """Return the bytes a second of the network that an own address is in; None for a cable, and if nothing is known."""
-    for one in fabric.interfaces:
-        if one.address == address and not is_cable(one, fabric):
-            assumed = _WIRELESS_BYTES_PER_S if one.is_wireless else _WIRED_BYTES_PER_S
-            return one.speed_mbps * 125_000.0 or assumed
+    for interface in fabric.interfaces:
+        if interface.address == address and not is_cable(interface, fabric):
+            assumed = _WIRELESS_BYTES_PER_S if interface.is_wireless else _WIRED_BYTES_PER_S
+            return interface.speed_mbps * 125_000.0 or assumed
     return None
 
 
 def own_links(fabric: NodeFabric, urls: Iterable[str]) -> tuple[ModelLink, ...]:
     """Return the links of a node at the URLs on which it listens; those without a known interface are left out."""
-    media = {one.address: _medium(one, fabric) for one in fabric.interfaces}
+    media = {interface.address: _medium(interface, fabric) for interface in fabric.interfaces}
     hosts = {url: urlsplit(url).hostname or "" for url in urls}
     return tuple(
         ModelLink(url=url, medium=media[host]) for url, host in hosts.items() if host in media
@@ -65,7 +65,7 @@ def routes(offer: ModelOffer, fabric: NodeFabric, is_failed: Callable[[str], boo
         host = ipaddress.ip_address(urlsplit(link.url).hostname or "")
         is_ambiguous = host.is_link_local and len(own) != 1
         if own and not is_ambiguous:
-            nearest = min(_RANKS[_medium(one, fabric)] for one in own)
+            nearest = min(_RANKS[_medium(interface, fabric)] for interface in own)
             found.append(Route(link.url, max(nearest, _RANKS[link.medium])))
     if all(route.url != offer.url for route in found):
         found.append(Route(offer.url, _UNKNOWN_RANK))
@@ -77,10 +77,11 @@ def _common_interfaces(url: str, fabric: NodeFabric) -> list[FabricInterface]:
     """Return the interfaces whose network the address of a URL is in."""
     host = ipaddress.ip_address(urlsplit(url).hostname or "")
     return [
-        one
-        for one in fabric.interfaces
-        if one.prefix_length
-        and host in ipaddress.ip_network(f"{one.address}/{one.prefix_length}", strict=False)
+        interface
+        for interface in fabric.interfaces
+        if interface.prefix_length
+        and host
+        in ipaddress.ip_network(f"{interface.address}/{interface.prefix_length}", strict=False)
     ]
 
 

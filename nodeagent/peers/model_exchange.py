@@ -128,14 +128,14 @@ class ModelExchange:
 
     def _read_piece_lists(self) -> dict[str, tuple[str, bytes]]:
         """Return the list of pieces of each whole model with its SHA-256; both are empty for one without large files."""
-        found: dict[str, tuple[str, bytes]] = {}
+        piece_lists: dict[str, tuple[str, bytes]] = {}
         for model in self.store.models():
             if model.is_partial:
                 continue
             listed = self.store.piece_list(model)
             content = listed.encode() if listed.files else b""
-            found[model.name] = (sha256(content).hexdigest() if content else "", content)
-        return found
+            piece_lists[model.name] = (sha256(content).hexdigest() if content else "", content)
+        return piece_lists
 
     def rescan(self) -> None:
         """Offer what was added to the store a moment ago."""

@@ -86,20 +86,20 @@ class CacheWarmup:
             UndecodableError: a newer mlx-fleet wrote the replica.
 
         """
-        found = [
+        replicas = [
             one
             for one in await self.siblings.of(replica)
             if group_launch.rank_of_node(one, self.node) is None
         ]
-        found.sort(key=lambda one: (one.metadata.deletion_timestamp is None, one.name))
-        return found[:_MAX_DONORS]
+        replicas.sort(key=lambda one: (one.metadata.deletion_timestamp is None, one.name))
+        return replicas[:_MAX_DONORS]
 
     async def _prompts(self, replica: str) -> list[RecentPrompt]:
         donors = await self.donors(replica)
         if not donors:
             return []
         urls = await self.addresses.urls()
-        lists = await asyncio.gather(*(self._ask(one, urls) for one in donors))
+        lists = await asyncio.gather(*(self._ask(donor, urls) for donor in donors))
         return list(_merged(lists))
 
     async def _ask(self, donor: Replica, urls: dict[str, str]) -> Sequence[RecentPrompt]:

@@ -36,12 +36,12 @@ class StoredSiblings:
         deployment = codec.decode_object(Replica, own).spec.deployment
         # The names of other deployments may begin like this one's.
         listing = await self.transport.list(keys.spec_key("Replica", f"{deployment}-"))
-        found: list[Replica] = []
+        replicas: list[Replica] = []
         for item in listing.items:
             try:
                 one = codec.decode_object(Replica, item)
             except codec.UndecodableError:
                 continue
             if one.spec.deployment == deployment:
-                found.append(one)
-        return tuple(found)
+                replicas.append(one)
+        return tuple(replicas)

@@ -69,8 +69,11 @@ class AssignmentFile:
             "uid": self.uid,
             "confirmedAt": confirmed_at.isoformat(),
             "replicas": {
-                one.name: [int(one.metadata.resource_version), codec.encode_spec(one).decode()]
-                for one in replicas
+                replica.name: [
+                    int(replica.metadata.resource_version),
+                    codec.encode_spec(replica).decode(),
+                ]
+                for replica in replicas
             },
         }
         write_atomically(self.path, orjson.dumps(tree).decode())
@@ -94,7 +97,9 @@ class AssignmentFile:
                 for name, (version, text) in tree["replicas"].items()
             )
             return {
-                keys.spec_key("Replica", one.name): one for one in found if is_kept(one, self.node)
+                keys.spec_key("Replica", replica.name): replica
+                for replica in found
+                if is_kept(replica, self.node)
             }
         except FileNotFoundError:
             raise AssignmentError(
@@ -211,11 +216,11 @@ class AssignedReplicas:
                 continue
 
     async def _save(self) -> None:
-        kept = {k: one for k, one in self._store.items.items() if is_kept(one, self._file.node)}
+        replicas = {k: one for k, one in self._store.items.items() if is_kept(one, self._file.node)}
         age = timedelta(seconds=self._store.staleness_s() or 0.0)
         confirmed_at = self._clock.now() - age
         try:
-            await asyncio.to_thread(self._file.save, tuple(kept.values()), confirmed_at)
+            await asyncio.to_thread(self._file.save, tuple(replicas.values()), confirmed_at)
         except OSError as error:
             if str(error) != self._complaint:
                 log.warning(
@@ -225,11 +230,11 @@ class AssignedReplicas:
             self._complaint = str(error)
             return
         self._complaint = ""
-        self._saved = frozenset(kept)
+        self._saved = frozenset(replicas)
 
     def _note_change(self, key: str) -> None:
-        found = self._store.items.get(key)
-        if key in self._saved or (found is not None and is_kept(found, self._file.node)):
+        item = self._store.items.get(key)
+        if key in self._saved or (item is not None and is_kept(item, self._file.node)):
             self._changed.set()
 
     def _tell(self, changed: Iterable[str]) -> None:

@@ -171,9 +171,9 @@ class ModelFetches:
                 await asyncio.Event().wait()
             finally:
                 self._factory = self._group = None
-                for one in self._fetches.values():
-                    if one.task is not None:
-                        one.task.cancel()
+                for fetch in self._fetches.values():
+                    if fetch.task is not None:
+                        fetch.task.cancel()
 
     async def observe(self, replica: Replica) -> ObservedFetch | None:
         """Return the state of the replica's model on this disk; None for a model that no hub has.
@@ -185,19 +185,19 @@ class ModelFetches:
         source = replica.spec.model.hub
         if source is None:
             return None
-        found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
+        thread = await asyncio.to_thread(self.store.find, source.repo, source.revision)
         try:
-            part = await asyncio.to_thread(self._parts.part_of, replica, found)
+            part = await asyncio.to_thread(self._parts.part_of, replica, thread)
         except HeadersUnknownError:
             self._requests[replica.name] = None
             return ObservedFetch(state=FetchState.NOT_STARTED)
         request = self._requests[replica.name] = _request(source, part)
-        return self._state(found, request)
+        return self._state(thread, request)
 
     async def find(self, source: HubReference) -> ObservedFetch:
         """Return the state of a whole commit on this disk. Raises OSError."""
-        found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
-        return self._state(found, _request(source, None))
+        thread = await asyncio.to_thread(self.store.find, source.repo, source.revision)
+        return self._state(thread, _request(source, None))
 
     def _state(self, found: StoredModel | None, request: FetchRequest) -> ObservedFetch:
         fetch = self._fetches.get(_key(request))
@@ -381,9 +381,9 @@ class ModelFetches:
         )
 
     def _running(self) -> Iterator[tuple[str, _Fetch]]:
-        for one in self._fetches.values():
-            if one.task is not None and not one.task.done():
-                yield one.source.folder, one
+        for fetch in self._fetches.values():
+            if fetch.task is not None and not fetch.task.done():
+                yield fetch.source.folder, fetch
 
     def _etas(self) -> dict[str, int]:
         found = {name: one.monitor.snapshot().eta_s for name, one in self._running()}
@@ -391,8 +391,8 @@ class ModelFetches:
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics of the fetches in Prometheus' text format."""
-        for _, one in self._running():
-            self._count(one)
+        for _, fetch in self._running():
+            self._count(fetch)
         for counted in (self._failures, self._fetched, self._durations):
             yield from counted.lines()
         for gauge in self._gauges:

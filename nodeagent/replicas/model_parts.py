@@ -49,7 +49,7 @@ class ModelParts:
             return None
         if formation.parallelism != "Pipeline":
             return None  # a Tensor rank has a slice of every layer
-        layers = tuple(one.layers for one in replica.spec.ranks)
+        layers = tuple(assignment.layers for assignment in replica.spec.ranks)
         key = (source.folder, layers, rank)
         if key not in self._known:
             headers = self._headers(source.folder, stored)

@@ -157,27 +157,27 @@ _NormalAction: TypeAlias = (
 
 def _normal_event(action: _NormalAction) -> tuple[str, str]:
     """Return reason and message of an action that is no cause for concern."""
-    found: tuple[str, str]
+    normal_event: tuple[str, str]
     match action:
         case CreateReplica():
-            found = "ReplicaPlaced", _placed(action)
+            normal_event = "ReplicaPlaced", _placed(action)
         case DeleteReplica(name=name, because=because):
-            found = because, f"{name} drains and ends"
+            normal_event = because, f"{name} drains and ends"
         case OrphanReplica(name=name):
-            found = "ReplicaOrphaned", f"{name} keeps running without its deployment"
+            normal_event = "ReplicaOrphaned", f"{name} keeps running without its deployment"
         case AdoptReplica(name=name):
-            found = "ReplicaAdopted", f"{name} already exists and is adopted"
+            normal_event = "ReplicaAdopted", f"{name} already exists and is adopted"
         case SaveRevision(number=number, template=template):
-            found = "NewRevision", f"revision {number} ({template}) is the newest"
+            normal_event = "NewRevision", f"revision {number} ({template}) is the newest"
         case RemoveReplica(name=name):
-            found = "ReplicaRemoved", f"{name} has ended"
+            normal_event = "ReplicaRemoved", f"{name} has ended"
         case RemoveDeployment():
-            found = "Deleted", "its deletion is complete"
+            normal_event = "Deleted", "its deletion is complete"
         case StartPreload(node=node, source=source):
-            found = "PreloadStarted", f"{node} is to have the files of {source.folder}"
+            normal_event = "PreloadStarted", f"{node} is to have the files of {source.folder}"
         case _:
             assert_never(action)
-    return found
+    return normal_event
 
 
 def _about(observed: DeploymentView) -> ObjectReference:

@@ -202,8 +202,10 @@ def _preload(action: StartPreload | EndPreload) -> GuardedWrite:
     key = keys.preload_key(action.node, action.name)
     operation: Operation = Delete(key=key)
     if isinstance(action, StartPreload):
-        found = PreloadAssignment(deployment=action.name, node=action.node, source=action.source)
-        operation = Put(key=key, value=codec.encode(found))
+        preload_assignment = PreloadAssignment(
+            deployment=action.name, node=action.node, source=action.source
+        )
+        operation = Put(key=key, value=codec.encode(preload_assignment))
     guard = ModRevisionGuard(key=key, mod_revision=action.version)
     return GuardedWrite(guards=(guard,), operations=(operation,))
 
@@ -330,8 +332,8 @@ def reports_of(replica: Replica) -> tuple[Delete, ...]:
 
 def _dropped_reports(before: Replica, after: Replica) -> tuple[Delete, ...]:
     """Return the operations that remove the reports on ranks that a replica no longer has."""
-    kept = reports_of(after)
-    return tuple(report for report in reports_of(before) if report not in kept)
+    deletes = reports_of(after)
+    return tuple(report for report in reports_of(before) if report not in deletes)
 
 
 def owner_of(deployment: ModelDeployment) -> OwnerReference:

@@ -47,9 +47,17 @@ def explain_nodes(
     The first is the node that `Placer.place` assigns.
     """
     spread = scores.count_spread(request, nodes)
-    found = [_explain_node(request, node, spread) for node in nodes]
+    explanations = [_explain_node(request, node, spread) for node in nodes]
     return tuple(
-        sorted(found, key=lambda one: (not one.fits, not one.is_preferred, -one.score, one.node))
+        sorted(
+            explanations,
+            key=lambda explanation: (
+                not explanation.fits,
+                not explanation.is_preferred,
+                -explanation.score,
+                explanation.node,
+            ),
+        )
     )
 
 
@@ -73,14 +81,18 @@ def _explain_node(
 
 def summarize(explanations: Iterable[NodeExplanation]) -> Unschedulable:
     """Count the rejections among the explanations by reason, for `refusals.summary_line`."""
-    found = list(explanations)
-    refused = [(one.node, one.refusal) for one in found if one.refusal is not None]
+    node_explanations = list(explanations)
+    refused = [
+        (explanation.node, explanation.refusal)
+        for explanation in node_explanations
+        if explanation.refusal is not None
+    ]
     counted = Counter(why for _, why in refused)
     return Unschedulable(
-        nodes=len(found),
+        nodes=len(node_explanations),
         tallies=tuple(sorted(refusals.count_refusals(counted.items()), key=refusals.sort_key)),
         refusals=tuple(sorted(refused, key=lambda pair: pair[0])[: refusals.MAX_LISTED]),
-        fitting=len(found) - len(refused),
+        fitting=len(node_explanations) - len(refused),
     )
 
 
@@ -103,7 +115,7 @@ def explain_group_members(
     refused: dict[str, Rejection] = {}
     if isinstance(outcome, Unschedulable):
         refused = dict(outcome.refusals)
-    found: list[NodeExplanation] = []
+    node_explanations: list[NodeExplanation] = []
     for node in nodes:
         why = refused.get(node.name)
         if node.name not in group.members:
@@ -112,14 +124,16 @@ def explain_group_members(
         elif why is None and node.name not in ranks:
             why = check_member(request, node)
         if why is not None:
-            found.append(NodeExplanation(node=node.name, refusal=why, room_bytes=node.room_bytes))
+            node_explanations.append(
+                NodeExplanation(node=node.name, refusal=why, room_bytes=node.room_bytes)
+            )
             continue
         rank = ranks.get(node.name)
         # A rank of a fallback may run where the deployment's own model is missing.
         parts = (
             () if check_member(request, node) is not None else scores.score_parts(request, node, {})
         )
-        found.append(
+        node_explanations.append(
             NodeExplanation(
                 node=node.name,
                 memory=rank.memory if rank is not None else None,
@@ -131,4 +145,6 @@ def explain_group_members(
             )
         )
     last = len(order)
-    return tuple(sorted(found, key=lambda o: (not o.fits, order.get(o.node, last), o.node)))
+    return tuple(
+        sorted(node_explanations, key=lambda o: (not o.fits, order.get(o.node, last), o.node))
+    )

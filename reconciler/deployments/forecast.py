@@ -94,17 +94,17 @@ class _DeploymentForecast:
         surplus = sorted(
             owned, key=lambda r: (r.is_ready, r.replica.spec.template == target, -r.ordinal)
         )[: max(0, len(owned) - observed.desired_replicas)]
-        for one in surplus:
-            yield self._end(one, f"the deployment needs {observed.desired_replicas}")
-        kept = [r for r in owned if r not in surplus]
-        found = plan.group_by_eviction(observed.deployment, kept, self._table)
-        for rank in sorted((*found.leaving, *found.evicted), key=lambda r: r.ordinal):
-            yield self._leave(rank, request, found)
-        for one in sorted(found.staying, key=lambda r: r.ordinal):
-            if one.replica.spec.template != target:
-                yield self._replace(one, request, observed.deployment)
+        for view in surplus:
+            yield self._end(view, f"the deployment needs {observed.desired_replicas}")
+        views = [r for r in owned if r not in surplus]
+        groups = plan.group_by_eviction(observed.deployment, views, self._table)
+        for rank in sorted((*groups.leaving, *groups.evicted), key=lambda r: r.ordinal):
+            yield self._leave(rank, request, groups)
+        for view in sorted(groups.staying, key=lambda r: r.ordinal):
+            if view.replica.spec.template != target:
+                yield self._replace(view, request, observed.deployment)
         names = free_names(observed)
-        for _ in range(observed.desired_replicas - len(kept)):
+        for _ in range(observed.desired_replicas - len(views)):
             step = ForecastStep(
                 deployment=observed.name, replica=next(names), kind=ForecastKind.NEW
             )
@@ -211,5 +211,5 @@ def _memory(outcome: PlacementOutcome) -> MemoryProof | None:
     first, *others = (rank.memory for rank in outcome.ranks)
     if not others:
         return first
-    sizes = {name: sum(getattr(one, name) for one in (first, *others)) for name in _PARTS}
+    sizes = {name: sum(getattr(proof, name) for proof in (first, *others)) for name in _PARTS}
     return first.model_copy(update=sizes)

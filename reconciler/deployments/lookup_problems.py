@@ -27,19 +27,23 @@ class LookupProblems:
 
     def find(self, deployment: ModelDeployment) -> LookupProblem | None:
         """Return the problem of the reference that the deployment has now."""
-        found = self._by_name.get(deployment.name)
-        return found if found is not None and found.source == deployment.spec.model.hub else None
+        problem = self._by_name.get(deployment.name)
+        return (
+            problem if problem is not None and problem.source == deployment.spec.model.hub else None
+        )
 
     def remember(self, name: str, source: HubReference, reason: str, message: str) -> LookupProblem:
         """Remember a failure, and return it with the number of failures in a row."""
         before = self._by_name.get(name)
         is_same = before is not None and before.source == source
         failures = before.failures + 1 if before is not None and is_same else 1
-        found = LookupProblem(source=source, reason=reason, message=message, failures=failures)
-        self._by_name[name] = found
+        lookup_problem = LookupProblem(
+            source=source, reason=reason, message=message, failures=failures
+        )
+        self._by_name[name] = lookup_problem
         if before is None or (before.reason, before.message) != (reason, message):
             self._on_change(ObjectKey("ModelDeployment", name))
-        return found
+        return lookup_problem
 
     def forget(self, name: str) -> None:
         """Forget the problem of a deployment that was resolved, or is gone."""

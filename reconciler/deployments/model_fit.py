@@ -96,8 +96,8 @@ def estimate_splitting(geometry: ModelGeometry) -> SplitOptions | None:
 def fit_nodes(request: PlacementRequest, nodes: Sequence[NodeView]) -> tuple[NodeFit, ...]:
     """Return the answer for each node: those that fit first, the roomiest first."""
     known: dict[tuple[int, int], FitLimits] = {}
-    found = [_fit_node(request, node, known) for node in nodes]
-    return tuple(sorted(found, key=lambda o: (o.refusal is not None, -o.room_bytes, o.node)))
+    fits = [_fit_node(request, node, known) for node in nodes]
+    return tuple(sorted(fits, key=lambda o: (o.refusal is not None, -o.room_bytes, o.node)))
 
 
 def _fit_node(

@@ -125,11 +125,11 @@ class Placer:
 
     def _ranking(self, request: PlacementRequest, *, after_endings: bool = False) -> Ranking:
         key = request.name, after_endings
-        found = self._rankings.get(key)
-        if found is None or found.request is not request:
-            found = Ranking(self.assumed, request, after_endings=after_endings)
-            self._rankings[key] = found
-        return found
+        ranking = self._rankings.get(key)
+        if ranking is None or ranking.request is not request:
+            ranking = Ranking(self.assumed, request, after_endings=after_endings)
+            self._rankings[key] = ranking
+        return ranking
 
     def _options(self, request: PlacementRequest) -> FormationOptions | Unschedulable | None:
         """Return the groups and shapes to try; None for a replica on a single Mac."""
@@ -146,8 +146,8 @@ class Placer:
         """Return whether some Mac could take the whole replica if it were empty and healthy."""
         evaluated = self.assumed.table.evaluate(request)
         fits = evaluated.need.of_node <= self.assumed.table.allocatable
-        for one, verdict in zip(filters.FIXED, evaluated.verdicts, strict=True):
-            if not one.is_passing:
+        for node_filter, verdict in zip(filters.FIXED, evaluated.verdicts, strict=True):
+            if not node_filter.is_passing:
                 fits &= verdict.passes
         return bool(fits.any())
 
@@ -156,9 +156,12 @@ class Placer:
 
     def _deferred(self, deferred: DeferredPlacement) -> PendingAssignment | PreemptingAssignment:
         """Return the replicas that a placement on a group waits for."""
-        ranks, names = deferred.formed.ranks, ", ".join(one.replica for one in deferred.victims)
+        ranks, names = (
+            deferred.formed.ranks,
+            ", ".join(victim.replica for victim in deferred.victims),
+        )
         if deferred.victims:
-            freed = quantity.show(sum(one.bytes for one in deferred.victims))
+            freed = quantity.show(sum(victim.bytes for victim in deferred.victims))
             why = deferred.why.noting(f"preempts {names}, which frees {freed}")
             return PreemptingAssignment(ranks=ranks, victims=deferred.victims, why=why)
         nodes = [self.assumed.view(self.assumed.table.rows[rank.node]) for rank in ranks]

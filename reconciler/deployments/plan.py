@@ -91,11 +91,11 @@ class ReplicaScheduler:
         if observed.awaits_reports:
             return
         ending = {termination.replica.name for termination in step.terminations}
-        kept = sorted((r for r in staying if r.name not in ending), key=lambda r: r.ordinal)
-        for replica in kept:
+        views = sorted((r for r in staying if r.name not in ending), key=lambda r: r.ordinal)
+        for replica in views:
             if replica.epoch is not None:
                 self._schedule_epoch(replica, replica.epoch)
-        for replica in kept:
+        for replica in views:
             if replica.is_node_lost and replica.epoch is None:
                 template = version_after_move(self._goal, observed, replica)
                 self._schedule(template, replica, fallback=replica.replica.spec.template)
@@ -106,7 +106,7 @@ class ReplicaScheduler:
             fallback = "" if is_surge else observed.stable_template
             self._schedule(template, next(names), fallback=fallback, is_surge=is_surge)
             count += 1
-        for replica in kept:
+        for replica in views:
             is_whole = replica.epoch is None and not replica.is_node_lost
             if is_whole and replica.cannot_start and replica.is_idle:
                 self._move_elsewhere(replica)
@@ -262,7 +262,7 @@ class ReplicaScheduler:
             and replica.replica.spec.template == template
             and replica.replica.spec.model.folder == model
         )
-        return next((one for one in answers if one is not None), None)
+        return next((answer for answer in answers if answer is not None), None)
 
     def _preempt(self, name: str, victim: Allocation) -> PreemptReplica:
         priority = self._deployment.spec.priority
@@ -306,7 +306,11 @@ def next_epoch(replica: ReplicaView, to: Assignment, epoch: Epoch) -> ReformRepl
 def _leaving_after(replica: ReplicaView, to: Assignment) -> Iterator[LeavingRank]:
     """Yield the ranks of earlier epochs that may still run; ranks on a Mac that is away are not counted."""
     new = {(rank.node, number): rank for number, rank in enumerate(to.ranks)}
-    yield from (one for one in replica.leaving_ranks if (one.node, one.rank) not in new)
+    yield from (
+        leaving_rank
+        for leaving_rank in replica.leaving_ranks
+        if (leaving_rank.node, leaving_rank.rank) not in new
+    )
     for number, rank in enumerate(replica.replica.spec.ranks):
         size, after = rank.memory.total_bytes, new.get((rank.node, number))
         stays = after is not None and after.memory.total_bytes >= size

@@ -32,7 +32,7 @@ def plan_preloads(
     is_ending = deployment is None or observed.is_ending
     wanted = {} if deployment is None or is_ending else _wanted(deployment, observed)
     wanted |= {} if is_ending else needed
-    current = {one.node: one for one in observed.preloads}
+    current = {view.node: view for view in observed.preloads}
     for preload in observed.preloads:
         if preload.node not in wanted:
             yield EndPreload(name=observed.name, node=preload.node, version=preload.version)
@@ -92,7 +92,7 @@ def choose_nodes(observed: DeploymentView, deployment: ModelDeployment) -> tuple
     here = {
         name for replica in observed.replicas if not replica.is_deleting for name in replica.nodes
     }
-    before = {one.node for one in observed.preloads}
+    before = {view.node for view in observed.preloads}
     rows = [row for row in _able_rows(request, table) if _is_in(preload.pools, table.nodes[row])]
 
     def order(row: int) -> tuple[object, ...]:
@@ -115,8 +115,8 @@ def _able_rows(request: PlacementRequest, table: NodeTable) -> list[int]:
     """Return the rows of the nodes that could take a replica if they were empty and healthy."""
     evaluated = table.evaluate(request)
     able = evaluated.need.of_node <= table.allocatable
-    for one, verdict in zip(filters.FIXED, evaluated.verdicts, strict=True):
-        if not one.is_passing:
+    for node_filter, verdict in zip(filters.FIXED, evaluated.verdicts, strict=True):
+        if not node_filter.is_passing:
             able &= verdict.passes
     return list(map(int, np.flatnonzero(able)))
 
@@ -133,13 +133,13 @@ def preload_status(observed: DeploymentView) -> tuple[PreloadStatus, Condition] 
     folder = deployment.spec.model.folder
     chosen = choose_nodes(observed, deployment)
     lacking = [node for node in chosen if not node.has_files(folder)]
-    found = PreloadStatus(
+    status = PreloadStatus(
         desired=len(chosen),
         present=len(chosen) - len(lacking),
         missing_bytes=sum(node.missing_bytes(folder) for node in lacking),
         nodes=tuple(sorted(node.name for node in chosen))[:_MOST_LISTED],
     )
-    return found, _condition(found, lacking, folder)
+    return status, _condition(status, lacking, folder)
 
 
 def _condition(found: PreloadStatus, lacking: Sequence[NodeView], folder: str) -> Condition:

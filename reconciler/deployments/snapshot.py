@@ -95,10 +95,10 @@ class FleetSnapshot:
     def _with_flapping(self, node: NodeView) -> NodeView:
         """Return the node with the hold for flapping, which the leader remembers and writes to the store."""
         life, _ = self.lister.node_life(node.name)
-        found = None if life is None else find_condition(life.conditions, "Flapping")
-        if found is None or found.status is not ConditionStatus.TRUE:
+        condition = None if life is None else find_condition(life.conditions, "Flapping")
+        if condition is None or condition.status is not ConditionStatus.TRUE:
             return node
-        hold = NodeHold(reason="NodeFlapping", message=found.message)
+        hold = NodeHold(reason="NodeFlapping", message=condition.message)
         return replace(node, holds=(*node.holds, hold))
 
     def deployments(self) -> list[ModelDeployment]:
@@ -125,13 +125,13 @@ class FleetSnapshot:
         nodes = [placer.assumed.view(row) for row in range(len(table))]
         outcome = placer.claim(request)
         group_name = group_name_of(outcome)
-        group = next((one for one in observed.groups if one.name == group_name), None)
+        group = next((view for view in observed.groups if view.name == group_name), None)
         if group is None:
             return PlacementOutlook(
                 observed=observed, nodes=explain_nodes(request, nodes), outcome=outcome
             )
-        found = explain_group_members(request, nodes, group, outcome)
-        return PlacementOutlook(observed=observed, nodes=found, outcome=outcome)
+        group_members = explain_group_members(request, nodes, group, outcome)
+        return PlacementOutlook(observed=observed, nodes=group_members, outcome=outcome)
 
     def unreadable(self) -> list[str]:
         """Return the keys whose documents this release cannot decode."""

@@ -226,7 +226,9 @@ def epoch_of(
     # Each epoch has a generation of its own: conditions of another generation are about another epoch.
     generation = replica.metadata.generation
     written = old.conditions if old is not None else ()
-    current = tuple(one for one in written if one.observed_generation == generation)
+    current = tuple(
+        condition for condition in written if condition.observed_generation == generation
+    )
     served_s = 0.0 if over else _since(current, "Ready", now)
     return Epoch(
         over=over,
@@ -256,10 +258,10 @@ def mark_given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch |
 def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, str]:
     """Return reason and message of the first rank that reports the epoch as over; empty if none does."""
     for number, report in enumerate(reports):
-        found = find_condition(report.conditions, "EpochOver") if report is not None else None
-        if found is not None and found.status is ConditionStatus.TRUE:
-            detail = f": {found.message}" if found.message else ""
-            return found.reason, f"rank {number} on {replica.spec.ranks[number].node}{detail}"
+        condition = find_condition(report.conditions, "EpochOver") if report is not None else None
+        if condition is not None and condition.status is ConditionStatus.TRUE:
+            detail = f": {condition.message}" if condition.message else ""
+            return condition.reason, f"rank {number} on {replica.spec.ranks[number].node}{detail}"
     return "", ""
 
 
@@ -271,10 +273,10 @@ def _since(conditions: Sequence[Condition], type_: str, now: datetime) -> float:
 
 def _true_since(conditions: Sequence[Condition], type_: str) -> datetime | None:
     """Return the time since which the condition has been true; None if it is not."""
-    found = find_condition(conditions, type_)
-    if found is None or found.status is not ConditionStatus.TRUE:
+    condition = find_condition(conditions, type_)
+    if condition is None or condition.status is not ConditionStatus.TRUE:
         return None
-    return found.last_transition_time
+    return condition.last_transition_time
 
 
 def epoch_requeue_after_s(replica: Replica, epoch: Epoch | None) -> float | None:

@@ -45,7 +45,9 @@ class CableEnd:
     @property
     def reported(self) -> RdmaDevice | None:
         """Return the device as the agent reports it; None if it does not."""
-        return next((one for one in self.status.fabric.rdma if one.name == self.device), None)
+        return next(
+            (device for device in self.status.fabric.rdma if device.name == self.device), None
+        )
 
     @property
     def interface(self) -> str:
@@ -56,8 +58,10 @@ class CableEnd:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return the IPv4 addresses of its interface."""
-        found = self.status.fabric.interfaces
-        return tuple(one.address for one in found if one.name == self.interface)
+        interfaces = self.status.fabric.interfaces
+        return tuple(
+            interface.address for interface in interfaces if interface.name == self.interface
+        )
 
     @property
     def place(self) -> str:
@@ -105,9 +109,18 @@ def _given(node: str, towards: str, members: Members) -> tuple[str, ...]:
 
 def _end(node: NamedStatus, device: str) -> CableEnd:
     fabric = node[1].fabric
-    reported = next((one for one in fabric.rdma if one.name == device), None)
+    reported = next(
+        (rdma_device for rdma_device in fabric.rdma if rdma_device.name == device), None
+    )
     interface = reported.interface if reported is not None else ""
-    port = next((one for one in fabric.ports if interface and one.interface == interface), None)
+    port = next(
+        (
+            thunderbolt_port
+            for thunderbolt_port in fabric.ports
+            if interface and thunderbolt_port.interface == interface
+        ),
+        None,
+    )
     return CableEnd(node=node[0], status=node[1], device=device, port=port)
 
 
@@ -199,7 +212,7 @@ def _leads_elsewhere(end: CableEnd, other: CableEnd) -> bool:
 
 
 def _no_device(end: CableEnd, other: CableEnd) -> FabricFault:
-    listed = ", ".join(one.name for one in end.status.fabric.rdma)
+    listed = ", ".join(device.name for device in end.status.fabric.rdma)
     what = f"no RDMA device {end.device}" if end.device else f"no RDMA device for {end.place}"
     return FabricFault(
         reason="NoDevice",
@@ -323,7 +336,9 @@ def _is_on_a_cable(group: ShardGroupSpec, name: str, status: NodeStatus, size: i
     """
     first = _addresses(group, name, status)[:1]
     ports = {port.interface for port in status.fabric.ports if port.interface}
-    cabled = {one.address for one in status.fabric.interfaces if one.name in ports}
+    cabled = {
+        interface.address for interface in status.fabric.interfaces if interface.name in ports
+    }
     return bool(cabled.intersection(first)) and (size > 2 or group.backend != "ring")
 
 
@@ -336,7 +351,7 @@ def _unreachable(
             reason="NoAddress",
             message=f"{name} reports no address; write one in spec.members[].addresses",
         )
-    there = [one.address for one in status.fabric.interfaces]
+    there = [interface.address for interface in status.fabric.interfaces]
     is_one_machine = len({other.hardware_uuid for _, other in nodes}) == 1
     for address in addresses:
         number = _ip_address(address)
@@ -383,7 +398,11 @@ def _on_shared_networks(
             used = (*used, meeting)
         shared = [key for key in dict.fromkeys(used) if _is_shared(key, status)]
         if shared:
-            cables = [one.address for one in status.fabric.interfaces if _is_cable(one, status)]
+            cables = [
+                interface.address
+                for interface in status.fabric.interfaces
+                if _is_cable(interface, status)
+            ]
             hint = f" ({name} has {', '.join(cables)})" if cables else ""
             yield FabricFault(
                 reason="NotPointToPoint",
@@ -400,9 +419,9 @@ def _is_shared(address: str, status: NodeStatus) -> bool:
         return True  # a host name, whose address is not known here
     if number.is_loopback:
         return False
-    at = [one for one in interfaces if one.address == address]
+    at = [interface for interface in interfaces if interface.address == address]
     if at or number.version == 6:
-        return not (at and all(_is_cable(one, status) for one in at))
+        return not (at and all(_is_cable(fabric_interface, status) for fabric_interface in at))
     # Another Mac's address is a fault of its own. Agents that report no addresses leave only the range to go by.
     return not interfaces and not number.is_link_local
 

@@ -118,26 +118,26 @@ def _usual_speed(
     history: Sequence[FabricCheck], nodes: tuple[str, ...], backend: Backend
 ) -> float | None:
     """Return the median of the healthy checks of the same Macs; the last known one if all of them were dropped."""
-    same = [one for one in history if one.nodes == nodes and one.backend == backend]
+    same = [check for check in history if check.nodes == nodes and check.backend == backend]
     speeds = [
-        one.gb_per_second
-        for one in same
-        if one.outcome == "Healthy" and one.gb_per_second is not None
+        check.gb_per_second
+        for check in same
+        if check.outcome == "Healthy" and check.gb_per_second is not None
     ]
     if len(speeds) >= _LEAST_BASELINE:
         return median(speeds)
-    known = [one.usual_gb_per_second for one in same if one.usual_gb_per_second is not None]
+    known = [check.usual_gb_per_second for check in same if check.usual_gb_per_second is not None]
     return known[-1] if known else None
 
 
 def with_check(history: Sequence[FabricCheck], new: FabricCheck) -> tuple[FabricCheck, ...]:
     """Return the history with one more check; of failures in a row only the last one is kept."""
-    kept = list(history)
-    if kept and kept[-1].at == new.at:
-        return tuple(kept)
-    if kept and kept[-1].outcome == new.outcome == "Failed":
-        kept.pop()
-    return (*kept, new)[-MOST_CHECKS:]
+    fabric_checks = list(history)
+    if fabric_checks and fabric_checks[-1].at == new.at:
+        return tuple(fabric_checks)
+    if fabric_checks and fabric_checks[-1].outcome == new.outcome == "Failed":
+        fabric_checks.pop()
+    return (*fabric_checks, new)[-MOST_CHECKS:]
 
 
 def fabric_condition(

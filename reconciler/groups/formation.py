@@ -78,14 +78,14 @@ def form_group(attempt: FormationAttempt) -> FormedGroup | FormationRefusal:
             why = Rejection(reason=reason, message=unsupported)
             impossible.append(_refusal(attempt, refused, whole=why))
             continue
-        found: FormedGroup | FormationRefusal
+        formed_group: FormedGroup | FormationRefusal
         if way == "Tensor":
-            found = _form_tensor(attempt, healthy, refused)
+            formed_group = _form_tensor(attempt, healthy, refused)
         else:
-            found = _form_pipeline(attempt, healthy, refused)
-        if isinstance(found, FormedGroup):
-            return found
-        refusals.append(found)
+            formed_group = _form_pipeline(attempt, healthy, refused)
+        if isinstance(formed_group, FormedGroup):
+            return formed_group
+        refusals.append(formed_group)
     # What the model supports comes first: only that can be cured by other Macs. Every shape has a parallelism.
     return (*refusals, *impossible)[0]
 
@@ -191,10 +191,10 @@ def _form_tensor(
     why: FormationRefusal | None = None
     for chosen in alike:
         proofs = [proof for _, proof in chosen]
-        found = _assign_ranks(attempt, [node for node, _ in chosen], proofs, "Tensor", short)
-        if isinstance(found, FormedGroup):
-            return found
-        why = why or found
+        formed_group = _assign_ranks(attempt, [node for node, _ in chosen], proofs, "Tensor", short)
+        if isinstance(formed_group, FormedGroup):
+            return formed_group
+        why = why or formed_group
     assert why is not None
     return why
 
@@ -208,9 +208,9 @@ def _equal_sets(
         yield fitting[:size]
         return
     for kind in dict.fromkeys(node.hardware for node, _ in fitting):
-        found = [pair for pair in fitting if pair[0].hardware == kind]
-        if len(found) >= size:
-            yield found[:size]
+        pairs = [pair for pair in fitting if pair[0].hardware == kind]
+        if len(pairs) >= size:
+            yield pairs[:size]
 
 
 def _form_pipeline(
@@ -233,10 +233,10 @@ def _form_pipeline(
         proofs = [
             prove_rank(geometry, load, size=size, layers=span) for span in layer_spans(layers)
         ]
-        found = _assign_ranks(attempt, chosen, proofs, "Pipeline", refused, layers)
-        if isinstance(found, FormedGroup):
-            return found
-        why = found
+        formed_group = _assign_ranks(attempt, chosen, proofs, "Pipeline", refused, layers)
+        if isinstance(formed_group, FormedGroup):
+            return formed_group
+        why = formed_group
     assert why is not None
     return why
 

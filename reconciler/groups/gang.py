@@ -53,11 +53,11 @@ class GangPlacer:
         failed: list[tuple[GroupShape, Unschedulable]] = []
         for group, shape in tries:
             attempt = self._attempt(request, group, shape, _free_now)
-            found = form_group(attempt)
-            if isinstance(found, FormedGroup):
-                self._assign(request, found.ranks)
-                return found
-            failed.append((shape, refusal_of_group(group, found)))
+            formed_group = form_group(attempt)
+            if isinstance(formed_group, FormedGroup):
+                self._assign(request, formed_group.ranks)
+                return formed_group
+            failed.append((shape, refusal_of_group(group, formed_group)))
             if waits and isinstance(form_group(replace(attempt, room=_free_soon)), FormedGroup):
                 break
         return _first_refusal(failed)
@@ -112,13 +112,13 @@ class GangPlacer:
         for group, shape in tries:
             # First on healthy Macs; if that fails, also on its present Macs with their cordons and taints.
             attempt = self._attempt(request, group, shape, _free_now)
-            found = form_group(attempt)
-            if isinstance(found, FormationRefusal):
-                found = form_group(replace(attempt, current=frozenset(old)))
-            if isinstance(found, FormedGroup):
-                self._swap(request, found.ranks, held)
-                return found
-            failed.append((shape, refusal_of_group(group, found)))
+            formed_group = form_group(attempt)
+            if isinstance(formed_group, FormationRefusal):
+                formed_group = form_group(replace(attempt, current=frozenset(old)))
+            if isinstance(formed_group, FormedGroup):
+                self._swap(request, formed_group.ranks, held)
+                return formed_group
+            failed.append((shape, refusal_of_group(group, formed_group)))
         for row, size in held.items():
             self._assumed.assign(row, request.name, size)
         return _first_refusal(failed)
@@ -161,12 +161,12 @@ class GangPlacer:
             others = [
                 allocation for allocation in node.allocations if allocation.replica not in chosen
             ]
-            found = preemption.choose_victims(
+            victims = preemption.choose_victims(
                 others, priority=request.spec.priority, short_bytes=short
             )
-            if found is None:
+            if victims is None:
                 return None
-            chosen.update({one.replica: (row, one) for one in found})
+            chosen.update({victim.replica: (row, victim) for victim in victims})
         return list(chosen.values())
 
 

@@ -181,10 +181,10 @@ def prove_rank(
     )
     if layers is None:
         return proven.model_copy(update={"weights_bytes": _share(geometry, size, proven)})
-    weights, found = layer_weights(geometry), geometry.splitting
-    if found is None or not weights:
+    weights, options = layer_weights(geometry), geometry.splitting
+    if options is None or not weights:
         return proven  # layer sizes are unknown: no rank holds more than the whole model
-    rest = found.rest_bytes
+    rest = options.rest_bytes
     start, stop = layers
     held = {
         "weights_bytes": rest + sum(weights[start:stop]),
@@ -222,10 +222,14 @@ def layer_weights(geometry: ModelGeometry) -> tuple[int, ...]:
 
 def _share(geometry: ModelGeometry, size: int, proven: MemoryProof) -> int:
     """Return the weight bytes of one Tensor share: as mlx-lm split them, or estimated from the file headers."""
-    found = geometry.splitting
-    if found is None or size not in found.tensor or len(found.tensor_bytes) != len(found.tensor):
+    options = geometry.splitting
+    if (
+        options is None
+        or size not in options.tensor
+        or len(options.tensor_bytes) != len(options.tensor)
+    ):
         return proven.weights_bytes
-    return found.tensor_bytes[found.tensor.index(size)]
+    return options.tensor_bytes[options.tensor.index(size)]
 
 
 def _layer_caches(geometry: ModelGeometry, load: RankLoad) -> list[int]:
@@ -235,8 +239,8 @@ def _layer_caches(geometry: ModelGeometry, load: RankLoad) -> list[int]:
         footprint.layer_cache_bytes(group, geometry, use)
         for group in footprint.layer_groups(geometry)
     ]
-    found = geometry.splitting
+    options = geometry.splitting
     layers = layer_weights(geometry)
-    if found is not None and len(found.layer_groups) == len(layers):
-        return [sizes[group] for group in found.layer_groups]
+    if options is not None and len(options.layer_groups) == len(layers):
+        return [sizes[group] for group in options.layer_groups]
     return [max(sizes, default=0)] * len(layers)

@@ -79,40 +79,52 @@ class Lister:
 
     def deployment(self, name: str) -> ModelDeployment | None:
         """Return a deployment with the commit of its hub model."""
-        found = self.declared(name)
-        return None if found is None else self._pinned(found)
+        model_deployment = self.declared(name)
+        return None if model_deployment is None else self._pinned(model_deployment)
 
     def declared_deployments(self) -> list[ModelDeployment]:
         """Return all deployments by name, as users wrote them."""
-        return [one for one in self.of_kind("ModelDeployment") if isinstance(one, ModelDeployment)]
+        return [
+            api_object
+            for api_object in self.of_kind("ModelDeployment")
+            if isinstance(api_object, ModelDeployment)
+        ]
 
     def deployments_above(self, priority: int) -> list[ModelDeployment]:
         """Return the deployments of a higher priority, by name."""
         specs = self.caches.specs
         higher = [value for value in specs.values(BY_PRIORITY) if int(value) > priority]
-        found = (one for value in higher for one in specs.by_index(BY_PRIORITY, value).values())
+        found = (
+            api_object
+            for value in higher
+            for api_object in specs.by_index(BY_PRIORITY, value).values()
+        )
         return sorted(self._pinned_all(found), key=lambda one: one.name)
 
     def repelling_deployments(self) -> list[ModelDeployment]:
         """Return the deployments with spec.placement.antiAffinity, by name."""
-        found = self.caches.specs.by_index(BY_RULE, ANTI_AFFINITY).values()
-        return list(self._pinned_all(found))
+        view = self.caches.specs.by_index(BY_RULE, ANTI_AFFINITY).values()
+        return list(self._pinned_all(view))
 
     def _pinned_all(self, found: Iterable[ApiObject]) -> Iterator[ModelDeployment]:
-        return (self._pinned(one) for one in found if isinstance(one, ModelDeployment))
+        return (
+            self._pinned(api_object)
+            for api_object in found
+            if isinstance(api_object, ModelDeployment)
+        )
 
     def declared(self, name: str) -> ModelDeployment | None:
         """Return a deployment as users wrote it."""
-        found = self.spec(ObjectKey("ModelDeployment", name))
-        return found if isinstance(found, ModelDeployment) else None
+        api_object = self.spec(ObjectKey("ModelDeployment", name))
+        return api_object if isinstance(api_object, ModelDeployment) else None
 
     def snapshot(self, deployment: str) -> ModelSnapshot | None:
         return self.caches.snapshots.items.get(keys.named(keys.SNAPSHOT_PREFIX, deployment))
 
     def preloads_of(self, deployment: str) -> list[PreloadAssignment]:
         """Return the preloads of a deployment, by node."""
-        found = self.caches.preloads.by_index(BY_DEPLOYMENT, deployment).values()
-        return sorted(found, key=lambda one: one.node)
+        preload_assignments = self.caches.preloads.by_index(BY_DEPLOYMENT, deployment).values()
+        return sorted(preload_assignments, key=lambda assignment: assignment.node)
 
     def preloads_on(self, node: str) -> list[PreloadAssignment]:
         """Return the preloads of a node."""
@@ -150,8 +162,8 @@ class Lister:
         return last_version(found, self.revisions_of(found.name))
 
     def deployment_status(self, name: str) -> ModelDeploymentStatus | None:
-        found = self.status(ObjectKey("ModelDeployment", name))
-        return found if isinstance(found, ModelDeploymentStatus) else None
+        status = self.status(ObjectKey("ModelDeployment", name))
+        return status if isinstance(status, ModelDeploymentStatus) else None
 
     def desired_replicas(self, deployment: ModelDeployment) -> int:
         """Return how many replicas there should be, by the spec or by the autoscaler's last decision."""
@@ -201,43 +213,45 @@ class Lister:
 
     def revisions_of(self, deployment: str) -> list[Revision]:
         """Return the revisions of all deployments that ever had the name."""
-        found = self.caches.specs.by_index(REVISIONS, deployment).values()
-        return [one for one in found if isinstance(one, Revision)]
+        view = self.caches.specs.by_index(REVISIONS, deployment).values()
+        return [api_object for api_object in view if isinstance(api_object, Revision)]
 
     # Replicas
 
     def replicas(self) -> Iterator[Replica]:
-        return (found for found in self.of_kind("Replica") if isinstance(found, Replica))
+        return (
+            api_object for api_object in self.of_kind("Replica") if isinstance(api_object, Replica)
+        )
 
     def versioned_replicas(self) -> Iterator[tuple[Replica, int]]:
         """Yield all replicas with the mod_revisions of their specs."""
         specs = self.caches.specs
-        for key, found in specs.by_index(BY_KIND, "Replica").items():
-            if isinstance(found, Replica):
-                yield found, specs.version(key)
+        for key, api_object in specs.by_index(BY_KIND, "Replica").items():
+            if isinstance(api_object, Replica):
+                yield api_object, specs.version(key)
 
     def replicas_of(self, deployment: str) -> list[Replica]:
         """Return the replicas of all deployments that ever had the name."""
-        found = self.caches.specs.by_index(BY_DEPLOYMENT, deployment).values()
-        return [replica for replica in found if isinstance(replica, Replica)]
+        view = self.caches.specs.by_index(BY_DEPLOYMENT, deployment).values()
+        return [replica for replica in view if isinstance(replica, Replica)]
 
     def replicas_on(self, node: str) -> list[Replica]:
         """Return the replicas with a rank on the node, by name."""
-        found = self.caches.specs.by_index(BY_NODE, node).values()
-        return [replica for replica in found if isinstance(replica, Replica)]
+        view = self.caches.specs.by_index(BY_NODE, node).values()
+        return [replica for replica in view if isinstance(replica, Replica)]
 
     def replicas_on_group(self, group: str) -> list[Replica]:
         """Return the replicas whose ranks form the group, by name."""
         return [
-            found
-            for found in self.replicas()
-            if found.spec.formation is not None and found.spec.formation.group == group
+            replica
+            for replica in self.replicas()
+            if replica.spec.formation is not None and replica.spec.formation.group == group
         ]
 
     def report(self, replica: Replica, node: str, rank: int) -> RankStatus | None:
         """Return the node's report on a rank of this replica, of its current or an earlier epoch."""
-        found = self.caches.ranks.items.get(keys.rank_key(node, replica.name, rank))
-        return found if found and found.replica_uid == replica.metadata.uid else None
+        item = self.caches.ranks.items.get(keys.rank_key(node, replica.name, rank))
+        return item if item and item.replica_uid == replica.metadata.uid else None
 
     def ranks(self, replica: Replica) -> tuple[RankStatus | None, ...]:
         """Return the report on each rank in the current epoch; None for a rank without one."""
@@ -249,8 +263,10 @@ class Lister:
         ]
         return tuple(
             [
-                one if one and one.replica_uid == meta.uid and one.epoch == epoch else None
-                for one in found
+                status
+                if status and status.replica_uid == meta.uid and status.epoch == epoch
+                else None
+                for status in found
             ]
         )
 
@@ -262,9 +278,9 @@ class Lister:
         # Without a list of ranks: this runs for every replica of the fleet when a leader starts.
         meta = replica.metadata
         key = keys.rank_key(replica.spec.ranks[0].node, meta.name, 0)
-        one = self.caches.ranks.items.get(key)
-        is_of_it = one is not None and one.replica_uid == meta.uid and one.epoch == 0
-        return (one.peak_bytes,) if one is not None and is_of_it else _NO_PEAK
+        item = self.caches.ranks.items.get(key)
+        is_of_it = item is not None and item.replica_uid == meta.uid and item.epoch == 0
+        return (item.peak_bytes,) if item is not None and is_of_it else _NO_PEAK
 
     def is_serving(self, replica: Replica) -> bool:
         """Return whether the replica has an endpoint; with several ranks, one of its current epoch."""
@@ -277,8 +293,8 @@ class Lister:
     # Nodes
 
     def node_status(self, name: str) -> NodeStatus | None:
-        found = self.status(ObjectKey("Node", name))
-        return found if isinstance(found, NodeStatus) else None
+        status = self.status(ObjectKey("Node", name))
+        return status if isinstance(status, NodeStatus) else None
 
     def node_names(self) -> list[str]:
         """Return every node whose agent ever reported."""
@@ -307,9 +323,11 @@ class Lister:
 
     def node(self, name: str) -> Node:
         """Return the node with its status; with an empty spec if it has none yet."""
-        found = self.spec(ObjectKey("Node", name))
+        api_object = self.spec(ObjectKey("Node", name))
         node = (
-            found if isinstance(found, Node) else Node.model_validate({"metadata": {"name": name}})
+            api_object
+            if isinstance(api_object, Node)
+            else Node.model_validate({"metadata": {"name": name}})
         )
         return node.model_copy(update={"status": self.node_status(name)})
 
@@ -340,7 +358,11 @@ class Lister:
 
     def pools(self) -> tuple[NodePool, ...]:
         """Return all pools by name."""
-        return tuple(one for one in self.of_kind("NodePool") if isinstance(one, NodePool))
+        return tuple(
+            api_object
+            for api_object in self.of_kind("NodePool")
+            if isinstance(api_object, NodePool)
+        )
 
     def pool_members(self, pool: NodePool) -> list[str]:
         """Return the nodes that belong to the pool."""
@@ -348,7 +370,11 @@ class Lister:
 
     def groups(self) -> list[ShardGroup]:
         """Return all groups by name."""
-        return [one for one in self.of_kind("ShardGroup") if isinstance(one, ShardGroup)]
+        return [
+            api_object
+            for api_object in self.of_kind("ShardGroup")
+            if isinstance(api_object, ShardGroup)
+        ]
 
     def group_members(self, group: ShardGroup) -> list[str]:
         """Return the nodes of a group: in the order of its list, or by name if it has a selector."""
@@ -373,14 +399,24 @@ class Lister:
         if "Auto" in named:
             return tuple(map(self.group_view, self.groups()))
         found = (self.spec(ObjectKey("ShardGroup", name)) for name in sorted(named - {"Never"}))
-        return tuple(self.group_view(one) for one in found if isinstance(one, ShardGroup))
+        return tuple(
+            self.group_view(api_object)
+            for api_object in found
+            if isinstance(api_object, ShardGroup)
+        )
 
     def reservations(self) -> "GroupReservations":
         """Return which nodes are reserved by groups with reservation: Exclusive."""
         exclusive = [group for group in self.groups() if group.spec.reservation == "Exclusive"]
         return GroupReservations(
-            listed={member.node: one.name for one in exclusive for member in one.spec.members},
-            selecting=tuple(one for one in exclusive if one.spec.selector is not None),
+            listed={
+                member.node: shard_group.name
+                for shard_group in exclusive
+                for member in shard_group.spec.members
+            },
+            selecting=tuple(
+                shard_group for shard_group in exclusive if shard_group.spec.selector is not None
+            ),
         )
 
 
@@ -395,11 +431,18 @@ class GroupReservations:
 
     def group_of(self, lister: Lister, node: str) -> str:
         """Return the group that reserves the node; empty if none does."""
-        found = self.listed.get(node, "")
-        if found or not self.selecting:
-            return found
+        group = self.listed.get(node, "")
+        if group or not self.selecting:
+            return group
         there = lister.node(node)
-        return next((one.name for one in self.selecting if _is_selected(one, there)), "")
+        return next(
+            (
+                shard_group.name
+                for shard_group in self.selecting
+                if _is_selected(shard_group, there)
+            ),
+            "",
+        )
 
 
 def _is_selected(group: ShardGroup, node: Node) -> bool:

@@ -118,7 +118,7 @@ def quiet_calendar(pools: Iterable[NodePool], now: datetime) -> QuietCalendar:
         windows = pool.spec.policy.quiet_hours if pool.spec.policy else ()
         # A window without a change is checked again after the horizon of the search.
         changes.extend(next_change(window, now) or now + _HORIZON for window in windows)
-        if any(is_quiet(one, now) for one in windows):
+        if any(is_quiet(hours, now) for hours in windows):
             quiet[pool.name] = f"quiet hours{_end_text(quiet_until(windows, now))}"
     return QuietCalendar(quiet=quiet, since=now, until=min(changes, default=None))
 
@@ -322,21 +322,23 @@ def _time(at: datetime) -> str:
 
 def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
     # All conditions are read once, and not once for each pressure: a new leader does it for every node.
-    found = {
+    conditions = {
         condition.type: condition
         for condition in status.conditions
         if condition.status is ConditionStatus.TRUE
     }
     for type_ in _PRESSURES:
-        if type_ in found:
-            yield NodeHold(reason=type_, message=found[type_].message or found[type_].reason)
+        if type_ in conditions:
+            yield NodeHold(
+                reason=type_, message=conditions[type_].message or conditions[type_].reason
+            )
 
 
 def _metal(status: NodeStatus) -> NodeHold | None:
-    found = find_condition(status.conditions, "MetalAvailable")
-    if found is None or found.status is not ConditionStatus.FALSE:
+    condition = find_condition(status.conditions, "MetalAvailable")
+    if condition is None or condition.status is not ConditionStatus.FALSE:
         return None  # an earlier agent, or a machine without Metal, has no such condition
-    return NodeHold(reason="MetalUnavailable", message=found.message or found.reason)
+    return NodeHold(reason="MetalUnavailable", message=condition.message or condition.reason)
 
 
 def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:

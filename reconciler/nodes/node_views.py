@@ -203,9 +203,9 @@ class NodeViewCache:
         """Return the nodes of a replica, those in the cache and those in the table."""
         before = self._replicas.get(key.name)
         names = {node for node, _ in before.allocations} if before is not None else set()
-        found = lister.spec(key)
-        if isinstance(found, Replica):
-            return names | nodes_with_memory(found)
+        api_object = lister.spec(key)
+        if isinstance(api_object, Replica):
+            return names | nodes_with_memory(api_object)
         self._replicas.pop(key.name, None)
         return names
 
@@ -367,8 +367,8 @@ def _allocate(
         for rank, peak in zip(spec.ranks, peaks, strict=True)
     }
     # On one node a rank of an earlier epoch ends before the next one starts, so the larger counts.
-    for left in spec.leaving:
-        sizes[left.node] = max(left.memory_bytes, sizes.get(left.node, 0))
+    for leaving_rank in spec.leaving:
+        sizes[leaving_rank.node] = max(leaving_rank.memory_bytes, sizes.get(leaving_rank.node, 0))
     nodes = tuple(sizes) if len(sizes) > 1 else ()
     is_ending, model = meta.deletion_timestamp is not None, spec.model.folder
     name, deployment = meta.name, spec.deployment
@@ -386,7 +386,7 @@ def _allocate(
 
 def nodes_with_memory(replica: Replica) -> set[str]:
     """Return the nodes on which the replica has memory."""
-    left = {one.node for one in replica.spec.leaving}
+    left = {leaving_rank.node for leaving_rank in replica.spec.leaving}
     return left | {rank.node for rank in replica.spec.ranks}
 
 

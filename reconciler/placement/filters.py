@@ -28,11 +28,11 @@ _NO_FULL_LAYERS = "has no layers that keep keys and values of all tokens"
 
 def source_columns(request: PlacementRequest) -> AnyColumn:
     """Return the columns that the checks of the folders depend on."""
-    found: AnyColumn
-    found, *others = inputs.source_columns(request.spec.model)
+    any_column: AnyColumn
+    any_column, *others = inputs.source_columns(request.spec.model)
     for column in others:
-        found = ColumnPair(found, column)
-    return found
+        any_column = ColumnPair(any_column, column)
+    return any_column
 
 
 def has_folders(request: PlacementRequest, node: NodeView) -> Rejection | None:

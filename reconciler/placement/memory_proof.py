@@ -177,8 +177,10 @@ def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
         parameters=geometry.parameters,
     )
     pace = requests_at_pace(cost, bandwidth_gbps=node.bandwidth_gbps, gpu_cores=node.gpu_cores)
-    found = _largest_within(proof, pace.requests, node.allocatable_bytes)
-    return _with_limit(found, pace.limit if found.concurrency == pace.requests else "Memory")
+    memory_proof = _largest_within(proof, pace.requests, node.allocatable_bytes)
+    return _with_limit(
+        memory_proof, pace.limit if memory_proof.concurrency == pace.requests else "Memory"
+    )
 
 
 def _with_limit(proof: MemoryProof, limit: str) -> MemoryProof:

@@ -135,7 +135,7 @@ def choose_preemption(
         )
         if not victims:
             continue
-        highest = sorted((one.priority for one in victims), reverse=True)
+        highest = sorted((victim.priority for victim in victims), reverse=True)
         rank = (
             *(len(victims), highest, not ranking.evaluated.is_preferred[row]),
             *(sum(map(refetch, victims)) if refetch is not None else 0, row),

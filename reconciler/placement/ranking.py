@@ -34,8 +34,8 @@ class AssumedState:
 
     def counts(self, deployment: str) -> dict[int, int]:
         """Return the number of the deployment's replicas by row."""
-        found = self._counts.get(deployment)
-        return self.table.counts.get(deployment, {}) if found is None else found
+        count = self._counts.get(deployment)
+        return self.table.counts.get(deployment, {}) if count is None else count
 
     def is_ending(self, row: int, deployment: str) -> bool:
         """Return whether a replica of the deployment on the row is ending."""
@@ -79,7 +79,9 @@ class AssumedState:
         rows = [self.table.rows[name] for name in victim.nodes if name in self.table.rows]
         for at in rows or [row]:
             here = self.table.nodes[at].allocations
-            sizes = (one.bytes for one in here if one.replica == victim.replica)
+            sizes = (
+                allocation.bytes for allocation in here if allocation.replica == victim.replica
+            )
             self.displaced.add(at)
             self.ending[at] += sum(sizes)
             self.touched.append(at)
@@ -179,9 +181,9 @@ class Ranking:
 
     def proof(self, row: int) -> MemoryProof:
         """Return the memory proof for a node that fits."""
-        found = self.evaluated.need.proofs[int(self.evaluated.need.codes[row])]
-        assert found is not None
-        return found
+        memory_proof = self.evaluated.need.proofs[int(self.evaluated.need.codes[row])]
+        assert memory_proof is not None
+        return memory_proof
 
     @property
     def is_apart(self) -> Bools:

@@ -115,11 +115,11 @@ def _fixed(evaluated: EvaluatedRequest) -> list[RefusalCount]:
 
 def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCount]:
     """Sum up rejections by reason; each comes with its number of nodes."""
-    found: dict[str, RefusalCount] = {}
+    refusal_counts: dict[str, RefusalCount] = {}
     for why, count in counted:
-        old = found.get(why.reason)
+        old = refusal_counts.get(why.reason)
         if old is None:
-            found[why.reason] = RefusalCount(
+            refusal_counts[why.reason] = RefusalCount(
                 reason=why.reason,
                 count=count,
                 need=why.need,
@@ -129,7 +129,7 @@ def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCoun
             )
             continue
         nearer = (old.need, old.have) if old.have >= why.have else (why.need, why.have)
-        found[why.reason] = RefusalCount(
+        refusal_counts[why.reason] = RefusalCount(
             reason=why.reason,
             count=old.count + count,
             need=nearer[0],
@@ -137,7 +137,7 @@ def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCoun
             capacity=max(filter(None, (old.capacity, why.capacity)), default=None),
             message=min(old.message, why.message),
         )
-    return list(found.values())
+    return list(refusal_counts.values())
 
 
 def _moving(

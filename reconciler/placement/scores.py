@@ -51,14 +51,14 @@ SpreadCounts: TypeAlias = Mapping[tuple[str, str | None], int]
 
 def count_spread(request: PlacementRequest, nodes: Iterable[NodeView]) -> SpreadCounts:
     """Count the deployment's replicas by the values of its spreadBy labels."""
-    found: dict[tuple[str, str | None], int] = {}
+    spread_counts: dict[tuple[str, str | None], int] = {}
     for node in nodes:
         count = node.replicas.get(request.name, 0)
         if count:
             for key in request.spec.placement.spread_by:
                 place = (key, node.labels.get(key))
-                found[place] = found.get(place, 0) + count
-    return found
+                spread_counts[place] = spread_counts.get(place, 0) + count
+    return spread_counts
 
 
 def speed(_: PlacementRequest, node: NodeView) -> float:
@@ -165,10 +165,10 @@ def weights_of(request: PlacementRequest) -> Weights:
     """Return the weights of the profile, overridden by spec.placement.weights; locality is for models of hubs only."""
     placement = request.spec.placement
     overrides = cast("dict[ScoreName, int]", placement.weights.model_dump(exclude_none=True))
-    found = {**_PROFILES[placement.profile], **overrides}
+    weights = {**_PROFILES[placement.profile], **overrides}
     if request.spec.model.hub is None:
-        found.pop("locality", None)
-    return found
+        weights.pop("locality", None)
+    return weights
 
 
 def score_parts(

@@ -345,15 +345,15 @@ class NodeTable:
         weights = scores.weights_of(request)
         parts = [(score, weights.get(score.name, 0)) for score in scores.FIXED]
         key = tuple((one.name, one.aspect(request), weight) for one, weight in parts if weight > 0)
-        found = self.answers.sums.get(key)
-        if found is None:
-            found = np.zeros(len(self), np.float64)
+        total = self.answers.sums.get(key)
+        if total is None:
+            total = np.zeros(len(self), np.float64)
             for one, weight in parts:
                 if weight > 0:
-                    found += weight * self._score(request, one)
-            self.answers.sums[key] = found
+                    total += weight * self._score(request, one)
+            self.answers.sums[key] = total
         weight = weights.get("locality", 0)
-        return found + weight * self._locality(request) if weight > 0 else found
+        return total + weight * self._locality(request) if weight > 0 else total
 
     def _locality(self, request: PlacementRequest) -> Floats | float:
         """Return the score for each node; one number if all nodes have, or all lack, the same bytes.
@@ -387,9 +387,9 @@ class NodeTable:
 # All fields of a node except those that change with its allocations. Tuples take equal objects for equal at once.
 _fixed_values: Final = operator.attrgetter(
     *(
-        one.name
-        for one in dataclasses.fields(NodeView)
-        if one.name not in ("used_bytes", "replicas", "allocations", "promised_bytes")
+        field.name
+        for field in dataclasses.fields(NodeView)
+        if field.name not in ("used_bytes", "replicas", "allocations", "promised_bytes")
     )
 )
 

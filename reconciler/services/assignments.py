@@ -80,9 +80,9 @@ class AssignmentCopies:
             async for page in pages:
                 for item in page.items:
                     node, _, name = item.key.removeprefix(keys.ASSIGNMENT_PREFIX).partition("/")
-                    one = found.get(name, Copies(item.mod_revision, frozenset()))
-                    oldest = min(one.revision, item.mod_revision)
-                    found[name] = Copies(oldest, one.nodes | {node})
+                    copies = found.get(name, Copies(item.mod_revision, frozenset()))
+                    oldest = min(copies.revision, item.mod_revision)
+                    found[name] = Copies(oldest, copies.nodes | {node})
         self._copies = found
         there = {
             key.removeprefix(_REPLICAS) for key in self._specs.items if key.startswith(_REPLICAS)
@@ -119,18 +119,18 @@ class AssignmentCopies:
                 raise refused from None
 
     async def _transaction(self, leadership: Leadership, batch: list[_Due]) -> None:
-        writes = [one.write for one in batch]
+        writes = [due.write for due in batch]
         for write in batch:
             # Until the answer arrives, any of them may have been written.
             before = self._copies.get(write.name, _NONE)
             self._copies[write.name] = Copies(-1, before.nodes | write.nodes)
         guards, operations = merge_writes(writes)
         revision = await self._transport.commit([leadership.guard, *guards], operations)
-        for one in batch:
-            if one.nodes:
-                self._copies[one.name] = Copies(revision, one.nodes)
+        for due in batch:
+            if due.nodes:
+                self._copies[due.name] = Copies(revision, due.nodes)
             else:
-                del self._copies[one.name]
+                del self._copies[due.name]
 
     def _due_writes(self, names: Iterable[str]) -> Iterator[_Due]:
         for name in names:
@@ -138,15 +138,15 @@ class AssignmentCopies:
             # What a newer reconciler wrote cannot be copied; its agents' copies stay as they are.
             if key in self._specs.undecodable:
                 continue
-            version, found = self._specs.version(key), self._specs.items.get(key)
+            version, api_object = self._specs.version(key), self._specs.items.get(key)
             nodes, value = frozenset[str](), b""
-            if isinstance(found, Replica):
-                nodes = frozenset(concerned_nodes(found))
+            if isinstance(api_object, Replica):
+                nodes = frozenset(concerned_nodes(api_object))
             copies = self._copies.get(name, _NONE)
             if copies.is_current(version, nodes):
                 continue
-            if found is not None:
-                value = codec.encode_copy(found)
+            if api_object is not None:
+                value = codec.encode_copy(api_object)
             gone = copies.nodes - nodes
             write = GuardedWrite(
                 guards=(ModRevisionGuard(key=key, mod_revision=version),),

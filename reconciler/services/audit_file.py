@@ -109,12 +109,12 @@ class AuditFile:
                     known = await asyncio.to_thread(written_ids, self.path)
                 # More records may come while these are written.
                 there = tuple(records.items.values())
-                found = [one for one in there if one.id not in known]
-                found.sort(key=lambda one: one.revision)
-                if found:
-                    text = b"".join(one.text for one in found)
+                lines = [line for line in there if line.id not in known]
+                lines.sort(key=lambda one: one.revision)
+                if lines:
+                    text = b"".join(line.text for line in lines)
                     await asyncio.to_thread(append_lines, self.path, text)
-                known = {one.id for one in there}
+                known = {line.id for line in there}
                 retries.reset()
             except OSError as error:
                 known = None

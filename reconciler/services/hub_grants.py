@@ -33,8 +33,8 @@ async def find_token(store: StoreReader, endpoint: str) -> HubToken | None:
 
 async def token_for(store: StoreReader, endpoint: str) -> str:
     """Return the text of the token for an endpoint, "" if there is none. Raises StoreError."""
-    found = await find_token(store, endpoint)
-    return "" if found is None else found.token.get_secret_value()
+    token = await find_token(store, endpoint)
+    return "" if token is None else token.token.get_secret_value()
 
 
 class TokenGrants:
@@ -93,7 +93,7 @@ class TokenGrants:
 
     def _fetching_nodes(self, name: str) -> set[str]:
         """Return the nodes with a rank or a preload of the deployment whose model is not present yet."""
-        found = {
+        fetching_nodes = {
             preload.node
             for preload in self._lister.preloads_of(name)
             if not self._lister.has_files(preload.node, preload.source.folder)
@@ -104,5 +104,5 @@ class TokenGrants:
             reports = self._lister.ranks(replica)
             for rank, report in zip(replica.spec.ranks, reports, strict=True):
                 if report is None or not is_true(report.conditions, MODEL_PRESENT):
-                    found.add(rank.node)
-        return found
+                    fetching_nodes.add(rank.node)
+        return fetching_nodes

@@ -150,12 +150,12 @@ class SnapshotController:
             self._problems.forget(name)
             return None
         try:
-            found = await self._look_up(deployment, source, transport, factory)
+            snapshot = await self._look_up(deployment, source, transport, factory)
         except LOOKUP_ERRORS as error:
             return await self._note(deployment, source, error)
-        await self._write(found, transport)
+        await self._write(snapshot, transport)
         self._problems.forget(name)
-        message = f"{source.repo}@{source.revision} is commit {found.commit}"
+        message = f"{source.repo}@{source.revision} is commit {snapshot.commit}"
         await self._recorder.record(_about(deployment), "ModelResolved", message)
         return None
 
@@ -175,17 +175,17 @@ class SnapshotController:
         self, deployment: ModelDeployment, source: HubReference, error: Exception
     ) -> Requeue:
         reason, message = reason_of(error)
-        found = self._problems.remember(deployment.name, source, reason, message)
+        problem = self._problems.remember(deployment.name, source, reason, message)
         is_transient = isinstance(error, TimeoutError) or (
             isinstance(error, ModelFetchError) and error.is_transient
         )
-        if found.failures == 1:
+        if problem.failures == 1:
             log.warning(
                 "model not resolved", extra={"deployment": deployment.name, "reason": reason}
             )
             await self._recorder.record(_about(deployment), reason, message, type_="Warning")
         policy = _TRANSIENT if is_transient else _PERMANENT
-        after_s = policy.delay_s(found.failures, jitter=random.random())
+        after_s = policy.delay_s(problem.failures, jitter=random.random())
         if isinstance(error, HubRateLimitedError):
             after_s = max(after_s, error.retry_after_s)
         return Requeue(after_s=after_s)

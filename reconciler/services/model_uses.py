@@ -87,10 +87,8 @@ class ModelUseRecords:
         key = f"{_DEPLOYMENTS}{name}"
         if key in self._specs.undecodable:
             return self._written.get(name)  # of a newer release, whose leader wrote its record
-        found = self._specs.items.get(key)
-        return (
-            codec.encode(model_use(found, groups)) if isinstance(found, ModelDeployment) else None
-        )
+        item = self._specs.items.get(key)
+        return codec.encode(model_use(item, groups)) if isinstance(item, ModelDeployment) else None
 
 
 def _operation(name: str, value: bytes | None) -> Operation:

@@ -38,10 +38,10 @@ def signer_address(folder: AuthorityFolder, etcd: EtcdAddress) -> EtcdAddress:
             )
         return etcd
     try:
-        found = read_credentials(path)
+        credentials = read_credentials(path)
     except CredentialsError as error:
         raise SignerError(str(error)) from error
-    return replace(etcd, username=found.user or ROOT_USER, password=found.password)
+    return replace(etcd, username=credentials.user or ROOT_USER, password=credentials.password)
 
 
 async def run_signer(folder: AuthorityFolder, etcd: EtcdAddress, clock: Clock) -> None:

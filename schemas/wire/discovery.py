@@ -60,7 +60,7 @@ def parse(properties: Mapping[str, str]) -> Announcement | None:
     authorities = tuple(hashes.split(",")) if hashes else ()
     if (fleet and not _FLEET.fullmatch(fleet)) or len(authorities) > MAX_AUTHORITIES:
         return None
-    if not all(_SHA256.fullmatch(one) for one in authorities):
+    if not all(_SHA256.fullmatch(authority) for authority in authorities):
         return None
     if role == "control" and not (fleet and authorities):
         return None  # a join port always has both

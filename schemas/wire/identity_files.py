@@ -21,5 +21,5 @@ def find_identity_files(folder: Path | None) -> IdentityFiles | None:
     if folder is None:
         return None
     path = folder.expanduser().absolute()
-    found = IdentityFiles(path / AUTHORITIES, path / IDENTITY)
-    return found if found.identity.exists() else None
+    identity_files = IdentityFiles(path / AUTHORITIES, path / IDENTITY)
+    return identity_files if identity_files.identity.exists() else None

@@ -61,12 +61,12 @@ async def set_up_membership(client: AuthClient, account: Account) -> list[str]:
 
 async def set_up_password(client: AuthClient, account: Account) -> Credentials:
     """Give the user a new password, and create it if needed. Raises StoreError."""
-    found = Credentials(user=account.user, password=new_password())
+    credentials = Credentials(user=account.user, password=new_password())
     if account.user in await client.users():
-        await client.set_password(account.user, found.password)
+        await client.set_password(account.user, credentials.password)
     else:
-        await add_user(client, account.user, found.password)
-    return found
+        await add_user(client, account.user, credentials.password)
+    return credentials
 
 
 async def add_role(client: AuthClient, role: str) -> None:

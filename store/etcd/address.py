@@ -75,7 +75,7 @@ def _file_state(path: Path | None) -> tuple[int, ...]:
     if path is None:
         return ()
     try:
-        found = path.stat()
+        result = path.stat()
     except OSError:
         return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
+    return (result.st_mtime_ns, result.st_size, result.st_ino)

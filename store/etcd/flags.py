@@ -83,7 +83,7 @@ def address_from_flags(
         ca = ca or identity.authorities
         if certificate is None and key is None:
             certificate = key = identity.identity
-    found = EtcdAddress(
+    etcd_address = EtcdAddress(
         endpoints=endpoints,
         socket=socket,
         ca=ca,
@@ -95,10 +95,10 @@ def address_from_flags(
         prefix=_prefix(options["etcd_prefix"]),
     )
     try:
-        found.ssl_context()
+        etcd_address.ssl_context()
     except OSError as error:  # ssl.SSLError is one
         raise click.UsageError(f"etcd's TLS files cannot be used: {error}") from error
-    return found
+    return etcd_address
 
 
 def _place(

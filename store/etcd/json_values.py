@@ -32,12 +32,12 @@ def field_at(tree: Json, *path: str) -> Any:
         UnavailableError: it is missing, so the answer is not etcd's.
 
     """
-    found: Any = tree
+    field: Any = tree
     for name in path:
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(field, dict) or name not in field:
             raise not_etcd_error(tree)
-        found = found[name]
-    return found
+        field = field[name]
+    return field
 
 
 def b64(text: str | bytes) -> str:

@@ -35,19 +35,19 @@ class EtcdSpace:
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus text format; nothing before the first answer."""
-        found = self._largest
-        if found is None:
+        status = self._largest
+        if status is None:
             return
         parts: tuple[MetricFamily, ...] = (
             Gauge(
                 f"{_PREFIX}db_bytes",
                 "Size of etcd's file, of the largest member.",
-                lambda: found.db_size_bytes,
+                lambda: status.db_size_bytes,
             ),
             Gauge(
                 f"{_PREFIX}db_in_use_bytes",
                 "The part of it that is in use.",
-                lambda: found.db_size_in_use_bytes,
+                lambda: status.db_size_in_use_bytes,
             ),
             Gauge(
                 f"{_PREFIX}quota_bytes",
@@ -55,7 +55,7 @@ class EtcdSpace:
                 lambda: self._quota_bytes,
             ),
             Gauge(
-                f"{_PREFIX}alarms", "Whether etcd has raised an alarm.", lambda: found.has_alarms
+                f"{_PREFIX}alarms", "Whether etcd has raised an alarm.", lambda: status.has_alarms
             ),
         )
         for part in parts:
@@ -67,12 +67,12 @@ class EtcdSpace:
             return  # sizes come over gRPC, which may not pass
         retries = Retries(_BACKOFF, self._clock)
         while True:
-            found = await self._ask()
-            if found is None:
+            status = await self._ask()
+            if status is None:
                 self._largest = None  # an old size would look like a healthy one
                 await retries.wait()
             else:
-                self._largest = found
+                self._largest = status
                 retries.reset()
                 await self._clock.sleep(_INTERVAL_S)
 

@@ -117,7 +117,9 @@ def fleet_accounts(
     """
     writes = _dashboard_writes() if dashboard_writes else []
     # A role has one permission for a range of keys.
-    dashboard = {(one.key, one.end): one for one in (*_dashboard(), *writes)}
+    dashboard = {
+        (permission.key, permission.end): permission for permission in (*_dashboard(), *writes)
+    }
     found_accounts = [
         _account("admin", _admin(), prefix),
         _account("reconciler", _reconciler(), prefix),
@@ -135,7 +137,11 @@ def joined_account(component: str, name: str, *, prefix: str = "") -> Account:
     """
     if component == "node":
         return _account(f"node-{name}", _agent(name), prefix)
-    (shared,) = (one for one in fleet_accounts((), prefix=prefix) if one.file == f"{component}.env")
+    (shared,) = (
+        account
+        for account in fleet_accounts((), prefix=prefix)
+        if account.file == f"{component}.env"
+    )
     user = f"fleet-{component}-{name}{_mark(prefix)}"
     return replace(shared, user=user, file=f"{component}-{name}.env")
 
@@ -325,8 +331,8 @@ def _dashboard_writes() -> list[Permission]:
 def dashboard_may_write(permissions: Iterable[Permission], *, prefix: str = "") -> bool:
     """Return whether the permissions of the dashboard's role include those to change what users declare."""
     return any(
-        one.right is not Right.READ and one.key.startswith(prefix + keys.SPEC_PREFIX)
-        for one in permissions
+        permission.right is not Right.READ and permission.key.startswith(prefix + keys.SPEC_PREFIX)
+        for permission in permissions
     )
 
 

@@ -11,14 +11,14 @@ from tests.support.tcp_server import tcp_server
 
 async def _heads_and_bodies(programs: Programs, load: Load, count: int) -> list[tuple[str, str]]:
     """Return the first requests of one connection, each answered with an error."""
-    found: list[tuple[str, str]] = []
+    heads: list[tuple[str, str]] = []
     is_done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while len(found) < count:
+        while len(heads) < count:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
-            found.append((head, (await reader.readexactly(length)).decode()))
+            heads.append((head, (await reader.readexactly(length)).decode()))
             writer.write(b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n")
         is_done.set()
 
@@ -28,7 +28,7 @@ async def _heads_and_bodies(programs: Programs, load: Load, count: int) -> list[
         loading.running(programs, replace(load, port=port)),
     ):
         await is_done.wait()
-    return found
+    return heads
 
 
 def test_heads_that_never_repeat_have_ids_of_their_own_and_others_are_alike(

@@ -23,8 +23,8 @@ from tests.support.fleets import deployment, revision
 async def running() -> AsyncIterator[RunningDashboard]:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)
-    async with running_dashboard(store, can_write=True) as found:
-        yield found
+    async with running_dashboard(store, can_write=True) as dashboard:
+        yield dashboard
 
 
 async def stored(running: RunningDashboard, kind: str, name: str) -> dict[str, Any]:
@@ -157,9 +157,9 @@ async def test_a_rollout_is_undone(running: RunningDashboard) -> None:
     seen = await running.post("/api/v1/actions/undo", {"name": "qwen", "dryRun": True})
     assert "-  contextLength: 2048\n+  contextLength: 1024" in seen["diff"]
     await running.post("/api/v1/actions/undo", {"name": "qwen", "version": seen["version"]})
-    found = await objects.get(running.store, ModelDeployment, "qwen")
-    assert found is not None
-    assert found.spec.context_length == 1024
+    obj = await objects.get(running.store, ModelDeployment, "qwen")
+    assert obj is not None
+    assert obj.spec.context_length == 1024
     refused = await running.post("/api/v1/actions/promote", {"name": "qwen", "dryRun": True}, 400)
     assert "no running canary" in refused["error"]["message"]
 
@@ -167,7 +167,9 @@ async def test_a_rollout_is_undone(running: RunningDashboard) -> None:
 async def test_the_revision_before_each_change_is_found(running: RunningDashboard) -> None:
     models = [deployment(replicas=2, context_length=1024 * number) for number in (1, 2, 3)]
     revisions = [revision(one, number) for number, one in enumerate(models, 1)]
-    await running.store.commit([], [codec.put_spec(one) for one in (*revisions, models[2])])
+    await running.store.commit(
+        [], [codec.put_spec(api_object) for api_object in (*revisions, models[2])]
+    )
 
     async def act(verb: str, **more: int) -> None:
         path, body = f"/api/v1/actions/{verb}", {"name": "qwen", **more}
@@ -199,9 +201,9 @@ async def test_a_mac_that_its_agent_alone_knows_is_cordoned(running: RunningDash
     await running.store.commit([], [Put(key=keys.status_key("Node", "new"), value=status.value)])
     seen = await running.post("/api/v1/actions/cordon", {"name": "new", "dryRun": True})
     await running.post("/api/v1/actions/cordon", {"name": "new", "version": seen["version"]})
-    found = await objects.get(running.store, Node, "new")
-    assert found is not None
-    assert found.spec.unschedulable
+    obj = await objects.get(running.store, Node, "new")
+    assert obj is not None
+    assert obj.spec.unschedulable
     await running.post("/api/v1/actions/cordon", {"name": "nobody", "dryRun": True}, 404)
     await running.post("/api/v1/actions/explode", {"name": "new"}, 404)
 
@@ -249,7 +251,7 @@ async def test_a_model_is_deleted_only_as_it_was_seen(running: RunningDashboard)
     assert seen["command"] == "fleetctl delete md/qwen"
     steps = [one for one in seen["placement"]["steps"] if one["deployment"] == "qwen"]
     assert steps
-    assert all(one["to"] == [] for one in steps)
+    assert all(step["to"] == [] for step in steps)
     await running.store.commit([], [codec.put_spec(deployment(replicas=4))])
     await running.post(path, {**body, "version": seen["version"]}, 409)
     seen = await running.post(path, {**body, "dryRun": True})

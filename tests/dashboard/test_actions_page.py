@@ -23,8 +23,8 @@ pytestmark = [needs_browser, pytest.mark.browser]
 async def running() -> AsyncIterator[RunningDashboard]:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)
-    async with running_dashboard(store, can_write=True) as found:
-        yield found
+    async with running_dashboard(store, can_write=True) as dashboard:
+        yield dashboard
 
 
 async def test_a_manifest_is_mended_previewed_and_applied(
@@ -53,9 +53,9 @@ async def test_a_manifest_is_mended_previewed_and_applied(
         await expect(page.locator(".diff .removed").first).to_be_visible()
         await page.get_by_role("button", name="Apply these changes").click()
         await expect(page.locator("[data-done]")).to_contain_text("configured")
-        found = await objects.get(running.store, ModelDeployment, "small")
-        assert found is not None
-        assert found.spec.context_length == 2048
+        obj = await objects.get(running.store, ModelDeployment, "small")
+        assert obj is not None
+        assert obj.spec.context_length == 2048
 
 
 async def test_a_mac_is_drained_by_keyboard(browser: Browser, running: RunningDashboard) -> None:
@@ -74,9 +74,9 @@ async def test_a_mac_is_drained_by_keyboard(browser: Browser, running: RunningDa
         await expect(page.get_by_role("dialog")).to_have_count(0)
         # What is shown comes from the store, not from the click.
         await expect(page.locator("main")).to_contain_text("draining")
-        found = await objects.get(running.store, Node, "mac-1")
-        assert found is not None
-        assert found.spec.draining
+        obj = await objects.get(running.store, Node, "mac-1")
+        assert obj is not None
+        assert obj.spec.draining
 
 
 async def test_a_rollout_is_undone_after_its_diff_was_shown(
@@ -103,7 +103,9 @@ async def test_a_change_is_put_back_to_the_state_before_it(
 ) -> None:
     models = [deployment(replicas=2, context_length=1024 * number) for number in (1, 2, 3)]
     revisions = [revision(one, number) for number, one in enumerate(models, 1)]
-    await running.store.commit([], [codec.put_spec(one) for one in (*revisions, models[2])])
+    await running.store.commit(
+        [], [codec.put_spec(api_object) for api_object in (*revisions, models[2])]
+    )
     for number in (1, 2):
         body = {"name": "qwen", "revision": number}
         seen = await running.post("/api/v1/actions/undo", {**body, "dryRun": True})
@@ -195,6 +197,6 @@ async def test_the_command_line_taints_a_mac_and_deletes_a_model(
         await dialog.get_by_label("to delete it").fill("qwen")
         await page.keyboard.press("Enter")
         await expect(dialog.locator("[data-done]")).to_be_visible()
-    found = await objects.get(running.store, ModelDeployment, "qwen")
-    assert found is not None
-    assert found.metadata.deletion_timestamp is not None
+    obj = await objects.get(running.store, ModelDeployment, "qwen")
+    assert obj is not None
+    assert obj.metadata.deletion_timestamp is not None

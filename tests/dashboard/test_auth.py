@@ -104,13 +104,13 @@ async def test_logins_refusals_and_streams_are_logged_without_their_secrets(
         async with running.http.get(url, headers=headers) as response:
             await response.content.readuntil(b"\n\n")
         await until(lambda: "stream closed" in caplog.messages, what="the end of the stream")
-    by_message = {one.message: vars(one) for one in caplog.records}
+    by_message = {record.message: vars(record) for record in caplog.records}
     assert by_message["login refused"]["refusal"] == "invalid_api_key"
     assert (by_message["login"]["user"], by_message["login"]["way"]) == ("ann", "key")
     refused = by_message["request refused"]
     assert (refused["path"], refused["status"]) == ("/api/v1/apply", 403)
     assert by_message["stream opened"]["views"] == ["macs"]
-    written = str([vars(one) for one in caplog.records])
+    written = str([vars(record) for record in caplog.records])
     for secret in ("sk-wrong-secret", "sk-good-secret", headers["cookie"].partition("=")[2]):
         assert secret not in written
 
@@ -127,28 +127,28 @@ async def log_in(running: RunningDashboard, ticket: str) -> tuple[int, str, str]
 
 async def test_a_login_link_is_good_once_and_at_one_dashboard(memory: MemoryTransport) -> None:
     async with running_dashboard(memory, asks_for_keys=True) as running:
-        found = await issue_login_ticket(memory, "run1")
+        ticket = await issue_login_ticket(memory, "run1")
         elsewhere = await issue_login_ticket(memory, "run2")
-        assert found.bearer.partition(".")[2] not in str(await memory.get(found.key))
+        assert ticket.bearer.partition(".")[2] not in str(await memory.get(ticket.key))
         assert (await log_in(running, elsewhere.bearer))[0] == 401
-        tries = await asyncio.gather(*(log_in(running, found.bearer) for _ in range(4)))
+        tries = await asyncio.gather(*(log_in(running, ticket.bearer) for _ in range(4)))
         assert sorted(status for status, *_ in tries) == [200, 401, 401, 401]
         assert all("fleetctl dashboard" in body for status, body, _ in tries if status == 401)
         cookie = next(cookie for status, _, cookie in tries if status == 200)
         await running.get("/api/v1/snapshot", headers={"cookie": cookie})
         await running.get("/api/v1/snapshot", 401, headers={"cookie": cookie.replace("link", "l")})
-        assert await memory.get(found.key) is None
+        assert await memory.get(ticket.key) is None
         assert (await log_in(running, "x"))[0] == 400
 
 
 async def test_a_login_link_ends_after_a_minute() -> None:
     clock = FakeClock()
     store = MemoryTransport(clock)
-    found = await issue_login_ticket(store, "run1")
+    ticket = await issue_login_ticket(store, "run1")
     await clock.advance(TICKET_TTL_S - 2)
-    assert await store.get(found.key) is not None
+    assert await store.get(ticket.key) is not None
     await clock.advance(3)
-    assert await store.get(found.key) is None
+    assert await store.get(ticket.key) is None
 
 
 async def test_guesses_are_limited(memory: MemoryTransport) -> None:

@@ -70,7 +70,7 @@ def test_every_screen_has_selections_that_the_stream_takes() -> None:
         texts = screens.selections_of(path.replace("{name}", "a%2Fb"))
         assert parse_selections(texts)
         if "{name}" in path and path != "/git/{name}":
-            assert any(one.endswith("=a/b") for one in texts)
+            assert any(text.endswith("=a/b") for text in texts)
 
 
 async def test_files_are_immutable_and_packed_and_of_one_release() -> None:

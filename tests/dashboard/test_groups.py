@@ -13,33 +13,33 @@ from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 
 
 async def read_group(running: RunningDashboard) -> dict[str, Any]:
-    found: dict[str, Any] = await running.get("/api/v1/groups/studios")
-    return found
+    group: dict[str, Any] = await running.get("/api/v1/groups/studios")
+    return group
 
 
 async def test_a_group_shows_links_split_and_epochs(tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
     await put_showcase(store)
     async with running_dashboard(store, state_dir=tmp_path) as running:
-        found: dict[str, Any] = {"epochs": ()}
+        group: dict[str, Any] = {"epochs": ()}
         for number in (1, 2):
             await put_epoch(store, number)
             async with asyncio.timeout(60):
-                while len(found["epochs"]) < number:
+                while len(group["epochs"]) < number:
                     await asyncio.sleep(0.1)
-                    found = await read_group(running)
-        assert found["members"] == ["studio-1", "studio-2", "studio-3"]
-        links = {(one["from"], one["to"]): one["cables"] for one in found["links"]}
+                    group = await read_group(running)
+        assert group["members"] == ["studio-1", "studio-2", "studio-3"]
+        links = {(one["from"], one["to"]): one["cables"] for one in group["links"]}
         assert links["studio-1", "studio-2"] == [{"device": "en6", "gbitPerSecond": 80}]
         assert len(links) == 3
-        (replica,) = found["replicas"]
+        (replica,) = group["replicas"]
         assert [one["layers"] for one in replica["ranks"]] == [24, 20, 20]
-        now, before = found["epochs"]
+        now, before = group["epochs"]
         assert (now["epoch"], now["endedAt"]) == (2, None)
         assert before["epoch"] == 1
         assert before["endedAt"] is not None
         assert before["message"] == "rank 2 on studio-3 ended with code 137"
-        (check,) = found["checks"]
+        (check,) = group["checks"]
         assert check["gbPerSecond"] == 7.94
         missing = await running.get("/api/v1/groups/none", 404)
         assert "There is no ShardGroup 'none'" in missing["error"]["message"]

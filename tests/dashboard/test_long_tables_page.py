@@ -20,8 +20,8 @@ async def running() -> AsyncIterator[RunningDashboard]:
     store = MemoryTransport(CLOCK)
     for first in range(0, _MACS, 50):
         await store.commit([], [put for at in range(first, first + 50) for put in mac(name_of(at))])
-    async with running_dashboard(store) as found:
-        yield found
+    async with running_dashboard(store) as dashboard:
+        yield dashboard
 
 
 def name_of(number: int) -> str:

@@ -19,14 +19,14 @@ from tests.support.waiting import until_async
 
 
 def sums_of(requests: Sequence[EndedRequest]) -> RequestSums:
-    found = RequestSums()
-    for one in requests:
-        found.count(one)
-    return found
+    request_sums = RequestSums()
+    for request in requests:
+        request_sums.count(request)
+    return request_sums
 
 
 def states(objectives: Objectives, requests: Sequence[EndedRequest]) -> dict[str, ObjectiveState]:
-    return {one.objective: one for one in judge("qwen", objectives, "1h", sums_of(requests))}
+    return {state.objective: state for state in judge("qwen", objectives, "1h", sums_of(requests))}
 
 
 ALL = Objectives(first_token_p95_ms=2500, tokens_per_second=20, availability_percent=99)
@@ -36,34 +36,34 @@ def test_a_burn_rate_of_one_uses_exactly_the_budget() -> None:
     slow = [ended(number, first_ms=9000 if number < 5 else 100) for number in range(100)]
     assert states(ALL, slow)["firstTokenP95Ms"].burn_rate == pytest.approx(1.0)
     failed = [ended(n, outcome="failed" if n < 3 else "ok") for n in range(100)]
-    found = states(ALL, failed)["availabilityPercent"]
-    assert found.measured == 97.0
-    assert found.burn_rate == pytest.approx(3.0)
+    state = states(ALL, failed)["availabilityPercent"]
+    assert state.measured == 97.0
+    assert state.burn_rate == pytest.approx(3.0)
     lame = [ended(number, tokens=4 if number < 20 else 101) for number in range(100)]
     assert states(ALL, lame)["tokensPerSecond"].burn_rate == pytest.approx(4.0)
 
 
 def test_good_service_burns_nothing() -> None:
-    found = states(ALL, [ended(number) for number in range(50)])
-    assert {one.burn_rate for one in found.values()} == {0.0}
-    assert found["tokensPerSecond"].measured == pytest.approx(100, rel=0.3)
-    (condition,) = conditions(list(found.values()), CLOCK.now()).values()
+    objective_states = states(ALL, [ended(number) for number in range(50)])
+    assert {state.burn_rate for state in objective_states.values()} == {0.0}
+    assert objective_states["tokensPerSecond"].measured == pytest.approx(100, rel=0.3)
+    (condition,) = conditions(list(objective_states.values()), CLOCK.now()).values()
     assert (condition.status.value, condition.reason) == ("True", "ObjectivesMet")
 
 
 def test_few_requests_tell_nothing() -> None:
-    found = states(ALL, [ended(number, outcome="failed") for number in range(19)])
-    assert {one.burn_rate for one in found.values()} == {None}
-    (condition,) = conditions(list(found.values()), CLOCK.now()).values()
+    objective_states = states(ALL, [ended(number, outcome="failed") for number in range(19)])
+    assert {state.burn_rate for state in objective_states.values()} == {None}
+    (condition,) = conditions(list(objective_states.values()), CLOCK.now()).values()
     assert (condition.status.value, condition.reason) == ("Unknown", "TooFewRequests")
 
 
 def test_a_share_is_exact_at_bounds_and_bounded_within() -> None:
-    found = sums_of([ended(number, first_ms=1000 * number) for number in range(1, 11)])
-    assert found.share_above("first_token", 5.0) == pytest.approx(0.5)
-    assert 0.5 < found.share_above("first_token", 3.0) < 0.8
+    sums = sums_of([ended(number, first_ms=1000 * number) for number in range(1, 11)])
+    assert sums.share_above("first_token", 5.0) == pytest.approx(0.5)
+    assert 0.5 < sums.share_above("first_token", 3.0) < 0.8
     assert RequestSums().share_above("first_token", 1.0) == 0.0
-    assert found.share_above("first_token", 10_000.0) == 0.0
+    assert sums.share_above("first_token", 10_000.0) == 0.0
 
 
 def test_an_empty_promise_is_refused() -> None:

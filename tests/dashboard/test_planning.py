@@ -27,16 +27,16 @@ from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 async def running() -> AsyncIterator[RunningDashboard]:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)
-    async with running_dashboard(store) as found:
-        yield found
+    async with running_dashboard(store) as dashboard:
+        yield dashboard
 
 
 async def test_why_pending_is_the_text_of_fleetctl_with_what_would_help(
     running: RunningDashboard,
 ) -> None:
     found = await running.get("/api/v1/explain/deployment/long")
-    seen = await snapshot.take(running.store, CLOCK)
-    report = explain_placement(seen, "long")
+    fleet_snapshot = await snapshot.take(running.store, CLOCK)
+    report = explain_placement(fleet_snapshot, "long")
     assert report is not None
     assert found["text"] == report_text(report)
     assert "0 of 1 replicas are placed" in found["text"]
@@ -89,9 +89,9 @@ async def test_the_doctor_judges_as_fleetctl_does(running: RunningDashboard) -> 
     found = await running.get("/api/v1/doctor")
     nodes, ready = await objects.list_all(store, Node), await reader.ready_nodes(store)
     every = [
-        one
+        api_object
         for kind in (ModelDeployment, NodePool, ShardGroup, ModelRoute, GitSource)
-        for one in await objects.list_all(store, kind)
+        for api_object in await objects.list_all(store, kind)
     ]
     stored = FleetObservation(
         nodes=nodes,
@@ -99,7 +99,9 @@ async def test_the_doctor_judges_as_fleetctl_does(running: RunningDashboard) -> 
         replicas=await objects.list_all(store, Replica),
         objects=every,
         admissions=[
-            check_admission(one, nodes, ready) for one in every if isinstance(one, ShardGroup)
+            check_admission(api_object, nodes, ready)
+            for api_object in every
+            if isinstance(api_object, ShardGroup)
         ],
         leader="",
     )

@@ -19,8 +19,8 @@ pytestmark = [needs_browser, pytest.mark.browser]
 async def running() -> AsyncIterator[RunningDashboard]:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)
-    async with running_dashboard(store) as found:
-        yield found
+    async with running_dashboard(store) as dashboard:
+        yield dashboard
 
 
 async def test_why_pending_is_two_clicks_from_the_first_screen(

@@ -24,8 +24,8 @@ CLOCK = SystemClock()
 async def running() -> AsyncIterator[RunningDashboard]:
     store = MemoryTransport(CLOCK)
     await store.commit([], [put_key(role) for role in ROLES])
-    async with running_dashboard(store, asks_for_keys=True, can_write=True) as found:
-        yield found
+    async with running_dashboard(store, asks_for_keys=True, can_write=True) as dashboard:
+        yield dashboard
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
 
 async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser: Browser) -> None:
     """The metrics that an agent exports of a Mac with macmon, from captures of its tools."""
-    ioreg, macmon = (one.read_text() for one in LOAD_CAPTURES)
+    ioreg, macmon = (capture.read_text() for capture in LOAD_CAPTURES)
     sensors = load.mac_sensors(ioreg, macmon, "")
     text = render(load.node_families(load.LoadReading(cpu_ratio=0.5, sensors=sensors)))
 
@@ -247,9 +247,9 @@ async def test_a_git_source_is_synced_suspended_and_resumed(browser: Browser) ->
         await expect(dialog.locator("[data-done]")).to_be_visible()
         await check_access(page)
         await page.keyboard.press("Escape")
-        found = await objects.get(store, GitSource, "fleet")
-        assert found is not None
-        return found
+        obj = await objects.get(store, GitSource, "fleet")
+        assert obj is not None
+        return obj
 
     async with (
         running_dashboard(store, can_write=True) as running,
@@ -270,7 +270,7 @@ async def test_two_revisions_and_two_moments_of_a_model_are_compared(
     store = MemoryTransport(CLOCK)
     models = [deployment(context_length=1024 * number) for number in (1, 2, 3)]
     revisions = [revision(one, number) for number, one in enumerate(models, 1)]
-    await store.commit([], [codec.put_spec(one) for one in (*revisions, models[0])])
+    await store.commit([], [codec.put_spec(api_object) for api_object in (*revisions, models[0])])
     async with (
         running_dashboard(store, state_dir=tmp_path) as running,
         open_page(browser, running.url) as (page, _),
@@ -328,7 +328,9 @@ async def test_the_traffic_of_a_rollout_is_shown_by_version(browser: Browser) ->
         await gateway.knows("qwen", ready=2)
         revisions = [revision(one, number) for number, one in enumerate((old, new), 1)]
         puts = [put_replica(old, number, yesterday) for number in (0, 1)]
-        await store.commit([], [*(codec.put_spec(one) for one in (*revisions, new)), *puts])
+        await store.commit(
+            [], [*(codec.put_spec(api_object) for api_object in (*revisions, new)), *puts]
+        )
         async with (
             running_dashboard(store) as running_one,
             open_page(browser, running_one.url) as (page, _),
@@ -337,7 +339,7 @@ async def test_the_traffic_of_a_rollout_is_shown_by_version(browser: Browser) ->
                 async with asyncio.TaskGroup() as group:
                     for _ in range(4):
                         group.create_task(send_chats(running_one.http, gateway, 1, model="qwen"))
-            counts = [len(one.calls) for one in (first, second)]
+            counts = [len(engine.calls) for engine in (first, second)]
             await page.goto("/models/qwen")
             await expect(page.locator("h1")).to_have_text("qwen")
             rows = page.locator("[data-versions] tbody tr")

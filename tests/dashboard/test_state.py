@@ -269,8 +269,8 @@ async def test_the_fourth_stream_of_a_client_ends_the_first(store: Transport) ->
             others = [await running.http.get(url) for _ in range(3)]
             async with asyncio.timeout(10):
                 assert (await anext(events)).name == "bye"
-            for one in others:
-                one.close()
+            for other in others:
+                other.close()
 
 
 async def test_it_registers_at_its_address(store: Transport) -> None:

@@ -36,16 +36,16 @@ def test_vendored_files_are_those_that_were_reviewed() -> None:
 
 def imports_of(path: Path) -> set[Path]:
     """Return a module and all that it imports before it runs."""
-    found, pending = set[Path](), [path]
+    paths, pending = set[Path](), [path]
     while pending:
         one = pending.pop()
-        if one not in found:
-            found.add(one)
+        if one not in paths:
+            paths.add(one)
             targets = re.findall(
                 r'^(?:import|export) .*from "([^"]+)"', one.read_text(), re.MULTILINE
             )
             pending += [(one.parent / target).resolve() for target in targets]
-    return found
+    return paths
 
 
 def size_of(paths: set[Path]) -> int:

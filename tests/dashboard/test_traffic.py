@@ -141,7 +141,7 @@ async def check_live_views(dashboard: RunningDashboard) -> None:
     (traffic,) = views["traffic"]
     assert (traffic["requests24h"], traffic["gatewaysSilent"]) == (5, {})
     listed = (await dashboard.get("/api/v1/requests"))["requests"]
-    shown = [{key: one[key] for key in listed[0]} for one in views["ended"]]
+    shown = [{key: view[key] for key in listed[0]} for view in views["ended"]]
     by_id = operator.itemgetter("id")
     assert sorted(shown, key=by_id) == sorted(listed, key=by_id)
     url = f"{dashboard.url}/api/v1/stream?view=ended"
@@ -310,7 +310,7 @@ async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(
             assert "does not answer within 3 s" in found["slow"]
             assert "does not answer" in found["gone"]
             states = dashboard.dashboard.traffic.gateways
-            assert sum(not one.problem for one in states.values()) == 1
+            assert sum(not state.problem for state in states.values()) == 1
     finally:
         await liar.cleanup()
         await sleeper.cleanup()
@@ -418,9 +418,9 @@ def test_times_are_those_of_the_own_clock() -> None:
     right = [at(now_s - 29), at(now_s - 1), at(now_s + 1)]
     assert on_own_clock(right, now_s - 1, now_s) == (right, False)
     wrong = [at(now_s + 3600), at(now_s - 3600), at(now_s)]
-    found, is_wrong = on_own_clock(wrong, now_s - 1, now_s)
+    requests, is_wrong = on_own_clock(wrong, now_s - 1, now_s)
     assert is_wrong
-    assert [round(one.time_s + one.whole_s - now_s) for one in found] == [0, 0, 0]
+    assert [round(request.time_s + request.whole_s - now_s) for request in requests] == [0, 0, 0]
     # After an hour in which nothing was read, what is an hour old is right.
     assert on_own_clock(wrong[1:], now_s - 3600, now_s) == (wrong[1:], False)
 
@@ -479,8 +479,8 @@ async def test_two_hundred_gateways_are_read_each_second_and_a_silent_one_delays
         async with running_dashboard(memory) as dashboard:
             await until(lambda: len(reads) == 200, limit_s=60, what="the first read of each")
             others = [f"g{port}" for port in ports[1:]]
-            await until(lambda: min(reads[one] for one in others) >= 4, limit_s=60)
-            assert reads[silent] < min(reads[one] for one in others)
+            await until(lambda: min(reads[other] for other in others) >= 4, limit_s=60)
+            assert reads[silent] < min(reads[other] for other in others)
             queue = await dashboard.get("/queue")
             assert set(queue["gatewaysSilent"]) <= {silent}
     finally:

@@ -74,7 +74,7 @@ async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
                     *(dashboard.get(f"/api/v1/top/{what}") for _ in range(3))
                 )
                 # Clients that ask at once share the samples.
-                assert len({orjson.dumps(one["items"]) for one in answers}) == 1
+                assert len({orjson.dumps(answer["items"]) for answer in answers}) == 1
                 done = await run_fleetctl("top", what, "-o", "json", "--etcd", str(etcd.address))
                 assert done.code == 0, done.err
                 assert answers[0]["items"] == orjson.loads(done.out)["items"]

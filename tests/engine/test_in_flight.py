@@ -179,13 +179,17 @@ def _record(number: int, *positions: int) -> RequestRecord:
     ],
 )
 def test_prefill_progress(positions: tuple[tuple[int, int], ...], expected: int) -> None:
-    (found,) = report([_record(0, 0, 0)], positions, 3.5).requests
-    assert (found.phase, found.prompt_tokens, found.prefilled_tokens) == ("prefill", 4, expected)
-    assert found.seconds == 2.5
+    (request,) = report([_record(0, 0, 0)], positions, 3.5).requests
+    assert (request.phase, request.prompt_tokens, request.prefilled_tokens) == (
+        "prefill",
+        4,
+        expected,
+    )
+    assert request.seconds == 2.5
 
 
 def test_the_list_is_bounded() -> None:
-    found = report([_record(number) for number in range(MAX_REQUESTS + 1)], (), 3.0)
-    assert len(found.requests) == MAX_REQUESTS
-    assert found.total == MAX_REQUESTS + 1
-    assert found.requests[0].id == "r0"
+    requests = report([_record(number) for number in range(MAX_REQUESTS + 1)], (), 3.0)
+    assert len(requests.requests) == MAX_REQUESTS
+    assert requests.total == MAX_REQUESTS + 1
+    assert requests.requests[0].id == "r0"

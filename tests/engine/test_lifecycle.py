@@ -21,9 +21,9 @@ def test_a_rank_of_a_group_goes_through_all_states() -> None:
     state = initial_state(has_group=True)
     assert state is EngineState.JOINING
     for event, wanted in HAPPY_PATH:
-        found = next_state(state, event)
-        assert found is wanted
-        state = found
+        engine_state = next_state(state, event)
+        assert engine_state is wanted
+        state = engine_state
     assert initial_state(has_group=False) is EngineState.LOADING
 
 
@@ -49,5 +49,5 @@ def test_other_events_have_no_effect(state: EngineState, event: EngineEvent) -> 
 
 def test_no_engine_leaves_its_last_states() -> None:
     last = {EngineState.DRAINING, EngineState.FAILED}
-    found = {after for (before, _), after in TRANSITIONS.items() if before in last}
-    assert found == {EngineState.FAILED}
+    states = {after for (before, _), after in TRANSITIONS.items() if before in last}
+    assert states == {EngineState.FAILED}

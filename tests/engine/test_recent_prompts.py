@@ -20,7 +20,9 @@ def remembered(*jobs: Job) -> list[tuple[str, int, int]]:
     history = PromptHistory()
     for one in jobs:
         history.add([one])
-    return [(one.salt, one.tokens[0], len(one.tokens)) for one in history.report().prompts]
+    return [
+        (prompt.salt, prompt.tokens[0], len(prompt.tokens)) for prompt in history.report().prompts
+    ]
 
 
 def test_of_a_conversation_only_the_last_turn_is_remembered() -> None:

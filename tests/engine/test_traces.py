@@ -77,8 +77,10 @@ async def test_phases_are_below_the_gateways_attempt_and_a_collector_that_hangs_
             await until(lambda: collector.of("attempt"), what="the gateway's spans")
         await asyncio.to_thread(tracer.close)
         check_tree(collector, usage["prompt_tokens"])
-        lines = [json.loads(one) for one in engine.stderr.read_text().splitlines() if one[0] == "{"]
-        about = [one["message"] for one in lines if one.get("request_id") == "mine"]
+        lines = [
+            json.loads(line) for line in engine.stderr.read_text().splitlines() if line[0] == "{"
+        ]
+        about = [line["message"] for line in lines if line.get("request_id") == "mine"]
         assert about == ["request has a slot", "request begins to generate", "request"]
         # What is not sampled is not recorded.
         count = len(collector.spans)

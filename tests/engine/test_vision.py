@@ -64,7 +64,7 @@ def make_job(loaded: Any, number: int, text: str, *urls: str) -> Job:
     images = image_reader.read_images(image_reader.image_urls(turns), loaded.image_rules)
     tokens = loaded.codec.encode_chat(image_reader.without_urls(turns))
     tokens = image_reader.expand_tokens(tokens, images, loaded.image_rules.token, param="messages")
-    salt = ":".join(one.digest for one in images)
+    salt = ":".join(image_input.digest for image_input in images)
     return engine_batches.job(number, tokens, images=images, cache_salt=salt, max_tokens=12)
 
 
@@ -83,7 +83,10 @@ def own_answer(loaded: Any, job: Job) -> list[int]:
             image_std=[0.26862954, 0.26130258, 0.27577711],
         )
         seen = [
-            image_module.frombytes("RGB", (one.width, one.height), one.pixels) for one in job.images
+            image_module.frombytes(
+                "RGB", (image_input.width, image_input.height), image_input.pixels
+            )
+            for image_input in job.images
         ]
         found = processor(seen)
         given = {name: mx.array(found[name]) for name in ("pixel_values", "image_grid_thw")}

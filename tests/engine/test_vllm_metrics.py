@@ -59,7 +59,7 @@ def test_every_name_has_data(engine: Engine) -> None:
     for name in (name for names in HISTOGRAMS for name in names):
         assert total(theirs, f"{name}_count") > 0, name
         assert total(theirs, f"{name}_sum") > 0, name
-        buckets = [one for one in theirs if one.name == f"{name}_bucket"]
+        buckets = [their for their in theirs if their.name == f"{name}_bucket"]
         assert buckets[-1].labels["le"] == "+Inf"
         assert float(buckets[-1].value) == total(theirs, f"{name}_count")
     for name in (name for names in COUNTERS for name in names):
@@ -81,23 +81,23 @@ def test_every_name_has_data(engine: Engine) -> None:
 
 
 def test_the_gauges_move(engine: Engine) -> None:
-    found: list[Sample] = []
+    samples: list[Sample] = []
 
     def is_used() -> bool:
-        found[:] = scrape(engine)
-        return total(found, "vllm:gpu_cache_usage_perc") > 0
+        samples[:] = scrape(engine)
+        return total(samples, "vllm:gpu_cache_usage_perc") > 0
 
     with contextlib.closing(engine.begin(max_tokens=3000)):
         eventually(is_used)
-    assert total(found, "vllm:num_requests_running") == 1
-    assert total(found, "vllm:kv_cache_usage_perc") == total(found, "vllm:gpu_cache_usage_perc")
+    assert total(samples, "vllm:num_requests_running") == 1
+    assert total(samples, "vllm:kv_cache_usage_perc") == total(samples, "vllm:gpu_cache_usage_perc")
 
 
 def test_the_room_for_caches(engine: Engine) -> None:
-    (found,) = [one for one in scrape(engine) if one.name == vllm_metrics.CACHE_CONFIG]
-    assert found.labels["block_size"] == "64"
+    (sample,) = [sample for sample in scrape(engine) if sample.name == vllm_metrics.CACHE_CONFIG]
+    assert sample.labels["block_size"] == "64"
     # 16 slots of 4096 tokens, if the memory suffices.
-    assert 64 <= int(found.labels["num_gpu_blocks"]) <= 16 * 64
+    assert 64 <= int(sample.labels["num_gpu_blocks"]) <= 16 * 64
 
 
 @pytest.mark.ci
@@ -106,7 +106,7 @@ def test_an_engine_with_adapters_shows_them(start: Start, tiny: Path, tmp_path: 
     eventually(engine.is_ready, within_s=60)
 
     def lora() -> Sample:
-        return next(one for one in scrape(engine) if one.name == vllm_metrics.LORA)
+        return next(sample for sample in scrape(engine) if sample.name == vllm_metrics.LORA)
 
     assert lora().labels["running_lora_adapters"] == ""
     with contextlib.closing(engine.begin(model="tiny:poet", max_tokens=3000)):

@@ -140,9 +140,9 @@ async def its_node_is_lost(fleet: Fleet) -> None:
 
 async def node_of_endpoint(fleet: Fleet) -> str:
     transport = connect(fleet.etcd.address)
-    found = (await transport.list(keys.ENDPOINT_PREFIX)).items
+    items = (await transport.list(keys.ENDPOINT_PREFIX)).items
     await transport.close()
-    return found[0].key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0] if found else ""
+    return items[0].key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0] if items else ""
 
 
 async def all_of_it_can_be_deleted(fleet: Fleet) -> None:

@@ -97,7 +97,7 @@ async def test_the_authority_is_exchanged_under_load(tmp_path: Path, models_dir:
         async with under_load(first, key):
             await done(first, *words)
             await until(
-                lambda: all(trusted(one) == 2 for one in identities(first, second)),
+                lambda: all(trusted(identity) == 2 for identity in identities(first, second)),
                 limit_s=90,
                 what="trust in both authorities",
             )
@@ -106,7 +106,7 @@ async def test_the_authority_is_exchanged_under_load(tmp_path: Path, models_dir:
             await until_signed_by(new, first, second)
             await done(first, *words, "--finish")
             await until(
-                lambda: all(trusted(one) == 1 for one in identities(first, second)),
+                lambda: all(trusted(identity) == 1 for identity in identities(first, second)),
                 limit_s=90,
                 what="the end of the old authority",
             )
@@ -130,9 +130,9 @@ async def until_signed_by(authority: x509.Certificate, *macs: Mac) -> None:
     """Wait until every identity has a certificate by the authority; name those that have none."""
     deadline = asyncio.get_running_loop().time() + 240
     while old := [
-        str(one.path)
-        for one in identities(*macs)
-        if not is_signed_by(load_certificate(one.certificate()), authority)
+        str(identity.path)
+        for identity in identities(*macs)
+        if not is_signed_by(load_certificate(identity.certificate()), authority)
     ]:
         assert asyncio.get_running_loop().time() < deadline, f"{old}\n{macs[0].last_words()}"
         await asyncio.sleep(1)

@@ -31,7 +31,7 @@ async def macs(tmp_path: Path, models_dir: Path) -> AsyncIterator[tuple[Mac, Mac
 async def heard(mac: Mac) -> list[dict[str, object]]:
     done = await mac.run("discover", "--source=mdns", "--timeout=2", "-o", "json")
     assert done.code == 0, done.err
-    return [one["spec"] for one in json.loads(done.out)["items"]]
+    return [load["spec"] for load in json.loads(done.out)["items"]]
 
 
 async def token(first: Mac) -> str:

@@ -141,8 +141,8 @@ async def test_the_leader_checks_a_group_that_is_due(fleet: Fleet) -> None:
     )
 
     async def checks() -> tuple[FabricCheck, ...]:
-        found = await objects.get(transport, ShardGroup, "old")
-        return () if found is None or found.status is None else found.status.fabric_checks
+        obj = await objects.get(transport, ShardGroup, "old")
+        return () if obj is None or obj.status is None else obj.status.fabric_checks
 
     await transport.commit([], [codec.put_spec(group)])
     fleet.start_reconciler()

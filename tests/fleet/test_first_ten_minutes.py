@@ -84,12 +84,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(networks: Networks, smollm2: Path) -> Iterator[StandInHub]:
     """Yield a hub that both Macs reach, served by a thread: people at terminals block."""
     files = {path.name: path.read_bytes() for path in (smollm2 / MODEL).iterdir() if path.is_file()}
-    found = StandInHub(host=networks.client_address(1), repos={REPO: files})
+    stand_in_hub = StandInHub(host=networks.client_address(1), repos={REPO: files})
     begun, loop = threading.Event(), asyncio.new_event_loop()
     end = asyncio.Event()
 
     async def serve() -> None:
-        async with found.serve():
+        async with stand_in_hub.serve():
             begun.set()
             await end.wait()
 
@@ -97,7 +97,7 @@ def hub(networks: Networks, smollm2: Path) -> Iterator[StandInHub]:
     thread.start()
     try:
         assert begun.wait(30)
-        yield found
+        yield stand_in_hub
     finally:
         loop.call_soon_threadsafe(end.set)
         thread.join()

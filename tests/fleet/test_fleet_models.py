@@ -35,7 +35,7 @@ async def test_models_are_pulled_listed_pinned_and_removed_on_two_macs(
     fleet = Fleet(tmp_path / "f", tmp_path)
 
     def names(node: str) -> list[str]:
-        return [one.name for one in ModelStore(tmp_path / node, SystemClock()).models()]
+        return [model.name for model in ModelStore(tmp_path / node, SystemClock()).models()]
 
     async with hub.serve():
         try:

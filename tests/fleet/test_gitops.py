@@ -68,5 +68,7 @@ async def _begun(store: Transport) -> bool:
 
 async def _applied(store: Transport) -> list[str]:
     """Return the pools of the source."""
-    found = await objects.list_all(store, NodePool)
-    return [o.name for o in found if o.metadata.annotations.get(APPLY_SET) == "gitsource.fleet"]
+    node_pools = await objects.list_all(store, NodePool)
+    return [
+        o.name for o in node_pools if o.metadata.annotations.get(APPLY_SET) == "gitsource.fleet"
+    ]

@@ -107,8 +107,8 @@ def weights(folder: Path) -> set[str]:
 
 async def reasons(group: Group) -> list[str]:
     """Return the reason of Ready of each rank, in any order."""
-    found = [find_condition(one.conditions, "Ready") for one in await group.reports()]
-    return sorted(one.reason for one in found if one is not None)
+    conditions = [find_condition(report.conditions, "Ready") for report in await group.reports()]
+    return sorted(condition.reason for condition in conditions if condition is not None)
 
 
 async def test_each_rank_of_a_pipeline_fetches_its_layers_and_answers_as_the_whole(
@@ -133,7 +133,7 @@ async def test_each_rank_of_a_pipeline_fetches_its_layers_and_answers_as_the_who
         assert held[0] | held[1] == every
         # What both ranks need: the tensors outside of layers, and a file with parts of two layers.
         assert len(held[0] & held[1]) <= 2, held
-        asked = [Path(one.path).name for one in hub.requests("GET", "/model-")]
+        asked = [Path(request.path).name for request in hub.requests("GET", "/model-")]
         assert Counter(asked) == Counter(every) + Counter(held[0]) + Counter(held[1])
         for node in NODES:
             assert (models_of(tmp_path, node) / FOLDER / PARTIAL_MARK).is_file()
@@ -152,7 +152,7 @@ async def test_each_rank_of_a_pipeline_fetches_its_layers_and_answers_as_the_who
         (whole,) = (n for n in NODES if weights(models_of(tmp_path, n) / FOLDER) == every)
         rest = every - held[[rank.node for rank in replica.spec.ranks].index(whole)]
         # The leader reads the header of each file for the deployment's memory proof.
-        asked = [Path(one.path).name for one in hub.requests("GET", "/model-")]
+        asked = [Path(request.path).name for request in hub.requests("GET", "/model-")]
         assert Counter(asked) == Counter(every) + Counter(rest)
         assert not (models_of(tmp_path, whole) / FOLDER / PARTIAL_MARK).exists()
 

@@ -65,10 +65,12 @@ async def deploy(fleet: Fleet) -> None:
 
 async def read_conditions(store: Transport) -> str:
     """Return the conditions of all deployments and replicas as text."""
-    statuses = [one.status for one in await objects.list_all(store, ModelDeployment)]
-    ranks = [one.status for one in await objects.list_all(store, Replica)]
-    found = [one for status in (*statuses, *ranks) if status for one in status.conditions]
-    return "\n".join(f"{one.type} {one.reason}: {one.message}" for one in found)
+    statuses = [deployment.status for deployment in await objects.list_all(store, ModelDeployment)]
+    ranks = [replica.status for replica in await objects.list_all(store, Replica)]
+    conditions = [
+        condition for status in (*statuses, *ranks) if status for condition in status.conditions
+    ]
+    return "\n".join(f"{one.type} {one.reason}: {one.message}" for one in conditions)
 
 
 async def shown(fleet: Fleet, words: str) -> str:

@@ -114,7 +114,7 @@ class Heard:
 
     def answer(self) -> tuple[Any, ...]:
         """Return what must not depend on who died."""
-        tokens = [one.token for one in self.logprobs]
+        tokens = [logprob.token for logprob in self.logprobs]
         used = (self.usage.prompt_tokens, self.usage.completion_tokens)
         return self.text, self.calls, tokens, self.finish, self.roles, used
 

@@ -66,8 +66,8 @@ class Witness:
                     line = " ".join(process.cmdline())
                     if str(self.root) in line:
                         self.argv.add(line)
-                        found = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
-                        self.environment.add(found)
+                        text = Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+                        self.environment.add(text)
                 except (psutil.Error, OSError):
                     continue
             await asyncio.sleep(0.1)

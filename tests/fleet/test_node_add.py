@@ -124,7 +124,7 @@ async def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def secrets_in_arguments(stop: asyncio.Event) -> list[str]:
     """Return command lines with a join token, which all processes of this machine can read, until the event."""
-    found = set()
+    secrets = set()
     while not stop.is_set():
         for folder in Path("/proc").glob("[0-9]*"):
             for name in ("cmdline", "environ"):
@@ -132,9 +132,9 @@ async def secrets_in_arguments(stop: asyncio.Event) -> list[str]:
                     text = (folder / name).read_bytes().decode(errors="replace")
                 except OSError:
                     continue
-                found |= set(re.findall(r"mf1\.[\w.-]{40,}", text))
+                secrets |= set(re.findall(r"mf1\.[\w.-]{40,}", text))
         await asyncio.sleep(0.01)
-    return sorted(found)
+    return sorted(secrets)
 
 
 def written_tokens(machine: SshMachine) -> list[str]:

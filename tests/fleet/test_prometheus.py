@@ -97,7 +97,7 @@ async def test_prometheus_sees_the_whole_fleet(tmp_path: Path, smollm2: Path) ->
             assert [one for one in firing["alerts"] if one["state"] == "firing"] == []
             # A Mac that dies is seen through the dashboard within the time of its alert.
             fleet.kill("node-1")
-            down = next(one for one in ALERTS if one.name == "FleetNodeDown")
+            down = next(alert for alert in ALERTS if alert.name == "FleetNodeDown")
             await until_async(
                 lambda: prometheus.values(down.expr), limit_s=180, what="a Mac that is down"
             )
@@ -177,7 +177,7 @@ async def _check_vllm_names(fleet: Fleet, found: dict[str, str]) -> None:
                 async with http.get(f"{found[process]}{vllm_metrics.PATH}") as response:
                     text = await response.read()
                 check_metrics(text)
-                present = {one.name for one in parse_samples(text.decode())}
+                present = {sample.name for sample in parse_samples(text.decode())}
                 lacking += [(process, n) for n in names if not {n, f"{n}_bucket"} & present]
             return lacking
 
@@ -208,8 +208,8 @@ async def _values_with_load(fleet: Fleet, prometheus: Prometheus, expr: str) -> 
 
     A rate needs two scrapes with a request between them, and on a busy machine scrapes come late.
     """
-    if found := await prometheus.values(expr):
-        return found
+    if values := await prometheus.values(expr):
+        return values
     await _ask(fleet)
     await asyncio.sleep(1)
     return await prometheus.values(expr)

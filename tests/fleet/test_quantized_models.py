@@ -68,7 +68,7 @@ async def test_a_mac_serves_what_another_one_quantized(macs: tuple[Mac, Mac]) ->
     assert "node: mac-2" in replicas
     assert COMMIT not in replicas
     copied = ModelStore(second.models, SystemClock())
-    assert [one.name for one in copied.models()] == [folder]
+    assert [model.name for model in copied.models()] == [folder]
     assert check_model(copied, folder, hashes=True) == ()
     said = await first.ok("chat", "small", "-m", "x", "--max-tokens", "4")
     assert said.endswith("\n")

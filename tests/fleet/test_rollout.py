@@ -64,8 +64,8 @@ async def test_without_room_for_one_more_replicas_are_replaced_in_place(
             await fleet.applied(MANIFEST.format(context=768))
             await rolled_out(fleet)
         assert set((await replicas(fleet)).values()) == {"node-1", "node-2"}
-        told = await fleet.ctl("get", "events")
-        assert "OutdatedInPlace" in told.out
+        done = await fleet.ctl("get", "events")
+        assert "OutdatedInPlace" in done.out
         await left_running(fleet)
 
 

@@ -84,7 +84,7 @@ class RealFleet(Fleet):
         found = {pid for node in NODES for pid in self.engine_pids(node)} | set(roots)
         for pid in list(found):
             try:
-                found |= {one.pid for one in psutil.Process(pid).children(recursive=True)}
+                found |= {process.pid for process in psutil.Process(pid).children(recursive=True)}
             except psutil.Error:
                 continue
         return found
@@ -114,7 +114,7 @@ class Witness:
             await asyncio.sleep(0.1)
 
     def look(self) -> None:
-        mine = {one.pid for one in psutil.Process().children(recursive=True)}
+        mine = {process.pid for process in psutil.Process().children(recursive=True)}
         started = {child.record.pid for child in self.fleet._children.values()}
         for pid in self.fleet.pids() | mine:
             try:
@@ -191,7 +191,7 @@ async def test_no_secret_leaves_its_place(tmp_path: Path) -> None:
             await fleet.run("apply", "-f", "-", stdin=SHARDED.encode())
             await fleet.run("wait", "modeldeployment/big", "--for=condition=Available")
             (replica,) = await objects.list_all(store, Replica)
-            places = [keys.epoch_secret_key(one.node, replica.name) for one in replica.spec.ranks]
+            places = [keys.epoch_secret_key(rank.node, replica.name) for rank in replica.spec.ranks]
             item = await store.get(places[0])
             assert item is not None
             group = {"group secret": codec.decode(EpochSecret, item).secret}
@@ -306,11 +306,11 @@ async def outputs(fleet: RealFleet, folder: Path) -> dict[str, str]:
 
 async def everything_in(store: Transport) -> dict[str, str]:
     """Return all keys of the fleet that an administrator may read."""
-    found: dict[str, str] = {}
+    everything: dict[str, str] = {}
     async with aclosing(store.pages(f"{keys.ROOT}/")) as pages:
         async for page in pages:
-            found |= {item.key: item.value.decode(errors="replace") for item in page.items}
-    return found
+            everything |= {item.key: item.value.decode(errors="replace") for item in page.items}
+    return everything
 
 
 def files_of(root: Path) -> Iterable[tuple[str, str]]:

@@ -157,18 +157,18 @@ async def disturbed(group: Group, wanted: list[str], what: str) -> AsyncIterator
 
 async def agents_killed(group: Group, wanted: list[str]) -> None:
     """kill -9 of an agent ends no answer and no rank; the next one finds what the last one left."""
-    before = {one.pid for one in ranks_of(group.fleet)}
+    before = {rank.pid for rank in ranks_of(group.fleet)}
     for name in ("node-1", "node-2"):
-        one = Heard()
+        heard = Heard()
         async with asking(group.fleet) as client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(listen(client, chat(group.name, 1), one))
-            await until(one.has_begun, what="the stream")
+            tasks.create_task(listen(client, chat(group.name, 1), heard))
+            await until(heard.has_begun, what="the stream")
             group.fleet.kill(name)
             await group.fleet.ended(name)
             group.fleet.restart(name)
-        assert (one.text, one.error) == (wanted[1], "")
+        assert (heard.text, heard.error) == (wanted[1], "")
         await group.serving()
-    assert {one.pid for one in ranks_of(group.fleet)} == before
+    assert {rank.pid for rank in ranks_of(group.fleet)} == before
 
 
 async def files_broken(group: Group, wanted: list[str]) -> None:

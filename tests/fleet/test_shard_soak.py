@@ -121,10 +121,10 @@ async def test_four_ranks(tmp_path: Path) -> None:
             assert len((await group.serving()).spec.ranks) == 4
             before = await ask(fleet, [chat("we hold", 16)])
             for number, sent in ((3, signal.SIGKILL), (0, signal.SIGSTOP)):
-                pid, epoch, one = group.rank(number).pid, await group.epoch(), Heard()
+                pid, epoch, heard = group.rank(number).pid, await group.epoch(), Heard()
                 async with asking(fleet) as client, asyncio.TaskGroup() as tasks:
-                    tasks.create_task(listen(client, chat("we hold"), one))
-                    await until(one.has_begun, what="the stream")
+                    tasks.create_task(listen(client, chat("we hold"), heard))
+                    await until(heard.has_begun, what="the stream")
                     os.kill(pid, sent)
                     await group.serving(after=epoch)
                 assert await ask(fleet, [chat("we hold", 16)]) == before
@@ -164,10 +164,10 @@ async def cut_and_mended(fleet: Fleet, networks: netns.Networks) -> None:
     await fleet.applied(MANIFEST.format(members=members, parallelism="Tensor", concurrency=4))
     async with group_of(fleet, "big") as group:
         await group.serving()
-        before, epoch, one = await ask(fleet, [chat("we hold", 16)]), await group.epoch(), Heard()
+        before, epoch, heard = await ask(fleet, [chat("we hold", 16)]), await group.epoch(), Heard()
         async with asking(fleet) as client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(listen(client, chat("we hold", 600), one))
-            await until(one.has_begun, what="the stream")
+            tasks.create_task(listen(client, chat("we hold", 600), heard))
+            await until(heard.has_begun, what="the stream")
             networks.cut_peers(1)
             began = fleet.clock.monotonic()
             why = await group.noticed(epoch)
@@ -176,8 +176,8 @@ async def cut_and_mended(fleet: Fleet, networks: netns.Networks) -> None:
             await group.serving(after=epoch)
             served_s = fleet.clock.monotonic() - began
         print(
-            f"cable cut: noticed after {noticed_s:.1f} s ({why}), served after {served_s:.1f} s; {one.error}"
+            f"cable cut: noticed after {noticed_s:.1f} s ({why}), served after {served_s:.1f} s; {heard.error}"
         )
-        assert one.finish or one.error
+        assert heard.finish or heard.error
         assert await ask(fleet, [chat("we hold", 16)]) == before
         await ended(group)

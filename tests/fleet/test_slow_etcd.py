@@ -131,11 +131,11 @@ async def test_a_fleet_with_users_is_at_work_soon_after_a_slow_minute(
     trouble: Callable[[int], AbstractAsyncContextManager[None]],
 ) -> None:
     clock = SystemClock()
-    async with slow_fleet(tmp_path, models_dir) as found:
-        url, pid = found.etcd.url, found.etcd.supervisor.pid
+    async with slow_fleet(tmp_path, models_dir) as fleet:
+        url, pid = fleet.etcd.url, fleet.etcd.supervisor.pid
         assert pid is not None
-        name = await found.new_pool()
-        await until_async(lambda: found.has_reconciled(name), limit_s=30)
+        name = await fleet.new_pool()
+        await until_async(lambda: fleet.has_reconciled(name), limit_s=30)
         begun = await call_counts(url)
         await clock.sleep(WINDOW_S)
         before = await call_counts(url)
@@ -143,11 +143,11 @@ async def test_a_fleet_with_users_is_at_work_soon_after_a_slow_minute(
         async with trouble(pid):
             await clock.sleep(SLOW_S)
         healed_at = clock.monotonic()
-        await until_async(found.is_at_work, limit_s=RECOVERY_S, what="the fleet's recovery")
+        await until_async(fleet.is_at_work, limit_s=RECOVERY_S, what="the fleet's recovery")
         recovered_s = clock.monotonic() - healed_at
         async with asyncio.timeout(RECOVERY_S):
-            name = await found.new_pool()
-            await until_async(lambda: found.has_reconciled(name))
+            name = await fleet.new_pool()
+            await until_async(lambda: fleet.has_reconciled(name))
         reconciled_s = clock.monotonic() - healed_at
         await clock.sleep(max(0.0, RECOVERY_S - reconciled_s))
         settled = await call_counts(url)

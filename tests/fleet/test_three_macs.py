@@ -18,7 +18,8 @@ from tests.support.newcomers import Newcomer
 AIM_S = 600.0
 # Other machines reach no etcd with known holes.
 ETCD = next(
-    (one for one in sound_binaries(os.get_exec_path()) if not unsafe_users(one.version)), None
+    (binary for binary in sound_binaries(os.get_exec_path()) if not unsafe_users(binary.version)),
+    None,
 )
 
 pytestmark = [

@@ -61,9 +61,11 @@ async def test_a_hub_id_is_a_models_name_where_a_deployment_has_it(
 ) -> None:
     async with running(FakeEngine("qwen-0", chat)) as engine:
         hub = ModelSource(hub=HubReference(repo=HUB_ID))
-        found = deployment("qwen")
-        spec = found.spec.model_copy(update={"model": hub})
-        await world.put(found.model_copy(update={"spec": spec}), published(engine, "qwen"))
+        model_deployment = deployment("qwen")
+        spec = model_deployment.spec.model_copy(update={"model": hub})
+        await world.put(
+            model_deployment.model_copy(update={"spec": spec}), published(engine, "qwen")
+        )
         await gateway.knows(HUB_ID, ready=1)
         status, answer = await ask_as(http, gateway.url, path, HUB_ID)
         assert status == 200, answer

@@ -59,7 +59,11 @@ class Fleet:
         """Return whether the gateway dials the engines over TLS."""
         model = self.running.gateway.table_cache.table.models.get("m")
         backends = model.backends if model is not None else ()
-        return {bool(one.origin.node) for backend in backends for one in backend.leased}
+        return {
+            bool(engine_endpoint.origin.node)
+            for backend in backends
+            for engine_endpoint in backend.leased
+        }
 
     async def ask(self, session: aiohttp.ClientSession) -> tuple[int, str]:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -64,20 +64,20 @@ async def claimed(path: Path, where: ListenAddress) -> ListenerClaim:
 
 
 async def test_nobody_is_there(path: Path) -> None:
-    found = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
-    with found.listener:
-        assert found.predecessor is None
+    claim = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
+    with claim.listener:
+        assert claim.predecessor is None
 
 
 @pytest.mark.parametrize("port", [None, 0])
 async def test_the_same_socket_is_handed_over(path: Path, port: int | None) -> None:
     async with owner(path) as (where, taken):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = await claimed(path, ListenAddress(HERE, where.port if port is None else port))
-        with found.listener:
-            assert port_of(found.listener) == where.port
-            assert not found.listener.get_inheritable()
-            heir = HandOver(path, found, where, CLOCK)
+        claim = await claimed(path, ListenAddress(HERE, where.port if port is None else port))
+        with claim.listener:
+            assert port_of(claim.listener) == where.port
+            assert not claim.listener.get_inheritable()
+            heir = HandOver(path, claim, where, CLOCK)
             inode = path.stat().st_ino
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(heir.run(taken.set))
@@ -124,9 +124,9 @@ async def test_a_socket_of_another_user(path: Path, monkeypatch: pytest.MonkeyPa
 async def test_a_socket_without_a_listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
-    found = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
-    with found.listener:
-        assert found.predecessor is None
+    claim = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
+    with claim.listener:
+        assert claim.predecessor is None
 
 
 @asynccontextmanager
@@ -145,9 +145,9 @@ async def saying(path: Path, answer: bytes) -> AsyncIterator[None]:
 @pytest.mark.parametrize("answer", [b"", b"hello\n", b"[]\n", b'{"version": 1}\n'])
 async def test_a_predecessor_that_ends_or_sends_invalid_data(path: Path, answer: bytes) -> None:
     async with saying(path, answer):
-        found = await claimed(path, ListenAddress(HERE, 0))
-        with found.listener:
-            assert found.predecessor is None
+        claim = await claimed(path, ListenAddress(HERE, 0))
+        with claim.listener:
+            assert claim.predecessor is None
 
 
 async def test_a_predecessor_that_refuses(path: Path) -> None:
@@ -163,8 +163,8 @@ async def test_a_predecessor_that_hangs(path: Path, monkeypatch: pytest.MonkeyPa
         hung.listen()
         with pytest.raises(HandOverError, match=r"does not answer within 0\.1 s"):
             await claim_listener(path, ListenAddress(HERE, port_of(listener)), CLOCK)
-        found = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)  # there is another way
-        found.listener.close()
+        claim = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)  # there is another way
+        claim.listener.close()
 
 
 async def test_a_predecessor_that_hangs_after_it_gave_the_socket(

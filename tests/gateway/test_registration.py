@@ -131,7 +131,7 @@ async def test_processes_on_a_real_etcd(tmp_path: Path) -> None:
             gateway_process(
                 *("--port", str(ports[1]), "--host", "0.0.0.0", "--insecure-http"),
                 *("--advertise-address", "gate.lan", *flags),
-            ) as told,
+            ) as process,
         ):
 
             async def both() -> bool:
@@ -140,9 +140,9 @@ async def test_processes_on_a_real_etcd(tmp_path: Path) -> None:
 
             await until_async(both, what="both registrations", limit_s=60)
             killed.kill()
-            told.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             # A stopped gateway removes its key; a killed one loses it with the lease.
-            assert await told.wait() == 0
+            assert await process.wait() == 0
             assert f"http://gate.lan:{ports[1]}" not in await registered(transport)
 
             async def none() -> bool:

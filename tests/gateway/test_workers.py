@@ -51,8 +51,8 @@ class Stand:
 
     async def own_urls(self) -> list[str]:
         """Return the addresses at which the workers answer one by one."""
-        found = await self.transport.list(keys.GATEWAY_LEASE_PREFIX)
-        return [codec.decode(GatewayLease, item).url for item in found.items]
+        listing = await self.transport.list(keys.GATEWAY_LEASE_PREFIX)
+        return [codec.decode(GatewayLease, item).url for item in listing.items]
 
     async def are_ready(self) -> bool:
         """Return whether two workers know the model."""
@@ -211,4 +211,4 @@ def test_a_handover_of_several_workers_is_refused(tmp_path: Path) -> None:
 def test_workers_share_the_name_in_the_certificate() -> None:
     ids = [worker_id("edge-2", number) for number in (1, 2, 3)]
     assert ids == ["edge-2", "edge-2~2", "edge-2~3"]
-    assert {name_of_gateway(one) for one in ids} == {"edge-2"}
+    assert {name_of_gateway(id_) for id_ in ids} == {"edge-2"}

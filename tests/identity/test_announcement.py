@@ -37,8 +37,8 @@ def test_an_unspecified_address_stands_for_all_of_the_machine() -> None:
 
 @pytest.mark.parametrize("text", ["Tim's Mac Studio.local", "mac-1", "", "-.", "Ä" * 99, "a" * 300])
 def test_every_host_name_becomes_a_name_that_is_read(text: str) -> None:
-    found = parse(render(Announcement(role="new", name=machine_name(text))))
-    assert found is not None
+    announcement = parse(render(Announcement(role="new", name=machine_name(text))))
+    assert announcement is not None
 
 
 @pytest.mark.ci

@@ -102,7 +102,7 @@ def test_a_crash_while_the_new_authority_takes_the_old_place_loses_no_key(
         assert old.load().fleet == fleet.authority.fleet  # a reconciler starts with it
         old.promote()
         assert old.load().spki_hash == following.spki_hash
-        assert sorted(one.name for one in old.path.iterdir()) == ["ca.key", "ca.pem"]
+        assert sorted(path.name for path in old.path.iterdir()) == ["ca.key", "ca.pem"]
 
     in_fleet(tmp_path / "fleet", test)
 

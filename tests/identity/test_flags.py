@@ -16,7 +16,7 @@ from tests.support.identities import TestAuthority
 
 @pytest.mark.parametrize("program", [nodeagent, gateway, reconciler])
 def test_every_program_takes_the_folder_of_its_identity(program: click.Command) -> None:
-    (option,) = [one for one in program.params if one.name == "identity_dir"]
+    (option,) = [param for param in program.params if param.name == "identity_dir"]
     assert option.envvar == "FLEET_IDENTITY_DIR"
 
 

@@ -16,9 +16,9 @@ def test_a_token_is_read_as_it_was_written(authority: bytes, entropy: bytes) -> 
 
 @given(st.text(max_size=300))
 def test_other_texts_are_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(TokenError) as found:
+    with pytest.raises(TokenError) as info:
         parse_token(f"mf1.{text}!")
-    assert "mf1.<52" in str(found.value)
+    assert "mf1.<52" in str(info.value)
 
 
 def test_a_token_does_not_show_its_secret_in_logs() -> None:

@@ -33,13 +33,15 @@ class Ends:
             Renewal(fleet.store, fleet.clock, one.folder, applicant)
             for one, applicant in ((engine, ENGINE), (gateway, GATEWAY))
         ]
-        syncs = [TrustSync(fleet.store, fleet.clock, one.folder) for one in self.all]
-        self.work = [*(one.run() for one in syncs), *(one.run() for one in self.renewals)]
+        syncs = [
+            TrustSync(fleet.store, fleet.clock, credentials.folder) for credentials in self.all
+        ]
+        self.work = [*(sync.run() for sync in syncs), *(renewal.run() for renewal in self.renewals)]
 
     def connect(self) -> None:
         """Let the gateway connect to the engine. Raises PeerError."""
-        for one in self.all:
-            one.refresh()
+        for credentials in self.all:
+            credentials.refresh()
         peer = handshake(self._client.context, self._server.context, self._name)
         assert peer.identity.name == "edge"
 
@@ -66,7 +68,7 @@ def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason
         end = load_certificate(folders[0].certificate()).not_valid_after_utc
         # Just before the renewal: the worst moment.
         await _sleep(timedelta(days=17, hours=23))
-        ends = Ends(fleet, *(Credentials(one, fleet.clock) for one in folders))
+        ends = Ends(fleet, *(Credentials(folder, fleet.clock) for folder in folders))
         async with running(*ends.work):
             await _sleep(timedelta(minutes=5))
             store.is_away = True
@@ -78,7 +80,7 @@ def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason
                 await _sleep(timedelta(hours=6))
                 ends.connect()
             assert ends.accepted_late > 0
-            assert all("away" in one.failure for one in ends.renewals)
+            assert all("away" in renewal.failure for renewal in ends.renewals)
             await _sleep(timedelta(hours=6, minutes=1))
             with pytest.raises(PeerError, match="it was not renewed"):
                 ends.connect()
@@ -87,7 +89,7 @@ def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason
             async with fleet.signers():
                 await _sleep(timedelta(minutes=10))
             ends.connect()
-            assert all(one.failure == "" for one in ends.renewals)
+            assert all(renewal.failure == "" for renewal in ends.renewals)
 
     virtual_time.run(test())
 

@@ -92,9 +92,9 @@ class DyingTransport(MemoryTransport):
     @override
     async def get(self, key: str) -> KeyValue | None:
         self._die(is_done=False)
-        found = await self._inner.get(key)
+        item = await self._inner.get(key)
         self._die(is_done=True)
-        return found
+        return item
 
     @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:

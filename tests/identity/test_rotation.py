@@ -116,28 +116,28 @@ class Load:
 
 async def world(fleet: SigningFleet) -> list[Process]:
     await fleet.publish(TlsMode.STRICT)
-    found = []
-    for one in APPLICANTS:
-        folder = await fleet.join(one.role, one.name)
-        found.append(Process(fleet, Credentials(folder, fleet.clock), one))
-    return found
+    processes = []
+    for applicant in APPLICANTS:
+        folder = await fleet.join(applicant.role, applicant.name)
+        processes.append(Process(fleet, Credentials(folder, fleet.clock), applicant))
+    return processes
 
 
 async def rotate(fleet: SigningFleet, connect: Connect, seconds: float, every_s: float) -> int:
     """Let the leaves of three processes end again and again under load; return the number of connections."""
     processes = await world(fleet)
     load = Load(processes, connect, every_s)
-    work = [task for one in processes for task in one.work]
+    work = [task for process in processes for task in process.work]
     if connect is over_sockets:
-        work += [one.listen() for one in processes]
+        work += [process.listen() for process in processes]
     async with fleet.signers(), running(*work):
         if connect is over_sockets:
-            await until(lambda: all(one.port for one in processes))
+            await until(lambda: all(process.port for process in processes))
         async with running(load.run()):
             await asyncio.sleep(seconds)
     least = int(seconds / (fleet.lifetime.total_seconds() * 2 / 3)) - 1
-    assert all(one.renewal.renewals >= least for one in processes)
-    assert not any(one.listener.verifier.refused for one in processes)
+    assert all(process.renewal.renewals >= least for process in processes)
+    assert not any(process.listener.verifier.refused for process in processes)
     return load.connections
 
 
@@ -146,31 +146,33 @@ async def exchange(fleet: SigningFleet, connect: Connect, settle_s: float, every
     processes = await world(fleet)
     old = fleet.authority.certificate
     load = Load(processes, connect, every_s)
-    work = [task for one in processes for task in one.work]
+    work = [task for process in processes for task in process.work]
     if connect is over_sockets:
-        work += [one.listen() for one in processes]
+        work += [process.listen() for process in processes]
     async with fleet.signers(), running(*work):
         if connect is over_sockets:
-            await until(lambda: all(one.port for one in processes))
+            await until(lambda: all(process.port for process in processes))
         async with running(load.run()):
             await asyncio.sleep(1)
             settle = timedelta(seconds=settle_s)
             await authority_exchange.begin(fleet.store, fleet.clock, fleet.folder)
             await asyncio.sleep(settle_s + 0.1)
             await authority_exchange.activate(fleet.store, fleet.clock, fleet.folder, settle)
-            await until(lambda: all(one.renewal.renewals == 1 for one in processes), limit_s=60)
+            await until(
+                lambda: all(process.renewal.renewals == 1 for process in processes), limit_s=60
+            )
             await authority_exchange.finish(fleet.store, fleet.clock)
             await until(
                 lambda: all(
-                    one.credentials.folder.read_authorities().count("BEGIN") == 1
-                    for one in processes
+                    process.credentials.folder.read_authorities().count("BEGIN") == 1
+                    for process in processes
                 )
             )
             await asyncio.sleep(3)
-    for one in processes:
-        certificate = load_certificate(one.credentials.folder.certificate())
+    for process in processes:
+        certificate = load_certificate(process.credentials.folder.certificate())
         assert not is_signed_by(certificate, old)
-    assert not any(one.listener.verifier.refused for one in processes)
+    assert not any(process.listener.verifier.refused for process in processes)
     return load.connections
 
 

@@ -99,8 +99,8 @@ def test_unreported_values_are_unknown() -> None:
 def test_a_starting_engine_does_not_hide_others() -> None:
     starting = rank("new-0", tokens=None, state="Loading")
     silent = rank("new-0", tokens=None)
-    for one, shown in ((starting, "25.0"), (silent, "25.0+")):
-        nodes = (node("mac-1", rank("qwen-0", tokens=150), one),)
+    for rank_sample, shown in ((starting, "25.0"), (silent, "25.0+")):
+        nodes = (node("mac-1", rank("qwen-0", tokens=150), rank_sample),)
         row = usage_tables.node_table(
             usage.node_rows(BEFORE, replace(NOW, nodes=nodes)), headers=False
         )
@@ -119,8 +119,8 @@ def test_reasons_are_those_of_the_rows() -> None:
     # No replica runs on mac-3.
     both = ("a gateway is silent", "mac-1 is silent", "mac-2 is old")
     assert usage.model_reasons(seen) == both
-    one = replace(seen, deployments=NOW.deployments[:1])
-    assert usage.model_reasons(one) == both[:2]
+    fleet_sample = replace(seen, deployments=NOW.deployments[:1])
+    assert usage.model_reasons(fleet_sample) == both[:2]
     lost = replace(seen, nodes=NOW.nodes[:1], node_reasons={}, gateway_reasons=())
     assert usage.model_reasons(lost) == (
         "node/mac-2: it has replicas, but it is not in the fleet any more",
@@ -145,7 +145,7 @@ def test_order() -> None:
 @given(st.lists(st.sampled_from(["Ready", "Loading", "Ended"]), max_size=4), st.booleans())
 def test_a_value_is_incomplete_only_if_a_part_is_missing(states: list[str], told: bool) -> None:
     ranks = [rank(f"r-{n}", tokens=10 if told else None, state=s) for n, s in enumerate(states)]
-    seen = replace(NOW, nodes=(node("m", *ranks),))
-    row = usage.node_rows(seen, replace(seen, at_s=seen.at_s + 1))[0]
+    fleet_sample = replace(NOW, nodes=(node("m", *ranks),))
+    row = usage.node_rows(fleet_sample, replace(fleet_sample, at_s=fleet_sample.at_s + 1))[0]
     is_missing = not told and "Ready" in states
     assert (row.in_flight.value is None or not row.in_flight.is_complete) is is_missing

@@ -300,8 +300,8 @@ async def test_failures_are_retried_ever_later(
             assert reconcile.calls == 5
             await clock.advance(3600)
             assert reconcile.calls == 5
-    found = [r for r in caplog.records if r.getMessage() == message]
-    assert [(r.levelno, bool(r.exc_info)) for r in found] == [(level, level == logging.ERROR)] * 4
+    records = [r for r in caplog.records if r.getMessage() == message]
+    assert [(r.levelno, bool(r.exc_info)) for r in records] == [(level, level == logging.ERROR)] * 4
 
 
 async def test_success_mends_the_backoff(loop_queue: WorkQueue[str], clock: FakeClock) -> None:

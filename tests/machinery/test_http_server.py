@@ -155,7 +155,7 @@ async def test_requests_behind_one_that_is_answered_are_not_kept() -> None:
     """One read may have 5,000 requests of a stranger, which took 2 KB and 50 us each."""
 
     def count() -> int:
-        return sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects())
+        return sum(isinstance(obj, RequestResponseCycle) for obj in gc.get_objects())
 
     async with serving() as port, connected(port) as (reader, writer), asyncio.timeout(20):
         before = count()

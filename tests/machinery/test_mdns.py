@@ -69,7 +69,7 @@ class Lan:
         subprocess.run(command, check=True, timeout=10)
 
     def names(self) -> list[str]:
-        return [one.name for one in self.browser.records()]
+        return [record.name for record in self.browser.records()]
 
     async def hears(self, *names: str, limit_s: float) -> list[ServiceRecord]:
         await until(lambda: set(names) <= set(self.names()), limit_s=limit_s, what=f"{names} heard")
@@ -141,7 +141,7 @@ class TestOnOneBridge:
             await net.hears("mac-1-control", limit_s=10)
             net.start(1, "control", "mac-1", FLEET, CA)
             both = await net.hears("mac-1-control", "mac-1-control-2", limit_s=15)
-            assert {one.addresses[0] for one in both} == {
+            assert {record.addresses[0] for record in both} == {
                 net.networks.place(member).client_host for member in (0, 1)
             }
 
@@ -153,7 +153,7 @@ class TestOnOneBridge:
             await net.hears("mac-1-control", limit_s=10)
             net.signal("mac-1", signal.SIGKILL)
             await until(
-                lambda: [one for one in net.browser.records() if one.age_s > 5],
+                lambda: [record for record in net.browser.records() if record.age_s > 5],
                 limit_s=20,
                 what="a hint that is older than the repeated announcements",
             )
@@ -184,10 +184,10 @@ class TestOnOneBridge:
                 what="the flood heard",
             )
             assert len(records) <= MAX_RECORDS
-            hostile = [one for one in records if one.name != "mac-9-new"]
-            texts = [one.name for one in hostile]
-            for one in hostile:
-                texts += [*one.properties, *one.properties.values()]
+            hostile = [record for record in records if record.name != "mac-9-new"]
+            texts = [service_record.name for service_record in hostile]
+            for service_record in hostile:
+                texts += [*service_record.properties, *service_record.properties.values()]
             assert all(text.isprintable() and len(text) <= 255 for text in texts)
             assert any("2J" in text for text in texts)
             assert "mac-9-new" in net.names()
@@ -259,5 +259,5 @@ def test_an_interface_that_fails_is_tried_again_for_ever_with_longer_waits() -> 
     waits = virtual_time.run(work())
     assert len(waits) > 50
     assert waits[0] <= BACKOFF.first_s
-    assert all(0 < one <= BACKOFF.limit_s for one in waits)
-    assert all(one >= BACKOFF.limit_s / 2 for one in waits[10:])
+    assert all(0 < wait <= BACKOFF.limit_s for wait in waits)
+    assert all(wait >= BACKOFF.limit_s / 2 for wait in waits[10:])

@@ -86,6 +86,8 @@ def test_neighbours_are_on_the_link() -> None:
 
 
 def test_the_interfaces_of_this_machine_are_read() -> None:
-    loopback = [one for one in read_states() if "loopback" in one.flags]
+    loopback = [
+        interface_state for interface_state in read_states() if "loopback" in interface_state.flags
+    ]
     assert IPv4Interface("127.0.0.1/8") in loopback[0].addresses
     assert choose(loopback, frozenset()) == []

@@ -145,10 +145,10 @@ async def test_waiting_has_a_limit(tmp_path: Path) -> None:
 
 async def test_a_pid_known_to_be_alive_is_taken_as_it_is(tmp_path: Path) -> None:
     async with child(tmp_path) as ours:
-        found = processes.find_running(ours.record.pid)
-        assert found is not None
-        assert found.record.start == ours.record.start
-        assert found.running()
+        running = processes.find_running(ours.record.pid)
+        assert running is not None
+        assert running.record.start == ours.record.start
+        assert running.running()
     assert processes.find_running(ours.record.pid) is None
 
 

@@ -182,8 +182,8 @@ async def test_a_connection_is_read_by_the_record(tmp_path: Path) -> None:
         writer.write(bytes(range(256)) * 4096)
         assert await reader.readexactly(1 << 20) == bytes(range(256)) * 4096
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    found = server.certificate.context.wrap_bio(incoming, outgoing, server_side=True)
-    assert isinstance(found, RecordSSLObject)
+    sslobject = server.certificate.context.wrap_bio(incoming, outgoing, server_side=True)
+    assert isinstance(sslobject, RecordSSLObject)
 
 
 @on_uvloop
@@ -267,7 +267,7 @@ async def test_files_that_cannot_be_used_are_logged_and_the_old_ones_stay(
         first, other = await server.serial(), server.authority.issue("next")
 
         def refused(word: str) -> bool:
-            return any(word in str(getattr(one, "why", "")) for one in caplog.records)
+            return any(word in str(getattr(record, "why", "")) for record in caplog.records)
 
         shutil.copyfile(other.certificate, server.files.certificate)
         await until(lambda: refused("does not belong to"), what="the wrong key", limit_s=20)

@@ -98,14 +98,14 @@ def test_one_of_many_processes_gets_a_stale_path(short_folder: Path) -> None:
         for _ in range(6)
     ]
     try:
-        for one in racers:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-        results = [one.stdout.readline().strip() for one in racers if one.stdout is not None]
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("\n")
+            racer.stdin.flush()
+        results = [racer.stdout.readline().strip() for racer in racers if racer.stdout is not None]
     finally:
-        for one in racers:
-            one.communicate("\n", timeout=30)
+        for racer in racers:
+            racer.communicate("\n", timeout=30)
     assert sorted(results) == [*(["lost"] * 5), "won"]
 
 

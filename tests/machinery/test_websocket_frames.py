@@ -28,14 +28,14 @@ def client_frame(opcode: int, payload: bytes, *, is_last: bool = True) -> bytes:
     st.lists(st.integers(1, 100_000), max_size=8),
 )
 def test_messages_arrive_whole_in_any_pieces(messages: list[bytes], cuts: list[int]) -> None:
-    data = b"".join(client_frame(frames.TEXT, one) for one in messages)
+    data = b"".join(client_frame(frames.TEXT, message) for message in messages)
     reader = FrameReader(100_000)
     found: list[tuple[int, bytes]] = []
     for cut in (*cuts, len(data)):
         found += reader.feed(data[:cut])
         data = data[cut:]
     found += reader.feed(data)
-    assert found == [(frames.TEXT, one) for one in messages]
+    assert found == [(frames.TEXT, message) for message in messages]
     assert reader.held_bytes == 0
 
 

@@ -41,11 +41,11 @@ async def test_objects_are_created_in_the_order_of_the_manifests(transport: Tran
         ("studio", "created"),
     ]
     assert await revision(transport) == before + 1  # one transaction: all or nothing
-    found = await objects.get(transport, ModelDeployment, "qwen")
-    assert found is not None
-    assert (found.metadata.generation, found.spec.placement.pools) == (1, ("studio",))
-    assert found.metadata.uid
-    assert found.metadata.creation_timestamp is not None
+    obj = await objects.get(transport, ModelDeployment, "qwen")
+    assert obj is not None
+    assert (obj.metadata.generation, obj.spec.placement.pools) == (1, ("studio",))
+    assert obj.metadata.uid
+    assert obj.metadata.creation_timestamp is not None
 
 
 async def test_the_second_apply_writes_nothing(transport: Transport) -> None:
@@ -70,21 +70,21 @@ async def test_only_changed_objects_are_written(transport: Transport) -> None:
 
 async def test_outcomes_carry_the_version_that_was_written(transport: Transport) -> None:
     [outcome] = (await apply.apply(transport, read(pool()), CLOCK)).outcomes
-    found = await objects.get(transport, NodePool, "studio")
-    assert outcome.obj == found
+    obj = await objects.get(transport, NodePool, "studio")
+    assert outcome.obj == obj
 
 
 async def test_output_of_get_can_be_applied_again(transport: Transport) -> None:
     await applied(transport, ALL)
     key = keys.status_key("ModelDeployment", "qwen")
     await transport.commit([], [Put(key=key, value=b'{"replicas":3}')])
-    found = await objects.get(transport, ModelDeployment, "qwen")
-    assert found is not None
-    text = parser.dump(object_tree(found))
+    obj = await objects.get(transport, ModelDeployment, "qwen")
+    assert obj is not None
+    text = parser.dump(object_tree(obj))
     assert "status:" in text
     assert await applied(transport, text) == [("qwen", "unchanged")]
     [after] = await objects.list_all(transport, ModelDeployment)
-    assert after.metadata == found.metadata
+    assert after.metadata == obj.metadata
     assert await applied(transport, text.replace("replicas: 1", "replicas: 2")) == [
         ("qwen", "configured")
     ]
@@ -95,10 +95,10 @@ async def test_an_apply_keeps_the_status_in_the_store(transport: Transport) -> N
     key = keys.status_key("ModelDeployment", "qwen")
     await transport.commit([], [Put(key=key, value=b'{"replicas":3}')])
     await applied(transport, pool() + deployment(replicas=4, rest=in_pool()))
-    found = await objects.get(transport, ModelDeployment, "qwen")
-    assert found is not None
-    assert found.status is not None
-    assert found.status.replicas == 3
+    obj = await objects.get(transport, ModelDeployment, "qwen")
+    assert obj is not None
+    assert obj.status is not None
+    assert obj.status.replicas == 3
 
 
 async def test_nothing_is_written_if_one_object_is_invalid(transport: Transport) -> None:
@@ -172,9 +172,9 @@ async def test_concurrent_applies_of_different_objects_lose_nothing(transport: T
     async with asyncio.TaskGroup() as group:
         for count in range(1, 4):
             group.create_task(applied(transport, deployment(replicas=count)))
-    [found] = await objects.list_all(transport, ModelDeployment)
-    assert found.spec.replicas in (1, 2, 3)
-    assert found.metadata.generation in (1, 2, 3)
+    [model_deployment] = await objects.list_all(transport, ModelDeployment)
+    assert model_deployment.spec.replicas in (1, 2, 3)
+    assert model_deployment.metadata.generation in (1, 2, 3)
     assert await objects.list_all(transport, ModelRoute) == []
 
 
@@ -198,13 +198,13 @@ def other(replicas: int) -> Put:
 
 
 async def results(store: FaultyTransport, clock: InstantClock, text: str) -> list[str]:
-    return [one.result for one in (await apply.apply(store, read(text), clock)).outcomes]
+    return [outcome.result for outcome in (await apply.apply(store, read(text), clock)).outcomes]
 
 
 async def replicas(store: FaultyTransport) -> int:
-    found = await objects.get(store, ModelDeployment, "qwen")
-    assert found is not None
-    return found.spec.replicas
+    obj = await objects.get(store, ModelDeployment, "qwen")
+    assert obj is not None
+    return obj.spec.replicas
 
 
 async def test_a_conflict_leads_to_a_new_plan(store: FaultyTransport, clock: InstantClock) -> None:
@@ -327,11 +327,11 @@ async def test_a_concurrent_deletion_is_respected(
     store: FaultyTransport, clock: InstantClock
 ) -> None:
     await results(store, clock, deployment())
-    [found] = await objects.list_all(store, ModelDeployment)
+    [model_deployment] = await objects.list_all(store, ModelDeployment)
 
     async def before(turn: int) -> None:
         if turn == 2:
-            await store.quietly([marked(found, clock)])
+            await store.quietly([marked(model_deployment, clock)])
 
     store.before = before
     with pytest.raises(ManifestErrors, match="is being deleted"):
@@ -381,7 +381,7 @@ async def test_objects_to_prune_do_not_block_planning_again(
     store.before = before
     renamed = text.replace("name: chat", "name: talk").replace("replicas: 1", "replicas: 2")
     done = await apply.apply(store, read(renamed), clock, site)
-    assert [one.result for one in done.outcomes] == ["configured", "created"]
+    assert [outcome.result for outcome in done.outcomes] == ["configured", "created"]
     assert done.pruned == (("ModelRoute", "chat"),)
 
 
@@ -391,12 +391,12 @@ async def test_a_concurrent_writer_of_the_same_field_is_a_conflict(
     await results(store, clock, deployment(replicas=2))
 
     async def before(turn: int) -> None:
-        found = await objects.get(store, ModelDeployment, "qwen")
-        assert found is not None
+        obj = await objects.get(store, ModelDeployment, "qwen")
+        assert obj is not None
         if turn == 2:
-            spec = found.spec.model_copy(update={"replicas": 5})
-            after = found.model_copy(update={"spec": spec})
-            scaled = ownership.record_update(found, after, "fleetctl-scale", clock.now())
+            spec = obj.spec.model_copy(update={"replicas": 5})
+            after = obj.model_copy(update={"spec": spec})
+            scaled = ownership.record_update(obj, after, "fleetctl-scale", clock.now())
             await store.quietly([codec.put_spec(scaled)])
 
     store.before = before

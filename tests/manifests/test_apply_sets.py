@@ -41,10 +41,10 @@ async def members(transport: Transport, name: str = "site") -> set[str]:
 
 async def there(transport: Transport) -> set[str]:
     """Return the names of the objects that are not being deleted."""
-    found: list[ApiObject] = []
+    api_objects: list[ApiObject] = []
     for kind in (NodePool, ModelDeployment, ModelRoute, Node):
-        found.extend(await objects.list_all(transport, kind))
-    return {f"{o.kind}/{o.name}" for o in found if o.metadata.deletion_timestamp is None}
+        api_objects.extend(await objects.list_all(transport, kind))
+    return {f"{o.kind}/{o.name}" for o in api_objects if o.metadata.deletion_timestamp is None}
 
 
 async def revision(transport: Transport) -> int:
@@ -53,12 +53,12 @@ async def revision(transport: Transport) -> int:
 
 async def test_undeclared_objects_are_pruned_in_order(transport: Transport) -> None:
     await applied(transport, ALL)
-    [found] = await objects.list_all(transport, NodePool)
-    assert found.metadata.annotations == {APPLY_SET: "site"}
+    [node_pool] = await objects.list_all(transport, NodePool)
+    assert node_pool.metadata.annotations == {APPLY_SET: "site"}
     held = await apply_sets.read_set(transport, "site")
     assert (held.manager, held.members[ObjectKey("NodePool", "studio")]) == (
         "fleetctl",
-        found.metadata.uid,
+        node_pool.metadata.uid,
     )
     done = await applied(transport, pool("other"))
     assert pruned(done) == ["ModelRoute/chat", "ModelDeployment/qwen", "NodePool/studio"]
@@ -70,7 +70,7 @@ async def test_the_second_apply_of_a_set_writes_nothing(transport: Transport) ->
     await applied(transport, ALL)
     before = await revision(transport)
     done = await applied(transport, ALL)
-    assert {one.result for one in done.outcomes} == {"unchanged"}
+    assert {outcome.result for outcome in done.outcomes} == {"unchanged"}
     assert await revision(transport) == before
 
 
@@ -82,8 +82,8 @@ async def test_an_empty_set_is_not_stored(transport: Transport) -> None:
 
 async def test_without_prune_the_set_only_grows(transport: Transport) -> None:
     await applied(transport, pool())
-    kept = replace(SITE, prune=False)
-    assert pruned(await applied(transport, pool("b"), kept)) == []
+    options = replace(SITE, prune=False)
+    assert pruned(await applied(transport, pool("b"), options)) == []
     assert await members(transport) == {"NodePool/studio", "NodePool/b"}
     assert pruned(await applied(transport, pool("b"))) == ["NodePool/studio"]
 
@@ -99,7 +99,7 @@ async def test_a_dry_run_reports_what_would_happen(transport: Transport) -> None
     await applied(transport, pool())
     before = await revision(transport)
     done = await applied(transport, pool("b"), replace(SITE, server_dry_run=True))
-    assert [(one.obj.name, one.result) for one in done.outcomes] == [("b", "created")]
+    assert [(outcome.obj.name, outcome.result) for outcome in done.outcomes] == [("b", "created")]
     assert pruned(done) == ["NodePool/studio"]
     assert await revision(transport) == before
 
@@ -115,9 +115,9 @@ async def test_an_object_recreated_by_others_is_not_in_the_set(transport: Transp
 
 
 async def _get(transport: Transport, kind: type[ApiObject], name: str) -> ApiObject:
-    found = await objects.get(transport, kind, name)
-    assert found is not None
-    return found
+    obj = await objects.get(transport, kind, name)
+    assert obj is not None
+    return obj
 
 
 def _made_anew(obj: ApiObject) -> Put:
@@ -235,10 +235,10 @@ async def _alive(_: int) -> None:
 
 
 async def _of_set(transport: Transport) -> set[str]:
-    found: list[ApiObject] = []
+    api_objects: list[ApiObject] = []
     for kind in (NodePool, ModelDeployment, ModelRoute):
-        found.extend(await objects.list_all(transport, kind))
-    left = [o for o in found if o.metadata.deletion_timestamp is None]
+        api_objects.extend(await objects.list_all(transport, kind))
+    left = [o for o in api_objects if o.metadata.deletion_timestamp is None]
     return {f"{o.kind}/{o.name}" for o in left if apply_sets.apply_set_of(o) == "site"}
 
 

@@ -37,13 +37,13 @@ async def test_a_write_and_its_record_have_one_revision(
     memory: MemoryTransport, audited: AuditedTransport
 ) -> None:
     created = await audited.commit([], [codec.put_spec(deployment(name="qwen"))])
-    (one,) = await changes(memory)
-    assert (one.revision, one.record.user, one.record.reason) == (
+    (change,) = await changes(memory)
+    assert (change.revision, change.record.user, change.record.reason) == (
         created,
         "anna@studio",
         AUTHOR.reason,
     )
-    assert object_text(one.record.objects[0]) == "create modeldeployment/qwen"
+    assert object_text(change.record.objects[0]) == "create modeldeployment/qwen"
     item = await memory.get(keys.spec_key("ModelDeployment", "qwen"))
     assert item is not None
     assert item.mod_revision == created
@@ -78,8 +78,8 @@ async def test_an_update_names_the_fields_that_differ(
         return deployment(name="qwen", replicas=3)
 
     await mutate(audited, CLOCK, kind, "qwen", scale)  # type: ignore[arg-type]
-    (one,) = await changes(memory)
-    (about,) = one.record.objects
+    (change,) = await changes(memory)
+    (about,) = change.record.objects
     assert object_text(about) == "update modeldeployment/qwen: spec.replicas 1 -> 3"
     assert about.from_revision == seen
 
@@ -101,10 +101,14 @@ async def test_secrets_are_recorded_by_name(
     await audited.get(key)
     await audited.commit([], [Put(key=key, value=b'{"key":"sk-other-secret"}')])
     await audited.commit([], [Delete(key=key)])
-    found = await changes(memory, kind="ExternalKey", name="openai")
-    assert [one.record.objects[0].verb for one in found] == ["create", "create", "delete"]
+    recorded_changes = await changes(memory, kind="ExternalKey", name="openai")
+    assert [change.record.objects[0].verb for change in recorded_changes] == [
+        "create",
+        "create",
+        "delete",
+    ]
     items = (await memory.list(keys.CHANGE_PREFIX)).items
-    assert not any(b"secret" in one.value for one in items)
+    assert not any(b"secret" in item.value for item in items)
 
 
 async def test_what_no_user_declares_is_not_recorded(
@@ -129,8 +133,8 @@ async def test_a_base_that_was_not_read_is_told_by_its_revision(
     # The guard names a version that this process did not read: no difference can be told.
     wanted = codec.put_spec(deployment(name="qwen", replicas=3))
     await audited.commit([ModRevisionGuard(key=put.key, mod_revision=other)], [wanted])
-    (one,) = await changes(memory)
-    (about,) = one.record.objects
+    (change,) = await changes(memory)
+    (about,) = change.record.objects
     assert (about.verb, about.from_revision, about.fields) == ("update", other, ())
 
 
@@ -163,8 +167,8 @@ async def test_a_large_update_is_cut(memory: MemoryTransport, audited: AuditedTr
     await memory.commit([], [codec.put_spec(many)])
     await audited.list(keys.SPEC_PREFIX)
     await audited.commit([], [codec.put_spec(changed)])
-    (one,) = await changes(memory)
-    (about,) = one.record.objects
+    (change,) = await changes(memory)
+    (about,) = change.record.objects
     assert len(about.fields) + about.more_fields >= 1
     items = (await memory.list(keys.CHANGE_PREFIX)).items
     assert len(codec.encode(codec.decode(ChangeRecord, items[0]))) < 1 << 16

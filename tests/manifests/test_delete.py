@@ -30,11 +30,11 @@ async def test_a_deployment_is_marked_for_the_reconciler(transport: Transport) -
     await applied(transport, deployment())
     outcome = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     assert isinstance(outcome, delete.PendingDeletion)
-    found = await objects.get(transport, ModelDeployment, "qwen")
-    assert found is not None
-    assert found.metadata.deletion_timestamp is not None
-    assert found.metadata.finalizers == ("fleet/foreground",)
-    assert found.metadata.generation == 1
+    obj = await objects.get(transport, ModelDeployment, "qwen")
+    assert obj is not None
+    assert obj.metadata.deletion_timestamp is not None
+    assert obj.metadata.finalizers == ("fleet/foreground",)
+    assert obj.metadata.generation == 1
 
 
 async def test_marking_twice_changes_nothing(transport: Transport) -> None:
@@ -151,10 +151,10 @@ async def test_a_replica_is_marked_for_its_agent(transport: Transport) -> None:
     await transport.commit([], [codec.put_spec(there)])
     done = await delete.delete(transport, "Replica", "qwen-0", CLOCK)
     assert isinstance(done, delete.PendingDeletion)
-    found = await objects.get(transport, Replica, "qwen-0")
-    assert found is not None
-    assert found.metadata.deletion_timestamp is not None
-    assert found.spec == there.spec
+    obj = await objects.get(transport, Replica, "qwen-0")
+    assert obj is not None
+    assert obj.metadata.deletion_timestamp is not None
+    assert obj.spec == there.spec
 
 
 async def test_replicas_can_be_orphaned(transport: Transport) -> None:

@@ -53,8 +53,8 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
 
 def test_files_folders_and_standard_input_together(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(pool("a"))
-    found = load.load_objects([str(tmp_path), "-"], stdin=BytesIO(pool("b").encode()))
-    assert [item.obj.name for item in found] == ["a", "b"]
+    objects = load.load_objects([str(tmp_path), "-"], stdin=BytesIO(pool("b").encode()))
+    assert [item.obj.name for item in objects] == ["a", "b"]
 
 
 def test_a_list_is_its_items() -> None:
@@ -94,7 +94,10 @@ def test_load_objects_equals_load_and_read(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(deployment() + pool())
     found = [load.read_objects(load.load_documents([str(path)])), load.load_objects([str(path)])]
-    first, second = ([(one.obj, one.source, one.line) for one in loaded] for loaded in found)
+    first, second = (
+        [(loaded_object.obj, loaded_object.source, loaded_object.line) for loaded_object in loaded]
+        for loaded in found
+    )
     assert first == second
     path.write_text("a: [")
     with pytest.raises(ManifestErrors):

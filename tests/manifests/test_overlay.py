@@ -27,12 +27,12 @@ def node(text: str) -> YamlNode:
 
 def over(base: str, patch: str) -> object:
     """Return the patched base, or the problem."""
-    found, problems = strategic_merge.apply_patch(
+    yaml_node, problems = strategic_merge.apply_patch(
         node(base), node(patch), source="p.yaml", about="X"
     )
     if problems:
         return [f"{p.line}:{p.column} {p.path}: {p.message}" for p in problems]
-    return None if found is None else nodes.plain_value(found)
+    return None if yaml_node is None else nodes.plain_value(yaml_node)
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ def made(text: str, **how: Any) -> ModelDeployment:
 
 def again(existing: ApiObject, text: str, **how: Any) -> ModelDeployment:
     """Return the object after an apply without conflicts."""
-    found = merged(existing, text, **how)
-    assert found.conflicts == ()
-    assert isinstance(found.obj, ModelDeployment)
-    return found.obj
+    merged_object = merged(existing, text, **how)
+    assert merged_object.conflicts == ()
+    assert isinstance(merged_object.obj, ModelDeployment)
+    return merged_object.obj
 
 
 def with_spec(obj: ModelDeployment, manager: str, **spec: Any) -> ModelDeployment:
@@ -69,12 +69,12 @@ def with_labels(obj: ModelDeployment, manager: str, **labels: str) -> ModelDeplo
 
 
 def owner(obj: ApiObject, path: str) -> str | None:
-    found = ownership.field_owner(obj, path)
-    return found.manager if found is not None else None
+    entry = ownership.field_owner(obj, path)
+    return entry.manager if entry is not None else None
 
 
 def clashes(found: tuple[FieldConflict, ...]) -> list[tuple[str, str, object, object]]:
-    return [(one.path, one.owner, one.theirs, one.ours) for one in found]
+    return [(conflict.path, conflict.owner, conflict.theirs, conflict.ours) for conflict in found]
 
 
 def test_applied_fields_belong_to_the_manager() -> None:
@@ -110,19 +110,19 @@ def test_annotations_of_the_fleet_have_no_owner() -> None:
 
 def test_a_field_changed_by_another_manager_is_kept_and_reported() -> None:
     obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
-    found = merged(obj, deployment(replicas=2))
-    assert found.obj is obj
-    assert found.conflicts == ()
-    assert [one.kept_message for one in found.kept_by_others] == [
+    merged_object = merged(obj, deployment(replicas=2))
+    assert merged_object.obj is obj
+    assert merged_object.conflicts == ()
+    assert [conflict.kept_message for conflict in merged_object.kept_by_others] == [
         "modeldeployment/qwen: spec.replicas stays 5, set by fleetctl-scale; the manifest says 2"
     ]
 
 
 def test_a_field_changed_by_both_is_a_conflict_with_its_owner() -> None:
     obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
-    found = merged(obj, deployment(replicas=3))
-    assert clashes(found.conflicts) == [("spec.replicas", SCALE, 5, 3)]
-    assert found.obj is obj
+    merged_object = merged(obj, deployment(replicas=3))
+    assert clashes(merged_object.conflicts) == [("spec.replicas", SCALE, 5, 3)]
+    assert merged_object.obj is obj
 
 
 def test_a_field_changed_by_both_to_the_same_value_is_no_conflict() -> None:
@@ -159,22 +159,24 @@ def test_a_field_removed_from_the_manifest_returns_to_its_default() -> None:
 def test_a_field_removed_from_the_manifest_stays_if_another_owns_it() -> None:
     text = deployment(rest="  concurrency: 9\n")
     obj = with_spec(made(text), SCALE, concurrency=7)
-    found = merged(obj, deployment())
-    assert (found.kept_by_others, found.conflicts) == ((), ())
-    assert isinstance(found.obj, ModelDeployment)
-    assert found.obj.spec.concurrency == 7
+    merged_object = merged(obj, deployment())
+    assert (merged_object.kept_by_others, merged_object.conflicts) == ((), ())
+    assert isinstance(merged_object.obj, ModelDeployment)
+    assert merged_object.obj.spec.concurrency == 7
 
 
 def test_labels_are_merged_by_key() -> None:
     obj = with_labels(
         made(deployment(meta="  labels: {a: b, c: d}\n")), "fleetctl-label", a="b", x="y"
     )
-    found = merged(obj, deployment(meta="  labels: {a: z, c: d}\n"))
-    assert found.obj.metadata.labels == {"a": "z", "x": "y"}
-    assert clashes(found.kept_by_others) == [("metadata.labels.c", "fleetctl-label", None, "d")]
+    merged_object = merged(obj, deployment(meta="  labels: {a: z, c: d}\n"))
+    assert merged_object.obj.metadata.labels == {"a": "z", "x": "y"}
+    assert clashes(merged_object.kept_by_others) == [
+        ("metadata.labels.c", "fleetctl-label", None, "d")
+    ]
     assert (
         "metadata.labels.c stays unset, set by fleetctl-label"
-        in found.kept_by_others[0].kept_message
+        in merged_object.kept_by_others[0].kept_message
     )
 
 
@@ -187,8 +189,10 @@ def test_lists_are_replaced_as_a_whole() -> None:
     obj = with_spec(
         made(deployment(rest="  servedNames: [x]\n")), "fleetctl-edit", served_names=("x", "y")
     )
-    found = merged(obj, deployment(rest="  servedNames: [z]\n"))
-    assert clashes(found.conflicts) == [("spec.servedNames", "fleetctl-edit", ["x", "y"], ["z"])]
+    merged_object = merged(obj, deployment(rest="  servedNames: [z]\n"))
+    assert clashes(merged_object.conflicts) == [
+        ("spec.servedNames", "fleetctl-edit", ["x", "y"], ["z"])
+    ]
 
 
 def test_defaults_in_list_items_are_no_difference() -> None:
@@ -227,8 +231,8 @@ def test_an_adopted_object_keeps_fields_of_verbs() -> None:
     bare = obj.model_copy(
         update={"metadata": obj.metadata.model_copy(update={"managed_fields": (scaled,)})}
     )
-    found = merged(bare, deployment(replicas=2))
-    assert clashes(found.conflicts) == [("spec.replicas", SCALE, 5, 2)]
+    merged_object = merged(bare, deployment(replicas=2))
+    assert clashes(merged_object.conflicts) == [("spec.replicas", SCALE, 5, 2)]
     assert again(bare, deployment(replicas=5)).spec.concurrency == 9
 
 
@@ -236,8 +240,8 @@ def test_two_manifests_share_an_object_until_they_disagree() -> None:
     first = made(deployment(replicas=2, rest="  concurrency: 9\n"))
     both = again(first, deployment(replicas=2), manager="gitsource/a")
     assert both.spec.concurrency == 9
-    found = merged(both, deployment(replicas=3), manager="gitsource/a")
-    assert clashes(found.conflicts) == [("spec.replicas", "fleetctl", 2, 3)]
+    merged_object = merged(both, deployment(replicas=3), manager="gitsource/a")
+    assert clashes(merged_object.conflicts) == [("spec.replicas", "fleetctl", 2, 3)]
     taken = again(both, deployment(replicas=3), manager="gitsource/a", force=True)
     assert taken.spec.replicas == 3
     # The manager that lost the field gets a conflict and does not take it back silently.
@@ -260,10 +264,12 @@ def test_a_mapping_is_removed_as_a_whole() -> None:
 
 def test_a_mapping_removed_by_another_stays_removed() -> None:
     obj = with_spec(made(deployment(rest=SCALED)), "fleetctl-edit", autoscaling=None)
-    found = merged(obj, deployment(rest=SCALED))
-    assert [one.path for one in found.kept_by_others] == ["spec.autoscaling"]
+    merged_object = merged(obj, deployment(rest=SCALED))
+    assert [field_conflict.path for field_conflict in merged_object.kept_by_others] == [
+        "spec.autoscaling"
+    ]
     more = SCALED.replace("3", "4")
-    assert [one.path for one in merged(obj, deployment(rest=more)).conflicts] == [
+    assert [conflict.path for conflict in merged(obj, deployment(rest=more)).conflicts] == [
         "spec.autoscaling"
     ]
     forced = again(obj, deployment(rest=more), force=True)
@@ -282,9 +288,9 @@ def test_a_required_field_stays_while_another_keeps_its_mapping() -> None:
 
 def test_fields_that_are_invalid_together_are_refused_at_their_place() -> None:
     obj = made(deployment(rest="  contextLength: 8192\n"))
-    kept = with_spec(obj, "fleetctl-edit", kv_cache=KvCache(window=4096))
+    model_deployment = with_spec(obj, "fleetctl-edit", kv_cache=KvCache(window=4096))
     with pytest.raises(ManifestErrors) as caught:
-        merged(kept, deployment(rest="  contextLength: 2048\n"))
+        merged(model_deployment, deployment(rest="  contextLength: 2048\n"))
     assert str(caught.value).startswith(
         "standard input:6:1: ModelDeployment/qwen: spec: is invalid together with fields that others set in the store: "
         "kvCache.window is 4096"
@@ -324,7 +330,7 @@ def test_a_manifest_can_be_withdrawn() -> None:
     obj = with_labels(made(text), "fleetctl-label", a="b", x="y")
     after = ownership.withdraw_manifest(obj, "fleetctl")
     assert (after.metadata.labels, after.spec.concurrency) == ({"x": "y"}, "Auto")
-    assert [one.manager for one in after.metadata.managed_fields] == ["fleetctl-label"]
+    assert [field.manager for field in after.metadata.managed_fields] == ["fleetctl-label"]
     assert after.spec.model.path == "models/qwen"
     assert ownership.withdraw_manifest(after, "fleetctl") is after
 
@@ -336,11 +342,13 @@ def test_an_apply_leaves_fields_to_the_source_that_has_them() -> None:
     assert owner(mine, "metadata.labels.a") == "fleetctl"
     assert owner(mine, "spec.concurrency") == "gitsource/a"
     assert again(mine, deployment(meta="  labels: {a: b}\n")) is mine
-    assert [one.manager for one in again(mine, deployment()).metadata.managed_fields] == [
+    assert [field.manager for field in again(mine, deployment()).metadata.managed_fields] == [
         "gitsource/a"
     ]
     lost = merged(obj, deployment(replicas=5))
-    assert [(one.path, one.applier) for one in lost.conflicts] == [("spec.replicas", "gitsource/a")]
+    assert [(conflict.path, conflict.applier) for conflict in lost.conflicts] == [
+        ("spec.replicas", "gitsource/a")
+    ]
 
 
 def test_a_released_manifest_leaves_its_values() -> None:
@@ -381,9 +389,9 @@ def test_an_apply_does_not_carry_a_change_cause_over_to_the_next_version() -> No
     assert again(longer, deployment(rest="  concurrency: 9\n")).metadata.annotations == {}
     # A cause in the manifest is repeated by its author.
     why = deployment(meta=f"  annotations: {{{CHANGE_CAUSE}: faster}}\n")
-    kept = again(again(longer, why, force=True), why + "  concurrency: 9\n")
-    assert kept.metadata.annotations == {CHANGE_CAUSE: "faster"}
-    assert again(kept, deployment()).metadata.annotations == {}
+    model_deployment = again(again(longer, why, force=True), why + "  concurrency: 9\n")
+    assert model_deployment.metadata.annotations == {CHANGE_CAUSE: "faster"}
+    assert again(model_deployment, deployment()).metadata.annotations == {}
 
 
 def test_an_apply_without_a_set_keeps_the_set() -> None:
@@ -447,8 +455,8 @@ def printed(there: ApiObject, manager: str) -> MergedObject:
 def in_turn(*manifest: ApiObject) -> ApiObject:
     """Return the object after all manifests were applied, without other writers."""
     there: ApiObject | None = None
-    for one in manifest:
-        merged = applied(there, one)
+    for api_object in manifest:
+        merged = applied(there, api_object)
         assert (merged.conflicts, merged.kept_by_others) == ((), ())
         there = merged.obj
     assert there is not None

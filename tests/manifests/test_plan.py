@@ -28,8 +28,8 @@ def stored(text: str, **metadata: object) -> ApiObject:
         None, item, manager="fleetctl", force=False, now=NOW, uid="u-1"
     )
     made = merged.obj
-    kept = made.metadata.model_copy(update={"resource_version": "7", **metadata})
-    return made.model_copy(update={"metadata": kept})
+    meta = made.metadata.model_copy(update={"resource_version": "7", **metadata})
+    return made.model_copy(update={"metadata": meta})
 
 
 def planned(text: str, *existing: ApiObject) -> list[plan.Change]:
@@ -72,8 +72,8 @@ def test_a_new_spec_increments_the_generation_and_keeps_metadata() -> None:
     assert change.obj.spec.replicas == 3
     [said] = change.obj.metadata.managed_fields
     assert '"replicas":3' in said.applied
-    kept = before.metadata.model_copy(update={"generation": 5, "managed_fields": (said,)})
-    assert change.obj.metadata == kept
+    meta = before.metadata.model_copy(update={"generation": 5, "managed_fields": (said,)})
+    assert change.obj.metadata == meta
     assert codec.unchanged_guard(change.obj).mod_revision == 7
 
 
@@ -169,9 +169,9 @@ def test_a_difference_names_every_field() -> None:
             replicas=2, meta="  labels: {c: d}\n", rest="  servedNames: [x, y]\n" + in_pool()
         )
     )
-    found = diff.diff(before, after.obj)
-    assert found
-    assert found.changes == (
+    difference = diff.diff(before, after.obj)
+    assert difference
+    assert difference.changes == (
         FieldChange(path="metadata.labels.a", old="b", new=None),
         FieldChange(path="metadata.labels.c", old=None, new="d"),
         FieldChange(path="spec.servedNames", old=["x"], new=["x", "y"]),
@@ -205,8 +205,8 @@ def test_annotations_of_verbs_are_kept() -> None:
     [change] = planned(deployment(meta="  annotations: {note: z}\n"), before)
     assert change.obj.metadata.annotations == {**NOTED, "note": "z"}
     [after] = read(deployment())
-    found = diff.diff(before, after.obj)
-    assert found.changes == (FieldChange(path="metadata.annotations.note", old="x", new=None),)
+    difference = diff.diff(before, after.obj)
+    assert difference.changes == (FieldChange(path="metadata.annotations.note", old="x", new=None),)
     assert "restarted-at" not in "".join(
         line for line in diff.diff_text(before, after.obj).splitlines() if line[0] in "+-"
     )

@@ -222,8 +222,8 @@ def test_a_pipe_that_the_shell_opened_is_read(folder: str) -> None:
     try:
         os.write(writing, deployment().encode())
         os.close(writing)
-        (found,) = load.load_objects([f"{folder}/{reading}"])
-        assert (found.obj.name, found.source) == ("qwen", f"{folder}/{reading}")
+        (loaded_object,) = load.load_objects([f"{folder}/{reading}"])
+        assert (loaded_object.obj.name, loaded_object.source) == ("qwen", f"{folder}/{reading}")
     finally:
         os.close(reading)
 

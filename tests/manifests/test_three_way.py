@@ -58,14 +58,17 @@ def verdict(base: Flat, ours: Flat, theirs: Flat, owners: Mapping[Path, str], pa
 def test_each_field_is_merged_as_the_table_says(
     base: Flat, ours: Flat, theirs: Flat, owners: dict[Path, str]
 ) -> None:
-    found = merged(base, ours, theirs, claims_of(owners))
-    kept = {one.path: one for one in found.kept_by_others}
-    conflicts = {one.path: one for one in found.conflicts}
-    removed = {path for gone in found.removed for path in PATHS if path[: len(gone)] == gone}
+    result = merged(base, ours, theirs, claims_of(owners))
+    disagreements = {disagreement.path: disagreement for disagreement in result.kept_by_others}
+    conflicts = {conflict.path: conflict for conflict in result.conflicts}
+    removed = {path for gone in result.removed for path in PATHS if path[: len(gone)] == gone}
     for path in PATHS:
         decided = verdict(base, ours, theirs, owners, path)
-        now = trees.value_at(cast("Tree", dict(found.tree)), path)
-        assert (path in kept, path in conflicts) == (decided == "kept", decided == "conflict")
+        now = trees.value_at(cast("Tree", dict(result.tree)), path)
+        assert (path in disagreements, path in conflicts) == (
+            decided == "kept",
+            decided == "conflict",
+        )
         if path in removed and not {path} & {*base, *ours, *owners}:
             continue  # a default that nobody declared is removed with its mapping
         assert (path in removed) == (decided == "gone")
@@ -73,8 +76,8 @@ def test_each_field_is_merged_as_the_table_says(
             assert now is trees.ABSENT
             continue
         assert now == (ours[path] if decided == "ours" else theirs[path])
-        if path in kept or path in conflicts:
-            clash = kept.get(path) or conflicts[path]
+        if path in disagreements or path in conflicts:
+            clash = disagreements.get(path) or conflicts[path]
             assert (clash.theirs, clash.ours) == (theirs[path], ours[path])
             assert clash.owner == owners.get(path, "")
 
@@ -84,10 +87,10 @@ def test_each_field_is_merged_as_the_table_says(
 def test_force_applies_every_field_of_the_manifest(
     base: Flat, ours: Flat, theirs: Flat, owners: dict[Path, str]
 ) -> None:
-    found = merged(base, ours, theirs, claims_of(owners, force=True))
-    assert (found.kept_by_others, found.conflicts) == ((), ())
+    result = merged(base, ours, theirs, claims_of(owners, force=True))
+    assert (result.kept_by_others, result.conflicts) == ((), ())
     for path, value in ours.items():
-        assert trees.value_at(cast("Tree", dict(found.tree)), path) == value
+        assert trees.value_at(cast("Tree", dict(result.tree)), path) == value
 
 
 @settings(max_examples=samples(100), deadline=None)
@@ -106,9 +109,11 @@ def test_fields_of_one_writer_are_never_lost(
 ) -> None:
     """An unchanged manifest keeps every change of others, and reports it."""
     theirs = {**base, **later}
-    found = merged(base, base, theirs, claims_of(owners))
-    assert found.tree == tree_of(theirs)
-    assert {one.path for one in found.kept_by_others} == {p for p in PATHS if base[p] != theirs[p]}
+    result = merged(base, base, theirs, claims_of(owners))
+    assert result.tree == tree_of(theirs)
+    assert {disagreement.path for disagreement in result.kept_by_others} == {
+        p for p in PATHS if base[p] != theirs[p]
+    }
 
 
 @settings(max_examples=samples(100), deadline=None)

@@ -211,8 +211,8 @@ CASES = [
 def test_references_and_names_are_checked_between_objects(
     text: str, known: StoreNames, expected: list[str]
 ) -> None:
-    found = validate(read(text), known)
-    assert [str(problem).removeprefix("standard input") for problem in found] == expected
+    errors = validate(read(text), known)
+    assert [str(problem).removeprefix("standard input") for problem in errors] == expected
 
 
 CLOCK = SystemClock()

@@ -575,7 +575,7 @@ def test_every_remedy_is_valid(kind: Kind) -> None:
         place = show_path(path)
         for wrong in WRONG_VALUES:
             problems = [
-                one for one in problems_of(manifest(kind, path, wrong)) if one.path == place
+                error for error in problems_of(manifest(kind, path, wrong)) if error.path == place
             ]
             # One, also of a value that may have several forms; a mapping's key may be wrong beside its value.
             assert len(problems) <= 1 + (path[-1] == "k")
@@ -585,7 +585,9 @@ def test_every_remedy_is_valid(kind: Kind) -> None:
                     fixed = manifest(kind, path, value)
                     if value is REMOVED:
                         fixed = manifest(kind, path[:-1], [] if path[-1] == 0 else {})
-                    left = [str(one) for one in problems_of(fixed) if one.path.startswith(place)]
+                    left = [
+                        str(error) for error in problems_of(fixed) if error.path.startswith(place)
+                    ]
                     assert not left, (problem.hint, left)
                     tried.add((place, problem.hint))
     assert len(tried) > 10

@@ -80,21 +80,24 @@ def test_what_is_broken_is_named(
     folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
-    found = report(folder)
-    assert (found.reason, found.weights_bytes) == ("AdapterUnusable", 0)
-    assert found.message.startswith("adapter: ")
-    assert re.search(message, found.message), found.message
+    adapter_report = report(folder)
+    assert (adapter_report.reason, adapter_report.weights_bytes) == ("AdapterUnusable", 0)
+    assert adapter_report.message.startswith("adapter: ")
+    assert re.search(message, adapter_report.message), adapter_report.message
 
 
 @pytest.mark.parametrize("path", ["nowhere", "adapter_config.json", "x" * 300, "a\u0000b"])
 def test_a_path_that_leads_nowhere(folder: Path, path: str) -> None:
-    found = inspection.report_adapter(path, folder, casts_to_float32=False)
-    assert (found.path, found.reason) == (path, "AdapterNotFound")
+    adapter_report = inspection.report_adapter(path, folder, casts_to_float32=False)
+    assert (adapter_report.path, adapter_report.reason) == (path, "AdapterNotFound")
 
 
 def test_each_path_is_reported_once_in_order(folder: Path) -> None:
-    found = inspection.report_adapters(["law", "b", "b"], folder.parent, casts_to_float32=False)
-    assert [(one.path, one.reason) for one in found] == [("b", "AdapterNotFound"), ("law", "")]
+    reports = inspection.report_adapters(["law", "b", "b"], folder.parent, casts_to_float32=False)
+    assert [(adapter_report.path, adapter_report.reason) for adapter_report in reports] == [
+        ("b", "AdapterNotFound"),
+        ("law", ""),
+    ]
 
 
 @given(config_bytes=configs, weights_bytes=files)
@@ -103,9 +106,9 @@ def test_nothing_on_disk_is_worse_than_unusable(config_bytes: bytes, weights_byt
         folder = Path(name)
         (folder / "adapter_config.json").write_bytes(config_bytes)
         (folder / "adapters.safetensors").write_bytes(weights_bytes)
-        found = report(folder)
-    assert found.reason
-    assert found.message
+        adapter_report = report(folder)
+    assert adapter_report.reason
+    assert adapter_report.message
 
 
 PEFT: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
@@ -185,9 +188,9 @@ def test_the_scale_of_a_peft_layer(tmp_path: Path, config: dict[str, Any], scale
 def test_what_is_not_supported_of_peft_is_named(
     tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    found = report(peft(tmp_path / "law", **config))
-    assert found.reason == "AdapterUnusable"
-    assert re.search(message, found.message), found.message
+    adapter_report = report(peft(tmp_path / "law", **config))
+    assert adapter_report.reason == "AdapterUnusable"
+    assert re.search(message, adapter_report.message), adapter_report.message
 
 
 @pytest.mark.parametrize(
@@ -211,9 +214,9 @@ def test_what_is_not_supported_of_peft_is_named(
 def test_broken_tensors_of_peft_are_named(
     tmp_path: Path, shapes: dict[str, list[int]], message: str
 ) -> None:
-    found = report(peft(tmp_path / "law", shapes))
-    assert found.reason == "AdapterUnusable"
-    assert re.search(message, found.message), found.message
+    adapter_report = report(peft(tmp_path / "law", shapes))
+    assert adapter_report.reason == "AdapterUnusable"
+    assert re.search(message, adapter_report.message), adapter_report.message
 
 
 def test_files_of_peft_that_are_missing_or_pickled(tmp_path: Path) -> None:
@@ -232,6 +235,6 @@ def test_nothing_in_pefts_format_is_worse_than_unusable(
         folder = Path(name)
         (folder / "adapter_config.json").write_bytes(config_bytes)
         (folder / "adapter_model.safetensors").write_bytes(weights_bytes)
-        found = report(folder)
-    assert found.reason
-    assert found.message
+        adapter_report = report(folder)
+    assert adapter_report.reason
+    assert adapter_report.message

@@ -16,12 +16,14 @@ from schemas.node import LayerGroup
 
 def groups(**config: Any) -> list[tuple[str, int, int]]:
     """Return kind, count and what one layer keeps: bytes of a token, or of a request for a state."""
-    return [(one.kind, one.count, size(one)) for one in made(**config)]
+    return [(group.kind, group.count, size(group)) for group in made(**config)]
 
 
 def made(**config: Any) -> tuple[LayerGroup, ...]:
-    found = ModelConfig.model_validate_json(json.dumps(config))
-    return cache_rules.layer_groups(cache_rules.mlx_module(found), found.text, element_bytes=2)
+    model_config = ModelConfig.model_validate_json(json.dumps(config))
+    return cache_rules.layer_groups(
+        cache_rules.mlx_module(model_config), model_config.text, element_bytes=2
+    )
 
 
 def size(group: LayerGroup) -> int:
@@ -199,10 +201,10 @@ configs = st.fixed_dictionaries(
 @given(configs)
 def test_any_config_is_understood_or_refused(config: dict[str, Any]) -> None:
     try:
-        found = made(**config)
+        layer_groups = made(**config)
     except (NotUnderstoodError, ValueError):
         return
-    assert all(group.count > 0 and size(group) >= 0 for group in found)
+    assert all(group.count > 0 and size(group) >= 0 for group in layer_groups)
 
 
 def tensor(dtype: str, *shape: int, bits: int) -> TensorHeader:
@@ -223,13 +225,13 @@ def test_quantized_weights_count_as_unpacked_numbers() -> None:
         "model.layers.0.mlp.gate.weight": tensor("F32", 4, 64, bits=32),
         "model.norm.weight": tensor("BF16", 64, bits=16),
     }
-    found = total_weights(tensors, group_size=64)
-    assert found.parameters == 512 * 64 + 128 * 64 + 4 * 64 + 64
-    assert found.total_bytes == sum(one.size for one in tensors.values())
+    totals = total_weights(tensors, group_size=64)
+    assert totals.parameters == 512 * 64 + 128 * 64 + 4 * 64 + 64
+    assert totals.total_bytes == sum(header.size for header in tensors.values())
     up = sum(one.size for name, one in tensors.items() if "up_proj" in name)
-    assert found.replicated_bytes == found.total_bytes - up
-    assert found.half_bytes == 2 * (1024 + 256) + 128
-    assert found.replicated_half_bytes == 2 * 1024 + 128
+    assert totals.replicated_bytes == totals.total_bytes - up
+    assert totals.half_bytes == 2 * (1024 + 256) + 128
+    assert totals.replicated_half_bytes == 2 * 1024 + 128
 
 
 def test_headers_without_shapes_count_no_parameters() -> None:

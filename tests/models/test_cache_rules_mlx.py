@@ -48,8 +48,8 @@ def test_caches_are_as_large_as_the_rules_say(family: str, tokens: int) -> None:
     caches = module("mlx_lm.models.cache").make_prompt_cache(model)
     for number in (tokens - 2, 1, 1):  # the last ones alone: a window shrinks to its size then
         model(mx.zeros((1, number), dtype=mx.int32), cache=caches)
-        mx.eval([one.state for one in caches])
-    real = sum(one.nbytes for one in caches)
+        mx.eval([cache.state for cache in caches])
+    real = sum(cache.nbytes for cache in caches)
     # Nobody reads a prompt here, so no window holds a step more than its tokens.
     shape = geometry(config).model_copy(update={"prefill_step": 0})
     assert footprint.cache_bytes(shape, ServingLoad(context_length=tokens, concurrency=1)) == real
@@ -78,7 +78,7 @@ def test_caches_with_options_are_as_large_as_the_proof(
     caches = made.make_caches(model, KvOptions(**options))
     for number in (498, 1, 1):
         model(mx.zeros((1, number), dtype=mx.int32), cache=caches)
-        mx.eval([one.state for one in caches])
+        mx.eval([cache.state for cache in caches])
     shape = geometry(config).model_copy(update={"prefill_step": 0})
     use = ServingLoad(
         context_length=500,
@@ -86,7 +86,7 @@ def test_caches_with_options_are_as_large_as_the_proof(
         kv_bits=options.get("bits"),
         kv_window=options.get("window"),
     )
-    assert footprint.cache_bytes(shape, use) == sum(one.nbytes for one in caches)
+    assert footprint.cache_bytes(shape, use) == sum(cache.nbytes for cache in caches)
 
 
 # What placement cannot see from a config; the engine refuses these itself, in a sentence.
@@ -98,14 +98,14 @@ LEFT_TO_THE_ENGINE = {("gpt_oss", "bits"), ("gemma4_text", "bits")}
 @pytest.mark.parametrize("name", ["bits", "window"])
 def test_placement_accepts_what_the_engine_accepts(family: str, name: str) -> None:
     config = {**BASE, "model_type": family, "head_dim": 32, **FAMILIES[family]}
-    kept = KvCache(bits=8) if name == "bits" else KvCache(window=64)
+    cache = KvCache(bits=8) if name == "bits" else KvCache(window=64)
     there = NodeView(
         name="a", is_ready=True, models={"m": ModelReport(path="m", geometry=geometry(config))}
     )
-    spec = ModelDeploymentSpec(model=ModelSource(path="m"), kv_cache=kept)
+    spec = ModelDeploymentSpec(model=ModelSource(path="m"), kv_cache=cache)
     refused = filters.supports_kv_cache(PlacementRequest(name="m", spec=spec), there)
     making = module("engine.cache.layer_caches")
-    options = KvOptions(bits=kept.bits, window=kept.window)
+    options = KvOptions(bits=cache.bits, window=cache.window)
     if refused is None and (family, name) not in LEFT_TO_THE_ENGINE:
         making.try_model(build(config), options)
     elif refused is None or name == "bits":
@@ -133,7 +133,7 @@ def peak(config: dict[str, Any], use: ServingLoad, shape: ModelGeometry) -> int:
     ended = 0
     while ended < use.concurrency:
         _, responses = generator.next()
-        ended += sum(one.finish_reason is not None for one in responses)
+        ended += sum(response.finish_reason is not None for response in responses)
     found = int(mx.get_peak_memory()) - int(weights)
     generator.close()
     return found
@@ -165,5 +165,5 @@ def test_aliases_are_those_of_mlx_lm() -> None:
 
 
 def test_every_rule_is_for_a_module_of_mlx_lm() -> None:
-    found = [importlib.util.find_spec(f"mlx_lm.models.{name}") for name in cache_rules.RULES]
-    assert all(spec is not None for spec in found)
+    specs = [importlib.util.find_spec(f"mlx_lm.models.{name}") for name in cache_rules.RULES]
+    assert all(spec is not None for spec in specs)

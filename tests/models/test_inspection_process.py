@@ -90,9 +90,9 @@ def test_a_large_adapter_is_read_in_a_child(tmp_path: Path) -> None:
         for n in range(20_000)
     }
     write_weights(tmp_path / "adapters.safetensors", json.dumps(tensors).encode(), 80_000)
-    found = inspection_process.inspect_adapter(tmp_path)
-    assert found == adapter_files.inspect_adapter(tmp_path)
-    assert len(found.layers) == 10_000
+    facts = inspection_process.inspect_adapter(tmp_path)
+    assert facts == adapter_files.inspect_adapter(tmp_path)
+    assert len(facts.layers) == 10_000
 
 
 @pytest.mark.parametrize(

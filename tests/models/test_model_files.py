@@ -43,10 +43,10 @@ def report(folder: Path, *, casts: bool = False) -> ModelReport:
 
 
 def test_geometry(folder: Path) -> None:
-    found = report(folder).geometry
-    assert found is not None
+    geometry = report(folder).geometry
+    assert geometry is not None
     layer = {"kv_heads": 2, "head_dim": 16, "value_dim": 16, "latent_dim": 0, "window": 0}
-    assert found.model_dump() == {
+    assert geometry.model_dump() == {
         "model_type": "qwen3",
         "weights_bytes": 600,
         "layers": 2,
@@ -75,32 +75,32 @@ def test_a_header_without_metadata(folder: Path) -> None:
     header = b'{"__metadata__":null,"a":{"data_offsets":[0,8],"dtype":"F32","shape":[2]}}'
     data = struct.pack("<Q", len(header)) + header + bytes(8)
     (folder / "model.safetensors").write_bytes(data)
-    found = report(folder).geometry
-    assert found is not None
-    assert found.weights_bytes == 8
+    geometry = report(folder).geometry
+    assert geometry is not None
+    assert geometry.weights_bytes == 8
 
 
 def test_where_half_precision_is_widened_it_doubles(folder: Path) -> None:
-    found = report(folder, casts=True).geometry
-    assert found is not None
-    assert (found.weights_bytes, found.kv_element_bytes) == (800, 4)
+    geometry = report(folder, casts=True).geometry
+    assert geometry is not None
+    assert (geometry.weights_bytes, geometry.kv_element_bytes) == (800, 4)
 
 
 def test_full_precision_is_not_widened(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(safetensors({"a": ("F32", 0, 400)}))
     for casts in (True, False):
-        found = report(folder, casts=casts).geometry
-        assert found is not None
-        assert (found.weights_bytes, found.kv_element_bytes) == (400, 4)
+        geometry = report(folder, casts=casts).geometry
+        assert geometry is not None
+        assert (geometry.weights_bytes, geometry.kv_element_bytes) == (400, 4)
 
 
 def test_multimodal_models_keep_their_numbers_inside(folder: Path) -> None:
     inner = {k: v for k, v in CONFIG.items() if k != "model_type"}
     tree = {"model_type": "qwen3_vl", "vocab_size": 1000, "text_config": inner}
     (folder / "config.json").write_text(json.dumps(tree))
-    found = report(folder).geometry
-    assert found is not None
-    assert (found.model_type, found.vocab_size, found.layers) == ("qwen3_vl", 1000, 2)
+    geometry = report(folder).geometry
+    assert geometry is not None
+    assert (geometry.model_type, geometry.vocab_size, geometry.layers) == ("qwen3_vl", 1000, 2)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_what_config_leaves_out_is_derived(
     folder: Path, changes: dict[str, Any], kv_heads: int, head_dim: int
 ) -> None:
     configure(folder, **changes)
-    found = report(folder).geometry
-    assert found is not None
-    assert (found.kv_heads, found.head_dim) == (kv_heads, head_dim)
+    geometry = report(folder).geometry
+    assert geometry is not None
+    assert (geometry.kv_heads, geometry.head_dim) == (kv_heads, head_dim)
 
 
 def test_an_unknown_architecture_is_reported_and_not_guessed(folder: Path) -> None:
@@ -129,25 +129,25 @@ def test_an_unknown_architecture_is_reported_and_not_guessed(folder: Path) -> No
         ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "has 1 layer_types for 2"),
     ):
         configure(folder, **changes)
-        found = report(folder).geometry
-        assert found is not None
-        assert words in found.unknown
-        assert found.weights_bytes == 600
+        geometry = report(folder).geometry
+        assert geometry is not None
+        assert words in geometry.unknown
+        assert geometry.weights_bytes == 600
 
 
 def test_an_architecture_that_mlx_lm_does_not_have_is_refused(folder: Path) -> None:
     for strange in ("nonsense", "../../etc", "x" * 5000):
         configure(folder, model_type=strange)
-        found = report(folder)
-        assert (found.geometry, found.reason) == (None, "ArchitectureUnsupported")
-        assert "on this node has no architecture" in found.message
+        model_report = report(folder)
+        assert (model_report.geometry, model_report.reason) == (None, "ArchitectureUnsupported")
+        assert "on this node has no architecture" in model_report.message
 
 
 def test_a_context_that_the_config_does_not_say_is_not_limited(folder: Path) -> None:
     configure(folder, max_position_embeddings=None)
-    found = report(folder).geometry
-    assert found is not None
-    assert (found.max_context, found.unknown) == (None, "")
+    geometry = report(folder).geometry
+    assert geometry is not None
+    assert (geometry.max_context, geometry.unknown) == (None, "")
 
 
 def index(folder: Path, *files: str) -> None:
@@ -159,9 +159,9 @@ def test_shards_add_up(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     (folder / "model-2.safetensors").write_bytes(safetensors({"c": ("F32", 0, 40)}))
     index(folder, "model-1.safetensors", "model-2.safetensors", "model-2.safetensors")
-    found = report(folder).geometry
-    assert found is not None
-    assert found.weights_bytes == 640
+    geometry = report(folder).geometry
+    assert geometry is not None
+    assert geometry.weights_bytes == 640
 
 
 def link_in_a_circle(folder: Path) -> None:
@@ -269,15 +269,19 @@ def test_what_is_broken_is_named(
     damage(folder)
     with pytest.raises(ModelUnusableError, match=message):
         model_files.model_geometry(model_files.inspect_model(folder), casts_to_float32=False)
-    found = report(folder)
-    assert found.geometry is None
-    assert found.reason in ("ModelUnusable", "ModelSizeUnknown")
+    model_report = report(folder)
+    assert model_report.geometry is None
+    assert model_report.reason in ("ModelUnusable", "ModelSizeUnknown")
 
 
 @pytest.mark.parametrize("path", ["nowhere", "config.json", "x" * 300, "x/" * 500, "a\u0000b"])
 def test_a_path_that_leads_nowhere(folder: Path, path: str) -> None:
-    found = inspection.report_model(path, folder, casts_to_float32=False)
-    assert (found.path, found.geometry, found.reason) == (path, None, "ModelNotFound")
+    model_report = inspection.report_model(path, folder, casts_to_float32=False)
+    assert (model_report.path, model_report.geometry, model_report.reason) == (
+        path,
+        None,
+        "ModelNotFound",
+    )
 
 
 def test_a_folder_that_is_absent_is_told_with_a_similar_one(folder: Path) -> None:
@@ -310,8 +314,10 @@ def test_a_file_name_that_is_no_text_can_be_reported(folder: Path) -> None:
 def test_paths_are_looked_up_below_the_models_folder(folder: Path) -> None:
     assert inspection.resolve_path("a/b", Path("/m")) == Path("/m/a/b")
     assert inspection.resolve_path("/a/b", Path("/m")) == Path("/a/b")
-    found = inspection.report_models([folder.name, "b", "b"], folder.parent, casts_to_float32=False)
-    assert [(r.path, r.reason) for r in found] == [("b", "ModelNotFound"), (folder.name, "")]
+    reports = inspection.report_models(
+        [folder.name, "b", "b"], folder.parent, casts_to_float32=False
+    )
+    assert [(r.path, r.reason) for r in reports] == [("b", "ModelNotFound"), (folder.name, "")]
 
 
 def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
@@ -331,9 +337,9 @@ def test_nothing_on_disk_is_worse_than_unusable(
         (folder / "model.safetensors").write_bytes(weights_bytes)
         if index_bytes is not None:
             (folder / "model.safetensors.index.json").write_bytes(index_bytes)
-        found = report(folder)
-    assert found.geometry is not None or (found.reason and found.message)
-    ModelReport.model_validate_json(found.model_dump_json())
+        model_report = report(folder)
+    assert model_report.geometry is not None or (model_report.reason and model_report.message)
+    ModelReport.model_validate_json(model_report.model_dump_json())
 
 
 def sparse(path: Path, size: int) -> None:
@@ -458,10 +464,10 @@ def test_a_folder_is_read_within_limits(folder: Path, fault: Callable[[Path], st
     """An agent looks at every folder that a deployment names; none may take its memory."""
     wanted = fault(folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = report(folder)
+    model_report = report(folder)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert found.reason == "ModelUnusable"
-    assert wanted in found.message
+    assert model_report.reason == "ModelUnusable"
+    assert wanted in model_report.message
     assert grown_kib < 400 << 10
 
 

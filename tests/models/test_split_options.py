@@ -97,21 +97,21 @@ def test_sizes_are_those_that_mlx_lm_can_divide(
     find_out: Callable[[Path], SplitShapes],
 ) -> None:
     config = {**BASE, "model_type": family, **FAMILIES.get(family, {}), **changes}
-    found = find_out(write(tmp_path / "model", config))
-    assert tuple(found.tensor) == tensor
-    assert len(found.layers) == layers
+    out = find_out(write(tmp_path / "model", config))
+    assert tuple(out.tensor) == tensor
+    assert len(out.layers) == layers
     if tensor:
-        assert sorted([*found.tensor, *found.refused]) == list(range(2, 17))
+        assert sorted([*out.tensor, *out.refused]) == list(range(2, 17))
     if changes == SIX:
-        assert found.refused[4] == "4 does not divide 6 attention heads"
+        assert out.refused[4] == "4 does not divide 6 attention heads"
 
 
 def headers_of(folder: Path) -> WeightHeaders:
     """Return the headers of a folder, as the reconciler reads them from a hub."""
     files = {path.name: model_files.read_tensors(path) for path in folder.glob("*.safetensors")}
-    found = weight_headers.make_headers((folder / "config.json").read_text(), files)
-    assert found is not None
-    return found
+    headers = weight_headers.make_headers((folder / "config.json").read_text(), files)
+    assert headers is not None
+    return headers
 
 
 @pytest.mark.parametrize("bits", [None, 4])
@@ -134,11 +134,11 @@ def test_groups_of_packed_weights_are_not_torn(
     tmp_path: Path, find_out: Callable[[Path], SplitShapes]
 ) -> None:
     config = {**BASE, "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 4}
-    found = find_out(write(tmp_path / "model", config | {"intermediate_size": 96}, bits=4))
+    out = find_out(write(tmp_path / "model", config | {"intermediate_size": 96}, bits=4))
     # 96 wide over two ranks is 48, and 32 numbers are packed together.
-    assert tuple(found.tensor) == ()
-    assert "quantization group size 32" in found.refused[2]
-    assert len(found.layers) == 6
+    assert tuple(out.tensor) == ()
+    assert "quantization group size 32" in out.refused[2]
+    assert len(out.layers) == 6
 
 
 @pytest.mark.parametrize("bits", [None, 4])
@@ -151,7 +151,7 @@ def test_reported_weights_are_those_that_ranks_load(
     group = module("engine.shape_probe").StubGroup(rank, 2)
     config = {**BASE, "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256}
     folder = write(tmp_path / "model", config, bits=bits)
-    found = find_out(folder)
+    out = find_out(folder)
 
     def held(split: Callable[[Any], None]) -> int:
         model, _ = utils.load_model(folder, lazy=True)
@@ -165,10 +165,10 @@ def test_reported_weights_are_those_that_ranks_load(
 
     # What mlx takes for an array is rounded; and slices that might be kept with all of their array need not be.
     share = held(lambda model: model.shard(group))
-    assert 0.9 < share / found.tensor[2].total_bytes < 1.01
+    assert 0.9 < share / out.tensor[2].total_bytes < 1.01
     run = held(lambda model: model.model.pipeline(group, split=[2, 4]))
-    own = found.layers[4:] if rank == 0 else found.layers[:4]
-    said = found.rest.total_bytes + sum(layer.total_bytes for layer in own)
+    own = out.layers[4:] if rank == 0 else out.layers[:4]
+    said = out.rest.total_bytes + sum(layer.total_bytes for layer in own)
     assert 0.99 < run / said < 1.01
 
 
@@ -190,7 +190,11 @@ def test_the_cache_of_a_rank_is_as_large_as_the_proof(family: str) -> None:
     use = ServingLoad(context_length=256, concurrency=1, ranks=2)
     if family == "gpt_oss":  # a window of 100 tokens holds all that were read at once
         shape = shape.model_copy(
-            update={"groups": tuple(one.model_copy(update={"window": 256}) for one in shape.groups)}
+            update={
+                "groups": tuple(
+                    layer_group.model_copy(update={"window": 256}) for layer_group in shape.groups
+                )
+            }
         )
     assert footprint.cache_bytes(shape, use) == real
 
@@ -229,13 +233,13 @@ def facts_of(config: dict[str, Any], folder: Path) -> model_files.ModelFacts:
 def test_a_report_says_why_a_size_is_refused(tmp_path: Path) -> None:
     facts = facts_of({**BASE, "model_type": "llama"}, tmp_path)
     geometry = model_files.model_geometry(facts, casts_to_float32=True)
-    found = SplitShapes(
+    split_shapes = SplitShapes(
         tensor={2: SplitWeights(total_bytes=100, half_bytes=60)},
         refused={3: "no", 4: "[quantize] too narrow"},
         layers=(SplitWeights(total_bytes=10, half_bytes=10),) * 6,
         rest=SplitWeights(total_bytes=5, half_bytes=1),
     )
-    wide = split_options.splitting_report(facts, geometry, found, casts_to_float32=True)
+    wide = split_options.splitting_report(facts, geometry, split_shapes, casts_to_float32=True)
     assert wide == SplitOptions(
         tensor=(2,),
         tensor_bytes=(160,),
@@ -245,10 +249,10 @@ def test_a_report_says_why_a_size_is_refused(tmp_path: Path) -> None:
         layer_groups=(0,) * 6,
         basis="llama, 4 heads, 2 KV heads",
     )
-    narrow = split_options.splitting_report(facts, geometry, found, casts_to_float32=False)
+    narrow = split_options.splitting_report(facts, geometry, split_shapes, casts_to_float32=False)
     assert narrow is not None
     assert (narrow.tensor_bytes, narrow.rest_bytes) == ((100,), 5)
-    torn = found.model_copy(update={"tensor": {}, "refused": {2: "[quantize] too narrow"}})
+    torn = split_shapes.model_copy(update={"tensor": {}, "refused": {2: "[quantize] too narrow"}})
     said = split_options.splitting_report(facts, geometry, torn, casts_to_float32=False)
     assert said is not None
     assert said.basis == "llama, 4 heads, 2 KV heads (with 2: [quantize] too narrow)"
@@ -277,7 +281,7 @@ def test_layers_are_distinguished(family: str, order: tuple[int, ...]) -> None:
     groups = cache_rules.layer_groups(family, config.text, element_bytes=4)
     assert found == order
     if order:
-        assert [found.count(at) for at in range(len(groups))] == [one.count for one in groups]
+        assert [found.count(at) for at in range(len(groups))] == [group.count for group in groups]
 
 
 async def told(folder: Path, splitter: SplitInspector) -> ModelGeometry:
@@ -299,25 +303,25 @@ async def told(folder: Path, splitter: SplitInspector) -> ModelGeometry:
 @pytest.mark.ci
 async def test_a_child_runs_once_and_its_answer_outlives_the_agent(tmp_path: Path) -> None:
     folder = tiny_model.make(tmp_path / "tiny", arch="qwen2", heads=4, kv_heads=2, layers=3)
-    kept = tmp_path / "kept"
-    geometry = await told(folder, SplitInspector(kept, SystemClock()))
+    path = tmp_path / "kept"
+    geometry = await told(folder, SplitInspector(path, SystemClock()))
     assert geometry.splitting is not None
     assert geometry.splitting.tensor == (2,)
     assert len(geometry.splitting.layer_bytes) == 3
     weighed = sum(geometry.splitting.layer_bytes) + geometry.splitting.rest_bytes
     assert weighed == geometry.weights_bytes
     # The next agent has it at once; another version of the model is another question.
-    facts, later = model_files.inspect_model(folder), SplitInspector(kept, SystemClock())
+    facts, later = model_files.inspect_model(folder), SplitInspector(path, SystemClock())
     assert isinstance(later.inspect(folder, facts), SplitShapes)
     assert not later.is_inspecting()
     # A Mac that has the headers only asks the same question.
     headers = weight_headers.pack(headers_of(folder))
     assert isinstance(later.inspect(tmp_path / "not-fetched", facts, headers), SplitShapes)
     assert isinstance(later.inspect(folder, facts, "broken"), SplitFailure)
-    [file] = kept.glob("*.json")
+    [file] = path.glob("*.json")
     # What a disk lost is asked for anew.
     file.write_text("{")
-    assert await told(folder, SplitInspector(kept, SystemClock())) == geometry
+    assert await told(folder, SplitInspector(path, SystemClock())) == geometry
 
 
 @pytest.mark.ci

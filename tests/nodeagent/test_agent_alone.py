@@ -42,7 +42,7 @@ async def test_a_mac_stands_alone(
         await desk.until_published(name)
     file = agent.state_dir / "assignment.json"
     await until(lambda: set(orjson.loads(file.read_bytes())["replicas"]) == {"tiny-0", "other-0"})
-    urls = {one.replica: one.address.url for one in agent.engines()}
+    urls = {process.replica: process.address.url for process in agent.engines()}
     # The Mac loses its power while no etcd is there.
     await kill_etcd(etcd)
     await agent.kill()
@@ -53,10 +53,10 @@ async def test_a_mac_stands_alone(
     agent.start()
     await until(lambda: len(agent.engines()) == 2, limit_s=120)
     # Gateways that still know them find them where they were.
-    assert {one.replica: one.address.url for one in agent.engines()} == urls
+    assert {process.replica: process.address.url for process in agent.engines()} == urls
     for url in urls.values():
         assert await until_async(partial(answers, url), limit_s=60)
-    kept = next(one for one in agent.engines() if one.replica == "tiny-0")
+    process = next(process for process in agent.engines() if process.replica == "tiny-0")
 
     # One was withdrawn meanwhile, which the agent learns once etcd is back.
     await agent.kill()
@@ -70,7 +70,7 @@ async def test_a_mac_stands_alone(
     )
     assert len(agent.engines()) == 2
     await etcd.start()
-    await until(lambda: [one.replica for one in agent.engines()] == ["tiny-0"], limit_s=60)
+    await until(lambda: [process.replica for process in agent.engines()] == ["tiny-0"], limit_s=60)
     await desk.until_published("tiny-0")
     await desk.until_condition("tiny-0", "True", "Serving")
-    assert agent.engines()[0].child.record.pid == kept.child.record.pid
+    assert agent.engines()[0].child.record.pid == process.child.record.pid

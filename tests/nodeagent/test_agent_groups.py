@@ -85,7 +85,7 @@ class Pair:
 
     def ranks(self) -> list[EngineProcess]:
         """Return the ranks that run, of both agents."""
-        return [one for agent in self.agents.values() for one in agent.engines()]
+        return [engine for agent in self.agents.values() for engine in agent.engines()]
 
     async def until_over(self) -> list[str]:
         """Wait until both agents gave the epoch up and nothing of it is left; return their reasons."""
@@ -147,10 +147,10 @@ async def test_a_group_lives_breaks_and_lives_again(
     assert first is not None
     assert first.golden is not None
     assert first.golden.is_reference
-    assert [(one.epoch, one.memory_bytes) for one in pair.ranks()] == [(pair.epoch, 2**30)] * 2
+    assert [(rank.epoch, rank.memory_bytes) for rank in pair.ranks()] == [(pair.epoch, 2**30)] * 2
 
     # Agents that are killed go on with their ranks.
-    pids = {one.child.record.pid for one in pair.ranks()}
+    pids = {rank.child.record.pid for rank in pair.ranks()}
     old = await pair.lease()
     for name in NAMES:
         await agents[name].kill()
@@ -161,7 +161,7 @@ async def test_a_group_lives_breaks_and_lives_again(
 
     await desk.until(published_anew, "published under the lease of the new agent")
     await pair.until_serving()
-    assert {one.child.record.pid for one in pair.ranks()} == pids
+    assert {rank.child.record.pid for rank in pair.ranks()} == pids
 
     # A rank is killed: both agents say so, and nothing is left.
     pair.ranks()[1].child.send(signal.SIGKILL)
@@ -182,8 +182,10 @@ async def test_a_group_lives_breaks_and_lives_again(
     await until(lambda: not pair.ranks(), limit_s=_NOTICED_S, what="no rank is left")
     await desk.until_withdrawn(NAME)
     for agent in agents.values():
-        left = [one for one in psutil.process_iter() if str(agent.state_dir) in _folder(one)]
-        assert [one for one in left if "engine" in " ".join(one.cmdline())] == []
+        processes = [
+            process for process in psutil.process_iter() if str(agent.state_dir) in _folder(process)
+        ]
+        assert [process for process in processes if "engine" in " ".join(process.cmdline())] == []
 
 
 def _folder(process: psutil.Process) -> str:

@@ -43,9 +43,9 @@ async def agent(
 async def message_of(desk: Desk, name: str) -> str:
     item = await desk.store.get(keys.rank_key(NODE, name, 0))
     assert item is not None
-    found = find_condition(codec.decode(RankStatus, item).conditions, "Ready")
-    assert found is not None
-    return found.message
+    condition = find_condition(codec.decode(RankStatus, item).conditions, "Ready")
+    assert condition is not None
+    return condition.message
 
 
 @pytest.mark.ci
@@ -65,7 +65,7 @@ async def test_the_words_of_an_engine_that_refuses_stay_and_it_is_not_started_ag
     await asyncio.sleep(5)
     assert await message_of(desk, "broken-0") == message
     assert await desk.restarts("broken-0") == 1
-    assert "broken-0" not in [one.replica for one in agent.engines()]
+    assert "broken-0" not in [engine.replica for engine in agent.engines()]
     await desk.remove("broken-0")
 
 
@@ -80,8 +80,8 @@ async def test_one_engine_loads_after_the_other(desk: Desk, agent: AgentProcess)
     async def all_serve() -> bool:
         running = agent.engines()
         # Listed first: an engine that is listed beside another one was started after that was Ready.
-        answers = [await client.ask(one.address, one.replica_uid) for one in running]
-        assert sum(one is None or one.state != "Ready" for one in answers) <= 1
+        answers = [await client.ask(process.address, process.replica_uid) for process in running]
+        assert sum(answer is None or answer.state != "Ready" for answer in answers) <= 1
         for one in running:
             with contextlib.suppress(psutil.Error):
                 inherited.update(psutil.Process(one.child.record.pid).environ())

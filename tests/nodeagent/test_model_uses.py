@@ -43,7 +43,7 @@ def group(*models: str, name: str = "pair") -> ShardGroup:
 
 
 async def write(store: MemoryTransport, *objects: ApiObject) -> None:
-    await store.commit([], [codec.put_spec(one) for one in objects])
+    await store.commit([], [codec.put_spec(obj) for obj in objects])
 
 
 @asynccontextmanager
@@ -81,8 +81,10 @@ async def watching(store: MemoryTransport) -> AsyncIterator[tuple[ModelUses, lis
 
 async def records_of(store: MemoryTransport) -> dict[str, int]:
     """Return the revision of each record, by its deployment."""
-    found = await store.list(keys.MODEL_USE_PREFIX)
-    return {one.key.removeprefix(keys.MODEL_USE_PREFIX): one.mod_revision for one in found.items}
+    listing = await store.list(keys.MODEL_USE_PREFIX)
+    return {
+        item.key.removeprefix(keys.MODEL_USE_PREFIX): item.mod_revision for item in listing.items
+    }
 
 
 async def until_marked(store: MemoryTransport) -> None:
@@ -167,7 +169,7 @@ async def test_a_list_of_groups_computes_each_use_once_more() -> None:
         task = tasks.create_task(uses.run())
         await uses.wait_synced()
         assert sorted(uses.items) == sorted(names)
-        assert all(len(one.split_models) == 21 for one in uses.items.values())
+        assert all(len(item.split_models) == 21 for item in uses.items.values())
         assert len(told) <= 2 * len(names)
         task.cancel()
 

@@ -86,17 +86,22 @@ async def test_a_replica_that_is_not_here_and_left_nothing_is_forgotten(scene: S
 
 async def test_an_assigned_replica_without_an_engine(scene: Scene) -> None:
     await scene.assign(wanted())
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.replica is not None
-    assert (seen.engine, seen.is_published, seen.is_unknown, seen.rank) == (None, False, False, 0)
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.replica is not None
+    assert (replica.engine, replica.is_published, replica.is_unknown, replica.rank) == (
+        None,
+        False,
+        False,
+        0,
+    )
 
 
 async def test_a_node_without_fetches_has_the_files_that_a_group_waits_for(scene: Scene) -> None:
     await scene.assign(group("a", "b", awaits_files=True))
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    present = find_condition(replica_conditions(seen), "ModelPresent")
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    present = find_condition(replica_conditions(replica), "ModelPresent")
     assert present is not None
     assert present.status is ConditionStatus.TRUE
 
@@ -104,20 +109,20 @@ async def test_a_node_without_fetches_has_the_files_that_a_group_waits_for(scene
 async def test_an_error_counts_for_its_own_epoch_only(scene: Scene) -> None:
     await scene.assign(wanted())
     scene.node.start_errors["qwen-0"] = start_error()
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.start_error == "no port"
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.start_error == "no port"
     scene.node.start_errors["qwen-0"] = start_error(epoch=1)
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.start_error == ""
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.start_error == ""
 
 
 async def test_a_published_replica_that_is_gone_is_withdrawn_and_not_unknown(scene: Scene) -> None:
     scene.node.published["qwen-0"] = EngineAddress("127.0.0.1", 4100)
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert (seen.replica, seen.is_unknown, seen.is_published, seen.is_stale) == (
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert (replica.replica, replica.is_unknown, replica.is_published, replica.is_stale) == (
         None,
         False,
         True,
@@ -128,27 +133,27 @@ async def test_a_published_replica_that_is_gone_is_withdrawn_and_not_unknown(sce
 async def test_a_missing_replica_is_unknown_during_a_restore(scene: Scene) -> None:
     await scene.store.commit([], [Put(key=keys.RESTORING, value=b"{}")])
     scene.node.published["qwen-0"] = EngineAddress("127.0.0.1", 4100)
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.is_unknown
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.is_unknown
 
 
 async def test_an_error_of_an_earlier_replica_of_the_name_does_not_count(scene: Scene) -> None:
     await scene.assign(wanted())
     scene.node.start_errors["qwen-0"] = start_error(uid="u0", retry_at=300)
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert (seen.start_error, seen.next_start) == ("", None)
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert (replica.start_error, replica.next_start) == ("", None)
 
 
 async def test_the_next_attempt_after_a_start_error_is_observed(scene: Scene) -> None:
     await scene.assign(wanted())
     scene.node.start_errors["qwen-0"] = start_error(retry_at=scene.clock.monotonic() + 300)
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.next_start is not None
-    assert (seen.next_start.in_s, seen.next_start.at) == (300, NOW)
-    step = plan(seen)
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.next_start is not None
+    assert (replica.next_start.in_s, replica.next_start.at) == (300, NOW)
+    step = plan(replica)
     assert step.requeue_after_s == 300
     assert StartEngine() not in step.actions
 
@@ -157,10 +162,10 @@ async def test_an_engine_waits_while_others_load(scene: Scene) -> None:
     await scene.assign(wanted())
     scene.node.starts.limit = 1
     scene.node.starts.add(StartRequest(replica="urgent-0", priority=5))
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.start_place == 1
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.start_place == 1
     scene.node.starts.remove("urgent-0")
-    seen = await scene.observer.observe("qwen-0")
-    assert seen is not None
-    assert seen.start_place == 0
+    replica = await scene.observer.observe("qwen-0")
+    assert replica is not None
+    assert replica.start_place == 0

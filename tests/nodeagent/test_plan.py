@@ -377,8 +377,8 @@ states = st.builds(
 
 def serving(peak_mib: int, **fields: Any) -> ObservedReplica:
     """Return a replica that serves, and whose last report has a peak of 1,024 MiB."""
-    found = replace(PASSED, peak_bytes=peak_mib * 2**20)
-    said = replace(seen(found, is_published=True), reported=None)
+    observed_engine = replace(PASSED, peak_bytes=peak_mib * 2**20)
+    said = replace(seen(observed_engine, is_published=True), reported=None)
     status = RankStatus(
         replica_uid="u1", node="a", peak_bytes=2**30, conditions=replica_conditions(said)
     )

@@ -70,17 +70,17 @@ FAILED = seen(
 def test_an_engine_starts_only_with_a_whole_model(
     observed: ObservedReplica, actions: list[str], after_s: float | None
 ) -> None:
-    found = plan(observed)
-    assert [short(one) for one in found.actions[:-1]] == actions
-    assert found.requeue_after_s == after_s
+    action_plan = plan(observed)
+    assert [short(action) for action in action_plan.actions[:-1]] == actions
+    assert action_plan.requeue_after_s == after_s
 
 
 def test_the_condition_has_share_hub_rate_and_time_left() -> None:
     running = seen(FetchState.RUNNING, progress=PROGRESS)
     for type_ in ("Ready", "ModelPresent"):
-        found = find_condition(replica_conditions(running), type_)
-        assert found is not None
-        assert (found.reason, found.message) == (
+        condition = find_condition(replica_conditions(running), type_)
+        assert condition is not None
+        assert (condition.reason, condition.message) == (
             "Downloading",
             "25 % of 4.0 GiB from huggingface.co, 16.0 MiB/s, 3m12s left",
         )
@@ -88,7 +88,7 @@ def test_the_condition_has_share_hub_rate_and_time_left() -> None:
 
 def test_the_report_has_the_progress_as_fields_and_changes_with_them() -> None:
     running = seen(FetchState.RUNNING, progress=PROGRESS)
-    (report,) = [one for one in plan(running).actions if isinstance(one, ReportRank)]
+    (report,) = [action for action in plan(running).actions if isinstance(action, ReportRank)]
     assert report.fetch == FetchStatus(
         node="a",
         phase="Downloading",
@@ -102,7 +102,7 @@ def test_the_report_has_the_progress_as_fields_and_changes_with_them() -> None:
         replica_uid="u1", node="a", conditions=report.conditions, fetch=report.fetch
     )
     again = replace(running, reported=written)
-    assert not [one for one in plan(again).actions if isinstance(one, ReportRank)]
+    assert not [action for action in plan(again).actions if isinstance(action, ReportRank)]
     listing = replace(PROGRESS, phase="Listing", total_bytes=0)
     for before_or_after in (
         seen(FetchState.PRESENT),
@@ -113,19 +113,19 @@ def test_the_report_has_the_progress_as_fields_and_changes_with_them() -> None:
 
 
 def test_a_failure_shows_its_reason_and_the_next_attempt() -> None:
-    found = find_condition(replica_conditions(FAILED), "Ready")
-    assert found is not None
-    assert found.reason == "HashMismatch"
-    assert found.message == "model.safetensors has other bytes; next attempt at 00:00:00 UTC"
+    condition = find_condition(replica_conditions(FAILED), "Ready")
+    assert condition is not None
+    assert condition.reason == "HashMismatch"
+    assert condition.message == "model.safetensors has other bytes; next attempt at 00:00:00 UTC"
 
 
 def test_verifying_is_told_apart_from_downloading() -> None:
     verifying = replace(PROGRESS, phase="Verifying")
-    found = find_condition(
+    condition = find_condition(
         replica_conditions(seen(FetchState.RUNNING, progress=verifying)), "ModelPresent"
     )
-    assert found is not None
-    assert found.reason == "Verifying"
+    assert condition is not None
+    assert condition.reason == "Verifying"
 
 
 def test_the_model_stays_present_while_its_engine_runs() -> None:
@@ -134,8 +134,8 @@ def test_the_model_stays_present_while_its_engine_runs() -> None:
     engine = ObservedEngine(replica_uid="u1", is_running=True, state="Ready")
     reported = RankStatus(replica_uid="u1", node="a", conditions=before)
     running = ObservedReplica(replica=wanted(), engine=engine, reported=reported)
-    found = find_condition(replica_conditions(running), "ModelPresent")
-    assert found == find_condition(before, "ModelPresent")
+    condition = find_condition(replica_conditions(running), "ModelPresent")
+    assert condition == find_condition(before, "ModelPresent")
     absent = RankStatus(replica_uid="u1", node="a")
     assert (
         find_condition(replica_conditions(replace(running, reported=absent)), "ModelPresent")

@@ -114,14 +114,14 @@ def test_an_epoch_is_started_once_and_alone(state: ObservedReplica) -> None:
 def test_only_rank_0_is_published_after_a_right_answer(state: ObservedReplica) -> None:
     if PublishEndpoint() not in plan(state).actions:
         return
-    found = state.engine
-    assert found is not None
-    assert found.rank is not None
+    engine = state.engine
+    assert engine is not None
+    assert engine.rank is not None
     assert state.rank == 0
-    assert (found.state, found.probe, found.is_running) == ("Ready", ProbeState.PASSED, True)
-    assert found.rank.answer is None or epoch_health.expected_answer(state) in (
+    assert (engine.state, engine.probe, engine.is_running) == ("Ready", ProbeState.PASSED, True)
+    assert engine.rank.answer is None or epoch_health.expected_answer(state) in (
         None,
-        found.rank.answer,
+        engine.rank.answer,
     )
     assert not is_over(state)
 
@@ -172,11 +172,11 @@ def test_an_unchanged_status_is_not_reported_again(state: ObservedReplica) -> No
 
 @given(states)
 def test_a_new_epoch_is_not_reported_while_the_old_one_runs(state: ObservedReplica) -> None:
-    replica, found = state.replica, state.engine
-    if replica is None or found is None or found.replica_uid != replica.metadata.uid:
+    replica, engine = state.replica, state.engine
+    if replica is None or engine is None or engine.replica_uid != replica.metadata.uid:
         return
     is_deleting = replica.metadata.deletion_timestamp is not None
-    if is_deleting or epoch_health.is_current(found, replica):
+    if is_deleting or epoch_health.is_current(engine, replica):
         return
     assert not [a for a in plan(state).actions if isinstance(a, ReportRank)]
 

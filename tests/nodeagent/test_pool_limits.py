@@ -37,7 +37,7 @@ async def limits(
 ) -> AsyncIterator[PoolLimits]:
     models = models or ModelStore(Path("/nowhere"), CLOCK)
     recorder = EventRecorder(store, CLOCK, source="Node/mac-1")
-    found = PoolLimits(
+    pool_limits = PoolLimits(
         transport=store,
         clock=CLOCK,
         node="mac-1",
@@ -49,8 +49,8 @@ async def limits(
         ),
     )
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(found.run())
-        yield found
+        running = group.create_task(pool_limits.run())
+        yield pool_limits
         running.cancel()
 
 
@@ -75,12 +75,12 @@ async def test_the_lowest_limit_of_the_nodes_pools_counts_and_goes_with_the_pool
     await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="20M"))
     chips = NodeSelector(chips=(STATUS.chip,))
     await put(store, "m4", NodePoolSpec(selector=chips, download_limit="50M", upload_limit="100M"))
-    async with limits(store) as found:
-        await shown(found, 20e6, 1e8)
+    async with limits(store) as pool_limits:
+        await shown(pool_limits, 20e6, 1e8)
         await put(store, "slow", NodePoolSpec(nodes=("mac-1",), upload_limit="900M"))
-        await shown(found, 50e6, 1e8)
+        await shown(pool_limits, 50e6, 1e8)
         await store.commit([], [Delete(key=keys.spec_key("NodePool", "m4"))])
-        await shown(found, None, 5e8)  # the agent's own flag is the most
+        await shown(pool_limits, None, 5e8)  # the agent's own flag is the most
 
 
 async def test_a_pool_selects_by_the_labels_of_the_owner() -> None:
@@ -90,8 +90,8 @@ async def test_a_pool_selects_by_the_labels_of_the_owner() -> None:
     await store.commit([], [Put(key=key, value=codec.encode(node))])
     attic = NodeSelector(match_labels={"site": "attic"})
     await put(store, "attic", NodePoolSpec(selector=attic, download_limit="3M"))
-    async with limits(store) as found:
-        await shown(found, 3e6, 5e8)
+    async with limits(store) as pool_limits:
+        await shown(pool_limits, 3e6, 5e8)
 
 
 async def test_the_limits_stay_while_the_node_cannot_be_read(
@@ -102,15 +102,15 @@ async def test_the_limits_stay_while_the_node_cannot_be_read(
     store = MemoryTransport(CLOCK)
     await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="3M"))
     key = keys.spec_key("Node", "mac-1")
-    async with limits(store) as found:
-        await shown(found, 3e6, 5e8)
+    async with limits(store) as pool_limits:
+        await shown(pool_limits, 3e6, 5e8)
         await store.commit([], [Put(key=key, value=b'{"metadata": {"name": "mac-1", "new": 1}}')])
         await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="2M"))
         await until(lambda: "limits of pools not applied" in caplog.text, what="the refusal")
-        await shown(found, 3e6, 5e8)
+        await shown(pool_limits, 3e6, 5e8)
         await store.commit([], [Delete(key=key)])
         await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="1M"))
-        await shown(found, 1e6, 5e8)
+        await shown(pool_limits, 1e6, 5e8)
 
 
 async def test_models_above_the_limit_of_a_pool_go_the_longest_unused_first(tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ async def test_models_above_the_limit_of_a_pool_go_the_longest_unused_first(tmp_
     assert models.record_load(names[0])
     clock.shift_s = 14400
     await put(store, "mac", NodePoolSpec(nodes=("mac-1",), model_disk_limit="2500"))
-    async with limits(store, models) as found:
-        collector = found.collector
+    async with limits(store, models) as pool_limits:
+        collector = pool_limits.collector
         await until(lambda: collector.policy.limit_bytes == 2500, what="the limit")
         assert (await collector.collect_if_due()).models == (names[1],)
-        assert {one.name for one in models.models()} == {names[0], names[2]}
+        assert {model.name for model in models.models()} == {names[0], names[2]}
         (event,) = await objects.list_all(store, Event)
         assert "more than 2.4 KiB (modelDiskLimit of a NodePool)" in event.spec.message
         assert (await collector.collect_if_due()).is_empty

@@ -67,8 +67,8 @@ def test_ready_of_an_engine(seen: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_stopped_during_a_deletion(found: ObservedEngine | None, expected: str) -> None:
-    seen = ObservedReplica(replica=wanted(is_deleting=True), engine=found)
-    ready, stopped = replica_conditions(seen)
+    observed_replica = ObservedReplica(replica=wanted(is_deleting=True), engine=found)
+    ready, stopped = replica_conditions(observed_replica)
     assert (ready.type, ready.reason) == ("Ready", "Stopping")
     assert f"{stopped.status.value} {stopped.reason}" == expected
 
@@ -80,7 +80,7 @@ def test_a_replica_without_a_group_has_no_golden_answer() -> None:
 def test_an_engine_that_fails_to_start_again_and_again_may_move() -> None:
     def types(failures: int) -> list[str]:
         seen = ObservedReplica(replica=wanted(), start_error="no port", start_failures=failures)
-        return [one.type for one in replica_conditions(seen)]
+        return [condition.type for condition in replica_conditions(seen)]
 
     assert types(5) == ["Ready"]
     assert types(6) == ["Ready", "Unstartable"]

@@ -73,9 +73,13 @@ async def scrape(http: aiohttp.ClientSession, url: str) -> list[Sample]:
 
 def value(found: list[Sample], name: str, **labels: str) -> float:
     """Return the sum of the samples of one name with these labels."""
-    matching = [one for one in found if one.name == name and labels.items() <= one.labels.items()]
+    matching = [
+        sample
+        for sample in found
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
     assert matching, name
-    return sum(float(one.value) for one in matching)
+    return sum(float(sample.value) for sample in matching)
 
 
 async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -> None:
@@ -88,7 +92,7 @@ async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -
         store = connect(etcd.address)
 
         async def announced() -> str:
-            return next((one.url for one in await leases(store)), "")
+            return next((lease.url for lease in await leases(store)), "")
 
         url = await until_async(announced, limit_s=60, what="the address in the lease")
         assert url.startswith("http://127.0.0.1:")
@@ -104,12 +108,14 @@ async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -
                 assert response.status == 200
         # A deployment that fits nowhere, since there is no node.
         spec = ModelDeploymentSpec(model=ModelSource(path="/models/m"), replicas=2)
-        found = ModelDeployment(metadata=ObjectMeta(name="big", uid="u", generation=1), spec=spec)
-        await store.commit([], [codec.put_spec(found)])
+        model_deployment = ModelDeployment(
+            metadata=ObjectMeta(name="big", uid="u", generation=1), spec=spec
+        )
+        await store.commit([], [codec.put_spec(model_deployment)])
 
         async def is_unplaced() -> list[Sample] | None:
             samples = await scrape(http, url)
-            names = {one.name for one in samples}
+            names = {sample.name for sample in samples}
             is_complete = {
                 "fleet_reconciler_replicas_unplaced",
                 "fleet_store_db_bytes",
@@ -200,7 +206,7 @@ async def test_beyond_loopback_it_needs_an_identity(tmp_path: Path) -> None:
             )
 
         await until_async(leads, limit_s=60, what="a leader")
-        assert [one.url for one in await leases(store)] == [""]
+        assert [lease.url for lease in await leases(store)] == [""]
         await store.close()
 
 
@@ -254,7 +260,7 @@ async def test_its_log_is_shown_for_a_ticket(tmp_path: Path, http: aiohttp.Clien
 
         async def registered() -> tuple[str, str] | None:
             items = (await store.list(keys.RECONCILER_LEASE_PREFIX)).items
-            found = [(one.key, codec.decode(ReconcilerLease, one).url) for one in items]
+            found = [(item.key, codec.decode(ReconcilerLease, item).url) for item in items]
             return next((one for one in found if one[1]), None)
 
         found = await until_async(registered, limit_s=60, what="the address in the lease")

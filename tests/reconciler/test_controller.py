@@ -74,15 +74,15 @@ async def apply(store: Transport, found: ApiObject) -> None:
 
 
 async def node_of(store: Transport, name: str) -> str | None:
-    found = await objects.get(store, Replica, name)
-    return None if found is None else found.spec.ranks[0].node
+    obj = await objects.get(store, Replica, name)
+    return None if obj is None else obj.spec.ranks[0].node
 
 
 async def said(store: Transport, type_: str) -> str:
-    found = await objects.get(store, ModelDeployment, "qwen")
-    if found is None or found.status is None:
+    obj = await objects.get(store, ModelDeployment, "qwen")
+    if obj is None or obj.status is None:
         return ""
-    condition = find_condition(found.status.conditions, type_)
+    condition = find_condition(obj.status.conditions, type_)
     return "" if condition is None else condition.reason
 
 
@@ -107,9 +107,9 @@ async def test_an_applied_deployment_serves_without_further_writes(
         assert joined is not None
         assert joined.metadata.uid == "uid-a"
         decided = {
-            (one.__dict__["key"], one.__dict__["action"], one.__dict__["replica"])
-            for one in caplog.records
-            if one.message == "action decided"
+            (record.__dict__["key"], record.__dict__["action"], record.__dict__["replica"])
+            for record in caplog.records
+            if record.message == "action decided"
         }
         created = {("ModelDeployment/qwen", "CreateReplica", f"qwen-{n}") for n in (0, 1)}
         assert created <= decided
@@ -226,9 +226,9 @@ async def test_each_node_that_cannot_is_named_in_an_event(
         await until_async(refused)
         assert await said(store, "Placed") == "Unschedulable"
     logged = {
-        (vars(one).get("node"), vars(one).get("reason"))
-        for one in caplog.records
-        if one.message == "replicas cannot be placed"
+        (vars(record).get("node"), vars(record).get("reason"))
+        for record in caplog.records
+        if record.message == "replicas cannot be placed"
     }
     assert {("small", "NodeNotReady"), ("a", "InsufficientMemory")} <= logged
 
@@ -245,9 +245,9 @@ async def test_a_higher_priority_takes_the_place_of_a_lower_one(store: Transport
         await until_async(has_place)
         await until_async(lambda: _is(store, "Unschedulable"))
         events = await objects.list_all(store, Event)
-        (told,) = [e.spec for e in events if e.spec.reason == "Preempted"]
-        assert (told.about.name, told.about.uid, told.type) == ("qwen", "uid-qwen", "Warning")
-        assert told.message == ("qwen-0 drains and ends: vip-0 has priority 10, qwen-0 has 0")
+        (spec,) = [e.spec for e in events if e.spec.reason == "Preempted"]
+        assert (spec.about.name, spec.about.uid, spec.type) == ("qwen", "uid-qwen", "Warning")
+        assert spec.message == ("qwen-0 drains and ends: vip-0 has priority 10, qwen-0 has 0")
 
 
 async def _is(store: Transport, placed: str) -> bool:
@@ -283,7 +283,9 @@ async def test_each_agent_gets_copies_of_its_own_replicas_from_every_leader(
         following = [group.create_task(cache.run()) for cache in caches.values()]
 
         def have_one_each() -> bool:
-            return all(len(one.items) == 1 and one.is_narrow for one in caches.values())
+            return all(
+                len(replicas.items) == 1 and replicas.is_narrow for replicas in caches.values()
+            )
 
         async with running(store, "a", "b"):
             # The node that registers first has room for one: the other waits for the other node.
@@ -291,7 +293,9 @@ async def test_each_agent_gets_copies_of_its_own_replicas_from_every_leader(
             await until(have_one_each, what="each has its own")
         async with running(store, "a", "b"):
             await apply(store, deployment(replicas=0, memory="5Gi"))
-            await until(lambda: not any(one.items for one in caches.values()), what="none is left")
+            await until(
+                lambda: not any(replicas.items for replicas in caches.values()), what="none is left"
+            )
         for task in following:
             task.cancel()
 
@@ -327,13 +331,13 @@ async def test_when_the_leader_is_killed_the_next_one_acts(
 
 
 async def test_a_new_leader_removes_leftovers(store: Transport) -> None:
-    left = [
+    puts = [
         Put(key=keys.status_key("ModelDeployment", "gone"), value=b"{}"),
         Put(key=keys.status_key("Replica", "gone-0"), value=b"{}"),
         put_rank(replica(0, of=deployment(name="gone")).replica),
         codec.put_spec(revision(deployment(name="gone"))),
     ]
-    await store.commit([], left)
+    await store.commit([], puts)
     async with running(store, "a"):
         await apply(store, deployment())
         await until_async(lambda: is_available(store))
@@ -341,7 +345,7 @@ async def test_a_new_leader_removes_leftovers(store: Transport) -> None:
         async def are_gone() -> bool:
             there = {item.key for item in (await store.list(keys.ROOT)).items}
             assert keys.status_key("Node", "a") in there
-            return not there & {put.key for put in left}
+            return not there & {put.key for put in puts}
 
         await until_async(are_gone, what="the leftovers' end")
 

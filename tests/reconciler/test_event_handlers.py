@@ -50,7 +50,7 @@ async def test_a_new_leader_acts_on_a_change_before_it_looks_at_its_fleet(
     queue: WorkQueue[ObjectKey], clock: FakeClock
 ) -> None:
     made = [deployment(name=f"d{number}") for number in range(3)]
-    caches = await _caches(clock, [codec.put_spec(one) for one in made])
+    caches = await _caches(clock, [codec.put_spec(model_deployment) for model_deployment in made])
     handlers = EventHandlers(Lister(caches), NodeLiveness(0), queue, clock)
     handlers.connect()
     caches.specs.suppose(_item(codec.put_spec(made[0])))  # a change before it led
@@ -67,7 +67,7 @@ async def test_a_lease_queues_what_it_concerns_and_not_the_fleet(
         clock,
         [
             *(put_node(name) for name in ("here", "there")),
-            *(codec.put_spec(one) for one in (own, other, waiting)),
+            *(codec.put_spec(model_deployment) for model_deployment in (own, other, waiting)),
             codec.put_spec(replica(0, on="here", of=own).replica),
             codec.put_spec(replica(0, on="there", of=other).replica),
         ],

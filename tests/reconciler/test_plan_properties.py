@@ -138,11 +138,11 @@ def sound(seen: DeploymentView) -> DeploymentView:
 
 def apply(seen: DeploymentView, action: Action) -> DeploymentView:
     """Return the view after an action, as the store and the agents would make it."""
-    kept = {r.name: r for r in seen.replicas}
+    views = {r.name: r for r in seen.replicas}
     match action:
         case CreateReplica(name=name) | MoveReplica(name=name):
             assert seen.deployment is not None
-            kept[name] = replica(
+            views[name] = replica(
                 int(name.rpartition("-")[2]),
                 on=action.ranks[0].node,
                 of=with_content(seen.deployment, action.content),
@@ -150,11 +150,11 @@ def apply(seen: DeploymentView, action: Action) -> DeploymentView:
                 is_ready=False,
             )
         case DeleteReplica(name=name) | PreemptReplica(name=name):
-            metadata = kept[name].replica.metadata.model_copy(update={"deletion_timestamp": NOW})
-            marked = kept[name].replica.model_copy(update={"metadata": metadata})
-            kept[name] = replace(kept[name], replica=marked, is_ready=False)
+            metadata = views[name].replica.metadata.model_copy(update={"deletion_timestamp": NOW})
+            marked = views[name].replica.model_copy(update={"metadata": metadata})
+            views[name] = replace(views[name], replica=marked, is_ready=False)
         case RemoveReplica(name=name):
-            del kept[name]
+            del views[name]
         case RemoveDeployment():
             seen = replace(seen, deployment=None)
         case SaveRevision(number=number):
@@ -163,13 +163,13 @@ def apply(seen: DeploymentView, action: Action) -> DeploymentView:
             others = [one for one in seen.revisions if one.name != saved.name]
             seen = replace(seen, revisions=(*others, saved))
         case RemoveRevision(name=name):
-            left = tuple(one for one in seen.revisions if one.name != name)
-            seen = replace(seen, revisions=left)
+            revisions = tuple(one for one in seen.revisions if one.name != name)
+            seen = replace(seen, revisions=revisions)
         case OrphanReplica() | AdoptReplica() | ReformReplica() | ReleaseRanks() | StartRanks():
             raise AssertionError(action)  # other tests hold these
         case StartPreload() | EndPreload():
             raise AssertionError(action)  # no model here is from a hub
-    return sound(replace(seen, replicas=tuple(kept.values())))
+    return sound(replace(seen, replicas=tuple(views.values())))
 
 
 def agents_act(seen: DeploymentView) -> DeploymentView:
@@ -252,7 +252,7 @@ def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
         before = seen
         for action in actions:
             seen = apply(seen, action)
-        answered, answering = (sum(r.is_ready for r in one.replicas) for one in (before, seen))
+        answered, answering = (sum(r.is_ready for r in view.replicas) for view in (before, seen))
         ended = [a for a in actions if isinstance(a, DeleteReplica)]
         if answering < answered:
             check_ending(before, ended, (answered, answering), unavailable)
@@ -267,7 +267,8 @@ def test_a_rollout_keeps_within_its_limits(seen: DeploymentView) -> None:
 
 def view_of(seen: DeploymentView, name: str) -> NodeView:
     return next(
-        (one for one in seen.table.nodes if one.name == name), NodeView(name=name, is_ready=False)
+        (view for view in seen.table.nodes if view.name == name),
+        NodeView(name=name, is_ready=False),
     )
 
 
@@ -279,7 +280,7 @@ def check_ending(
 ) -> None:
     answered, answering = numbers
     assert before.deployment is not None
-    reasons = {one.because for one in ended}
+    reasons = {delete_replica.because for delete_replica in ended}
     least = before.desired_replicas - unavailable
     if "Evicted" in reasons:
         of_wanted = before.deployment.spec.min_available

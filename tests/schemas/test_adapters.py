@@ -26,8 +26,8 @@ def source(**fields: Any) -> ModelSource:
 def test_each_name_of_the_model_has_each_adapter() -> None:
     model = source(path="m", adapters=ADAPTERS)
     spec = ModelDeploymentSpec(model=model, served_names=("fast",))
-    found = ModelDeployment(metadata=ObjectMeta(name="qwen"), spec=spec)
-    assert served_names(found) == (
+    model_deployment = ModelDeployment(metadata=ObjectMeta(name="qwen"), spec=spec)
+    assert served_names(model_deployment) == (
         *("qwen", "fast"),
         *("qwen:law", "qwen:poems", "fast:law", "fast:poems"),
     )

@@ -45,9 +45,9 @@ def test_a_machine_finds_its_row(
     name: str, gpu_cores: int | None, memory_gib: int | None, bandwidth_gbps: float
 ) -> None:
     memory_bytes = memory_gib * GIB if memory_gib else None
-    found = chips.find_chip(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
-    assert found is not None
-    assert (found.name, found.bandwidth_gbps) == (name, bandwidth_gbps)
+    chip = chips.find_chip(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
+    assert chip is not None
+    assert (chip.name, chip.bandwidth_gbps) == (name, bandwidth_gbps)
 
 
 @pytest.mark.parametrize(

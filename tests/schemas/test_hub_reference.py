@@ -9,8 +9,8 @@ REPO, COMMIT = "Qwen/Qwen3-8B-MLX-4bit", "ab" * 20
 
 
 def test_a_reference_without_a_source_is_hugging_faces() -> None:
-    found = HubReference(repo=REPO)
-    assert (found.source, found.revision) == ("huggingface", "main")
+    hub_reference = HubReference(repo=REPO)
+    assert (hub_reference.source, hub_reference.revision) == ("huggingface", "main")
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ def test_a_reference_without_a_source_is_hugging_faces() -> None:
 def test_modelscope_is_named_by_source_or_endpoint_and_has_its_own_default_branch(
     fields: dict[str, str],
 ) -> None:
-    found = HubReference.model_validate({"repo": REPO, **fields})
-    assert (found.source, found.revision) == ("modelscope", "master")
+    reference = HubReference.model_validate({"repo": REPO, **fields})
+    assert (reference.source, reference.revision) == ("modelscope", "master")
     other = HubReference.model_validate({"repo": REPO, **fields, "revision": "v1"})
     assert other.revision == "v1"
 

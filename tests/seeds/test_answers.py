@@ -259,7 +259,7 @@ async def test_the_cluster_api_of_mlx_serving(site: Site) -> None:
     for server in (site.recorder, site.fleet.url):
         check_shape(await site.get(f"{server}/api/cluster/status"), status)
         workers = await site.get(f"{server}/api/cluster/workers")
-        names = [one["workerId"] for one in workers]
+        names = [worker["workerId"] for worker in workers]
         assert names
         assert [
             one["workerId"] for one in await site.get(f"{server}/api/dashboard/workers")
@@ -308,7 +308,7 @@ async def test_messages_of_nats_have_their_http(site: Site) -> None:
     chunks = [json.loads(line) for line in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
     kinds = re.findall(r'"type": "(\w+)"', literals.SERVING_STREAM.text)
     assert kinds == ["token", "done", "error"]
-    assert any(one["choices"] and one["choices"][0]["text"] for one in chunks)
+    assert any(chunk["choices"] and chunk["choices"][0]["text"] for chunk in chunks)
     assert chunks[-1]["usage"]["completion_tokens"] == given["maxTokens"]
     async with site.http.post(
         f"{site.fleet.url}/v1/completions", json={**body, "model": "no"}

@@ -32,9 +32,9 @@ def opened(document: str) -> Iterable[int]:
 @pytest.mark.parametrize("document", ["mesh", "ring", "jaccl", "localai", "serving"])
 def test_each_literal_of_a_document_is_cut_out(document: str) -> None:
     known: set[int] = set()
-    for one in literals.ALL.values():
-        if one.document == document:
-            known |= set(range(one.first, one.last + 1))
+    for literal in literals.ALL.values():
+        if literal.document == document:
+            known |= set(range(literal.first, literal.last + 1))
     missing = [n for n in opened(document) if n not in known and (document, n) not in PROSE]
     assert missing == [], [literals.lines_of(document)[n - 1] for n in missing]
     assert known

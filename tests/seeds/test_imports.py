@@ -201,7 +201,7 @@ def test_each_file_becomes_the_manifests_of_its_golden_file(
     (tmp_path / "made.yaml").write_text(done.output)
     loaded = load_objects([str(tmp_path / "made.yaml")])
     assert validate(loaded, StoreNames()) == []
-    assert [one.obj.kind for one in read(done.output)]
+    assert [loaded_object.obj.kind for loaded_object in read(done.output)]
 
 
 @pytest.mark.parametrize("name", ["serving-configuration", "mesh-configuration", "serving-static"])

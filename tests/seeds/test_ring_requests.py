@@ -218,8 +218,8 @@ async def test_the_smoke_test_of_all_models(world: World, gateway: Running) -> N
             ["smol", "ok", "mac-1", "smol-0"],
         ]
         other.script = refuses(400, "context_length_exceeded")
-        one = await run_fleetctl("test", "qwen", "-o", "json", "--gateway", gateway.url)
-        assert (one.code, [found["ok"] for found in orjson.loads(one.out)["models"]]) == (0, [True])
+        done = await run_fleetctl("test", "qwen", "-o", "json", "--gateway", gateway.url)
+        assert (done.code, [load["ok"] for load in orjson.loads(done.out)["models"]]) == (0, [True])
         both = await run_fleetctl("test", "--gateway", gateway.url)
         assert both.code == 1
         assert both.err == "error: 1 of 2 models did not answer\n"

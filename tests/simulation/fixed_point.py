@@ -14,8 +14,12 @@ def faults(world: World) -> list[str]:
     """Return the differences to the desired state."""
     state = world.store.state
     return [
-        *(fault for one in state.deployments.values() for fault in _deployment(world, one)),
-        *(fault for one in state.replicas.values() for fault in _replica(world, one)),
+        *(
+            fault
+            for deployment in state.deployments.values()
+            for fault in _deployment(world, deployment)
+        ),
+        *(fault for replica in state.replicas.values() for fault in _replica(world, replica)),
         *_machines(world),
         *_leftovers(world),
     ]

@@ -53,8 +53,8 @@ class State:
     def answers(self, replica: Replica) -> bool:
         """Return whether the replica has an endpoint."""
         key = keys.endpoint_key(replica.spec.ranks[0].node, replica.name)
-        found = self.endpoints.get(key)
-        return found is not None and found.spec.replica_uid == replica.metadata.uid
+        endpoint = self.endpoints.get(key)
+        return endpoint is not None and endpoint.spec.replica_uid == replica.metadata.uid
 
     def answered(self, replica: Replica, within_s: float) -> bool:
         """Return whether it has an endpoint, or had one lately."""
@@ -64,9 +64,9 @@ class State:
     def lately(self, deployment: str, within_s: float) -> list[ModelDeployment]:
         """Return the versions of the deployment that a lagging cache may show."""
         since = self.now - within_s
-        found = [one for until, one in self.versions.get(deployment, ()) if until > since]
+        deployments = [one for until, one in self.versions.get(deployment, ()) if until > since]
         now = self.deployments.get(deployment)
-        return found if now is None else [*found, now]
+        return deployments if now is None else [*deployments, now]
 
     def is_news(self, key: str, within_s: float) -> bool:
         """Return whether the key changed lately."""
@@ -86,9 +86,9 @@ class State:
         if key.startswith(keys.NODE_LEASE_PREFIX):
             (self.leases.discard if item is None else self.leases.add)(key)
         elif key.startswith(keys.ENDPOINT_PREFIX):
-            for one in _move(self.endpoints, key, Endpoint, item):
-                if one is not None:
-                    self.answered_at[one.spec.replica_uid] = self.now
+            for endpoint in _move(self.endpoints, key, Endpoint, item):
+                if endpoint is not None:
+                    self.answered_at[endpoint.spec.replica_uid] = self.now
         elif key.startswith(_NODE):
             _move(self.nodes, key.removeprefix(_NODE), Node, item)
         elif key.startswith(_POOL):

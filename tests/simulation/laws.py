@@ -123,7 +123,10 @@ def enough_go_on(step: Step) -> str:
     if because == "OutdatedInPlace" and left == len(others):
         return ""
     # The planner may have read a slightly older spec.
-    least = min(_least(one.spec, because) for one in state.lately(deployment.name, LATELY_S))
+    least = min(
+        _least(model_deployment.spec, because)
+        for model_deployment in state.lately(deployment.name, LATELY_S)
+    )
     if left >= least:
         return ""
     return f"{now.name} ends ({because}) while only {left} others answer, and {least} must"

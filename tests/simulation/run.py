@@ -81,8 +81,8 @@ async def _end(world: World, drama: Drama) -> list[str]:
 
 
 def _replicas(world: World, deployment: str) -> int:
-    found = world.store.state.replicas.values()
-    return sum(replica.spec.deployment == deployment for replica in found)
+    values = world.store.state.replicas.values()
+    return sum(replica.spec.deployment == deployment for replica in values)
 
 
 async def _settled(world: World) -> list[str]:

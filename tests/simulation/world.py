@@ -127,7 +127,7 @@ class World:
 
     def stop(self) -> None:
         processes = (*self._controllers, *self._agents.values())
-        for task in (*self._helpers, *(one.task for one in processes)):
+        for task in (*self._helpers, *(process.task for process in processes)):
             task.cancel()
 
 

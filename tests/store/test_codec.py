@@ -27,9 +27,9 @@ def test_a_spec_is_read_back_with_the_version_of_its_key() -> None:
     raw = codec.encode_spec(obj)
     assert b"status" not in raw
     assert b'"resourceVersion":"7"' not in raw
-    found = codec.decode_object(ModelDeployment, item("/k", raw))
-    assert found.metadata.resource_version == "9"
-    assert found == deployment().model_copy(
+    model_deployment = codec.decode_object(ModelDeployment, item("/k", raw))
+    assert model_deployment.metadata.resource_version == "9"
+    assert model_deployment == deployment().model_copy(
         update={"metadata": obj.metadata.model_copy(update={"resource_version": "9"})}
     )
 
@@ -111,9 +111,9 @@ async def test_objects_are_read_with_their_statuses() -> None:
         await store.commit([], [codec.put_spec(deployment(name=name))])
     status_key = keys.status_key("ModelDeployment", "a")
     await store.commit([], [Put(key=status_key, value=codec.encode(STATUS))])
-    found = await objects.list_all(store, ModelDeployment)
-    assert [(obj.name, obj.status) for obj in found] == [("a", STATUS), ("b", None)]
-    assert await objects.get(store, ModelDeployment, "a") == found[0]
+    model_deployments = await objects.list_all(store, ModelDeployment)
+    assert [(obj.name, obj.status) for obj in model_deployments] == [("a", STATUS), ("b", None)]
+    assert await objects.get(store, ModelDeployment, "a") == model_deployments[0]
     assert await objects.get(store, ModelDeployment, "c") is None
 
 
@@ -122,9 +122,9 @@ async def test_leased_kinds_are_read_from_beside_the_specs() -> None:
     key = keys.endpoint_key("a", "qwen-0")
     await store.commit([], [Put(key=key, value=codec.encode(ENDPOINT))])
     assert [e.spec for e in await objects.list_all(store, Endpoint)] == [ENDPOINT.spec]
-    found = await objects.get(store, Endpoint, "qwen-0")
-    assert found is not None
-    assert found.metadata.resource_version == "2"
+    obj = await objects.get(store, Endpoint, "qwen-0")
+    assert obj is not None
+    assert obj.metadata.resource_version == "2"
 
 
 def test_a_value_that_watches_share_is_decoded_once() -> None:

@@ -110,9 +110,9 @@ def test_equal_parts_are_one_object() -> None:
     decoder = DocumentDecoder(ModelDeployment, first=0)
     raw = deployment().model_dump_json(by_alias=True, exclude_none=True).encode()
     decoder.decode(raw)
-    one, other = decoder.decode(raw), decoder.decode(raw)
-    assert one.spec.routing is other.spec.routing
-    assert one.metadata is not other.metadata  # the reader writes its version into it
+    model_deployment, other = decoder.decode(raw), decoder.decode(raw)
+    assert model_deployment.spec.routing is other.spec.routing
+    assert model_deployment.metadata is not other.metadata  # the reader writes its version into it
 
 
 def test_parts_of_a_field_are_remembered_up_to_a_number() -> None:
@@ -124,6 +124,6 @@ def test_parts_of_a_field_are_remembered_up_to_a_number() -> None:
 def test_a_few_documents_are_left_to_pydantic() -> None:
     decoder = DocumentDecoder(ModelDeployment, first=2)
     raw = deployment().model_dump_json(by_alias=True, exclude_none=True).encode()
-    found = [decoder.decode(raw) for _ in range(6)]
-    assert found[1].spec.routing is not found[2].spec.routing
-    assert found[4].spec.routing is found[5].spec.routing
+    deployments = [decoder.decode(raw) for _ in range(6)]
+    assert deployments[1].spec.routing is not deployments[2].spec.routing
+    assert deployments[4].spec.routing is deployments[5].spec.routing

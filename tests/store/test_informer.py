@@ -234,8 +234,8 @@ async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path, wa
         transport = go(way, first.address)
         assert await put(transport, "/r/a", "old") == 2
         assert await put(transport, "/s/a", "old") == 3
-        async with running(transport, "/r/") as one, running(transport, "/s/") as other:
-            await one.wait_synced()
+        async with running(transport, "/r/") as informer, running(transport, "/s/") as other:
+            await informer.wait_synced()
             await other.wait_synced()
             await first.supervisor.stop()
             second = TcpEtcd(
@@ -247,7 +247,7 @@ async def test_another_cluster_at_the_same_address_is_noticed(tmp_path: Path, wa
                     await put(transport, key, "new")
                 for _ in range(5):
                     await put(transport, "/elsewhere", "x")
-                await until(lambda: one.items.get("/r/a") == "new")
+                await until(lambda: informer.items.get("/r/a") == "new")
                 await until(lambda: other.items.get("/s/a") == "new")
         await transport.close()
 

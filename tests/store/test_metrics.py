@@ -18,7 +18,7 @@ from tests.support.store_faults import FaultyTransport
 def samples(metrics: StoreMetrics) -> dict[str, float]:
     text = render([metrics])
     check_metrics(text.encode())
-    return {_name(one): float(one.value) for one in parse_samples(text)}
+    return {_name(sample): float(sample.value) for sample in parse_samples(text)}
 
 
 def _name(one: Sample) -> str:

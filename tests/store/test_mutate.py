@@ -57,9 +57,9 @@ async def written(transport: Transport) -> ModelDeployment:
 
 
 async def there(transport: Transport) -> ModelDeployment:
-    found = await objects.get(transport, ModelDeployment, "qwen")
-    assert found is not None
-    return found
+    obj = await objects.get(transport, ModelDeployment, "qwen")
+    assert obj is not None
+    return obj
 
 
 @pytest.fixture
@@ -121,16 +121,19 @@ def status_of(obj: ModelDeployment) -> ModelDeploymentStatus:
 async def test_a_status_is_written_beside_its_spec(memory: MemoryTransport) -> None:
     await written(memory)
     spec = await memory.get(KEY)
-    found = deployment()
+    model_deployment = deployment()
     for expected in (1, 2):
-        found = await mutate_status(memory, CLOCK, ModelDeployment, "qwen", status_of)
-        assert found.status is not None
-        assert (found.status.replicas, found) == (expected, await there(memory))
+        model_deployment = await mutate_status(memory, CLOCK, ModelDeployment, "qwen", status_of)
+        assert model_deployment.status is not None
+        assert (model_deployment.status.replicas, model_deployment) == (
+            expected,
+            await there(memory),
+        )
     assert await memory.get(KEY) == spec
     before = await memory.get(STATUS_KEY)
     same = await mutate_status(memory, CLOCK, ModelDeployment, "qwen", lambda obj: obj.status)
     await mutate_status(memory, CLOCK, ModelDeployment, "qwen", lambda _: None)
-    assert (same, await memory.get(STATUS_KEY)) == (found, before)
+    assert (same, await memory.get(STATUS_KEY)) == (model_deployment, before)
 
 
 async def test_a_status_is_written_only_for_the_spec_it_was_computed_from(
@@ -146,9 +149,9 @@ async def test_a_status_is_written_only_for_the_spec_it_was_computed_from(
             faulty.inner._apply([codec.put_spec(counting(deployment()))])  # type: ignore[attr-defined]
         return status_of(obj)
 
-    found = await mutate_status(faulty, CLOCK, ModelDeployment, "qwen", change)
-    assert found.status is not None
-    assert found.status.replicas == found.spec.replicas == 2
+    model_deployment = await mutate_status(faulty, CLOCK, ModelDeployment, "qwen", change)
+    assert model_deployment.status is not None
+    assert model_deployment.status.replicas == model_deployment.spec.replicas == 2
 
 
 async def test_writers_of_one_object_lose_nothing(transport: Transport) -> None:
@@ -304,7 +307,7 @@ async def test_changes_survive_kills_of_etcd(etcd: EmbeddedEtcd, way: str) -> No
                 assert etcd.supervisor.pid
                 os.kill(etcd.supervisor.pid, signal.SIGKILL)
         keeping.cancel()
-    found = await there(transport)
+    model_deployment = await there(transport)
     await transport.close()
-    assert set(found.metadata.annotations) == acknowledged
+    assert set(model_deployment.metadata.annotations) == acknowledged
     assert len(acknowledged) == 60

@@ -47,8 +47,8 @@ class TypedReader:
         return [object_tree(obj) for obj in await objects.list_all(transport, kind.type)]
 
     async def get(self, transport: MemoryTransport, kind: Kind, name: str) -> Tree:
-        found = await objects.get(transport, kind.type, name)
-        return None if found is None else object_tree(found)
+        obj = await objects.get(transport, kind.type, name)
+        return None if obj is None else object_tree(obj)
 
 
 class TreeReader:
@@ -83,18 +83,18 @@ async def stored(found: Sequence[ApiObject]) -> MemoryTransport:
 @slowly
 @given(data=st.data())
 async def test_both_readers_return_the_same_objects(kind: Kind, data: st.DataObject) -> None:
-    found = {
+    api_objects = {
         obj.name: obj
         for obj in data.draw(st.lists(schemas_strategies.objects(kind.type), max_size=3))
         if isinstance(obj, ApiObject)
     }
-    transport = await stored([*found.values()])
+    transport = await stored([*api_objects.values()])
     typed = await TypedReader().list_all(transport, kind)
     trees = await TreeReader().list_all(transport, kind)
     by_name = sorted(trees, key=lambda tree: str(object_trees.name_of(tree)))  # type: ignore[arg-type]
     assert by_name == typed
-    assert [object_trees.name_of(tree) for tree in typed] == sorted(found)  # type: ignore[arg-type]
-    for name in found:
+    assert [object_trees.name_of(tree) for tree in typed] == sorted(api_objects)  # type: ignore[arg-type]
+    for name in api_objects:
         one = await TypedReader().get(transport, kind, name)
         assert one == await TreeReader().get(transport, kind, name)
         assert one in typed

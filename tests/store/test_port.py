@@ -36,10 +36,10 @@ async def watched(
 
 async def test_get_returns_what_was_put(transport: Transport, corner: str) -> None:
     revision = await put(transport, f"{corner}a", "grüße 日本".encode())
-    found = await transport.get(f"{corner}a")
-    assert found is not None
-    assert (found.value.decode(), found.mod_revision) == ("grüße 日本", revision)
-    assert found.create_revision == revision
+    item = await transport.get(f"{corner}a")
+    assert item is not None
+    assert (item.value.decode(), item.mod_revision) == ("grüße 日本", revision)
+    assert item.create_revision == revision
 
 
 async def test_get_of_nothing_is_none(transport: Transport, corner: str) -> None:
@@ -48,9 +48,9 @@ async def test_get_of_nothing_is_none(transport: Transport, corner: str) -> None
 
 async def test_an_empty_value_is_a_value(transport: Transport, corner: str) -> None:
     await put(transport, f"{corner}a", b"")
-    found = await transport.get(f"{corner}a")
-    assert found is not None
-    assert found.value == b""
+    item = await transport.get(f"{corner}a")
+    assert item is not None
+    assert item.value == b""
 
 
 async def test_list_returns_the_prefix_only(transport: Transport, corner: str) -> None:
@@ -74,9 +74,9 @@ async def test_creating_an_existing_key_conflicts(transport: Transport, corner: 
     await transport.commit([guard], [Put(key=key, value=b"first")])
     with pytest.raises(ConflictError):
         await transport.commit([guard], [Put(key=key, value=b"second")])
-    found = await transport.get(key)
-    assert found is not None
-    assert found.value == b"first"
+    item = await transport.get(key)
+    assert item is not None
+    assert item.value == b"first"
 
 
 async def test_one_failed_guard_stops_the_whole_transaction(
@@ -124,11 +124,11 @@ async def test_a_burst_loses_nothing(transport: Transport, corner: str) -> None:
             await put(transport, f"{corner}{number}")
 
     async with asyncio.TaskGroup() as group:
-        seen = group.create_task(watched(transport, corner, after=start, wanted=200))
+        task = group.create_task(watched(transport, corner, after=start, wanted=200))
         for n in range(200):
             group.create_task(one(n))
-    assert {change.key for change in seen.result()} == {f"{corner}{n}" for n in range(200)}
-    revisions = [change.mod_revision for change in seen.result()]
+    assert {change.key for change in task.result()} == {f"{corner}{n}" for n in range(200)}
+    revisions = [change.mod_revision for change in task.result()]
     assert revisions == sorted(revisions)
 
 

@@ -35,17 +35,17 @@ async def test_pages_have_at_most_500_keys_and_there_is_at_least_one(
 
 async def test_all_pages_have_the_first_ones_revision(transport: Transport, corner: str) -> None:
     names = await fill(transport, corner, 1200)
-    seen: list[Listing] = []
+    listings: list[Listing] = []
     async for page in transport.pages(corner):
-        seen.append(page)
+        listings.append(page)
         await transport.commit([], [Put(key=names[-1], value=b"after"), Delete(key=names[-2])])
         await transport.commit([], [Put(key=f"{corner}new", value=b"after")])
-    assert len(seen) > 1
-    assert len({(page.revision, page.store) for page in seen}) == 1
-    items = [item for page in seen for item in page.items]
+    assert len(listings) > 1
+    assert len({(page.revision, page.store) for page in listings}) == 1
+    items = [item for page in listings for item in page.items]
     assert [item.key for item in items] == names
     assert {item.value for item in items} == {b"before"}
-    assert max(item.mod_revision for item in items) <= seen[0].revision
+    assert max(item.mod_revision for item in items) <= listings[0].revision
 
 
 async def test_compaction_between_pages_is_an_error(

@@ -123,7 +123,7 @@ async def test_a_followed_log_ends_with_its_ticket_only() -> None:
     # It was checked a moment ago.
     assert not await other.is_over()
     await clock.advance(60)
-    assert [await one.is_over() for one in (away, there, other)] == [False, False, True]
+    assert [await watch.is_over() for watch in (away, there, other)] == [False, False, True]
     await store.commit([], [Delete(key=keys.ticket_key(HOLDER, ID))])
     await clock.advance(60)
     assert await there.is_over()

@@ -26,10 +26,10 @@ async def test_a_flood_of_one_nodes_events_is_named() -> None:
         keys.rank_key("mac-1", "qwen-0", 0): 100,
         keys.RESTORING: 10,
     }
-    found = await usage_of({**others, **flood})
-    assert (found[0].prefix, found[0].keys) == ("/mlx-fleet/v1/event/Node/mac-2/", 20)
-    assert 20_000 < found[0].size_bytes < 22_000
-    assert [one.prefix.removeprefix("/mlx-fleet/v1/") for one in found[1:]] == [
+    usages = await usage_of({**others, **flood})
+    assert (usages[0].prefix, usages[0].keys) == ("/mlx-fleet/v1/event/Node/mac-2/", 20)
+    assert 20_000 < usages[0].size_bytes < 22_000
+    assert [usage.prefix.removeprefix("/mlx-fleet/v1/") for usage in usages[1:]] == [
         "event/Node/mac-1/",
         "spec/ModelDeployment/",
         "rank/mac-1/qwen-0/",
@@ -40,6 +40,6 @@ async def test_a_flood_of_one_nodes_events_is_named() -> None:
 @given(st.dictionaries(st.text("ab/", max_size=8), st.integers(0, 50), max_size=20))
 async def test_every_byte_counts_once(given_sizes: dict[str, int]) -> None:
     sizes = {f"{keys.ROOT}/{key}": size for key, size in given_sizes.items()}
-    found = await usage_of(sizes)
-    assert sum(one.size_bytes for one in found) == sum(len(k) + n for k, n in sizes.items())
-    assert sum(one.keys for one in found) == len(sizes)
+    usages = await usage_of(sizes)
+    assert sum(usage.size_bytes for usage in usages) == sum(len(k) + n for k, n in sizes.items())
+    assert sum(usage.keys for usage in usages) == len(sizes)

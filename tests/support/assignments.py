@@ -22,8 +22,8 @@ CLOCK = SystemClock()
 def replica(name: str, *nodes: str, leaving: tuple[str, ...] = ()) -> Replica:
     found = wanted()
     ranks = tuple(RankAssignment(node=node, memory=PROOF) for node in nodes)
-    left = tuple(LeavingRank(node=node, rank=1, memory_bytes=1) for node in leaving)
-    spec = found.spec.model_copy(update={"ranks": ranks, "leaving": left})
+    leaving_ranks = tuple(LeavingRank(node=node, rank=1, memory_bytes=1) for node in leaving)
+    spec = found.spec.model_copy(update={"ranks": ranks, "leaving": leaving_ranks})
     metadata = found.metadata.model_copy(update={"name": name})
     return found.model_copy(update={"metadata": metadata, "spec": spec})
 
@@ -50,12 +50,12 @@ async def leading(store: Transport) -> AsyncIterator[Leadership]:
 
 async def copies_in(store: Transport) -> dict[str, Replica]:
     """Return the copies by `<node>/<replica>`, without those that cannot be decoded."""
-    found: dict[str, Replica] = {}
-    for one in (await store.list(keys.ASSIGNMENT_PREFIX)).items:
+    replicas: dict[str, Replica] = {}
+    for item in (await store.list(keys.ASSIGNMENT_PREFIX)).items:
         with contextlib.suppress(codec.UndecodableError):
-            place = one.key.removeprefix(keys.ASSIGNMENT_PREFIX)
-            found[place] = codec.decode_copy(Replica, one)
-    return found
+            place = item.key.removeprefix(keys.ASSIGNMENT_PREFIX)
+            replicas[place] = codec.decode_copy(Replica, item)
+    return replicas
 
 
 async def write(store: Transport, *replicas: Replica) -> None:

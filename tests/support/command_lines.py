@@ -59,6 +59,8 @@ def _problems(command: click.Command, words: list[str], name: str, *, is_whole: 
     if rest:
         return [f"{name} takes no {rest[0]}"]
     missing = [
-        one for one in command.params if one.required and given.get(one.name or "") in _ABSENT
+        param
+        for param in command.params
+        if param.required and given.get(param.name or "") in _ABSENT
     ]
-    return [f"{name} needs {one.human_readable_name}" for one in missing if words]
+    return [f"{name} needs {parameter.human_readable_name}" for parameter in missing if words]

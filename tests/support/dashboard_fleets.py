@@ -31,8 +31,10 @@ spec:
 
 def pending() -> ModelDeployment:
     """Return a deployment that fits on no Mac, and would with a shorter context."""
-    found = deployment(name="long", context_length=8192)
-    return found.model_copy(update={"spec": found.spec.model_copy(update={"concurrency": 128})})
+    model_deployment = deployment(name="long", context_length=8192)
+    return model_deployment.model_copy(
+        update={"spec": model_deployment.spec.model_copy(update={"concurrency": 128})}
+    )
 
 
 async def put_fleet(store: Transport) -> None:

@@ -192,7 +192,7 @@ async def _put_group(store: Transport) -> None:
     )
     check = FabricCheck(
         at=CLOCK.now() - timedelta(hours=3),
-        nodes=tuple(one.node for one in members),
+        nodes=tuple(member.node for member in members),
         backend="jaccl",
         outcome="Healthy",
         reason="FabricHealthy",
@@ -275,9 +275,9 @@ async def _put_events(store: Transport) -> None:
             first_seen=CLOCK.now(),
             last_seen=CLOCK.now(),
         )
-        found = Event(metadata=ObjectMeta(name=f"e{number}"), spec=spec)
+        event = Event(metadata=ObjectMeta(name=f"e{number}"), spec=spec)
         key = keys.event_key("reconciler", f"e{number}")
-        await store.commit([], [Put(key=key, value=codec.encode_spec(found))])
+        await store.commit([], [Put(key=key, value=codec.encode_spec(event))])
     author = ChangeAuthor(
         user="anna@studio", manager="fleetctl", command="fleetctl cordon", reason="new cables"
     )
@@ -388,9 +388,9 @@ async def running_showcase(folder: Path) -> AsyncIterator[RunningDashboard]:
         async with (
             running_gateway(store, GatewayLimits(drain_timeout_s=0.0, ring=ring)) as gateway,
             running(FakeEngine("chat-0", _answer)) as engine,
-            _showing(store, folder, gateway, engine) as found,
+            _showing(store, folder, gateway, engine) as dashboard,
         ):
-            yield found
+            yield dashboard
 
 
 @asynccontextmanager
@@ -403,8 +403,8 @@ async def _showing(
     await World(store).put(gateway_deployment("chat"), served)
     await World(store).put_status("chat", _available(1))
     await gateway.knows("chat", ready=1)
-    async with running_dashboard(store, can_write=True, state_dir=folder) as found:
-        history = found.dashboard.history
+    async with running_dashboard(store, can_write=True, state_dir=folder) as dashboard:
+        history = dashboard.dashboard.history
         assert history is not None
         await history.opened()
         now_s = int(CLOCK.now().timestamp()) // FINE_S * FINE_S
@@ -414,5 +414,5 @@ async def _showing(
         await put_epoch(store, 1)
         await asyncio.sleep(_BETWEEN_S)
         await put_epoch(store, 2)
-        await _ask(found)
-        yield found
+        await _ask(dashboard)
+        yield dashboard

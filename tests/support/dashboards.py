@@ -157,7 +157,7 @@ class DashboardProcess:
         """Return the value of one of its own metrics."""
         async with self.http.get(f"{self.url}/metrics") as response:
             lines = (await response.text()).splitlines()
-        return float(next(one.split()[1] for one in lines if one.split()[0] == name))
+        return float(next(line.split()[1] for line in lines if line.split()[0] == name))
 
     async def _is_ready(self) -> bool:
         try:
@@ -188,12 +188,12 @@ async def dashboard_process(etcd: str, folder: Path) -> AsyncIterator[DashboardP
     words = ("--etcd", etcd, "--auth", "off", "--port", str(port), "--state-dir", str(folder))
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
-        found = DashboardProcess(words, http, f"http://127.0.0.1:{port}")
+        process = DashboardProcess(words, http, f"http://127.0.0.1:{port}")
         try:
-            yield found
+            yield process
         finally:
-            if found.process is not None:
-                await found.end(signal.SIGKILL)
+            if process.process is not None:
+                await process.end(signal.SIGKILL)
 
 
 def ended(

@@ -92,4 +92,4 @@ def run(batch: Any, *jobs: Job) -> dict[int, list[int]]:
 
 
 def tokens(made: list[TokenOutput]) -> list[int]:
-    return [one.token for one in made]
+    return [output.token for output in made]

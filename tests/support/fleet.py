@@ -170,14 +170,14 @@ class Fleet:
 
     def kill_engines(self, node: str) -> int:
         """Kill all engines of a node; return how many there were."""
-        found = find_engines(self.root / node / "engines")
-        for engine in found:
+        engines = find_engines(self.root / node / "engines")
+        for engine in engines:
             engine.child.send(signal.SIGKILL)
-        return len(found)
+        return len(engines)
 
     def engine_pids(self, node: str) -> set[int]:
-        found = find_engines(self.root / node / "engines")
-        return {engine.child.record.pid for engine in found}
+        engines = find_engines(self.root / node / "engines")
+        return {engine.child.record.pid for engine in engines}
 
     async def ctl(self, *words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:
         """Run fleetctl against this fleet."""

@@ -42,7 +42,7 @@ async def replicas(fleet: Fleet) -> dict[str, str]:
     assert done.code == 0, done.err
     items = json.loads(done.out)["items"]
     return {
-        one["metadata"]["uid"]: one["spec"]["ranks"][0]["node"]
-        for one in items
-        if "deletionTimestamp" not in one["metadata"]
+        item["metadata"]["uid"]: item["spec"]["ranks"][0]["node"]
+        for item in items
+        if "deletionTimestamp" not in item["metadata"]
     }

@@ -41,8 +41,8 @@ class ScriptedEditor:
 
     async def opened(self, number: int) -> None:
         """Wait until the file is open for the nth time."""
-        seen = self._root / f"seen-{number}"
-        await until(seen.exists, what="the editor")
+        path = self._root / f"seen-{number}"
+        await until(path.exists, what="the editor")
 
     def go(self, number: int) -> None:
         """Let a step that waits go on."""

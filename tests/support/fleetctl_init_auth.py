@@ -64,7 +64,7 @@ async def check_accounts(etcd: TcpEtcd, out: Path, *nodes: str) -> None:
         for user, account in wanted.items():
             assert await root.roles_of(user) == {user}
             assert await root.permissions_of(user) == account.permissions
-            found = etcd_users.read_credentials(out / account.file)
-            assert found.user == user
-            assert await root.is_password(user, found.password)
+            credentials = etcd_users.read_credentials(out / account.file)
+            assert credentials.user == user
+            assert await root.is_password(user, credentials.password)
     assert not list(out.glob("*.next"))

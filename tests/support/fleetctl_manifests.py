@@ -68,9 +68,9 @@ async def apply_deployments(fleet: MemoryFleet, *names: str) -> None:
 
 async def read_deployment(transport: Transport, name: str) -> ModelDeployment:
     """Return a stored deployment."""
-    found = await objects.get(transport, ModelDeployment, name)
-    assert found is not None
-    return found
+    obj = await objects.get(transport, ModelDeployment, name)
+    assert obj is not None
+    return obj
 
 
 async def join_node(
@@ -85,6 +85,6 @@ async def join_node(
 
 async def read_node(transport: Transport, name: str) -> Node:
     """Return a stored node."""
-    found = await objects.get(transport, Node, name)
-    assert found is not None
-    return found
+    obj = await objects.get(transport, Node, name)
+    assert obj is not None
+    return obj

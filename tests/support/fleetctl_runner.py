@@ -202,8 +202,8 @@ def _reach_stores() -> Iterator[None]:
     adapter = adapters._adapter
 
     def memory_adapter(address: EtcdAddress, *options: Any) -> Any:
-        found = _stores.get(str(address))
-        return adapter(address, *options) if found is None else found
+        store = _stores.get(str(address))
+        return adapter(address, *options) if store is None else store
 
     with _replaced(adapters, "_adapter", memory_adapter):
         yield

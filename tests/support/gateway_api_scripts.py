@@ -97,11 +97,11 @@ def whole(text: str, thought: str, *, calls: bool, finish: str, **choice: Any) -
     if calls:
         message["tool_calls"] = [
             {
-                "id": one["id"],
+                "id": call["id"],
                 "type": "function",
-                "function": {"name": one["name"], "arguments": one["arguments"]},
+                "function": {"name": call["name"], "arguments": call["arguments"]},
             }
-            for one in CALLS
+            for call in CALLS
         ]
     shown = {"index": 0, "message": message, "finish_reason": finish, **choice}
     body = {"id": "chatcmpl-7", "object": "chat.completion", "choices": [shown], "usage": USAGE}

@@ -85,8 +85,8 @@ def usage_event(number: int) -> bytes:
 
 
 def version_counts(gateway: Running) -> dict[str, int]:
-    found = gateway.gateway.versions.of(target("m-0", template=""))
-    outcomes = {name: getattr(found, name) for name in ("ok", "error", "refused", "client_gone")}
+    counts = gateway.gateway.versions.of(target("m-0", template=""))
+    outcomes = {name: getattr(counts, name) for name in ("ok", "error", "refused", "client_gone")}
     return {name: number for name, number in outcomes.items() if number}
 
 

@@ -105,9 +105,9 @@ class World:
 
     async def put(self, *objects: ModelDeployment | ModelRoute | Endpoint, lease: int = 0) -> None:
         """Write the objects, endpoints under the lease; with an endpoint also its replica, assigned to its node."""
-        assigned = [replica_of(one) for one in objects if isinstance(one, Endpoint)]
-        puts = [codec.put_spec(one) for one in assigned]
-        puts += [_put(one, lease) for one in objects]
+        assigned = [replica_of(obj) for obj in objects if isinstance(obj, Endpoint)]
+        puts = [codec.put_spec(replica) for replica in assigned]
+        puts += [_put(obj, lease) for obj in objects]
         await self.transport.commit([], puts)
 
     async def put_status(self, name: str, status: ModelDeploymentStatus) -> None:

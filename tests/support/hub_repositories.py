@@ -38,8 +38,8 @@ def hub_deployment(
     source: HubSource = "huggingface",
 ) -> ModelDeployment:
     """Return a deployment of the stand-in's repository."""
-    found = deployment(name=name)
+    model_deployment = deployment(name=name)
     hub = HubReference(repo=REPO, source=source, revision=revision, endpoint=endpoint)
-    spec = found.spec.model_copy(update={"model": ModelSource(hub=hub)})
-    metadata = found.metadata.model_copy(update={"resource_version": ""})
-    return found.model_copy(update={"spec": spec, "metadata": metadata})
+    spec = model_deployment.spec.model_copy(update={"model": ModelSource(hub=hub)})
+    metadata = model_deployment.metadata.model_copy(update={"resource_version": ""})
+    return model_deployment.model_copy(update={"spec": spec, "metadata": metadata})

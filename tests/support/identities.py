@@ -29,12 +29,12 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext, server_name: str) 
         client.wrap_bio(to_client, to_server, server_hostname=server_name),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
-    left = list(ends)
-    while left:
-        for end in tuple(left):
+    sslobjects = list(ends)
+    while sslobjects:
+        for end in tuple(sslobjects):
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-                left.remove(end)
+                sslobjects.remove(end)
     peer = peer_of(ends[1])
     assert peer is not None
     return peer

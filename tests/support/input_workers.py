@@ -41,10 +41,10 @@ async def tokens(
 ) -> tuple[int, ...]:
     """Return the tokens of a request's one prompt."""
     length = work_length(request)
-    (found,) = await workers.prepare(
+    (prompt,) = await workers.prepare(
         lane or lane_of(length), PromptsTask(request=request), size=length
     )
-    return found.tokens
+    return prompt.tokens
 
 
 def pid_of(workers: InputWorkers, lane: Lane) -> int:

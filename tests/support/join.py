@@ -102,7 +102,7 @@ class JoinStand:
     @property
     def app(self) -> Starlette:
         parts = (self.port, self.again, self.requests)
-        return Starlette(routes=[route for one in parts for route in one.routes()])
+        return Starlette(routes=[route for part in parts for route in part.routes()])
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[JoinAddress]:
@@ -162,7 +162,7 @@ class JoinStand:
     async def events(self) -> Sequence[tuple[str, str]]:
         """Return reason and message of all events."""
         found = await objects.list_all(self.transport, Event)
-        return sorted((one.spec.reason, one.spec.message) for one in found)
+        return sorted((event.spec.reason, event.spec.message) for event in found)
 
 
 def machine(

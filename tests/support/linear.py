@@ -93,19 +93,19 @@ class _Search:
 
     def run(self, initial: Value) -> Verdict:
         start = _State(0, 0, 0, initial)
-        waiting, seen, furthest = [start], {start}, start
+        waiting, states, furthest = [start], {start}, start
         while waiting:
             state = self._look(waiting.pop())
             if state.answered.bit_count() >= furthest.answered.bit_count():
                 furthest = state
             if state.first == len(self._known):
-                return Verdict(holds=True, explored=len(seen))
+                return Verdict(holds=True, explored=len(states))
             for successor in self._successors(state):
-                if successor not in seen:
-                    seen.add(successor)
+                if successor not in states:
+                    states.add(successor)
                     waiting.append(successor)
         stuck = tuple(self._known[n] for n in self._candidates(furthest))
-        return Verdict(holds=False, stuck=stuck, explored=len(seen))
+        return Verdict(holds=False, stuck=stuck, explored=len(states))
 
     def _candidates(self, state: _State) -> list[int]:
         """Return the answered calls that may be next: nobody returned before they were made."""

@@ -22,9 +22,13 @@ from schemas.wire.discovery import SERVICE, AnnouncedRole, Announcement, parse, 
 def service(words: list[str]) -> Service:
     """Return what is announced."""
     role, name, port, *fleet = words
-    found: dict[str, AnnouncedRole] = {"control": "control", "gateway": "gateway", "new": "new"}
+    announced_roles: dict[str, AnnouncedRole] = {
+        "control": "control",
+        "gateway": "gateway",
+        "new": "new",
+    }
     announcement = Announcement(
-        role=found[role],
+        role=announced_roles[role],
         name=name,
         fleet=fleet[0] if fleet else "",
         authorities=tuple(fleet[1:]),

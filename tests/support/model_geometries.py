@@ -191,6 +191,6 @@ def geometry(config: dict[str, Any]) -> ModelGeometry:
             total_bytes=0, half_bytes=0, replicated_bytes=0, replicated_half_bytes=0, parameters=0
         ),
     )
-    found = model_files.model_geometry(facts, casts_to_float32=True)
-    assert found.unknown == ""
-    return found
+    model_geometry = model_files.model_geometry(facts, casts_to_float32=True)
+    assert model_geometry.unknown == ""
+    return model_geometry

@@ -80,14 +80,14 @@ def make(
 
 def _config(base: dict[str, Any], arch: MtpArch) -> dict[str, Any]:
     wide = base["hidden_size"]
-    found = base | {"model_type": arch, "num_nextn_predict_layers": 1}
+    config = base | {"model_type": arch, "num_nextn_predict_layers": 1}
     if arch != "mimo":
-        found |= {**_EXPERTS, "moe_intermediate_size": wide, "topk_method": "noaux_tc"}
-        found |= {"use_qk_norm": True, "partial_rotary_factor": 0.5, "rope_scaling": None}
-        found |= {"attention_bias": False, "norm_topk_prob": True}
+        config |= {**_EXPERTS, "moe_intermediate_size": wide, "topk_method": "noaux_tc"}
+        config |= {"use_qk_norm": True, "partial_rotary_factor": 0.5, "rope_scaling": None}
+        config |= {"attention_bias": False, "norm_topk_prob": True}
     if arch in _LATENT_ARCHS:
-        found |= {**_LATENT, "partial_rotary_factor": 1.0}
-    return found
+        config |= {**_LATENT, "partial_rotary_factor": 1.0}
+    return config
 
 
 def _random(shapes: dict[str, Any], seed: int, influence: float) -> dict[str, Any]:
@@ -131,26 +131,26 @@ def _head(prefix: str, token: Any, arch: MtpArch) -> dict[str, Any]:
 
 def _as_published(head: dict[str, Any], arch: MtpArch) -> dict[str, Any]:
     """Return the head's tensors with the names of the authors' checkpoints: each expert, and one latent projection."""
-    found: dict[str, Any] = {}
+    published: dict[str, Any] = {}
     for name, array in head.items():
         stem, dot, rest = name.partition(".switch_mlp.")
         if dot:
-            found |= {f"{stem}.experts.{at}.{rest}": one for at, one in enumerate(array)}
+            published |= {f"{stem}.experts.{at}.{rest}": one for at, one in enumerate(array)}
         else:
-            found[name] = array
+            published[name] = array
     if arch in _LATENT_ARCHS:
-        (place,) = {name.partition("embed_q")[0] for name in found if "embed_q" in name}
-        keys = found.pop(f"{place}embed_q.weight").swapaxes(-1, -2)
-        values = found.pop(f"{place}unembed_out.weight")
+        (place,) = {name.partition("embed_q")[0] for name in published if "embed_q" in name}
+        keys = published.pop(f"{place}embed_q.weight").swapaxes(-1, -2)
+        values = published.pop(f"{place}unembed_out.weight")
         joined = mx.concatenate([keys, values], axis=1)
-        found[f"{place}kv_b_proj.weight"] = joined.reshape(-1, joined.shape[-1])
+        published[f"{place}kv_b_proj.weight"] = joined.reshape(-1, joined.shape[-1])
     if arch != "mimo":
         # Published heads have copies of both ends of the model.
-        norm = next(name for name in found if name.endswith(".enorm.weight"))
-        place, width = norm.removesuffix(".enorm.weight"), found[norm].shape[0]
-        found[f"{place}.embed_tokens.weight"] = mx.zeros((8, width))
-        found[f"{place}.shared_head.head.weight"] = mx.zeros((8, width))
-    return found
+        norm = next(name for name in published if name.endswith(".enorm.weight"))
+        place, width = norm.removesuffix(".enorm.weight"), published[norm].shape[0]
+        published[f"{place}.embed_tokens.weight"] = mx.zeros((8, width))
+        published[f"{place}.shared_head.head.weight"] = mx.zeros((8, width))
+    return published
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -77,9 +77,9 @@ class AgentProcess:
         if self.child is not None:
             self.send(signal.SIGCONT)
             await self.kill()
-        for found in self.engines():
-            engine_processes.kill(found)
-            await processes.wait_ended(found.child, CLOCK, limit_s=30)
+        for engine in self.engines():
+            engine_processes.kill(engine)
+            await processes.wait_ended(engine.child, CLOCK, limit_s=30)
 
     def engines(self) -> list[EngineProcess]:
         return find_engines(self.state_dir / "engines")

@@ -62,7 +62,7 @@ class _Function:
     @property
     def parameters(self) -> list[str]:
         arguments = self.node.args
-        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+        names = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
         return names[1:] if self.owner and names[:1] in (["self"], ["cls"]) else names
 
 
@@ -88,18 +88,18 @@ class _Code:
 def find_reasons(root: Path) -> FoundReasons:
     """Return every reason that the packages below the folder can write."""
     code = _parse(root)
-    found = FoundReasons()
+    found_reasons = FoundReasons()
     done: set[tuple[str, str]] = set()
     while pending := {(name, p) for name, ps in code.sinks.items() for p in ps} - done:
         done |= pending
         for path, tree in code.trees.items():
             for scope in _scopes(tree):
-                _follow_calls(code, found, path, scope, {name for name, _ in pending}, done)
+                _follow_calls(code, found_reasons, path, scope, {name for name, _ in pending}, done)
     for path, tree in code.trees.items():
         for node in ast.walk(tree):
-            _add_literals(found, path, node)
-    found.unresolved = sorted(set(found.unresolved) - _SENTENCES)
-    return found
+            _add_literals(found_reasons, path, node)
+    found_reasons.unresolved = sorted(set(found_reasons.unresolved) - _SENTENCES)
+    return found_reasons
 
 
 def _parse(root: Path) -> _Code:
@@ -137,9 +137,9 @@ def _collect_constant(code: _Code, statement: ast.stmt) -> None:
 
 def _collect_class(code: _Code, node: ast.ClassDef) -> None:
     names = [
-        one.target.id
-        for one in node.body
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        stmt.target.id
+        for stmt in node.body
+        if isinstance(stmt, ast.AnnAssign) and isinstance(stmt.target, ast.Name)
     ]
     for name in _FIELDS.intersection(names):
         code.sinks[node.name][name] = names.index(name)
@@ -149,7 +149,7 @@ def _collect_function(code: _Code, function: _Function) -> None:
     node = function.node
     code.functions[node.name].append(function)
     positional = function.parameters
-    keywords = [one.arg for one in node.args.kwonlyargs]
+    keywords = [kwonlyarg.arg for kwonlyarg in node.args.kwonlyargs]
     for parameter in ("reason", "because"):
         if parameter in positional:
             code.sinks[function.name][parameter] = positional.index(parameter)
@@ -210,14 +210,14 @@ def _given(
     call: ast.Call, parameter: str, position: int | None
 ) -> list[tuple[ast.expr, int | None]]:
     """Return what a call passes as the parameter, with the index to follow in it: one expression, or none."""
-    named = [(one.value, None) for one in call.keywords if one.arg == parameter]
+    named = [(keyword.value, None) for keyword in call.keywords if keyword.arg == parameter]
     if named or position is None:
         return list(named)
-    for at, one in enumerate(call.args[: position + 1]):
-        if isinstance(one, ast.Starred):
-            return [(one.value, position - at)]
+    for at, expr in enumerate(call.args[: position + 1]):
+        if isinstance(expr, ast.Starred):
+            return [(expr.value, position - at)]
         if at == position:
-            return [(one, None)]
+            return [(expr, None)]
     return []
 
 
@@ -227,15 +227,15 @@ def _alternatives(value: ast.expr, index: int | None) -> list[tuple[ast.expr, in
         case ast.IfExp(body=one, orelse=other):
             return [(one, index), (other, index)]
         case ast.BoolOp(values=values):
-            return [(one, index) for one in values]
+            return [(expr, index) for expr in values]
         case ast.Tuple(elts=elements) if index is not None and index < len(elements):
             return [(elements[index], None)]
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
-            return [(one, index) for one in elements]
+            return [(element, index) for element in elements]
         case ast.Await(value=inner):
             return [(inner, index)]
         case ast.Dict(values=values):
-            return [(one, None) for one in values]
+            return [(expr, None) for expr in values]
         case ast.Subscript(value=inner):
             return [(inner, None)]
         case _:
@@ -244,11 +244,12 @@ def _alternatives(value: ast.expr, index: int | None) -> list[tuple[ast.expr, in
 
 def _accepts(code: _Code, path: str, call: ast.Call, parameter: str) -> bool:
     """Return whether a plain call can mean a function with this parameter, not another one of the same module."""
-    own = [one for one in code.functions.get(_called(call), ()) if one.path == path]
+    own = [function for function in code.functions.get(_called(call), ()) if function.path == path]
     if not own or not isinstance(call.func, ast.Name):
         return True
     return any(
-        parameter in (*one.parameters, *(k.arg for k in one.node.args.kwonlyargs)) for one in own
+        parameter in (*function.parameters, *(k.arg for k in function.node.args.kwonlyargs))
+        for function in own
     )
 
 
@@ -289,8 +290,8 @@ class _Tracer:
         if name in _FIELDS or name == "attr":
             return  # a reason that was recorded where it was made
         if name in self.code.constants:
-            for one in self.code.constants[name]:
-                self.trace(one)
+            for constant in self.code.constants[name]:
+                self.trace(constant)
             return
         if name == "value":
             return
@@ -301,19 +302,19 @@ class _Tracer:
             return
         bound = list(_bindings(self.scope, name))
         inner = _Tracer(self.code, self.found, self.path, self.scope, self.depth + 1)
-        for one, at in bound:
-            inner.trace(one, index=at if at is not None else index)
+        for expr, at in bound:
+            inner.trace(expr, index=at if at is not None else index)
         if bound or _is_captured(self.scope, name):
             return
         if not isinstance(self.scope, ast.Module):
             arguments = self.scope.args
             every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-            if name in [one.arg for one in every]:
+            if name in [arg.arg for arg in every]:
                 self._become_sink(self.scope, name)
                 return
         if name in self.code.constants:
-            for one in self.code.constants[name]:
-                inner.trace(one)
+            for expr in self.code.constants[name]:
+                inner.trace(expr)
             return
         self._give_up(value)
 
@@ -351,7 +352,7 @@ class _Tracer:
 
     def _formatted(self, values: list[ast.expr], value: ast.JoinedStr) -> None:
         """Record the words that a formatted string can be."""
-        texts = [str(one.value) for one in values if isinstance(one, ast.Constant)]
+        texts = [str(expr.value) for expr in values if isinstance(expr, ast.Constant)]
         if " " in "".join(texts):
             return  # a sentence
         known = _FORMATTED.get(ast.unparse(value), ())
@@ -388,10 +389,10 @@ def _bound(target: ast.expr, value: ast.expr, name: str) -> Iterator[tuple[ast.e
         if target.id == name:
             yield value, None
     elif isinstance(target, ast.Tuple):
-        for at, one in enumerate(target.elts):
+        for at, expr in enumerate(target.elts):
             if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
-                yield from _bound(one, value.elts[at], name)
-            elif isinstance(one, ast.Name) and one.id == name:
+                yield from _bound(expr, value.elts[at], name)
+            elif isinstance(expr, ast.Name) and expr.id == name:
                 yield value, at
 
 

@@ -120,10 +120,10 @@ class FakeAgent:
 
     async def _look(self) -> None:
         listing = await self._transport.list(keys.spec_prefix("Replica"))
-        found = [codec.decode_object(Replica, item) for item in listing.items]
+        replicas = [codec.decode_object(Replica, item) for item in listing.items]
         ours = {
             replica.name: (replica, number)
-            for replica in found
+            for replica in replicas
             for number, rank in enumerate(replica.spec.ranks)
             if rank.node == self.name
         }

@@ -52,14 +52,14 @@ def source(name: str, repository: str, spec: str = "") -> str:
 
 async def applied(store: Transport, text: str, manager: str = "fleetctl") -> None:
     """Apply manifests as a person would."""
-    found = parse(text, "test.yaml").documents
-    loaded = read_objects([Document(source="test.yaml", root=root) for root in found])
+    nodes = parse(text, "test.yaml").documents
+    loaded = read_objects([Document(source="test.yaml", root=root) for root in nodes])
     await apply.apply(store, loaded, CLOCK, apply.ApplyOptions(manager=manager, force=True))
 
 
 async def status(store: Transport, name: str) -> GitSourceStatus | None:
-    found = await objects.get(store, GitSource, name)
-    return None if found is None else found.status
+    obj = await objects.get(store, GitSource, name)
+    return None if obj is None else obj.status
 
 
 _syncs = count(1)
@@ -94,8 +94,8 @@ async def said(
         now = await status(store, name)
         if now is None or not now.observed_revision.endswith(commit):
             return None
-        found = find_condition(now.conditions, type_)
-        return found if found is not None and found.reason == reason else None
+        condition = find_condition(now.conditions, type_)
+        return condition if condition is not None and condition.reason == reason else None
 
     try:
         return await until_async(look, limit_s=limit_s, what=f"{name} {type_} {reason}")
@@ -111,8 +111,8 @@ async def ready(store: Transport, name: str, commit: str) -> GitSourceStatus:
         now = await status(store, name)
         if now is None or not now.applied_revision.endswith(commit):
             return None
-        found = find_condition(now.conditions, "Ready")
-        return now if found is not None and found.status == "True" else None
+        condition = find_condition(now.conditions, "Ready")
+        return now if condition is not None and condition.status == "True" else None
 
     try:
         return await until_async(look, limit_s=20.0, what=f"{name} at {commit}")

@@ -52,8 +52,8 @@ def mixed(*, is_order_known: bool = True) -> ModelGeometry:
     """Return a model of which every fourth layer sees everything, and the others keep a small state."""
     state = LayerGroup(kind="State", count=9, state_bytes=1000)
     full = LayerGroup(kind="Full", count=3, kv_heads=2, head_dim=16, value_dim=16)
-    found = piped(layers=(100,) * 12)
-    assert found.splitting is not None
+    geometry = piped(layers=(100,) * 12)
+    assert geometry.splitting is not None
     order = MIXED_LAYERS if is_order_known else ()
-    splitting = found.splitting.model_copy(update={"layer_groups": order})
-    return found.model_copy(update={"groups": (state, full), "splitting": splitting})
+    splitting = geometry.splitting.model_copy(update={"layer_groups": order})
+    return geometry.model_copy(update={"groups": (state, full), "splitting": splitting})

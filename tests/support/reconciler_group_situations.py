@@ -44,10 +44,10 @@ def mac(name: str, memory_gib: float = 10, **changes: object) -> NodeView:
 def group(members: str = "ab", *, name: str = "pair", **spec: object) -> GroupView:
     """Return a group of the Macs with these letters; `nodes` are those that a selector finds."""
     if "selector" not in spec:
-        spec["members"] = [{"node": one} for one in members]
+        spec["members"] = [{"node": member} for member in members]
     machines = {
-        one: node_status(one).model_copy(update={"address": f"169.254.0.{ord(one)}"})
-        for one in members
+        member: node_status(member).model_copy(update={"address": f"169.254.0.{ord(member)}"})
+        for member in members
     }
     return GroupView(
         name=name,
@@ -74,16 +74,16 @@ def on(
 ) -> ReplicaView:
     """Return a replica that serves from these Macs as one."""
     owner = of or sharded()
-    one = replica(ordinal, on=nodes[0], of=owner, is_ready=epoch is None or not epoch.over)
+    view = replica(ordinal, on=nodes[0], of=owner, is_ready=epoch is None or not epoch.over)
     memory = MemoryProof(
         weights_bytes=int(share_gib * GIB), kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0
     )
     ranks = tuple(RankAssignment(node=name, memory=memory) for name in nodes)
     made = Formation(group="pair", formed_at=NOW).model_copy(update=formation)
-    spec = one.replica.spec.model_copy(update={"ranks": ranks, "formation": made})
+    spec = view.replica.spec.model_copy(update={"ranks": ranks, "formation": made})
     return replace(
-        one,
-        replica=one.replica.model_copy(update={"spec": spec}),
+        view,
+        replica=view.replica.model_copy(update={"spec": spec}),
         epoch=epoch or Epoch(is_steady=True),
     )
 
@@ -103,7 +103,9 @@ def counted(situation: DeploymentView) -> DeploymentView:
     """Return the situation with every replica's ranks as tenants of their nodes."""
     views = []
     for view in situation.table.nodes:
-        others = [one for one in view.allocations if one.deployment != situation.name]
+        others = [
+            allocation for allocation in view.allocations if allocation.deployment != situation.name
+        ]
         ours = [one for r in situation.replicas if (one := _tenant(r, view.name)) is not None]
         allocations = (*others, *ours)
         counts = {t.deployment: 0 for t in allocations}
@@ -113,7 +115,7 @@ def counted(situation: DeploymentView) -> DeploymentView:
             replace(
                 view,
                 allocations=allocations,
-                used_bytes=sum(one.bytes for one in allocations),
+                used_bytes=sum(allocation.bytes for allocation in allocations),
                 replicas=counts,
             )
         )
@@ -123,10 +125,14 @@ def counted(situation: DeploymentView) -> DeploymentView:
 def _tenant(one: ReplicaView, name: str) -> Allocation | None:
     spec = one.replica.spec
     sizes = [rank.memory.total_bytes for rank in spec.ranks if rank.node == name]
-    sizes += [left.memory_bytes for left in spec.leaving if left.node == name]
+    sizes += [
+        leaving_rank.memory_bytes for leaving_rank in spec.leaving if leaving_rank.node == name
+    ]
     if not sizes:
         return None
-    everywhere = {rank.node for rank in spec.ranks} | {left.node for left in spec.leaving}
+    everywhere = {rank.node for rank in spec.ranks} | {
+        leaving_rank.node for leaving_rank in spec.leaving
+    }
     return Allocation(
         replica=one.name,
         deployment=spec.deployment,

@@ -76,22 +76,22 @@ class World:
     def observe(self) -> DeploymentView:
         """Return the fleet as the planner sees it."""
         views = [self._view(one) for _, one in sorted(self.replicas.items())]
-        nodes = [replace(one, is_ready=one.name not in self.away) for one in self.nodes.values()]
+        nodes = [replace(node, is_ready=node.name not in self.away) for node in self.nodes.values()]
         return seen(self.deployment, views, nodes, self.groups)
 
     def _view(self, replica: Replica) -> ReplicaView:
         reports = self._reports_of(replica)
         away = frozenset(rank.node for rank in replica.spec.ranks) & self.away
         old = self.statuses.get(replica.name)
-        found = epoch_of(replica, reports, away=self.away, lost=self.away, old=old, now=self.now)
+        epoch = epoch_of(replica, reports, away=self.away, lost=self.away, old=old, now=self.now)
         formation = replica.spec.formation
         if formation is not None:
-            named = next(one for one in self.groups if one.name == formation.group)
-            found = mark_given_up(replica, found, len(group_shapes(named.spec)))
-        is_over = found is not None and found.over != ""
+            named = next(view for view in self.groups if view.name == formation.group)
+            epoch = mark_given_up(replica, epoch, len(group_shapes(named.spec)))
+        is_over = epoch is not None and epoch.over != ""
         said = reports[0] is not None and any(
-            one.type == "Ready" and one.status is ConditionStatus.TRUE
-            for one in reports[0].conditions
+            condition.type == "Ready" and condition.status is ConditionStatus.TRUE
+            for condition in reports[0].conditions
         )
         return ReplicaView(
             replica=replica,
@@ -99,18 +99,18 @@ class World:
             is_ready=said and not is_over and replica.spec.ranks[0].node not in self.away,
             reported_ready=said and not is_over,
             is_stopped=all(
-                any(one.type == "Stopped" for one in report.conditions)
+                any(condition.type == "Stopped" for condition in report.conditions)
                 if report is not None
                 else rank.node in self.away
                 for rank, report in zip(replica.spec.ranks, reports, strict=True)
             ),
             is_node_lost=bool(away),
-            epoch=found,
+            epoch=epoch,
             away_nodes=away,
             leaving_ranks=tuple(
-                left
-                for left in replica.spec.leaving
-                if (left.node, replica.name, left.rank) in self.reports
+                leaving_rank
+                for leaving_rank in replica.spec.leaving
+                if (leaving_rank.node, replica.name, leaving_rank.rank) in self.reports
             ),
         )
 
@@ -119,8 +119,10 @@ class World:
         keys = [(rank.node, replica.name, at) for at, rank in enumerate(replica.spec.ranks)]
         found = [self.reports.get(key) for key in keys]
         return [
-            one if one and (one.replica_uid, one.epoch) == (replica.metadata.uid, epoch) else None
-            for one in found
+            status
+            if status and (status.replica_uid, status.epoch) == (replica.metadata.uid, epoch)
+            else None
+            for status in found
         ]
 
     def step(self) -> DeploymentPlan:
@@ -198,7 +200,7 @@ class World:
                 is_used_up = (
                     before is not None
                     and before.epoch == epoch
-                    and any(one.type == "EpochOver" for one in before.conditions)
+                    and any(condition.type == "EpochOver" for condition in before.conditions)
                 )
                 if is_used_up and before is not None and before.replica_uid == uid:
                     continue  # an epoch is used once
@@ -210,9 +212,9 @@ class World:
     def _retract(self) -> None:
         """Let live agents remove reports on ranks that are no longer theirs and have ended."""
         there = {
-            (rank.node, one.name, at)
-            for one in self.replicas.values()
-            for at, rank in enumerate(one.spec.ranks)
+            (rank.node, replica.name, at)
+            for replica in self.replicas.values()
+            for at, rank in enumerate(replica.spec.ranks)
         }
         self.reports = {
             key: one for key, one in self.reports.items() if key in there or key[0] in self.away
@@ -247,7 +249,11 @@ class World:
             assert len(set(nodes)) == len(nodes)
             assert (spec.formation is None) == (len(nodes) == 1)
             if spec.formation is not None:
-                named = next(one for one in self.groups if one.name == spec.formation.group)
+                named = next(
+                    group_view
+                    for group_view in self.groups
+                    if group_view.name == spec.formation.group
+                )
                 assert len(nodes) == group_shapes(named.spec)[spec.formation.fallback].size
                 assert set(nodes) <= set(named.members)
                 assert sum(rank.layers for rank in spec.ranks) in (0, 16)

@@ -105,7 +105,7 @@ def reports_of(model: ModelReport | None) -> dict[str, ModelReport]:
 def node_of(dice: random.Random, name: str) -> NodeView:
     """Return a node; most are ready, so that most situations are about the rest."""
     there = tenants_of(dice, name)
-    used = sum(one.bytes for one in there)
+    used = sum(allocation.bytes for allocation in there)
     chip = dice.choice(CHIPS)
     model = dice.choice(REPORTS[:3] * 2 + REPORTS)
     labels = {"rack": dice.choice("12"), "site": dice.choice("xy")}
@@ -118,7 +118,7 @@ def node_of(dice: random.Random, name: str) -> NodeView:
         labels={key: value for key, value in labels.items() if dice.random() < 0.7},
         pools=frozenset(pool for pool in ("lab", "desk") if dice.random() < 0.6),
         models=reports_of(model) | drafts_of(dice),
-        adapters={one.path: one for one in (dice.choice(ADAPTERS),) if one is not None},
+        adapters={report.path: report for report in (dice.choice(ADAPTERS),) if report is not None},
         reserved_by_group="pair" if dice.random() < 0.1 else "",
         replicas={
             one: sum(t.deployment == one for t in there) for one in {t.deployment for t in there}

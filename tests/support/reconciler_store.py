@@ -46,7 +46,7 @@ class CachedStore:
                     await reached(revision)
 
     async def have(self, *objects: ApiObject) -> None:
-        await self.write(*(codec.put_spec(found) for found in objects))
+        await self.write(*(codec.put_spec(obj) for obj in objects))
 
 
 def pool(name: str, **spec: object) -> NodePool:

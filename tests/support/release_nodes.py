@@ -126,7 +126,7 @@ class ReleaseNode:
         return (self.prefix / "current").readlink().name
 
     def engine_pids(self) -> set[int]:
-        return {one.child.record.pid for one in find_engines(self.state_dir / "engines")}
+        return {engine.child.record.pid for engine in find_engines(self.state_dir / "engines")}
 
     def running(self, part: str) -> str:
         """Return the release whose files a service runs."""

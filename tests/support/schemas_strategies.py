@@ -63,7 +63,8 @@ def _matching_route(given: dict[str, Any]) -> dict[str, Any]:
         some = {"deployment": None, "external": names[0]} if names else {}
         other = some or {"deployment": "m", "external": None}
         return tuple(
-            one if one.external is None else one.model_copy(update=other) for one in backends
+            backend if backend.external is None else backend.model_copy(update=other)
+            for backend in backends
         )
 
     rules = tuple(
@@ -98,14 +99,16 @@ _FIELDS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
 def values(annotation: Any, constraints: Sequence[object] = ()) -> st.SearchStrategy[Any]:
     """Return a strategy for a type."""
     arguments = get_args(annotation)
-    constraints = [one for found in constraints for one in getattr(found, "metadata", [found])]
+    constraints = [
+        one for constraint in constraints for one in getattr(constraint, "metadata", [constraint])
+    ]
     match get_origin(annotation):
         case found if found is Annotated:
             return values(arguments[0], arguments[1:])
         case found if found is Literal:
             return st.sampled_from(arguments)
         case found if found in (Union, UnionType):
-            return st.one_of(*(values(one) for one in arguments))
+            return st.one_of(*(values(argument) for argument in arguments))
         case found if found is tuple:
             least = next((c.min_length for c in constraints if isinstance(c, MinLen)), 0)
             lists = st.lists(values(arguments[0]), min_size=least, max_size=3)
@@ -157,30 +160,32 @@ def _floats(constraints: Sequence[object]) -> st.SearchStrategy[float]:
 
 
 def _texts(constraints: Sequence[object]) -> st.SearchStrategy[str]:
-    examples = [one for one in constraints if isinstance(one, Examples)]
+    examples = [constraint for constraint in constraints if isinstance(constraint, Examples)]
     if examples:
         return st.sampled_from(examples[-1].values)  # the narrowest type's
-    found = st.text(max_size=20)
-    for one in constraints:
-        if isinstance(one, StringConstraints):
-            longest = one.max_length or 64
-            if one.pattern is None:
-                found = st.text(max_size=min(longest, 20))
+    strategy = st.text(max_size=20)
+    for constraint in constraints:
+        if isinstance(constraint, StringConstraints):
+            longest = constraint.max_length or 64
+            if constraint.pattern is None:
+                strategy = st.text(max_size=min(longest, 20))
                 continue
-            assert isinstance(one.pattern, str)
-            found = st.from_regex(one.pattern, fullmatch=True).map(lambda t: t.rstrip("\n"))
-            found = found.filter(partial(_is_within, longest))
-        if isinstance(one, MinLen):
-            found = found.filter(bool)
-    return found.filter(partial(_passes, constraints))
+            assert isinstance(constraint.pattern, str)
+            strategy = st.from_regex(constraint.pattern, fullmatch=True).map(
+                lambda t: t.rstrip("\n")
+            )
+            strategy = strategy.filter(partial(_is_within, longest))
+        if isinstance(constraint, MinLen):
+            strategy = strategy.filter(bool)
+    return strategy.filter(partial(_passes, constraints))
 
 
 def _passes(constraints: Sequence[object], value: Any) -> bool:
     """Return true if the type's own validators accept the value."""
     try:
-        for one in constraints:
-            if isinstance(one, AfterValidator):
-                check: Callable[[Any], Any] = one.func  # type: ignore[assignment]  # none takes an info
+        for constraint in constraints:
+            if isinstance(constraint, AfterValidator):
+                check: Callable[[Any], Any] = constraint.func  # type: ignore[assignment]  # none takes an info
                 check(value)
     except ValueError:
         return False

@@ -41,7 +41,7 @@ class Rank:
 
 def ranks_of(fleet: Fleet) -> list[Rank]:
     """Return every engine of the fleet in the process table, whatever its agent knows of it."""
-    found = []
+    ranks = []
     for process in psutil.process_iter():
         try:
             argv = process.cmdline()
@@ -53,10 +53,10 @@ def ranks_of(fleet: Fleet) -> list[Rank]:
         if fleet.root.resolve() in folder.resolve().parents:
             epoch, rank = _number(argv, "epoch"), _number(argv, "rank")
             node = folder.parent.parent.name
-            found.append(
+            ranks.append(
                 Rank(pid=process.pid, node=node, replica=folder.name, epoch=epoch, rank=rank)
             )
-    return found
+    return ranks
 
 
 def _number(argv: Sequence[str], name: str) -> int:
@@ -133,8 +133,8 @@ class Group:
     async def replica(self) -> Replica | None:
         """Return the deployment's replica; None while there is none, or two."""
         items = (await self._transport.list(keys.spec_prefix("Replica"))).items
-        found = [codec.decode(Replica, one) for one in items]
-        mine = [one for one in found if one.spec.deployment == self.name]
+        replicas = [codec.decode(Replica, item) for item in items]
+        mine = [one for one in replicas if one.spec.deployment == self.name]
         return mine[0] if len(mine) == 1 else None
 
     async def epoch(self) -> int:
@@ -146,15 +146,15 @@ class Group:
     async def reports(self) -> list[RankStatus]:
         """Return what agents say of the replica's ranks."""
         replica, items = await self.replica(), (await self._transport.list(keys.RANK_PREFIX)).items
-        said = [codec.decode(RankStatus, one) for one in items]
-        return [one for one in said if replica and one.replica_uid == replica.metadata.uid]
+        said = [codec.decode(RankStatus, item) for item in items]
+        return [status for status in said if replica and status.replica_uid == replica.metadata.uid]
 
     async def nothing_said(self) -> None:
         """See that the store has no replica, report or endpoint, of this deployment or another."""
 
         async def look() -> bool:
             prefixes = (keys.spec_prefix("Replica"), keys.RANK_PREFIX, keys.ENDPOINT_PREFIX)
-            return not any([(await self._transport.list(one)).items for one in prefixes])
+            return not any([(await self._transport.list(prefix)).items for prefix in prefixes])
 
         await until_async(look, limit_s=60, what="the end of all reports", every_s=_LOOK_S)
 
@@ -186,8 +186,8 @@ class Group:
             key = keys.endpoint_key(node, replica.name)
             if epoch <= after or await self._transport.get(key) is None:
                 return None
-            said = [one for one in await self.reports() if one.epoch == epoch]
-            is_ready = [is_true(one.conditions, "Ready") for one in said]
+            said = [report for report in await self.reports() if report.epoch == epoch]
+            is_ready = [is_true(status.conditions, "Ready") for status in said]
             return replica if is_ready == [True] * len(replica.spec.ranks) else None
 
         try:
@@ -205,7 +205,7 @@ class Group:
         """See that the ranks of this epoch run, and none of another."""
 
         def look() -> bool:
-            mine = [one.epoch for one in ranks_of(self.fleet) if self._is_mine(one)]
+            mine = [rank.epoch for rank in ranks_of(self.fleet) if self._is_mine(rank)]
             return mine == [epoch] * size
 
         what = f"{size} ranks of epoch {epoch} and no other"

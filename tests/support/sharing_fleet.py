@@ -71,9 +71,9 @@ class SharingMac:
 
     def has(self, folder: str) -> bool:
         """Return whether the pull ended well."""
-        found = self.pulls.get(folder)
-        assert found is None or not found.error, f"{self.name}: {found.error}"
-        return found is not None and found.phase == "Present"
+        pull = self.pulls.get(folder)
+        assert pull is None or not pull.error, f"{self.name}: {pull.error}"
+        return pull is not None and pull.phase == "Present"
 
     def kill(self) -> None:
         """Kill it as a power cut would."""
@@ -89,10 +89,10 @@ class SharingMac:
             self.late_s = tree["late_s"]
             # A report of before the last order would tell the end of an earlier pull.
             for one in tree["pulls"] if tree["orders"] == self.orders else ():
-                found = ModelFetchReport.model_validate_json(json.dumps(one))
-                self.pulls[found.name] = found
-                if found.source:
-                    self.sources.add(found.source)
+                report = ModelFetchReport.model_validate_json(json.dumps(one))
+                self.pulls[report.name] = report
+                if report.source:
+                    self.sources.add(report.source)
 
     def contents(self, folder: str) -> dict[str, bytes]:
         model = self.root / folder
@@ -150,7 +150,7 @@ class SharingFleet:
         return mac
 
     def words(self) -> str:
-        return "\n".join(f"{one.name}: {processes.last_lines(one.log, 5)}" for one in self.macs)
+        return "\n".join(f"{mac.name}: {processes.last_lines(mac.log, 5)}" for mac in self.macs)
 
     def reference(self, repo: str = REPO, commit: str = COMMIT) -> HubReference:
         return HubReference(repo=repo, revision=commit, endpoint=self.hub.endpoint)
@@ -161,14 +161,14 @@ class SharingFleet:
         """Wait for a condition; if it does not come true, show what the processes have logged."""
 
         def look() -> bool:
-            ended = [one.name for one in self.macs if one.child.returncode not in (None, _KILLED)]
+            ended = [mac.name for mac in self.macs if mac.child.returncode not in (None, _KILLED)]
             assert not ended, f"{ended} ended"
             return bool(condition())
 
         try:
             await until(look, limit_s=limit_s, what=what)
         except AssertionError as error:
-            states = "\n".join(f"{one.name}: {one.pulls}" for one in self.macs)
+            states = "\n".join(f"{mac.name}: {mac.pulls}" for mac in self.macs)
             raise AssertionError(f"{error}\n{states}\n{self.words()}") from error
 
     async def pulled(self, macs: Sequence[SharingMac], source: HubReference) -> float:

@@ -166,7 +166,7 @@ async def main(settings: Settings) -> None:
 
 def _with_speed(fabric: NodeFabric, settings: Settings) -> NodeFabric:
     update = {"speed_mbps": settings.speed_mbps}
-    interfaces = tuple(one.model_copy(update=update) for one in fabric.interfaces)
+    interfaces = tuple(interface.model_copy(update=update) for interface in fabric.interfaces)
     return fabric.model_copy(update={"interfaces": interfaces})
 
 
@@ -184,7 +184,7 @@ async def _obey(pulls: ModelPulls, uploads: Uploads) -> None:
 async def _report(pulls: OrderedPulls, exchange: ModelExchange, lease: Lease) -> None:
     last = ""
     while True:
-        reports = [json.loads(one.model_dump_json(by_alias=False)) for one in pulls.reports()]
+        reports = [json.loads(report.model_dump_json(by_alias=False)) for report in pulls.reports()]
         state = {
             "ready": exchange.is_ready,
             "pulls": reports,

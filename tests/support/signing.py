@@ -69,7 +69,7 @@ class OutageTransport(MemoryTransport):
 async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run endless work beside the block."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in work]
+        tasks = [group.create_task(coroutine) for coroutine in work]
         yield
         for task in tasks:
             task.cancel()
@@ -126,10 +126,10 @@ class SigningFleet:
     async def signers(self, *transports: Transport) -> AsyncIterator[None]:
         """Run a signer for each transport, or one."""
         controllers = [
-            SigningController(one, self.clock, self.folder, lifetime=self.lifetime)
-            for one in transports or (self.store,)
+            SigningController(transport, self.clock, self.folder, lifetime=self.lifetime)
+            for transport in transports or (self.store,)
         ]
-        async with running(*(one.run() for one in controllers)):
+        async with running(*(controller.run() for controller in controllers)):
             yield
 
     async def ask(

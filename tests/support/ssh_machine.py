@@ -66,7 +66,7 @@ def available() -> bool:
     """Return whether such machines can be made here."""
     tools = ("unshare", "mount", "chroot", "useradd", "sudo", "sshd")
     path = f"{os.environ.get('PATH', '')}:{_SYSTEM}"
-    return all(shutil.which(one, path=path) for one in tools) and netns.available()
+    return all(shutil.which(tool, path=path) for tool in tools) and netns.available()
 
 
 @dataclass(slots=True)

@@ -80,17 +80,19 @@ class Authority:
             .add_extension(names, critical=True)
             .sign(self._key, hashes.SHA256())
         )
-        found = Identity(certificate=self._folder / f"{name}.crt", key=self._folder / f"{name}.key")
-        found.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        found.key.touch(mode=0o600)
-        found.key.write_bytes(
+        identity = Identity(
+            certificate=self._folder / f"{name}.crt", key=self._folder / f"{name}.key"
+        )
+        identity.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        identity.key.touch(mode=0o600)
+        identity.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
             )
         )
-        return found
+        return identity
 
 
 def _subject(cn: str) -> x509.Name:

@@ -72,10 +72,10 @@ class FaultyTransport:
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         self._check()
         self.watches += 1
-        left = self._left
+        event = self._left
         async with aclosing(self.inner.watch(prefix, after_revision=after_revision)) as watch:
             while True:
-                yield await self._next(watch, left)
+                yield await self._next(watch, event)
 
     async def _next(self, watch: AsyncGenerator[WatchBatch], left: asyncio.Event) -> WatchBatch:
         async def step() -> WatchBatch | StoreError:

@@ -25,8 +25,8 @@ class Guarded:
     def address(self, component: str, *, way: str = "grpc") -> EtcdAddress:
         """Return the address for a user (`admin`, `gateway`, `node-mac-1`, ...) over gRPC or HTTP."""
         who = users.read_credentials(self.file(component))
-        found = replace(self.etcd.address, username=who.user, password=who.password)
-        return replace(found, transport="http" if way == "http" else "grpc")
+        etcd_address = replace(self.etcd.address, username=who.user, password=who.password)
+        return replace(etcd_address, transport="http" if way == "http" else "grpc")
 
     def file(self, component: str) -> Path:
         return self.passwords / f"{component}.env"

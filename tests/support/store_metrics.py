@@ -20,17 +20,17 @@ class CallCounts:
 
 async def call_counts(url: str) -> CallCounts:
     """Return the calls that the etcd at the URL has counted."""
-    found = CallCounts()
+    counts = CallCounts()
     for sample in parse_samples(await _metrics(url)):
         labels = dict(sample.labels)
         method = labels.get("grpc_method", "")
         if not float(sample.value):
             continue
         if sample.name == "grpc_server_started_total":
-            found.begun[method] += int(float(sample.value))
+            counts.begun[method] += int(float(sample.value))
         if sample.name == "grpc_server_handled_total" and method == "Authenticate":
-            found.authenticated[labels["grpc_code"]] += int(float(sample.value))
-    return found
+            counts.authenticated[labels["grpc_code"]] += int(float(sample.value))
+    return counts
 
 
 async def gauges(url: str) -> dict[str, float]:

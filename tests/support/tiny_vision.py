@@ -43,13 +43,15 @@ def make(out: Path, arch: str = "qwen2_vl") -> Path:
     for old in out.glob("model*"):
         old.unlink()
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(one, normalized=False, special=True) for one in _MARKERS])
+    tokenizer.add_tokens(
+        [AddedToken(marker, normalized=False, special=True) for marker in _MARKERS]
+    )
     tokenizer.save(str(out / "tokenizer.json"))
     path = out / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE}))
     config = json.loads((out / "config.json").read_text())
     config.pop("head_dim")
-    ids = [tokenizer.token_to_id(one) for one in _MARKERS]
+    ids = [tokenizer.token_to_id(marker) for marker in _MARKERS]
     config |= {
         "model_type": arch,
         "vocab_size": tokenizer.get_vocab_size(),

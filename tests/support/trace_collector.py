@@ -36,8 +36,8 @@ class Collector:
         self.posts += 1
         await self.goes_on.wait()
         self.tokens.add(request.headers.get("authorization", ""))
-        found = ExportTraceServiceRequest.FromString(await request.read())
-        for resource in found.resource_spans:
+        from_string = ExportTraceServiceRequest.FromString(await request.read())
+        for resource in from_string.resource_spans:
             told = {a.key: a.value.string_value for a in resource.resource.attributes}
             self.services[told["service.name"]] = told
             for scope in resource.scope_spans:
@@ -74,11 +74,13 @@ def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def strings(span: Span) -> dict[str, str]:
     """Return the attributes of a span that are texts."""
-    return {one.key: one.value.string_value for one in span.attributes}
+    return {attribute.key: attribute.value.string_value for attribute in span.attributes}
 
 
 def integers(span: Span) -> dict[str, int]:
     """Return the attributes of a span that are whole numbers."""
     return {
-        one.key: one.value.int_value for one in span.attributes if one.value.HasField("int_value")
+        attribute.key: attribute.value.int_value
+        for attribute in span.attributes
+        if attribute.value.HasField("int_value")
     }

@@ -25,9 +25,9 @@ class Ours:
         await self._transport.commit([], [Put(key=key, value=value)])
 
     async def get(self, key: str) -> bytes:
-        found = await self._transport.get(key)
-        assert found is not None
-        return found.value
+        item = await self._transport.get(key)
+        assert item is not None
+        return item.value
 
     async def list(self, prefix: str) -> Decode:
         listing = await self._transport.list(prefix)

@@ -175,15 +175,15 @@ def alert_rules(runbooks_url: str) -> dict[str, Any]:
     """Return the document for `rule_files`; `runbooks_url` is the address of the page of runbooks."""
     rules = [
         {
-            "alert": one.name,
-            "expr": one.expr,
-            "for": one.hold,
-            "labels": {"severity": one.severity},
+            "alert": alert.name,
+            "expr": alert.expr,
+            "for": alert.hold,
+            "labels": {"severity": alert.severity},
             "annotations": {
-                "summary": one.summary,
-                "runbook_url": f"{runbooks_url}#{one.name.lower()}",
+                "summary": alert.summary,
+                "runbook_url": f"{runbooks_url}#{alert.name.lower()}",
             },
         }
-        for one in ALERTS
+        for alert in ALERTS
     ]
     return {"groups": [{"name": "mlx-fleet", "rules": rules}]}

@@ -312,9 +312,9 @@ def grafana_dashboard(page: Page) -> dict[str, Any]:
 
 def _variables(page: Page) -> list[dict[str, Any]]:
     source = {"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource"}
-    found: list[dict[str, Any]] = [{**source, "query": "prometheus"}]
+    variables: list[dict[str, Any]] = [{**source, "query": "prometheus"}]
     if page.variable:
-        found.append(
+        variables.append(
             {
                 "name": page.variable,
                 "type": "query",
@@ -326,17 +326,17 @@ def _variables(page: Page) -> list[dict[str, Any]]:
                 "current": {"text": "All", "value": "$__all"},
             }
         )
-    return found
+    return variables
 
 
 def _layout(panels: tuple[Panel, ...]) -> list[dict[str, Any]]:
     """Return the panels in rows from left to right."""
-    found, x, y = [], 0, 0
+    layout, x, y = [], 0, 0
     for number, panel in enumerate(panels, 1):
         height = _HEIGHT // 2 if panel.kind == "stat" else _HEIGHT
         if x + panel.width > _COLUMNS:
             x, y = 0, y + _HEIGHT
-        found.append(
+        layout.append(
             {
                 "id": number,
                 "title": panel.title,
@@ -356,4 +356,4 @@ def _layout(panels: tuple[Panel, ...]) -> list[dict[str, Any]]:
             }
         )
         x += panel.width
-    return found
+    return layout

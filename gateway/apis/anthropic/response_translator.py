@@ -305,17 +305,17 @@ class MessageTranslator(ErrorTranslator):
         return {"id": message_id, "type": "message", "role": "assistant", "model": self._model}
 
     def _content(self, choice: ResponseChoice, message_id: str) -> list[dict[str, Any]]:
-        message, found = choice.content_message(), list[dict[str, Any]]()
+        message, content = choice.content_message(), list[dict[str, Any]]()
         if message.reasoning_content:
             thinking = message.reasoning_content if self._shows_thoughts else ""
-            found.append({"type": "thinking", "thinking": thinking, "signature": message_id})
+            content.append({"type": "thinking", "thinking": thinking, "signature": message_id})
         if message.content:
-            found.append({"type": "text", "text": message.content})
+            content.append({"type": "text", "text": message.content})
         calls = ToolCallAssembler()
         calls.take_all(message.tool_calls or ())
         for id_, name, arguments in calls.complete():
-            found.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
-        return found
+            content.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
+        return content
 
     def _stop(self) -> dict[str, str | None]:
         sequence, made = None, self._reader.usage.completion_tokens

@@ -62,10 +62,10 @@ class OllamaAdapter(ApiAdapter):
                 body = request_translator.embed_to_openai(embed)
                 return self._ask(http_request, _EMBEDDINGS, body, embed), translator
             case _:
-                one = request_translator.read_embeddings(http_request.body)
-                translator = EmbeddingTranslator(one.model, self._clock, is_single=True)
-                body = request_translator.embeddings_to_openai(one)
-                return self._ask(http_request, _EMBEDDINGS, body, one), translator
+                embeddings = request_translator.read_embeddings(http_request.body)
+                translator = EmbeddingTranslator(embeddings.model, self._clock, is_single=True)
+                body = request_translator.embeddings_to_openai(embeddings)
+                return self._ask(http_request, _EMBEDDINGS, body, embeddings), translator
 
     def _chat(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         body_fields = request_translator.read_chat(http_request.body)

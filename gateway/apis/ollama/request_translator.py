@@ -464,11 +464,11 @@ def _generation(body_fields: _Generation) -> dict[str, Any]:
 
 
 def _effort(think: object) -> str:
-    found = _EFFORTS.get(think)
-    if found is None:
+    effort = _EFFORTS.get(think)
+    if effort is None:
         known = 'true, false, "low", "medium", "high" or "max"'
         raise invalid(f"'think' must be {known}; it is {str(think)[:50]!r}.", param="think")
-    return found
+    return effort
 
 
 def _format(given: str | dict[str, Any]) -> dict[str, Any]:

@@ -257,7 +257,7 @@ class EmbeddingTranslator(OllamaErrorTranslator):
         except msgspec.DecodeError as error:
             members = orjson.dumps({"error": f"The engine's response is invalid: {error}"})
             return 502, headers, members
-        vectors = b",".join(bytes(one.embedding) for one in found.data)
+        vectors = b",".join(bytes(vector.embedding) for vector in found.data)
         if self._is_single:
             return 200, headers, b'{"embedding":' + vectors + b"}"
         members = orjson.dumps(

@@ -183,7 +183,7 @@ class OllamaRoutes:
         name = str(given.get("model") or "NAME")
         base = _HUB_HOST.sub("", str(given.get("from") or "ORGANISATION/NAME"))
         base = resolve_name(self.table_cache, base)
-        served = next((one for one in self._models(request) if one.name == base), None)
+        served = next((model for model in self._models(request) if model.name == base), None)
         if served is not None:
             raise _second_name(name, served)
         text = orjson.dumps(base[:200]).decode()
@@ -226,10 +226,10 @@ class OllamaRoutes:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
         self.access.allow(principal_of(request), name)
         table = self.table_cache.table
-        found = table.models.get(name)
-        if found is None:
+        model = table.models.get(name)
+        if model is None:
             raise self.access.unknown_model(principal_of(request), table, name)
-        return found
+        return model
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         return (await self.facts((model,)))[model.name]

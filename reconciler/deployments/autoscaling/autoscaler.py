@@ -190,14 +190,14 @@ class ReplicaHistory:
 
     def changes_in_s(self, window_s: float, now_s: float) -> float | None:
         """Return the seconds until the oldest entry leaves the window; None if it never does."""
-        left = self._within(window_s, now_s)
-        return left[1].since_s + window_s - now_s if len(left) > 1 else None
+        entries = self._within(window_s, now_s)
+        return entries[1].since_s + window_s - now_s if len(entries) > 1 else None
 
     def _within(self, window_s: float, now_s: float) -> list[_HistoryEntry]:
         """Return the entries that held in the window; the last one always does."""
         oldest_s = now_s - window_s
-        seen = [e for e, after in pairwise(self._entries) if after.since_s > oldest_s]
-        return [*seen, self._entries[-1]]
+        entries = [e for e, after in pairwise(self._entries) if after.since_s > oldest_s]
+        return [*entries, self._entries[-1]]
 
     def _merge(self) -> None:
         """Merge the two neighbours that are nearest in time; the result covers both ranges."""
@@ -205,9 +205,9 @@ class ReplicaHistory:
         gaps = [after.since_s - e.since_s for e, after in pairwise(entries)]
         # Never the last entry, which still holds.
         at = min(range(len(gaps) - 1), key=lambda i: gaps[i])
-        one, other = entries[at], entries[at + 1]
+        entry, other = entries[at], entries[at + 1]
         entries[at : at + 2] = [
-            _HistoryEntry(one.since_s, min(one.low, other.low), max(one.high, other.high))
+            _HistoryEntry(entry.since_s, min(entry.low, other.low), max(entry.high, other.high))
         ]
 
 

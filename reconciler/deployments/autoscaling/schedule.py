@@ -51,21 +51,21 @@ def is_open(window: ScheduleWindow, now: datetime) -> bool:
 def last_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None:
     """Return the last time up to now that the expression matches; None if there is none within 50 years."""
     local = _local(now + timedelta(seconds=1), time_zone)
-    found = next(CronSim(cron, local, reverse=True), None)
+    moment = next(CronSim(cron, local, reverse=True), None)
     # In the hour that daylight saving repeats, cronsim reads the wall clock and misses the first pass.
-    while found is not None:
-        after = next(CronSim(cron, found), None)
+    while moment is not None:
+        after = next(CronSim(cron, moment), None)
         if after is None or after.astimezone(UTC) > now:
             break
-        found = after
-    return None if found is None else found.astimezone(UTC)
+        moment = after
+    return None if moment is None else moment.astimezone(UTC)
 
 
 def next_occurrence(cron: str, time_zone: str, now: datetime) -> datetime | None:
     """Return the first time after now that the expression matches; None if there is none within 50 years."""
-    for found in CronSim(cron, _local(now, time_zone)):
-        if found.astimezone(UTC) > now:
-            return found.astimezone(UTC)
+    for moment in CronSim(cron, _local(now, time_zone)):
+        if moment.astimezone(UTC) > now:
+            return moment.astimezone(UTC)
     return None
 
 

@@ -164,9 +164,9 @@ class DemandScraper:
             )
 
     def _leases(self) -> dict[str, GatewayLease]:
-        found: Mapping[str, GatewayLease] = self._gateways.items
-        named = sorted((key.rpartition("/")[2], key) for key in found)
-        return {id_: found[key] for id_, key in named[:_GATEWAYS]}
+        gateway_leases: Mapping[str, GatewayLease] = self._gateways.items
+        named = sorted((key.rpartition("/")[2], key) for key in gateway_leases)
+        return {id_: gateway_leases[key] for id_, key in named[:_GATEWAYS]}
 
     def _urls(self) -> dict[str, str]:
         named = sorted((id_, lease.url) for id_, lease in self._leases().items())

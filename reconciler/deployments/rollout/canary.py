@@ -187,21 +187,21 @@ def _faults(rules: CanaryAnalysis, measured: VersionMetrics, *, is_over: bool) -
     few = rules.min_requests or _FEWEST
     # At the end of a step, a few streams are enough.
     few_streamed = min(few, _FEWEST) if is_over else few
-    found = []
+    faults = []
     if measured.requests >= few and measured.error_rate > quantity.percent_fraction(
         rules.max_error_rate
     ):
         rate = f"{measured.error_rate:.1%}"
-        found.append(f"{rate} of the requests failed, {rules.max_error_rate} is allowed")
+        faults.append(f"{rate} of the requests failed, {rules.max_error_rate} is allowed")
     ttft_s, most = measured.first_token_quantile(_P95), rules.max_ttft_p95
     if measured.first_token_count < few_streamed:
         ttft_s = None
     if ttft_s is not None and most is not None and ttft_s > duration.parse(most):
-        found.append(f"the first token took {ttft_s:.2f} s (p95), {most} is allowed")
+        faults.append(f"the first token took {ttft_s:.2f} s (p95), {most} is allowed")
     speed, least = measured.tokens_per_second, rules.min_tokens_per_second
     if measured.requests >= few and speed is not None and speed < least:
-        found.append(f"a request got {speed:.1f} tokens/s, {least} is required")
-    return found
+        faults.append(f"a request got {speed:.1f} tokens/s, {least} is required")
+    return faults
 
 
 def _figures(measured: VersionMetrics) -> str:

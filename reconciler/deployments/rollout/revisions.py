@@ -145,11 +145,13 @@ def revision_name(deployment: ObjectName, hash_: str) -> ObjectName:
 
 def known_contents(observed: DeploymentView) -> dict[str, RevisionTemplate]:
     """Return every version that a replica can be created with, by hash."""
-    found = {revision.spec.template: revision.spec.content for revision in _owned(observed)}
+    revision_templates = {
+        revision.spec.template: revision.spec.content for revision in _owned(observed)
+    }
     if observed.deployment is not None:
         newest = content_of(observed.deployment)
-        found[digest(newest)] = newest
-    return found
+        revision_templates[digest(newest)] = newest
+    return revision_templates
 
 
 def collect_revisions(observed: DeploymentView) -> list[SaveRevision | RemoveRevision]:

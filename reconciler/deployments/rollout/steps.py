@@ -205,7 +205,7 @@ def _roll(
     # A replica that serves no requests may end at once.
     idle = [r for r in old if r.is_idle]
     kept = len(staying) - len(idle)
-    ending = {one.replica.name for one in surplus}
+    ending = {termination.replica.name for termination in surplus}
     answering = sum(r.is_ready and r.name not in ending for r in staying)
     spare = max(0, answering - (wanted - unavailable))
     ready = [r for r in old if r.is_ready][:spare]

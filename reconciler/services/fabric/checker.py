@@ -65,7 +65,7 @@ class FabricChecker:
         """Run due checks forever."""
         while True:
             groups = self._lister.groups()
-            known = {one.metadata.uid for one in groups}
+            known = {shard_group.metadata.uid for shard_group in groups}
             self._views = {uid: view for uid, view in self._views.items() if uid in known}
             for group in groups:
                 await self._check_if_due(group)
@@ -101,13 +101,13 @@ class FabricChecker:
         The cables of two groups that share Macs may be the same.
         """
         members = set(self._lister.group_members(group))
-        for one in self._lister.replicas():
-            if one.spec.formation is None:
+        for replica in self._lister.replicas():
+            if replica.spec.formation is None:
                 continue
-            used = {rank.node for rank in one.spec.ranks}
-            used |= {left.node for left in one.spec.leaving}
-            if one.spec.formation.group == group.name or len(used & members) > 1:
-                return f"replica/{one.name} uses them"
+            used = {rank.node for rank in replica.spec.ranks}
+            used |= {leaving_rank.node for leaving_rank in replica.spec.leaving}
+            if replica.spec.formation.group == group.name or len(used & members) > 1:
+                return f"replica/{replica.name} uses them"
         return ""
 
     def _seats(self, group: ShardGroup) -> tuple[Seat, ...] | str:

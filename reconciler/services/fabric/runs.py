@@ -205,4 +205,4 @@ class _RankReports:
 
 
 def _failure_text(failed: Sequence[FabricRank]) -> str:
-    return "; ".join(f"rank {one.rank} ({one.node}): {one.message}" for one in failed)
+    return "; ".join(f"rank {rank.rank} ({rank.node}): {rank.message}" for rank in failed)

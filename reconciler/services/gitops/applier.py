@@ -166,8 +166,8 @@ async def apply_commit(
         return CommitResult(
             problem=SourceProblem(reason="ApplyFailed", message=str(error), stalls=False)
         )
-    kept = _of_clashes(done.kept_by_others) if source.spec.drift_policy == "Warn" else ()
-    return _result(done, drift or kept)
+    drifts = _of_clashes(done.kept_by_others) if source.spec.drift_policy == "Warn" else ()
+    return _result(done, drift or drifts)
 
 
 async def _drifted(
@@ -194,10 +194,10 @@ def apply_options(source: GitSource, *, force: bool | None = None) -> ApplyOptio
 
 def _result(done: ApplyResult, drift: tuple[Drift, ...]) -> CommitResult:
     def keys_with(result: str) -> tuple[ObjectKey, ...]:
-        return tuple(key_of(one.obj) for one in done.outcomes if one.result == result)
+        return tuple(key_of(outcome.obj) for outcome in done.outcomes if outcome.result == result)
 
     return CommitResult(
-        objects=tuple(one.obj for one in done.outcomes),
+        objects=tuple(outcome.obj for outcome in done.outcomes),
         created=keys_with("created"),
         configured=keys_with("configured"),
         pruned=done.pruned,
@@ -224,9 +224,9 @@ def _of_clashes(clashes: Sequence[FieldConflict]) -> tuple[Drift, ...]:
         Drift(
             kind=key.kind,
             name=key.name,
-            fields=tuple(one.path for one in found),
-            managers=tuple(dict.fromkeys(one.owner for one in found if one.owner)),
-            values=tuple(_field_of(one) for one in found[:_MOST_VALUES]),
+            fields=tuple(conflict.path for conflict in found),
+            managers=tuple(dict.fromkeys(conflict.owner for conflict in found if conflict.owner)),
+            values=tuple(_field_of(conflict) for conflict in found[:_MOST_VALUES]),
         )
         for key, found in by_key.items()
     )

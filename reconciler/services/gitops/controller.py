@@ -57,10 +57,10 @@ class FencedTransport:
             raise FencedError("another reconciler leads now") from error
 
     async def _holds(self) -> bool:
-        found = await self._inner.get(self._fence.key)
-        if found is None or not isinstance(self._fence, CreateRevisionGuard):
+        item = await self._inner.get(self._fence.key)
+        if item is None or not isinstance(self._fence, CreateRevisionGuard):
             return False
-        return found.create_revision == self._fence.create_revision
+        return item.create_revision == self._fence.create_revision
 
     def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         return self._inner.watch(prefix, after_revision=after_revision)

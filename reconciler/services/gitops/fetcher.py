@@ -92,12 +92,12 @@ async def _talk(process: Process, request: FetchRequest, clock: Clock) -> FetchR
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(_watch(process, clock))
             stderr = group.create_task(_read_stderr(process))
-            found = await _read(process)
+            result = await _read(process)
             await process.wait()
             watch.cancel()
     except* _TooLargeError as errors:
         raise _TooLargeError(str(errors.exceptions[0])) from errors
-    return found or _failed(await _early_end(process, stderr.result()))
+    return result or _failed(await _early_end(process, stderr.result()))
 
 
 async def _read(process: Process) -> FetchResult | None:

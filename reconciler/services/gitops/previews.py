@@ -53,8 +53,10 @@ async def compute(
     except (ManifestErrors, UndecodableError) as error:
         text = error.show(_SHOWN) if isinstance(error, ManifestErrors) else str(error)
         return _refused(empty, text)
-    kept = _bounded(changes)
-    return empty.model_copy(update={"changes": kept, "omitted": len(changes) - len(kept)})
+    previewed_changes = _bounded(changes)
+    return empty.model_copy(
+        update={"changes": previewed_changes, "omitted": len(changes) - len(previewed_changes)}
+    )
 
 
 def _refused(preview: SourcePreview, problem: str) -> SourcePreview:
@@ -67,13 +69,13 @@ def _loaded(found: FetchResult) -> list[LoadedObject]:
 
 
 def _changes(prospect: manifests_apply.ApplyPreview) -> list[PreviewedChange]:
-    found = [
+    changes = [
         _change(change.obj, "created" if isinstance(change, CreatedObject) else "configured", text)
         for change in prospect.changes
         if (text := change_text(change))
     ]
     pruned = [_change(obj, "pruned", diff.diff_text(obj, None)) for obj in prospect.surplus.doomed]
-    return [*found, *pruned]
+    return [*changes, *pruned]
 
 
 def _change(
@@ -86,10 +88,10 @@ def _change(
 
 def _bounded(changes: list[PreviewedChange]) -> tuple[PreviewedChange, ...]:
     total = 0
-    kept: list[PreviewedChange] = []
+    previewed_changes: list[PreviewedChange] = []
     for change in changes[:_MOST_CHANGES]:
         total += len(change.diff.encode())
         if total > _TOTAL:
             break
-        kept.append(change)
-    return tuple(kept)
+        previewed_changes.append(change)
+    return tuple(previewed_changes)

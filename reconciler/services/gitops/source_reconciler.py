@@ -56,7 +56,7 @@ async def record_applied(
         return
     names = [f"{kind.lower()}/{name}" for kind, name in (*result.created, *result.configured)]
     if result.drift and source.spec.drift_policy == "Correct":
-        message = f"corrected to {short_revision(revision)}: {join_first([drift_text(one) for one in result.drift])}"
+        message = f"corrected to {short_revision(revision)}: {join_first([drift_text(drift) for drift in result.drift])}"
         await recorder.record(about, "DriftCorrected", message, type_="Warning")
     elif names:
         await recorder.record(
@@ -72,7 +72,7 @@ async def record_status(
 ) -> None:
     """Record the changes of a status that people should notice."""
     if old is not None and old.drift != new.drift and new.drift:
-        message = join_first([drift_text(one) for one in new.drift])
+        message = join_first([drift_text(drift) for drift in new.drift])
         await recorder.record(_about(source), "Drifted", message, type_="Warning")
     before = None if old is None else find_condition(old.conditions, "Ready")
     ready = find_condition(new.conditions, "Ready")
@@ -156,9 +156,9 @@ class GitSourceReconciler:
         request = source_status.requested_preview(source)
         if not request or source_status.is_preview_current(source):
             return source
-        found = await self._fetch_commit(source)
+        commit = await self._fetch_commit(source)
         preview = await previews.compute(
-            self._transport, self._clock, source, found, request=request
+            self._transport, self._clock, source, commit, request=request
         )
 
         def with_preview(now: GitSource) -> GitSourceStatus | None:
@@ -177,10 +177,10 @@ class GitSourceReconciler:
         loaded_commit = state.loaded_commit if state is not None else None
         self.watched_keys[source.name] = frozenset(
             (
-                *(keys.spec_key(one.kind, one.name) for one in inventory),
+                *(keys.spec_key(entry.kind, entry.name) for entry in inventory),
                 *(
-                    keys.spec_key(*one.key)
-                    for one in (loaded_commit.loaded if loaded_commit else ())
+                    keys.spec_key(*loaded_object.key)
+                    for loaded_object in (loaded_commit.loaded if loaded_commit else ())
                 ),
                 *(keys.status_key(check.kind, check.name) for check in source.spec.health_checks),
                 *(keys.status_key("GitSource", one) for one in source.spec.depends_on),
@@ -197,10 +197,10 @@ class GitSourceReconciler:
             message = f"spec.dependsOn forms a cycle: {' -> '.join(cycle)}; remove one dependency"
             return SourceProblem(reason="DependencyCircle", message=message, stalls=True)
         for name in source.spec.depends_on:
-            one = sources.get(name)
-            status = one.status if one is not None else None
+            git_source = sources.get(name)
+            status = git_source.status if git_source is not None else None
             if status is None or not is_true(status.conditions, "Ready"):
-                state = "is not Ready" if one is not None else "does not exist"
+                state = "is not Ready" if git_source is not None else "does not exist"
                 message = f"waits for gitsource/{name}, which {state}"
                 return SourceProblem(reason="DependencyNotReady", message=message, stalls=False)
         return None
@@ -215,16 +215,16 @@ class GitSourceReconciler:
             else None
         )
         began = self._clock.monotonic()
-        found = await self._fetch_commit(source, known=known)
-        if found.answer.failure is not None and loaded_commit is None:
+        result = await self._fetch_commit(source, known=known)
+        if result.answer.failure is not None and loaded_commit is None:
             await self._load_applied(source, state)
         state.fetched_at, state.sync = self._clock.monotonic(), sync
-        failure, commit = found.answer.failure, found.answer.revision
+        failure, commit = result.answer.failure, result.answer.revision
         if commit:
             state.newest_info = (
-                found.answer.commit or state.newest_info
+                result.answer.commit or state.newest_info
                 if commit == state.newest
-                else found.answer.commit
+                else result.answer.commit
             )
             if commit != state.newest:
                 state.newest, state.newest_at = commit, state.fetched_at
@@ -240,7 +240,7 @@ class GitSourceReconciler:
             return
         state.failures, state.problem = 0, None
         if known is None or commit != known:
-            await self._load(state, found, state.observed)
+            await self._load(state, result, state.observed)
         state.asked_at = began  # last: from now on the claims count as known
 
     async def _hand_over(
@@ -308,10 +308,10 @@ class GitSourceReconciler:
         commit = source_status.commit_in(status.applied_revision)
         if not commit:
             return
-        found = await self._fetch_commit(source, offline=commit)
-        if found.answer.failure is None:
+        result = await self._fetch_commit(source, offline=commit)
+        if result.answer.failure is None:
             # It was found under the reference of its time, which the spec may not name any more.
-            await self._load(state, found, status.applied_revision)
+            await self._load(state, result, status.applied_revision)
 
     async def _load(self, state: SourceState, found: FetchResult, revision: str) -> None:
         try:
@@ -378,7 +378,7 @@ class GitSourceReconciler:
         waiting = await self._failing_checks(source, state)
         if waiting is not None and waiting.stalls:
             problem = problem or waiting
-        found = SourceResult(
+        source_result = SourceResult(
             observed=state.observed,
             observed_commit=state.newest_info,
             applied=loaded_commit.revision,
@@ -390,7 +390,7 @@ class GitSourceReconciler:
             waiting=waiting,
             sync=state.sync,
         )
-        await self._write_status(source, found)
+        await self._write_status(source, source_result)
 
     async def _apply_commit(
         self, source: GitSource, state: SourceState, loaded_commit: LoadedCommit
@@ -423,8 +423,8 @@ class GitSourceReconciler:
         for check in checks:
             kind = kinds.by_name(check.kind)
             assert kind is not None
-            found = await objects.get(self._transport, kind.type, check.name)
-            checked[ObjectKey(check.kind, check.name)] = found
+            obj = await objects.get(self._transport, kind.type, check.name)
+            checked[ObjectKey(check.kind, check.name)] = obj
         failing = source_status.failing_health_checks(checks, checked)
         if not failing:
             state.unhealthy_since = None
@@ -480,7 +480,11 @@ def _is_settled(
 
 def _versions(found: tuple[ApiObject, ...]) -> frozenset[tuple[ObjectKey, int]]:
     return frozenset(
-        (ObjectKey(one.kind, one.name), int(one.metadata.resource_version or 0)) for one in found
+        (
+            ObjectKey(api_object.kind, api_object.name),
+            int(api_object.metadata.resource_version or 0),
+        )
+        for api_object in found
     )
 
 

@@ -163,7 +163,7 @@ def _applied_message(status: GitSourceStatus, found: SourceResult) -> str:
         text += f"; pruning waits until the same repository is read for {others}"
     if not status.drift:
         return text
-    return f"{text}; others changed {join_first([drift_text(one) for one in status.drift])}"
+    return f"{text}; others changed {join_first([drift_text(drift) for drift in status.drift])}"
 
 
 def drift_text(drift: Drift) -> str:
@@ -198,13 +198,15 @@ def _health_problem(kind: str, obj: ApiObject | None) -> str:
         return "does not exist"
     type_ = _HEALTHY_CONDITION[kind]
     status = getattr(obj, "status", None)
-    found = None if status is None else find_condition(status.conditions, type_)
+    condition = None if status is None else find_condition(status.conditions, type_)
     # A condition of an older generation does not count.
-    if found is None or found.observed_generation < obj.metadata.generation:
+    if condition is None or condition.observed_generation < obj.metadata.generation:
         return f"is not {type_} yet"
-    if found.status is ConditionStatus.TRUE:
+    if condition.status is ConditionStatus.TRUE:
         return ""
-    return f"is not {type_}: {found.reason}{f', {found.message}' if found.message else ''}"
+    return (
+        f"is not {type_}: {condition.reason}{f', {condition.message}' if condition.message else ''}"
+    )
 
 
 def _cut(text: str) -> str:

@@ -144,7 +144,7 @@ def parse_push(content_type: str, body: bytes) -> Push:
         for url in urls[:_MAX_URLS]
         if isinstance(url, str) and len(url) < 2000
     }
-    addresses = {one for one in addresses if one.host and one.path}
+    addresses = {address for address in addresses if address.host and address.path}
     if not addresses:
         message = "not a push: it names no repository with a clone_url, ssh_url or git_http_url"
         raise RequestRefusedError(400, message)
@@ -225,7 +225,7 @@ class Webhook:
             raise RequestRefusedError(429, message, retry_after_s=2)
         try:
             sources = await objects.list_all(self._transport, GitSource)
-            names = sorted(one.name for one in sources if concerns(push, one))
+            names = sorted(source.name for source in sources if concerns(push, source))
             for name in names:
                 await self._request_sync(name)
         except StoreError as error:

@@ -209,21 +209,21 @@ class Admission:
 
     async def _binding(self, identity: Identity, applicant: Applicant) -> Binding | None:
         """Return the certificate of the name; None if it has none. Raises AdmissionError: the applicant may not have it."""
-        found = await find_binding(self.transport, identity)
-        right, is_free = applicant.right, found is None
-        has_own_key = found is not None and found.record.key_hash == applicant.key_hash
-        if found is None and applicant.role is Role.NODE and right is not NameRight.ANY:
+        binding = await find_binding(self.transport, identity)
+        right, is_free = applicant.right, binding is None
+        has_own_key = binding is not None and binding.record.key_hash == applicant.key_hash
+        if binding is None and applicant.role is Role.NODE and right is not NameRight.ANY:
             # A node whose certificate was revoked, or that has none yet, keeps its name until it is deleted.
             is_free = await self.transport.get(keys.spec_key("Node", identity.name)) is None
         if not (is_free or right is NameRight.ANY or (right is NameRight.OWN_KEY and has_own_key)):
             raise AdmissionError(NAME_TAKEN, name_taken(identity))
         since = applicant.repeats_since
-        if since is not None and not has_own_key and await self._is_over(identity, found, since):
+        if since is not None and not has_own_key and await self._is_over(identity, binding, since):
             raise AdmissionError(
                 "Revoked",
                 f"{identity.uri} was revoked, or given to another key, after this token or approval; join with a new one",
             )
-        return found
+        return binding
 
     async def _is_over(self, identity: Identity, found: Binding | None, since: int) -> bool:
         """Return whether the name was revoked or given away after a revision: what was used before it gives nothing more."""

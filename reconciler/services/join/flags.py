@@ -76,7 +76,7 @@ class JoinSettings:
         events = EventRecorder(transport, clock, source=_EVENT_SOURCE)
         port = JoinPort(admission, self.credentials, events)
         others = (RejoinPort(admission, events), PendingRequests(admission, events))
-        return [*port.routes(), *(route for one in others for route in one.routes())], events
+        return [*port.routes(), *(route for other in others for route in other.routes())], events
 
 
 def advertised_etcd(given: tuple[str, ...], etcd: EtcdAddress) -> tuple[str, ...]:

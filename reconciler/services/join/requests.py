@@ -81,21 +81,21 @@ class PendingRequests:
     async def poll(self, request: Request) -> Response:
         """Answer the holder of a request's key: it waits, is denied, or gets its certificate."""
         try:
-            found = await self._own(request)
-            return respond(await self._answer(found))
+            join = await self._own(request)
+            return respond(await self._answer(join))
         except RefusedError as error:
             return refuse(error)
 
     async def end(self, request: Request) -> Response:
         """Delete a request for the holder of its key, which has its certificate or gives up."""
         try:
-            found = await self._own(request)
-            await join_requests.remove_request(self._admission.transport, found)
+            join = await self._own(request)
+            await join_requests.remove_request(self._admission.transport, join)
         except RefusedError as error:
             return refuse(error)
         except StoreError as error:
             return refuse(refusal_of(error))
-        return respond(PendingAnswer(id=found.id, state="Ended"))
+        return respond(PendingAnswer(id=join.id, state="Ended"))
 
     async def _ask(self, request: Request) -> PendingAnswer:
         source = source_of(request)
@@ -139,17 +139,17 @@ class PendingRequests:
         admission, wanted = self._admission, request.path_params["id"][:16]
         try:
             trust = await admission.trust()
-            found = await join_requests.find_request(admission.transport, wanted)
+            pending_join = await join_requests.find_request(admission.transport, wanted)
         except (SignerUnreadyError, StoreError) as error:
             raise refusal_of(error) from error
         proof = request.headers.get("authorization", "").removeprefix(_SCHEME)
-        if found is None or not _is_proven(found, trust, proof):
+        if pending_join is None or not _is_proven(pending_join, trust, proof):
             raise RefusedError(
                 404,
                 "NoRequest",
                 "there is no such request: it has ended, or was never made here; run `fleetctl join` again",
             )
-        return found
+        return pending_join
 
     async def _answer(self, found: PendingJoin) -> PendingAnswer:
         admission = self._admission

@@ -118,9 +118,9 @@ class Stream(Generic[Request, Response]):
         return error
 
     def _error_of(self, error: BaseException) -> StoreError:
-        found = error_of(error, self._where)
-        self._blame(found)
-        return found
+        store_error = error_of(error, self._where)
+        self._blame(store_error)
+        return store_error
 
     def _call(self) -> "grpc.aio.StreamStreamCall[Request, Response]":
         if self._open_call is None:
@@ -143,19 +143,19 @@ def _without_frames(error: Raised) -> Raised:
     grpc's frames hold the call, and a call holds the connection, even after `close()`. An error may live long:
     that of a `TaskGroup` refers to itself until the garbage collector runs.
     """
-    found: BaseException | None = error
-    while found is not None:
-        found.__traceback__ = None
-        found = found.__cause__ or found.__context__
+    base_exception: BaseException | None = error
+    while base_exception is not None:
+        base_exception.__traceback__ = None
+        base_exception = base_exception.__cause__ or base_exception.__context__
     return error
 
 
 def error_of(error: BaseException, where: str) -> StoreError:
     """Return the error for grpc's; a request without an answer may have been applied."""
     if isinstance(error, grpc.aio.AioRpcError):
-        found = error_from_status(error.code().value[0], str(error.details()))
-        if not isinstance(found, UnavailableError) and error.code() not in _BROKEN:
-            return found
+        store_error = error_from_status(error.code().value[0], str(error.details()))
+        if not isinstance(store_error, UnavailableError) and error.code() not in _BROKEN:
+            return store_error
         return UnavailableError(f"{where}: {error.details()}", ambiguous=True)
     what = str(error) or type(error).__name__
     return UnavailableError(f"{where}: {what}", ambiguous=True)
@@ -276,12 +276,12 @@ class GrpcChannel:
         return answer
 
     def _failure(self, error: BaseException, turn: int, url: str, limit_s: float) -> StoreError:
-        found = error_of(error, f"etcd at {url}")
-        if isinstance(found, UnavailableError):
+        store_error = error_of(error, f"etcd at {url}")
+        if isinstance(store_error, UnavailableError):
             self._caller.rotate(turn)
         if isinstance(error, grpc.aio.AioRpcError) and error.code() is _TOO_LATE:
             return slow_error(url, limit_s, ambiguous=True)
-        return found
+        return store_error
 
     def _is_connected(self, url: str) -> bool:
         """Return whether there is a connection; begin to connect if there is none."""
@@ -417,11 +417,11 @@ class GrpcChannel:
         return created
 
     def _channel(self, url: str) -> grpc.aio.Channel:
-        found = self._channels.get(url)
-        if found is None:
+        channel = self._channels.get(url)
+        if channel is None:
             self._files[url] = self._address.file_state()
-            found = self._channels[url] = self._open(url)
-        return found
+            channel = self._channels[url] = self._open(url)
+        return channel
 
     def _open(self, url: str) -> grpc.aio.Channel:
         """Return a channel that is not connected yet."""

@@ -235,9 +235,9 @@ class JsonGateway:
             ) as response:
                 answer = await self._body(response)
                 if response.status == 200:
-                    found = loads(answer)
+                    exchange = loads(answer)
                     self._heard_at = asyncio.get_running_loop().time()
-                    return found
+                    return exchange
                 if response.status != 400 and not is_object(answer):
                     raise self._not_etcd(path, response.status)
                 raise error_from_status(*error_of_body(answer))

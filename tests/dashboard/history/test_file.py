@@ -59,8 +59,8 @@ def fleet_sample(at_s: int, tier_s: int = FINE_S) -> Sample:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[HistoryFile]:
-    with closing(HistoryFile(tmp_path, HistoryLimits())) as found:
-        yield found
+    with closing(HistoryFile(tmp_path, HistoryLimits())) as history_file:
+        yield history_file
 
 
 async def read(folder: Path, name: str, *metrics: str, **more: int) -> dict[str, list[Point]]:
@@ -82,13 +82,13 @@ async def test_a_request_that_is_written_twice_counts_once(
     file.close()
     # As after kill -9: another process opens the file.
     again = HistoryFile(tmp_path, HistoryLimits())
-    found = again.restore(NOW_S)
-    assert {one.id for one in found.requests} == {f"r-{number}" for number in range(11)}
-    assert len(found.requests) == 11
-    assert found.macs == {"mac-1": (11, 0.0)}
-    assert found.cursors == {"g": "10"}
-    assert found.steps == [(NOW_S - 10, FINE_S)]
-    assert sum(sums.totals()[0] for _, _, sums in found.sums) == 11
+    restored = again.restore(NOW_S)
+    assert {request.id for request in restored.requests} == {f"r-{number}" for number in range(11)}
+    assert len(restored.requests) == 11
+    assert restored.macs == {"mac-1": (11, 0.0)}
+    assert restored.cursors == {"g": "10"}
+    assert restored.steps == [(NOW_S - 10, FINE_S)]
+    assert sum(sums.totals()[0] for _, _, sums in restored.sums) == 11
     points = await read(tmp_path, "model/m", "requests_per_second", "output_tokens_per_second")
     # Eleven requests within the only ten seconds in which a recorder ran.
     assert points["requests_per_second"][0][1] == pytest.approx(1.1)
@@ -153,7 +153,7 @@ async def test_requests_are_found_by_each_filter(tmp_path: Path, file: HistoryFi
 
     async def ids(**filters: object) -> list[str]:
         limits = {"begin_s": NOW_S - 7200.0, "end_s": NOW_S + 1.0, "limit": 10, **filters}
-        return [one.id for one in await reader.requests(RequestQuery(**limits))]  # type: ignore[arg-type]
+        return [request.id for request in await reader.requests(RequestQuery(**limits))]  # type: ignore[arg-type]
 
     assert await ids() == ["r-1", "r-2", "r-3"]
     assert await ids(limit=1) == ["r-1"]
@@ -186,9 +186,9 @@ def test_old_rows_are_removed_and_current_revisions_stay(file: HistoryFile) -> N
     file.prune(NOW_S, by_age=False)
     assert len(file.restore(NOW_S - DAY_S).requests) == 2
     file.prune(NOW_S, by_age=True)
-    found = file.restore(NOW_S - DAY_S)
-    assert [one.id for one in found.requests] == ["r-2"]
-    assert found.revisions == {"a": 2}
+    restored = file.restore(NOW_S - DAY_S)
+    assert [request.id for request in restored.requests] == ["r-2"]
+    assert restored.revisions == {"a": 2}
     assert [at_s for at_s, _ in file.restore(NOW_S).steps] == [NOW_S - 5400, NOW_S - 60, NOW_S - 10]
     # Rows of a time in which the clock was ahead.
     file.prune(NOW_S - 2 * DAY_S, by_age=True)
@@ -209,9 +209,9 @@ def test_the_size_is_limited_by_removing_the_oldest(tmp_path: Path) -> None:
     assert file.used_bytes > limit
     file.prune(NOW_S, by_age=False)
     assert file.used_bytes <= limit
-    kept = file.restore(NOW_S).requests
-    assert kept
-    assert kept[-1].time_s > NOW_S - 3600
+    requests = file.restore(NOW_S).requests
+    assert requests
+    assert requests[-1].time_s > NOW_S - 3600
     file.close()
     assert (tmp_path / FILE).stat().st_size <= 2 * limit
 

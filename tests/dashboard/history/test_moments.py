@@ -170,7 +170,7 @@ async def test_a_gap_is_told_from_what_was_known(tmp_path: Path) -> None:
     file.close()
     reader = MomentReader(HistoryReader(tmp_path, SystemClock()), SystemClock())
     known = await reader.known(NOW_S, NOW_S + 600)
-    assert [(one.begin_s - NOW_S, one.end_s - NOW_S) for one in known] == [(0, 20), (60, 70)]
+    assert [(time.begin_s - NOW_S, time.end_s - NOW_S) for time in known] == [(0, 20), (60, 70)]
     for at_s, age_s in ((8, 0.0), (19, 0.0), (50, 30.0), (65, 0.0), (100, 30.0)):
         moment = await reader.at(NOW_S + at_s)
         assert (moment.age_s, moment.revision) == (age_s, 7), at_s

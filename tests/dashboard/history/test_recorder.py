@@ -102,7 +102,7 @@ async def test_kill_9_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> 
             path = "/api/v1/series?subject=fleet&metric=requests_per_second,latency_p95&from=10m&step=10s"
             found = await it.dashboard.get(path)
             rates: list[float | None] = found["metrics"]["requests_per_second"]["mean"]
-            return abs(sum(one * 10 for one in rates if one) - 8) < 0.01
+            return abs(sum(rate * 10 for rate in rates if rate) - 8) < 0.01
 
         # Requests count for the step in which they ended, which is known once it was sampled.
         await until_async(all_are_counted, limit_s=60, what="the rate of eight requests")

@@ -179,23 +179,23 @@ async def check_figures(it: Scene, rows: Sequence[dict[str, Any]]) -> None:
     async def all_are_counted() -> Any:
         found = await it.recorder.get(SERIES + ",".join(names))
         rates = found["metrics"]["requests_per_second"]["mean"]
-        return found if abs(sum(one * 10 for one in rates if one) - len(rows)) < 0.01 else None
+        return found if abs(sum(rate * 10 for rate in rates if rate) - len(rows)) < 0.01 else None
 
     # Requests count for the step in which they ended, which is known once it was sampled.
     found = await until_async(all_are_counted, limit_s=60, what="the rates of all requests")
     rates, means, firsts, errors = (found["metrics"][name]["mean"] for name in names)
-    counts = [round((one or 0.0) * 10) for one in rates]
+    counts = [round((rate or 0.0) * 10) for rate in rates]
     mean_ms = sum(m * n for m, n in zip(means, counts, strict=True) if n) / len(rows)
-    assert mean_ms == pytest.approx(sum(one["latencyMs"] for one in rows) / len(rows), rel=1e-3)
+    assert mean_ms == pytest.approx(sum(row["latencyMs"] for row in rows) / len(rows), rel=1e-3)
     assert not any(errors[place] for place, count in enumerate(counts) if count)
     # A step that had no requests has no latency, rather than zero.
     assert all(means[place] is None for place, count in enumerate(counts) if not count)
-    exact = exact_quantile([one["firstTokenMs"] for one in rows], 0.95)
+    exact = exact_quantile([row["firstTokenMs"] for row in rows], 0.95)
     # Bounds of the histogram of first tokens, in milliseconds.
     bounds = (1, 5, 10, 20, 40, 60, 80, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10_000)
     ends = next((a, b) for a, b in zip((0, *bounds), bounds, strict=False) if a < exact <= b)
-    assert max(one for one in firsts if one is not None) >= ends[0]
-    assert min(one for one in firsts if one is not None) <= ends[1]
+    assert max(first for first in firsts if first is not None) >= ends[0]
+    assert min(first for first in firsts if first is not None) <= ends[1]
 
 
 async def test_a_gateways_kill_9_makes_no_figure_wrong(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ async def test_a_gateways_kill_9_makes_no_figure_wrong(tmp_path: Path) -> None:
         await gateway.chats(5)
         await it.counted(32)
         rows = await it.recorded(32)
-        assert {one["status"] for one in rows} == {"ok"}
+        assert {row["status"] for row in rows} == {"ok"}
         assert await recorder.metric("fleet_dashboard_feed_gaps_total") == 0
         await check_figures(it, rows)
         # Twice, and with the recorder killed as well.
@@ -237,7 +237,7 @@ async def test_a_gateways_kill_9_makes_no_figure_wrong(tmp_path: Path) -> None:
         await it.counted(35)
         await check_figures(it, await it.recorded(35))
         workers = await recorder.get("/api/dashboard/workers")
-        assert [one["metrics"]["totalRequests"] for one in workers] in ([35], [])
+        assert [worker["metrics"]["totalRequests"] for worker in workers] in ([35], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ async def known_points(it: Scene) -> int:
     """Return how many of the points of the last hour are known."""
     path = "/api/dashboard/metrics/timeseries?metric=rps&duration=1h"
     points = (await it.recorder.get(path))["points"]
-    return sum(one["value"] is not None for one in points)
+    return sum(point["value"] is not None for point in points)
 
 
 async def test_a_clock_that_jumps_makes_no_figure_wrong(tmp_path: Path) -> None:

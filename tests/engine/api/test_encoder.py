@@ -17,10 +17,10 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 def ask(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
     fields = {"max_tokens": 16, "temperature": 0} | fields
-    found: ChatCompletion = client.chat.completions.create(
+    chat_completion: ChatCompletion = client.chat.completions.create(
         model="tiny", messages=MESSAGES, **fields
     )
-    return found
+    return chat_completion
 
 
 def texts(done: ChatCompletion) -> list[str]:

@@ -58,13 +58,13 @@ def test_a_whole_answer_continues_from_any_interim_response(
 ) -> None:
     body = json.dumps({"model": "tiny"} | fields).encode()
     comments, whole = ask(engine, path, body, ASKS)
-    comments = [one for one in comments if one]
+    comments = [comment for comment in comments if comment]
     assert len(comments) > 1
     choices = fields.get("n", 1)
     for cut in {1, len(comments)}:
         resume_log = ResumeLog(10_000)
-        for one in comments[:cut]:
-            resume_log.add(one)
+        for comment in comments[:cut]:
+            resume_log.add(comment)
         point = resume_log.resume_point(choices)
         assert point is not None
         assert point.tokens
@@ -72,9 +72,9 @@ def test_a_whole_answer_continues_from_any_interim_response(
         assert comparable(rest) == comparable(whole)
         for one in filter(None, more):
             resume_log.add(one)  # an engine that continues tells only what is new
-        told = resume_log.resume_point(choices)
-        assert told is not None
-        assert point.tokens <= told.tokens <= 600 * choices
+        resume_point = resume_log.resume_point(choices)
+        assert resume_point is not None
+        assert point.tokens <= resume_point.tokens <= 600 * choices
 
 
 @pytest.mark.mlx

@@ -108,10 +108,10 @@ def _expired(fleet: TestAuthority, _: TestAuthority) -> ssl.SSLContext:
 
 
 def _revoked(fleet: TestAuthority, _: TestAuthority) -> ssl.SSLContext:
-    found = client(fleet.issue(Role.GATEWAY, "thief"))
+    sslcontext = client(fleet.issue(Role.GATEWAY, "thief"))
     revoked = (fleet.leaves[fleet.identity(Role.GATEWAY, "thief").uri].serial,)
     IdentityFolder(fleet.root / "node-mac-1").write_trust(fleet.snapshot(revoked=revoked))
-    return found
+    return sslcontext
 
 
 def _role(role: Role) -> Stranger:
@@ -195,8 +195,8 @@ async def test_a_revoked_peer_loses_its_connections_and_gets_no_new_one(
         connected(engine, context) as (reader, writer),
         connected(engine, other) as (stays, other_writer),
     ):
-        for one in (writer, other_writer):
-            one.write(STREAM)
+        for stream_writer in (writer, other_writer):
+            stream_writer.write(STREAM)
         assert b"200" in await reader.readline()
         assert b"200" in await stays.readline()
         revoked = (fleet.leaves[fleet.identity(Role.GATEWAY, "thief").uri].serial,)

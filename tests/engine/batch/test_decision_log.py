@@ -15,7 +15,7 @@ pytestmark = pytest.mark.mlx
 
 
 def lines(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
-    return [vars(one) for one in caplog.records if one.getMessage() == message]
+    return [vars(record) for record in caplog.records if record.getMessage() == message]
 
 
 @pytest.mark.ci
@@ -63,7 +63,7 @@ def test_when_guesses_begin_and_end(tiny: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.DEBUG, logger="engine"):
         run(batch, job(0, [20, 21, 22, 23] * 20, max_tokens=60, request_id="alone"))
         run(batch, job(1, PROMPTS[1], request_id="a"), job(2, PROMPTS[2], request_id="b"))
-    assert [one["request_id"] for one in lines(caplog, "guesses begin")][:1] == ["alone"]
+    assert [line["request_id"] for line in lines(caplog, "guesses begin")][:1] == ["alone"]
     assert lines(caplog, "guesses end")[0]["draft_tokens"] >= 0
 
 
@@ -72,4 +72,4 @@ def test_nothing_is_logged_without_the_level(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="engine"):
         run(new(), job(1, PROMPTS[7], request_id="r"))
-    assert not [one for one in caplog.records if "engine.batch" in one.name]
+    assert not [record for record in caplog.records if "engine.batch" in record.name]

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 def text(loaded: Any, made: list[TokenOutput], primer: tuple[int, ...] = ()) -> str:
     reading = OutputParser(detokenizer=loaded.codec.detokenizer(), stops=StopMatcher(()))
     reading.prime(primer)
-    return "".join(reading.take(one).content for one in made)
+    return "".join(reading.take(output).content for output in made)
 
 
 def test_a_batch_equals_mlx_lms_plain_generation(loaded: Any, batch: Any) -> None:
@@ -97,7 +97,7 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it(
     other.add(job(0, PROMPTS[2]))
     made = drain(other)[0]
     assert tokens(made) == tokens(full)[: at + 1]
-    assert [one.finish for one in made[-2:]] == [None, "stop"]
+    assert [output.finish for output in made[-2:]] == [None, "stop"]
     assert text(loaded, made).rstrip("\ufffd") == text(loaded, full[:at]).rstrip("\ufffd")
 
 
@@ -241,9 +241,11 @@ def test_a_job_that_gives_up_its_memory_continues_as_if_nothing_had_happened(
     assert together == 2
     assert batch.gauges.preemptions == 1
     assert {number: tokens(made) for number, made in found.items()} == wanted
-    assert [sum(one.finish is not None for one in found[number]) for number in range(3)] == [1] * 3
-    assert all(one.cached_tokens == 0 for made in found.values() for one in made)
-    assert all(one.logprobs is not None for one in found[1])
+    assert [sum(output.finish is not None for output in found[number]) for number in range(3)] == [
+        1
+    ] * 3
+    assert all(output.cached_tokens == 0 for made in found.values() for output in made)
+    assert all(output.logprobs is not None for output in found[1])
     assert batch.memory.promised_bytes == 0
 
 

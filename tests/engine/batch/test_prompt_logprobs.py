@@ -32,10 +32,10 @@ def check(loaded: Any, prompt: Sequence[int], first: TokenOutput) -> None:
     wanted, found = measured(loaded, prompt), first.prompt_logprobs
     assert found is not None
     assert len(found) == len(prompt) - 1
-    for place, (token, one) in enumerate(zip(prompt[1:], found, strict=True)):
-        assert one.logprob == pytest.approx(wanted[place][token], abs=2e-3)
+    for place, (token, logprobs) in enumerate(zip(prompt[1:], found, strict=True)):
+        assert logprobs.logprob == pytest.approx(wanted[place][token], abs=2e-3)
         best = sorted(wanted[place], reverse=True)[:3]
-        assert [value for _, value in one.top] == pytest.approx(best, abs=2e-3)
+        assert [value for _, value in logprobs.top] == pytest.approx(best, abs=2e-3)
     assert first.cached_tokens == 0
 
 
@@ -47,7 +47,7 @@ def test_scores_are_those_of_one_pass(loaded: Any, new: NewBatch, prompt: Sequen
     made = drain(batch)[1]
     check(loaded, prompt, made[0])
     assert tokens(made) == plain
-    assert all(one.prompt_logprobs is None for one in made[1:])
+    assert all(output.prompt_logprobs is None for output in made[1:])
 
 
 def test_scored_prompts_are_read_beside_others(loaded: Any, new: NewBatch) -> None:

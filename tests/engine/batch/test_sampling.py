@@ -110,10 +110,10 @@ LOGITS = [math.log(part) for part in (0.4, 0.3, 0.15, 0.1, 0.05)]
 def test_sampled_shares_match_the_distribution(
     rules: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
-    found = weights(SamplingParams(temperature=1, seed=3, **rules), LOGITS)
+    counter = weights(SamplingParams(temperature=1, seed=3, **rules), LOGITS)
     for token, share in enumerate(expected):
-        assert found[token] / 4000 == pytest.approx(share, abs=0.035), (token, found)
-        assert share or not found[token]
+        assert counter[token] / 4000 == pytest.approx(share, abs=0.035), (token, counter)
+        assert share or not counter[token]
 
 
 def test_a_nucleus_larger_than_the_candidates_is_found() -> None:
@@ -156,16 +156,16 @@ def test_logprobs_are_those_of_the_model(loaded: Any, new: NewBatch) -> None:
     batch.add(job(1, PROMPTS[4], max_tokens=6, sampling=sampling, top_logprobs=3))
     batch.add(job(2, PROMPTS[2], max_tokens=9))
     made = drain(batch)
-    assert all(one.logprobs is None for one in made[2])
+    assert all(output.logprobs is None for output in made[2])
     seen = list(PROMPTS[4])
-    for one in made[1]:
+    for output in made[1]:
         logits = loaded.model(mx.array([seen]))[0, -1]
         logprobs = np.array(logits - mx.logsumexp(logits))
-        assert one.logprobs is not None
-        assert one.logprobs.logprob == pytest.approx(float(logprobs[one.token]), abs=1e-4)
+        assert output.logprobs is not None
+        assert output.logprobs.logprob == pytest.approx(float(logprobs[output.token]), abs=1e-4)
         best = np.argsort(-logprobs)[:3].tolist()
-        assert [token for token, _ in one.logprobs.top] == best
-        seen.append(one.token)
+        assert [token for token, _ in output.logprobs.top] == best
+        seen.append(output.token)
 
 
 def test_greedy_needs_no_seed(new: NewBatch) -> None:

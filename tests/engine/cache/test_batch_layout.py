@@ -14,7 +14,7 @@ rows = st.lists(
 
 
 def lengths(*tokens: int, more: int = 1000) -> list[RowLength]:
-    return [RowLength(one, one + more) for one in tokens]
+    return [RowLength(token, token + more) for token in tokens]
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def store(blocks: BlockTree, tokens: Tokens, *, still: int = 0, salt: str = "") 
     has_end = bool(path) and path[-1].end == len(tokens) and path[-1].extras[-1:] != [None]
     state = 0 if has_end or not rules.has_state else STATE
     sizes = [
-        sum(WEIGHT * (one.stop - part.since) for part in one.parts)
-        + NODE_BYTES * (one.node is None)
-        for one in pieces
+        sum(WEIGHT * (copy.stop - part.since) for part in copy.parts)
+        + NODE_BYTES * (copy.node is None)
+        for copy in pieces
     ]
     if state and sum(node.nbytes for node in path) + state + sum(sizes) > blocks.limit_bytes:
         return
@@ -74,9 +74,9 @@ def store(blocks: BlockTree, tokens: Tokens, *, still: int = 0, salt: str = "") 
 
 
 def fetch(blocks: BlockTree, tokens: Tokens) -> PrefixMatch:
-    found = blocks.match(encode_tokens(tokens), limit=len(tokens) - 1)
-    blocks.touch(found.path, found.length)
-    return found
+    prefix_match = blocks.match(encode_tokens(tokens), limit=len(tokens) - 1)
+    blocks.touch(prefix_match.path, prefix_match.length)
+    return prefix_match
 
 
 def prefix_of(node: BlockNode) -> Tokens:
@@ -96,14 +96,15 @@ def test_the_tree_behaves_like_a_table_of_prefixes(
             store(blocks, tokens)
             table.store(tokens)
         else:
-            found = fetch(blocks, tokens)
-            assert found.length == table.match(tokens)
+            prefix_match = fetch(blocks, tokens)
+            assert prefix_match.length == table.match(tokens)
             assert (
-                prefix_of(found.path[-1])[: found.length] == tokens[: found.length]
-                if found.path
+                prefix_of(prefix_match.path[-1])[: prefix_match.length]
+                == tokens[: prefix_match.length]
+                if prefix_match.path
                 else True
             )
-            table.use([prefix_of(node) for node in found.path])
+            table.use([prefix_of(node) for node in prefix_match.path])
         assert [prefix_of(node) for node in blocks.recent()] == table.recent()
         assert blocks.nbytes == table.nbytes <= limit
         assert blocks.entries == len(table.used)
@@ -158,10 +159,12 @@ def test_windows_and_states(
         if verb == "s":
             store(blocks, tokens, still=still)
         else:
-            found = fetch(blocks, tokens)
-            assert can_go_on(blocks, tokens, found.length)
+            prefix_match = fetch(blocks, tokens)
+            assert can_go_on(blocks, tokens, prefix_match.length)
             better = [
-                at for at in range(found.length + 1, len(tokens)) if can_go_on(blocks, tokens, at)
+                at
+                for at in range(prefix_match.length + 1, len(tokens))
+                if can_go_on(blocks, tokens, at)
             ]
             # With windows, a match inside a block may be missed, as block_tree.py explains.
             assert not [at for at in better if at % BLOCK == 0 or not rules.windows]
@@ -285,8 +288,8 @@ def test_a_match_never_goes_beyond_what_its_own_salt_stored(
             store(blocks, tokens, salt=salt)
             stored[salt].append(tokens)
             continue
-        found = blocks.match(
+        prefix_match = blocks.match(
             encode_tokens(tokens), limit=len(tokens) - 1, root=blocks.root_of(salt)
         )
-        assert found.length <= max((shared(tokens, one) for one in stored[salt]), default=0)
+        assert prefix_match.length <= max((shared(tokens, one) for one in stored[salt]), default=0)
         assert blocks.nbytes <= limit

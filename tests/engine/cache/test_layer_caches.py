@@ -31,8 +31,8 @@ CHUNK = 200
 
 def measure_padded(model: Any, options: KvOptions) -> KvFootprint:
     """Return the footprint of sequences that share arrays."""
-    found: KvFootprint = layer_caches.measure_footprint(model, options)
-    return replace(found, by_rows=False)
+    kv_footprint: KvFootprint = layer_caches.measure_footprint(model, options)
+    return replace(kv_footprint, by_rows=False)
 
 
 def held(
@@ -44,7 +44,7 @@ def held(
 
     def read(count: int) -> int:
         model(mx.zeros((1, count), dtype=mx.int32), cache=caches)
-        return sum(one.nbytes for one in caches)
+        return sum(cache.nbytes for cache in caches)
 
     after_prompt = 0
     for start in range(0, prompt, CHUNK):

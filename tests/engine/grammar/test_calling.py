@@ -123,8 +123,8 @@ def test_a_stream_of_calls_equals_the_whole_answer(
     assert any(event.type == "tool_calls.function.arguments.done" for event in events)
     theirs = final.message.tool_calls or []
     ours = whole.message.tool_calls
-    assert [(one.id, one.function.name, one.function.arguments) for one in theirs] == [
-        (one.id, one.function.name, one.function.arguments) for one in ours
+    assert [(their.id, their.function.name, their.function.arguments) for their in theirs] == [
+        (our.id, our.function.name, our.function.arguments) for our in ours
     ]
     assert final.finish_reason == whole.finish_reason == "tool_calls"
 

@@ -70,7 +70,7 @@ def test_every_complete_output_parses_and_validates(loaded: Any, grammars: Any) 
         grammars.check(text)
         outputs.append(Output(schema=wanted, matcher=grammars.matcher(text)))
     generate(loaded, outputs, _BUDGET, seed=1)
-    over = [one for one in outputs if one.is_over]
+    over = [output for output in outputs if output.is_over]
     print(f"{len(over)} of {_COUNT} ended by themselves within {_BUDGET} tokens")
     assert len(over) >= 0.88 * _COUNT
     for one in over:
@@ -78,7 +78,7 @@ def test_every_complete_output_parses_and_validates(loaded: Any, grammars: Any) 
         value = json.loads(text)
         assert orjson.loads(text) is not None
         jsonschema.Draft202012Validator(one.schema).validate(value)
-    for one in outputs:
-        if not one.is_over:
+    for output in outputs:
+        if not output.is_over:
             with pytest.raises(json.JSONDecodeError):
-                json.loads(one.text(loaded))
+                json.loads(output.text(loaded))

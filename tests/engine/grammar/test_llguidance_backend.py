@@ -148,10 +148,10 @@ def test_reasoning_goes_first_and_is_free_text(
 
 
 def _nested(levels: int) -> Any:
-    found: Any = INTEGER
+    nested: Any = INTEGER
     for _ in range(levels):
-        found = {"type": "array", "items": found}
-    return found
+        nested = {"type": "array", "items": nested}
+    return nested
 
 
 def _doubled(levels: int) -> Any:

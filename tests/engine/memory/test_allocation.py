@@ -30,8 +30,8 @@ CONFIG = BASE.model_copy(update={"context_length": 1000, "concurrency": 4})
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Heads of 64, which can be quantised.
-    found = tmp_path_factory.mktemp("models") / "tiny"
-    return tiny_model.make(found, hidden=128, heads=2, kv_heads=1)
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    return tiny_model.make(path, hidden=128, heads=2, kv_heads=1)
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +127,12 @@ def test_the_engine_and_the_agent_agree_on_the_machine() -> None:
 
 def test_the_wired_limit_is_the_need_of_the_model(model: Any, folder: Path) -> None:
     shared = allocation.plan_budget([(model, model_files.inspect_model(folder))], CONFIG, ranks=1)
-    found = allocation.find_limits(shared)
+    limits = allocation.find_limits(shared)
     needed = (
         shared.weights_bytes + shared.activation_bytes + full_bytes(shared.footprint, shared.load)
     )
-    assert found.wired == needed < shared.limit_bytes == found.arrays
-    assert found.buffers >= shared.activation_bytes
-    allocation.apply_limits(found)
+    assert limits.wired == needed < shared.limit_bytes == limits.arrays
+    assert limits.buffers >= shared.activation_bytes
+    allocation.apply_limits(limits)
     allocation.release_wired_memory()  # twice is once
     allocation.release_wired_memory()

@@ -29,7 +29,7 @@ def levels(used: list[int]) -> list[PressureLevel]:
     looks = itertools.accumulate(
         used, lambda before, taken: look(before, reading(taken)), initial=MemoryPressure()
     )
-    return [seen.level for seen in looks][1:]
+    return [memory_pressure.level for memory_pressure in looks][1:]
 
 
 N, T, C = PressureLevel.NORMAL, PressureLevel.TIGHT, PressureLevel.CRITICAL
@@ -56,10 +56,12 @@ def test_a_mark_is_not_crossed_twice_by_small_steps(path: list[int], wobble: int
     before = levels(path)[-1:] or [N]
     for middle in (825, 875, 925, 975):
         around = [middle - wobble // 2, middle + wobble // 2] * 4
-        seen = levels([*path, *around])[len(path) :]
-        changes = sum(one is not other for one, other in itertools.pairwise([*before, *seen]))
+        pressure_levels = levels([*path, *around])[len(path) :]
+        changes = sum(
+            one is not other for one, other in itertools.pairwise([*before, *pressure_levels])
+        )
         assert changes <= 2
-        assert len(set(seen[2:])) == 1
+        assert len(set(pressure_levels[2:])) == 1
 
 
 @given(st.lists(parts, min_size=1, max_size=30))
@@ -72,8 +74,10 @@ def test_more_use_is_never_less_pressure(path: list[int]) -> None:
 def test_a_model_that_fills_its_machine_is_not_under_pressure() -> None:
     for weights in (WEIGHTS, LIMIT, LIMIT + 1):
         now = MemoryReading(active_bytes=weights, buffer_bytes=0, prefix_bytes=0)
-        found = pressure.assess(MemoryPressure(), now, limit_bytes=LIMIT, weights_bytes=weights)
-        assert found.level is PressureLevel.NORMAL
+        memory_pressure = pressure.assess(
+            MemoryPressure(), now, limit_bytes=LIMIT, weights_bytes=weights
+        )
+        assert memory_pressure.level is PressureLevel.NORMAL
 
 
 def test_the_prefix_cache_is_halved_once_and_then_emptied() -> None:

@@ -63,7 +63,7 @@ def test_a_rank_has_the_same_arrays_as_with_all_files(
 ) -> None:
     flatten = module("mlx.utils").tree_flatten
     folder = take(whole, tmp_path / "part", rank)
-    expected, found = (dict(flatten(load(one, rank).parameters())) for one in (whole, folder))
+    expected, found = (dict(flatten(load(path, rank).parameters())) for path in (whole, folder))
     assert expected.keys() == found.keys()
     assert all(mx.array_equal(found[name], array) for name, array in expected.items())
     assert partial_model.inspect_rank_model(folder, LAYERS, rank) == model_files.inspect_model(
@@ -164,11 +164,11 @@ def test_mlx_lm_decides_as_for_the_whole_model(
     whole = write_family(tmp_path / "whole", family, bits=bits)
     folder = take(whole, tmp_path / "part", rank, layers=layers)
     found = []
-    for one in (whole, folder):
+    for path in (whole, folder):
         model, _ = module("mlx_lm.utils").load_model(
-            one,
+            path,
             lazy=True,
-            get_model_classes=module("engine.model.absent_tensors").model_classes(one),
+            get_model_classes=module("engine.model.absent_tensors").model_classes(path),
         )
         group = module("engine.shape_probe").StubGroup(rank, 2)
         mlx_group = module("engine.model.mlx_group")

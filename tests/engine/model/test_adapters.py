@@ -121,7 +121,7 @@ def test_pefts_format_is_applied_as_peft_does(
     """PEFT: y + alpha / r (or alpha / sqrt(r)) * B A x, with the alpha of the first pattern that names the layer."""
     mx = module("mlx.core")
     folder = write_peft(tmp_path / "law", adapter, **config)
-    found = load_adapted(tiny, folder)
+    adapted = load_adapted(tiny, folder)
     base = dict(load_adapted(tiny).model.named_modules())
     weights = mx.load(str(folder / "adapter_model.safetensors"))
     alpha = {"q_proj": 40.0 if "alpha_pattern" in config else 80.0, "up_proj": 80.0}
@@ -130,7 +130,7 @@ def test_pefts_format_is_applied_as_peft_does(
         a, b = (weights[f"base_model.model.{name}.lora_{one}.weight"] for one in "AB")
         scale = alpha[name.rpartition(".")[2]] / (math.sqrt(4) if "use_rslora" in config else 4)
         wanted = base[name](x) + scale * (b @ (a @ x.swapaxes(-1, -2))).swapaxes(-1, -2)
-        made = dict(found.model.named_modules())[name](x)
+        made = dict(adapted.model.named_modules())[name](x)
         assert mx.allclose(made, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -47,7 +47,9 @@ def own(
 def reference(folder: Path, documents: list[str]) -> list[float]:
     """Return the scores, as sentence-transformers computes them: the pair's tokens, and the sigmoid of the logit."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    logits = [reference_logit(folder, tokenizer.encode(QUERY, one).ids) for one in documents]
+    logits = [
+        reference_logit(folder, tokenizer.encode(QUERY, document).ids) for document in documents
+    ]
     return [1 / (1 + np.exp(-logit)) for logit in logits]
 
 
@@ -63,7 +65,7 @@ def test_scores_are_those_of_the_reference(own: Engine, folder: Path) -> None:
     alone = own.post("/v1/score", text_1=QUERY, text_2=DOCUMENTS[2]).json["data"][0]["score"]
     assert alone == pytest.approx(found[2], abs=2e-4)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokens = sum(len(tokenizer.encode(QUERY, one).ids) for one in DOCUMENTS)
+    tokens = sum(len(tokenizer.encode(QUERY, document).ids) for document in DOCUMENTS)
     assert answer["usage"]["prompt_tokens"] == tokens
 
 
@@ -128,9 +130,9 @@ def test_its_config_is_read_or_refused(tiny: Path, tmp_path: Path) -> None:
 
 def test_weights_without_the_prefix_of_the_inner_model_are_read(tiny: Path, tmp_path: Path) -> None:
     folder = make_cross_encoder(tiny, tmp_path / "model", weights_only_inner=True)
-    found = pooler.read_config(folder, model_files.inspect_model(folder))
-    assert found is not None
-    model, _ = loader.load_embedding_model(folder, found)
+    config = pooler.read_config(folder, model_files.inspect_model(folder))
+    assert config is not None
+    model, _ = loader.load_embedding_model(folder, config)
     stored = load_file(folder / "model.safetensors")
     np.testing.assert_array_equal(np.array(model.score.weight), stored["score.weight"])
     np.testing.assert_array_equal(np.array(model.model.norm.weight), stored["norm.weight"])

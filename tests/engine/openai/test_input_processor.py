@@ -149,7 +149,7 @@ def text_of(chunks: list[Chunk]) -> str:
 
 def logprobs_of(chunks: list[Chunk]) -> list[Any]:
     found = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"]]
-    return [one for logprobs in found if logprobs for one in logprobs["content"]]
+    return [logprob for logprobs in found if logprobs for logprob in logprobs["content"]]
 
 
 def tokens_of(chunks: list[Chunk]) -> list[int]:

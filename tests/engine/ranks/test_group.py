@@ -100,7 +100,7 @@ def test_every_rank_follows_a_grammar(pair: list[Engine]) -> None:
         found = reply.json["choices"][0]["message"]["content"]
         assert found[:-2] == f"x{at}"
         assert set(found[-2:]) <= {"a", "b"}
-    assert all(one.is_ready() for one in pair)
+    assert all(engine.is_ready() for engine in pair)
 
 
 def test_each_rank_reports_its_rank(pair: list[Engine]) -> None:
@@ -115,10 +115,10 @@ def test_each_rank_reports_its_rank(pair: list[Engine]) -> None:
 
 
 def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
-    found = [psutil.Process(rank.process.pid) for rank in pair]
-    before = [one.cpu_times().user for one in found]
+    processes = [psutil.Process(rank.process.pid) for rank in pair]
+    before = [process.cpu_times().user for process in processes]
     psutil.cpu_percent(1.0)
-    assert all(one.cpu_times().user - was < 0.5 for one, was in zip(found, before, strict=True))
+    assert all(one.cpu_times().user - was < 0.5 for one, was in zip(processes, before, strict=True))
 
 
 @pytest.mark.ci
@@ -146,7 +146,7 @@ def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_pat
 
 def preemptions(rank: Engine) -> int:
     lines = rank.request("GET", "/metrics").raw.decode().splitlines()
-    (found,) = [one for one in lines if one.startswith("fleet_engine_preemptions_total ")]
+    (found,) = [line for line in lines if line.startswith("fleet_engine_preemptions_total ")]
     return int(float(found.split()[1]))
 
 

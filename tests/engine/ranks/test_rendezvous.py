@@ -75,7 +75,10 @@ def test_a_group_joins_agrees_and_receives_every_step() -> None:
             other.start_connecting(WAIT)
             assert other.channel is not None
             messages.send(other.channel, messages.encode(replace(LOADED, rank=rank)))
-        assert [one.rank for one in leader.coordinator.receive_loaded(lambda: False)] == [1, 2]
+        assert [message.rank for message in leader.coordinator.receive_loaded(lambda: False)] == [
+            1,
+            2,
+        ]
         leader.coordinator.send_start(StartMessage(prefix_bytes=40, token_bytes=None))
         leader.coordinator.send_plan(StepPlan(decodes=True))
         leader.coordinator.add_outputs([TokenOutput(job_id=1, token=2)])

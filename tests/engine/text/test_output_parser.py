@@ -80,15 +80,17 @@ def parse_pieces(
 
 def joined(delta: Delta) -> list[ToolCallDelta]:
     """Join the pieces of each call."""
-    found: list[ToolCallDelta] = []
+    tool_call_deltas: list[ToolCallDelta] = []
     for piece in delta.tool_calls:
         if piece.name is not None:
-            assert piece.index == len(found)
-            found.append(piece)
+            assert piece.index == len(tool_call_deltas)
+            tool_call_deltas.append(piece)
         else:
-            assert piece.index == len(found) - 1
-            found[-1] = replace(found[-1], arguments=found[-1].arguments + piece.arguments)
-    return found
+            assert piece.index == len(tool_call_deltas) - 1
+            tool_call_deltas[-1] = replace(
+                tool_call_deltas[-1], arguments=tool_call_deltas[-1].arguments + piece.arguments
+            )
+    return tool_call_deltas
 
 
 def visible(delta: Delta, parser: OutputParser) -> Any:

@@ -41,12 +41,12 @@ def contents(archive: Path) -> dict[str, bytes]:
 @pytest.mark.ci
 async def test_an_archive_lists_the_hash_of_every_file(tmp_path: Path, index: Index) -> None:
     wheel = index.release(tmp_path / "dist", "1.0.0")
-    one, other = tmp_path / "one.tar", tmp_path / "other.tar"
-    await create(wheel, one)
+    path, other = tmp_path / "one.tar", tmp_path / "other.tar"
+    await create(wheel, path)
     await create(wheel, other)
-    assert one.read_bytes() == other.read_bytes()
+    assert path.read_bytes() == other.read_bytes()
     top = f"mlx-fleet-1.0.0-{PLATFORM.name}"
-    found = {name.removeprefix(f"{top}/"): data for name, data in contents(one).items()}
+    found = {name.removeprefix(f"{top}/"): data for name, data in contents(path).items()}
     assert set(found) == {
         "SHA256SUMS",
         "bin/uv",

@@ -315,8 +315,8 @@ def _make_mac_archive(folder: Path) -> None:
     listed = subprocess.run(
         ["sha256sum", "release.txt"], cwd=folder, capture_output=True, text=True, check=True
     ).stdout
-    kept = [line for line in listing.read_text().splitlines() if "release.txt" not in line]
-    listing.write_text("\n".join([*kept, listed]))
+    lines = [line for line in listing.read_text().splitlines() if "release.txt" not in line]
+    listing.write_text("\n".join([*lines, listed]))
 
 
 def _stand_ins(folder: Path, programs: dict[str, str]) -> Path:

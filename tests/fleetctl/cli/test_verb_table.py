@@ -130,7 +130,7 @@ def _commands(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[
             assert found is not None
             yield from _commands(found, (*words, name))
         return
-    yield " ".join(words), {name for one in command.params for name in one.opts}
+    yield " ".join(words), {name for param in command.params for name in param.opts}
 
 
 def test_verbs_that_use_a_fleet_take_the_same_flags_for_it() -> None:

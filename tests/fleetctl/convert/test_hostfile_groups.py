@@ -50,14 +50,14 @@ def members(found: GroupImport) -> list[tuple[str, tuple[str, ...], dict[str, tu
 
 
 def test_a_host_file_of_mlx_launch() -> None:
-    found = imported(LAUNCH)
-    assert members(found) == [
+    group_import = imported(LAUNCH)
+    assert members(group_import) == [
         ("studio-1", ("10.0.0.1",), {"studio-2": ("rdma_en5",)}),
         ("studio-2", (), {"studio-1": ("rdma_en5", "rdma_en4")}),
     ]
-    assert found.group.spec.backend == "jaccl"
-    assert found.group.spec.environment == {"MLX_METAL_FAST_SYNCH": "1"}
-    notes = "\n".join(found.notes)
+    assert group_import.group.spec.backend == "jaccl"
+    assert group_import.group.spec.environment == {"MLX_METAL_FAST_SYNCH": "1"}
+    notes = "\n".join(group_import.notes)
     for word in ("colour", "HF_HUB_OFFLINE=1", "MLX_RANK", "me@Studio-1.local", "studio-2: taken"):
         assert word in notes
 
@@ -73,10 +73,10 @@ def test_a_host_file_of_mlx_launch() -> None:
 def test_a_ring_needs_node_names(text: str, addresses: list[int]) -> None:
     with pytest.raises(ManifestErrors, match=r"hosts\.json:1:2: \[0\]: .*--nodes"):
         imported(text)
-    found = imported(text, "a", "b")
-    assert [len(member.addresses) for member in found.group.spec.members] == addresses
-    assert found.group.spec.backend == "ring"
-    assert "listen on spec.port" in found.notes[0]
+    group_import = imported(text, "a", "b")
+    assert [len(member.addresses) for member in group_import.group.spec.members] == addresses
+    assert group_import.group.spec.backend == "ring"
+    assert "listen on spec.port" in group_import.notes[0]
 
 
 def test_a_full_matrix_is_jaccl_and_a_ring_of_devices_jaccl_ring() -> None:
@@ -86,9 +86,9 @@ def test_a_full_matrix_is_jaccl_and_a_ring_of_devices_jaccl_ring() -> None:
         [None if (b - a) % 4 == 2 else cell for b, cell in enumerate(row)]
         for a, row in enumerate(full)
     ]
-    found = imported(json.dumps(circle), *"abcd")
-    assert found.group.spec.backend == "jaccl-ring"
-    assert sorted(found.group.spec.members[0].rdma) == ["b", "d"]
+    group_import = imported(json.dumps(circle), *"abcd")
+    assert group_import.group.spec.backend == "jaccl-ring"
+    assert sorted(group_import.group.spec.members[0].rdma) == ["b", "d"]
     with pytest.raises(
         ManifestErrors, match=r"\[0\]: .*rank 0 \(a\) to rank 2 \(c\) \(and 3 more\)"
     ):
@@ -170,12 +170,12 @@ json_values = st.recursive(
 @example(value={"hosts": [{"ssh": "a\n# b: c"}, {"ssh": "b"}], "envs": ["MLX_A=\n- x", "B=\n- x"]})
 def test_any_json_is_read_or_refused(value: object) -> None:
     try:
-        found = imported(json.dumps(value))
+        group_import = imported(json.dumps(value))
     except ManifestErrors as error:
         refusal = str(error)
     else:
         refusal = ""
-        _loads_again(found)
+        _loads_again(group_import)
     refusal.encode()
 
 

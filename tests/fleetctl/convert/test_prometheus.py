@@ -80,7 +80,7 @@ async def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 def test_at_most_twenty_alerts_each_with_a_runbook() -> None:
     assert len(ALERTS) <= 20
     names = re.findall(r"^### (Fleet\w+)$", PAGE, re.MULTILINE)
-    assert names == [one.name for one in ALERTS]
+    assert names == [alert.name for alert in ALERTS]
     rules = alert_rules("https://docs.example/monitoring/")["groups"][0]["rules"]
     assert (
         rules[0]["annotations"]["runbook_url"] == "https://docs.example/monitoring/#fleetnodedown"

@@ -40,7 +40,7 @@ def heard(address: JoinAddress, *authorities: bytes, role: str = "control") -> S
         role=role,  # type: ignore[arg-type]  # one of three
         name="mac-1",
         address=address,
-        authorities=tuple(one.hex() for one in authorities),
+        authorities=tuple(authority.hex() for authority in authorities),
     )
 
 
@@ -60,8 +60,8 @@ async def test_the_token_decides_between_fleets(tmp_path: Path) -> None:
     ours, other = await stands(tmp_path, 2)
     async with ours.serve() as here, other.serve() as there:
         source = Given((heard(there, hash_of(other)), heard(here, hash_of(ours))))
-        found = await search(hash_of(ours), source).find(limit_s=30)
-    assert found.addresses == (here,)
+        fleet = await search(hash_of(ours), source).find(limit_s=30)
+    assert fleet.addresses == (here,)
 
 
 async def test_a_forged_announcement_leads_to_no_join(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ async def test_a_forged_announcement_leads_to_no_join(tmp_path: Path) -> None:
         assert "one network drops multicast" in error.value.message
         async with ours.serve() as here:
             both = Given((heard(there, hash_of(ours)), heard(here, hash_of(ours))))
-            found = await search(hash_of(ours), both).find(limit_s=30)
-    assert found.addresses == (here,)
+            fleet = await search(hash_of(ours), both).find(limit_s=30)
+    assert fleet.addresses == (here,)
 
 
 async def test_a_seed_is_enough_and_a_dead_hint_is_passed_over(tmp_path: Path) -> None:
@@ -85,16 +85,16 @@ async def test_a_seed_is_enough_and_a_dead_hint_is_passed_over(tmp_path: Path) -
     async with ours.serve() as here:
         seeds = StaticSeeds((dead, here))
         for expected in (hash_of(ours), None):
-            found = await search(expected, seeds).find(limit_s=30)
-            assert found.addresses == (here,)
-            assert found.authority_hash == hash_of(ours)
+            fleet = await search(expected, seeds).find(limit_s=30)
+            assert fleet.addresses == (here,)
+            assert fleet.authority_hash == hash_of(ours)
 
 
 async def test_an_address_of_a_source_without_hashes_is_asked(tmp_path: Path) -> None:
     [ours] = await stands(tmp_path, 1)
     async with ours.serve() as here:
-        found = await search(hash_of(ours), Given((heard(here),), "tailscale")).find(limit_s=30)
-    assert found.addresses == (here,)
+        fleet = await search(hash_of(ours), Given((heard(here),), "tailscale")).find(limit_s=30)
+    assert fleet.addresses == (here,)
 
 
 async def test_several_fleets_without_a_token_are_listed(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ async def test_gateways_and_new_machines_are_no_join_ports(tmp_path: Path) -> No
 async def test_each_address_is_suggested_once_and_the_first_source_counts() -> None:
     address = JoinAddress("10.0.0.5", 4002)
     sources: Sequence[StaticSeeds | Given] = (StaticSeeds((address,)), Given((heard(address),)))
-    found = await collect(sources)
-    assert [one.source for one in found.suggestions] == ["seeds"]
+    findings = await collect(sources)
+    assert [suggestion.source for suggestion in findings.suggestions] == ["seeds"]
 
 
 def test_records_that_are_malformed_are_no_suggestions() -> None:
@@ -150,5 +150,9 @@ def test_records_that_are_malformed_are_no_suggestions() -> None:
         )
 
     records = [record(), record(role="root"), record(port=0), record(port=70_000), record(v="0")]
-    [found] = read_records(records)
-    assert (found.name, found.address.host, found.age_s) == ("mac-9", "10.0.0.9", 1.0)
+    [suggestion] = read_records(records)
+    assert (suggestion.name, suggestion.address.host, suggestion.age_s) == (
+        "mac-9",
+        "10.0.0.9",
+        1.0,
+    )

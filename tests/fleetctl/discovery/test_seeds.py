@@ -25,8 +25,8 @@ async def test_names_and_both_kinds_of_addresses_are_read(tmp_path: Path) -> Non
         JoinAddress("192.168.7.20", 4003),
         JoinAddress("fd00::20", 4002),
     )
-    found = await StaticSeeds(addresses).suggest()
-    assert [one.address for one in found.suggestions] == list(addresses)
+    findings = await StaticSeeds(addresses).suggest()
+    assert [suggestion.address for suggestion in findings.suggestions] == list(addresses)
 
 
 @pytest.mark.parametrize(

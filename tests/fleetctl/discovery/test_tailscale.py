@@ -20,14 +20,16 @@ def with_peer(**change: Any) -> bytes:
 
 
 def test_online_peers_with_the_tag_are_suggested() -> None:
-    found = parse_status(json.dumps(STATUS).encode())
-    assert found.problems == ()
-    assert [(one.name, one.address, one.note) for one in found.suggestions] == [
+    status = parse_status(json.dumps(STATUS).encode())
+    assert status.problems == ()
+    assert [
+        (suggestion.name, suggestion.address, suggestion.note) for suggestion in status.suggestions
+    ] == [
         ("mac-1", JoinAddress("100.101.1.1", 4002), ""),
         ("mac-1", JoinAddress("fd7a:115c:a1e0::1", 4002), ""),
         ("mac-2", JoinAddress("100.101.1.2", 4002), "by a relay, which is slow"),
     ]
-    assert {one.authorities for one in found.suggestions} == {()}
+    assert {suggestion.authorities for suggestion in status.suggestions} == {()}
 
 
 @pytest.mark.parametrize(
@@ -53,23 +55,23 @@ def test_names_are_made_printable() -> None:
 
 
 def test_a_tailscale_that_is_stopped_still_lists_peers_and_none_is_suggested() -> None:
-    found = parse_status(json.dumps({**STATUS, "BackendState": "Stopped"}).encode())
-    assert found.suggestions == ()
-    assert found.problems == ("tailscale: it is not connected (state Stopped)",)
+    status = parse_status(json.dumps({**STATUS, "BackendState": "Stopped"}).encode())
+    assert status.suggestions == ()
+    assert status.problems == ("tailscale: it is not connected (state Stopped)",)
 
 
 @pytest.mark.parametrize("printed", [b"", b"null", b"[]", b"{", b"[" * 100_000, b"\xff", b"7"])
 def test_what_is_no_status_is_a_problem(printed: bytes) -> None:
-    found = parse_status(printed)
-    assert found.suggestions == ()
-    assert found.problems
+    status = parse_status(printed)
+    assert status.suggestions == ()
+    assert status.problems
 
 
 def test_very_many_peers_are_bounded() -> None:
     peer = next(iter(STATUS["Peer"].values()))
     peers = {f"nodekey:{number}": peer for number in range(5000)}
-    found = parse_status(json.dumps({**STATUS, "Peer": peers}).encode())
-    assert len(found.suggestions) <= 256
+    status = parse_status(json.dumps({**STATUS, "Peer": peers}).encode())
+    assert len(status.suggestions) <= 256
 
 
 def program(folder: Path, script: str) -> Tailscale:
@@ -87,15 +89,15 @@ async def test_the_json_counts_and_not_the_exit_code(tmp_path: Path) -> None:
 
 
 async def test_a_tailscale_that_hangs_is_ended(tmp_path: Path) -> None:
-    found = await program(tmp_path, "sleep 60").suggest()
-    assert found.problems == ("tailscale: no answer within 3 s",)
+    findings = await program(tmp_path, "sleep 60").suggest()
+    assert findings.problems == ("tailscale: no answer within 3 s",)
 
 
 async def test_endless_output_is_cut_off(tmp_path: Path) -> None:
-    found = await program(tmp_path, "exec yes").suggest()
-    assert found.problems == ("tailscale: its status is no JSON",)
+    findings = await program(tmp_path, "exec yes").suggest()
+    assert findings.problems == ("tailscale: its status is no JSON",)
 
 
 async def test_a_machine_without_tailscale_suggests_nothing(tmp_path: Path) -> None:
-    found = await Tailscale((str(tmp_path / "absent"),)).suggest()
-    assert (found.suggestions, found.problems) == ((), ())
+    findings = await Tailscale((str(tmp_path / "absent"),)).suggest()
+    assert (findings.suggestions, findings.problems) == ((), ())

@@ -57,15 +57,15 @@ def open_secret(data_dir: Path) -> Path:
 
 
 def test_each_known_remedy_is_planned_once_and_not_for_other_machines() -> None:
-    found = [finding("partial-files"), finding("partial-files"), finding("power"), finding("")]
-    assert [one.name for one in fixes.plan_fixes(found)] == ["partial-files"]
+    findings = [finding("partial-files"), finding("partial-files"), finding("power"), finding("")]
+    assert [fix.name for fix in fixes.plan_fixes(findings)] == ["partial-files"]
     assert fixes.plan_fixes([finding("partial-files", node="mac-2")]) == ()
 
 
 async def test_a_second_run_finds_nothing_left_to_do(tmp_path: Path) -> None:
     part, key = leftover(tmp_path), open_secret(tmp_path)
     first = [await fixed("partial-files", tmp_path), await fixed("open-files", tmp_path)]
-    assert [one.message for one in first] == [
+    assert [result.message for result in first] == [
         "deleted 1 file with 1.0 KiB",
         f"set the mode 0600 of {key}",
     ]

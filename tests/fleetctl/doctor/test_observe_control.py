@@ -26,8 +26,8 @@ STOLEN = keys.endpoint_key("mac-2", "qwen-0")
 async def doctor(shared: Fleet) -> dict[str, list[dict[str, str]]]:
     done = await fleetctl("doctor", "--etcd", str(shared.etcd.address), "-o", "json")
     found: dict[str, list[dict[str, str]]] = {}
-    for one in json.loads(done.out)["findings"]:
-        found.setdefault(one["check"], []).append(one)
+    for load in json.loads(done.out)["findings"]:
+        found.setdefault(load["check"], []).append(load)
     return found
 
 
@@ -92,18 +92,20 @@ async def test_the_quota_of_an_embedded_etcd_is_on_its_command_line(
 
 
 def test_only_what_is_there_twice_is_confirmed() -> None:
-    one = ForeignEndpoint(replica="a-0", node="x", reason="y")
+    foreign_endpoint = ForeignEndpoint(replica="a-0", node="x", reason="y")
     other = ForeignEndpoint(replica="b-0", node="x", reason="y")
     first = observe_control.ControlReading(
-        endpoints=2, foreign=frozenset({one}), unobserved=frozenset({("nodepool/a", 2)})
+        endpoints=2,
+        foreign=frozenset({foreign_endpoint}),
+        unobserved=frozenset({("nodepool/a", 2)}),
     )
     later = observe_control.ControlReading(
         endpoints=3,
-        foreign=frozenset({one, other}),
+        foreign=frozenset({foreign_endpoint, other}),
         unobserved=frozenset({("nodepool/a", 3), ("nodepool/b", 2)}),
     )
     assert first.confirm(later) == observe_control.ControlReading(
-        endpoints=3, foreign=frozenset({one}), unobserved=frozenset()
+        endpoints=3, foreign=frozenset({foreign_endpoint}), unobserved=frozenset()
     )
 
 

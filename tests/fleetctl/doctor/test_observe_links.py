@@ -17,7 +17,9 @@ LINK = LinkProbe(
 def test_links_are_those_of_this_machine_with_addresses_at_both_ends() -> None:
     nodes = [Node(metadata=ObjectMeta(name=name), status=status) for name, status in meshed(3)]
     here = frozenset({"192.168.1.0", "10.0.1.1"})  # mac-0, whose second cable is not up
-    found = [(one.node, one.other, one.source, one.target) for one in links_from(nodes, here)]
+    found = [
+        (probe.node, probe.other, probe.source, probe.target) for probe in links_from(nodes, here)
+    ]
     assert found == [("mac-0", "mac-1", "10.0.1.1", "10.1.1.1")]
     assert list(links_from(nodes, frozenset())) == []
 
@@ -25,17 +27,20 @@ def test_links_are_those_of_this_machine_with_addresses_at_both_ends() -> None:
 async def test_a_cable_works_if_the_other_end_answers_or_refuses() -> None:
     assert "127.0.0.1" in local_addresses()
     closed = replace(LINK, port=free_port())
-    (found,) = await probe_links([closed])
-    assert found.error == ""
-    (one,) = check_links([found])
-    assert (one.level, one.message) == ("OK", "1 cable of this machine can be connected over")
+    (probe,) = await probe_links([closed])
+    assert probe.error == ""
+    (finding,) = check_links([probe])
+    assert (finding.level, finding.message) == (
+        "OK",
+        "1 cable of this machine can be connected over",
+    )
 
 
 async def test_a_cable_that_leads_nowhere_is_told_with_its_addresses() -> None:
     # The loopback interface has no route to other networks (192.0.2.0/24 is for documentation).
-    (found,) = await probe_links([replace(LINK, target="192.0.2.7")])
-    assert "errno" in found.error
-    (one,) = check_links([found])
-    assert (one.level, one.node) == ("WARN", "mac-0")
-    assert "mac-1 is not reached over en2, from 127.0.0.1 to 192.0.2.7: " in one.message
-    assert "ping -c 3 -S 127.0.0.1 192.0.2.7" in one.advice
+    (probe,) = await probe_links([replace(LINK, target="192.0.2.7")])
+    assert "errno" in probe.error
+    (finding,) = check_links([probe])
+    assert (finding.level, finding.node) == ("WARN", "mac-0")
+    assert "mac-1 is not reached over en2, from 127.0.0.1 to 192.0.2.7: " in finding.message
+    assert "ping -c 3 -S 127.0.0.1 192.0.2.7" in finding.advice

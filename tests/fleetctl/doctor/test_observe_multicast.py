@@ -44,9 +44,9 @@ class Network:
 
     async def run(self) -> None:
         clock = VirtualClock()
-        for at, one in self.arrivals.items():
+        for at, service_record in self.arrivals.items():
             await clock.sleep(at - clock.monotonic())
-            self.heard.append(one)
+            self.heard.append(service_record)
         await asyncio.Event().wait()
 
     def records(self) -> Sequence[ServiceRecord]:
@@ -66,8 +66,8 @@ def listened(arrivals: dict[float, ServiceRecord]) -> ListenedNetwork:
 class TestExpected:
     def test_a_gateway_of_another_machine_on_a_network_of_this_one_is_to_be_heard(self) -> None:
         leases = {"g": lease("10.0.0.2"), "h": lease("10.0.0.3")}
-        [found] = networks_to_hear(leases, [LAN, LAB], HERE)
-        assert (found.interface, found.gateways) == ("en0", ("gateway/g", "gateway/h"))
+        [network] = networks_to_hear(leases, [LAN, LAB], HERE)
+        assert (network.interface, network.gateways) == ("en0", ("gateway/g", "gateway/h"))
 
     def test_a_gateway_that_does_not_announce_itself_here_is_not_missed(self) -> None:
         leases = {
@@ -87,26 +87,26 @@ class TestExpected:
 
 class TestListening:
     def test_it_ends_as_soon_as_another_machine_is_heard(self) -> None:
-        found = listened({1.0: record("10.0.0.2"), 9.0: record("10.0.0.3")})
-        assert found.is_heard
-        assert found.listened_s < 2
+        network = listened({1.0: record("10.0.0.2"), 9.0: record("10.0.0.3")})
+        assert network.is_heard
+        assert network.listened_s < 2
 
     def test_it_ends_after_its_limit_when_only_this_machine_or_another_network_is_heard(
         self,
     ) -> None:
-        found = listened({1.0: record("10.0.0.1"), 2.0: record("10.9.0.2", "en1")})
-        assert not found.is_heard
-        assert LISTEN_S <= found.listened_s < LISTEN_S + 1
+        network = listened({1.0: record("10.0.0.1"), 2.0: record("10.9.0.2", "en1")})
+        assert not network.is_heard
+        assert LISTEN_S <= network.listened_s < LISTEN_S + 1
 
 
 class TestFinding:
     def test_silence_of_a_gateway_that_answers_is_a_warning_with_the_remedy(self) -> None:
         silent = ListenedNetwork(interface="en0", gateways=("gateway/g",), listened_s=10.0)
-        [found] = check_multicast((silent,), frozenset({"gateway/g"}))
-        assert found.level == "WARN"
-        assert "gateway/g answers on en0, and nothing is heard" in found.message
-        assert "fleetctl join HOST:4002" in found.advice
-        assert "--gateway URL" in found.advice
+        [finding] = check_multicast((silent,), frozenset({"gateway/g"}))
+        assert finding.level == "WARN"
+        assert "gateway/g answers on en0, and nothing is heard" in finding.message
+        assert "fleetctl join HOST:4002" in finding.advice
+        assert "--gateway URL" in finding.advice
 
     def test_silence_of_a_gateway_that_does_not_answer_says_nothing(self) -> None:
         silent = ListenedNetwork(interface="en0", gateways=("gateway/g",), listened_s=10.0)
@@ -114,8 +114,8 @@ class TestFinding:
 
     def test_a_network_on_which_something_is_heard_is_fine(self) -> None:
         heard = ListenedNetwork(interface="en0", gateways=("gateway/g",), is_heard=True)
-        [found] = check_multicast((heard,), frozenset({"gateway/g"}))
-        assert (found.level, found.message) == (
+        [finding] = check_multicast((heard,), frozenset({"gateway/g"}))
+        assert (finding.level, finding.message) == (
             "OK",
             "announcements of other machines are heard on en0",
         )
@@ -123,12 +123,20 @@ class TestFinding:
 
 class TestBeforeJoining:
     def test_fleets_that_are_heard_are_named(self) -> None:
-        found = check_announcements(Findings(suggestions=tuple(read_records([record("10.0.0.2")]))))
-        assert (found.level, found.message) == ("OK", "1 fleet is heard: gateway at 10.0.0.2:4000")
+        announcements = check_announcements(
+            Findings(suggestions=tuple(read_records([record("10.0.0.2")])))
+        )
+        assert (announcements.level, announcements.message) == (
+            "OK",
+            "1 fleet is heard: gateway at 10.0.0.2:4000",
+        )
 
     def test_silence_is_no_failure_and_names_the_way_without_multicast(self) -> None:
-        found = check_announcements(Findings())
-        assert (found.level, found.check) == ("UNKNOWN", "announcements")
-        assert "fleetctl join HOST:4002" in found.advice
-        found = check_announcements(Findings(problems=("mdns: this machine is alone",)))
-        assert (found.level, found.message) == ("UNKNOWN", "mdns: this machine is alone")
+        announcements = check_announcements(Findings())
+        assert (announcements.level, announcements.check) == ("UNKNOWN", "announcements")
+        assert "fleetctl join HOST:4002" in announcements.advice
+        announcements = check_announcements(Findings(problems=("mdns: this machine is alone",)))
+        assert (announcements.level, announcements.message) == (
+            "UNKNOWN",
+            "mdns: this machine is alone",
+        )

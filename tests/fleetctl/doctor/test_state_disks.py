@@ -54,8 +54,8 @@ async def test_doctor_names_the_full_disks_of_gateways_and_dashboards(
         async def full() -> list[str]:
             gateways = await process_client.list_gateway_leases(transport)
             dashboards = await process_client.list_dashboard_leases(transport)
-            found = [one.full_disk for one in gateways.values()]
-            return sorted(found + [one.full_disk for one in dashboards.values()])
+            found = [gateway.full_disk for gateway in gateways.values()]
+            return sorted(found + [dashboard.full_disk for dashboard in dashboards.values()])
 
         expected = ["", "", str(tmp_path / "dashboard60"), str(tmp_path / "gateway60")]
 

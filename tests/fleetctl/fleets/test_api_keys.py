@@ -98,7 +98,7 @@ async def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_an_overlap(
     now = await stored(shared_transport, "turn")
     assert now is not None
     assert now.hash == hashlib.sha256(secret.encode()).hexdigest()
-    assert [one.hash for one in now.previous] == [before.hash]
+    assert [previous_secret.hash for previous_secret in now.previous] == [before.hash]
     assert timedelta(hours=23) < now.previous[0].expires - SystemClock().now() <= timedelta(days=1)
     assert now.model_copy(update={"hash": before.hash, "previous": ()}) == before
     table = (await shared_fleet.ctl("get", "apikey", "turn")).out.splitlines()
@@ -135,7 +135,7 @@ def key_with(*ends: timedelta, **more: object) -> ApiKey:
 def test_a_lost_new_secret_costs_the_clients_with_the_old_one_nothing() -> None:
     once = rotated(key_with(), "b" * 64, timedelta(hours=1), NOW)
     twice = rotated(once, "c" * 64, timedelta(hours=2), NOW)
-    assert [(one.hash[0], one.expires - NOW) for one in twice.previous] == [
+    assert [(secret.hash[0], secret.expires - NOW) for secret in twice.previous] == [
         ("b", timedelta(hours=2)),
         ("a", timedelta(hours=1)),
     ]
@@ -177,12 +177,12 @@ async def test_unserved_and_uncovered_model_names_are_warnings() -> None:
     transport = MemoryTransport(SystemClock())
     source = ModelSource(path="/m")
     spec = ModelDeploymentSpec(model=source, served_names=("standard",), replicas=0)
-    one = ModelDeployment(metadata=ObjectMeta(name="qwen"), spec=spec)
+    deployment = ModelDeployment(metadata=ObjectMeta(name="qwen"), spec=spec)
     backends = (Backend(deployment="qwen"),)
     route = ModelRoute(
         metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="smart", backends=backends)
     )
-    await transport.commit([], [codec.put_spec(one), codec.put_spec(route)])
+    await transport.commit([], [codec.put_spec(deployment), codec.put_spec(route)])
     assert await name_warnings(transport, ("qwen", "standard", "smart")) == []
     assert await name_warnings(transport, (), ("qwen", "standard")) == []
     assert await name_warnings(transport, ("qwen", "smart"), ("qwen",)) == []

@@ -55,16 +55,16 @@ class MortalClient:
 
 @pytest.fixture(scope="module")
 async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
-    async with TcpEtcd(tmp_path_factory.mktemp("killed"), "--bcrypt-cost=4") as found:
-        yield found
+    async with TcpEtcd(tmp_path_factory.mktemp("killed"), "--bcrypt-cost=4") as tcp_etcd:
+        yield tcp_etcd
 
 
 @pytest.fixture
 async def out(etcd: TcpEtcd, tmp_path: Path) -> AsyncIterator[Path]:
     """Yield a folder; delete all users of etcd afterwards."""
-    found = tmp_path / "out"
-    yield found
-    async with as_root(etcd, found) as root:
+    path = tmp_path / "out"
+    yield path
+    async with as_root(etcd, path) as root:
         await root.disable()
         for user in await root.users():
             await store_admin.delete_user(root, user)
@@ -92,7 +92,7 @@ async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: b
 
 
 # root: role, user, grant of the role; each account: role, permissions, user, grant; finally enable.
-ENABLES = 4 + sum(3 + len(one.permissions) for one in users.fleet_accounts(["mac-1"]))
+ENABLES = 4 + sum(3 + len(account.permissions) for account in users.fleet_accounts(["mac-1"]))
 
 
 @pytest.mark.ci

@@ -320,8 +320,8 @@ async def test_a_refusal_says_what_the_fleet_says(stand: JoinStand) -> None:
     ],
 )
 def test_addresses_are_hosts_and_ports(text: str, expected: list[tuple[str, int]]) -> None:
-    assert [(one.host, one.port) for one in parse_addresses(text)] == expected
-    assert all(one.url.startswith("https://") for one in parse_addresses(text))
+    assert [(address.host, address.port) for address in parse_addresses(text)] == expected
+    assert all(address.url.startswith("https://") for address in parse_addresses(text))
 
 
 @pytest.mark.parametrize(

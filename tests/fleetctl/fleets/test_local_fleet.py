@@ -82,14 +82,14 @@ def test_engines_listen_on_sockets_unless_told_otherwise() -> None:
     def commands(settings: LocalFleetSettings) -> list[str]:
         agents = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
         programs = [*agents, local_fleet.gateway_program(settings, "unix:/etcd")]
-        return [" ".join(one.command) for one in programs]
+        return [" ".join(program.command) for program in programs]
 
     flag = "--engine-sockets /fleet/sock"
-    assert [flag in one for one in commands(order(2))] == [True] * 3
+    assert [flag in command for command in commands(order(2))] == [True] * 3
     tcp = replace(order(2), is_engine_tcp=True)
-    assert [flag in one for one in commands(tcp)] == [False] * 3
+    assert [flag in command for command in commands(tcp)] == [False] * 3
     deep = replace(order(2), data_dir=DataDir(Path("/" + "deep/" * 30)))
-    (folder,) = {one.partition("--engine-sockets ")[2].split()[0] for one in commands(deep)}
+    (folder,) = {command.partition("--engine-sockets ")[2].split()[0] for command in commands(deep)}
     assert folder.startswith(f"{tempfile.gettempdir()}/mlx-fleet-")
 
 
@@ -121,4 +121,4 @@ def test_a_fleet_that_no_others_may_join_is_as_before(tmp_path: Path) -> None:
     settings = replace(order(1), data_dir=DataDir(tmp_path))
     programs = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
     programs.append(local_fleet.reconciler_program(settings, "unix:/etcd"))
-    assert not [word for one in programs for word in one.command if "identity" in word]
+    assert not [word for program in programs for word in program.command if "identity" in word]

@@ -41,8 +41,8 @@ def folder(tmp_path: Path) -> DataDir:
 
 @pytest.fixture
 async def etcd(folder: DataDir) -> AsyncIterator[EmbeddedEtcd]:
-    async with running_etcd(folder.etcd) as found:
-        yield found
+    async with running_etcd(folder.etcd) as embedded_etcd:
+        yield embedded_etcd
 
 
 def trust_of(folder: DataDir, machine: Machine = MACHINE) -> LocalTrust:
@@ -56,9 +56,9 @@ def silent(_: str) -> None:
 
 def identities(folder: DataDir) -> dict[str, IdentityFolder]:
     roles = (Role.ETCD, Role.RECONCILER, Role.GATEWAY, Role.ADMIN)
-    found = {str(role): folder.identity(role) for role in roles}
-    found |= {name: folder.node_identity(name) for name in NODES}
-    return {name: IdentityFolder(path) for name, path in found.items()}
+    paths = {str(role): folder.identity(role) for role in roles}
+    paths |= {name: folder.node_identity(name) for name in NODES}
+    return {name: IdentityFolder(path) for name, path in paths.items()}
 
 
 @pytest.mark.ci
@@ -77,8 +77,10 @@ async def test_an_interrupted_preparation_is_finished_by_the_next(
     await trust.prepare(etcd.address, NODES, silent)
     assert {name: one.read_identity() for name, one in identities(folder).items()} == before
     names = {
-        identity_of(load_certificate(one.certificate())).uri.partition("//")[2].partition("/")[2]
-        for one in identities(folder).values()
+        identity_of(load_certificate(identity.certificate()))
+        .uri.partition("//")[2]
+        .partition("/")[2]
+        for identity in identities(folder).values()
     }
     assert {"etcd/anna-s-mac", "gateway/anna-s-mac", "reconciler/anna-s-mac"} <= names
     assert {"node/node-1", "node/node-2"} <= names

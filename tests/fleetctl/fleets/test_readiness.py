@@ -17,7 +17,7 @@ async def test_a_replica_counts_as_ready_only_with_its_endpoint() -> None:
     clock = SystemClock()
     store = MemoryTransport(clock)
     assert await is_readiness_current(store)
-    found = deployment()
+    model_deployment = deployment()
     ready = Condition(
         type="Ready",
         status=ConditionStatus.TRUE,
@@ -28,13 +28,16 @@ async def test_a_replica_counts_as_ready_only_with_its_endpoint() -> None:
         key=keys.status_key("Replica", "qwen-0"),
         value=codec.encode(ReplicaStatus(conditions=(ready,))),
     )
-    await store.commit([], [codec.put_spec(found), put_replica(found, 0, "a"), replica_status])
+    await store.commit(
+        [],
+        [codec.put_spec(model_deployment), put_replica(model_deployment, 0, "a"), replica_status],
+    )
     assert not await is_readiness_current(store)
     [replica] = await objects.list_all(store, Replica)
     await store.commit([], [put_endpoint(replica)])
     assert await is_readiness_current(store)
     counted = Put(
-        key=keys.status_key("ModelDeployment", found.name),
+        key=keys.status_key("ModelDeployment", model_deployment.name),
         value=codec.encode(ModelDeploymentStatus(ready_replicas=2)),
     )
     await store.commit([], [counted])

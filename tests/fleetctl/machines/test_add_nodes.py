@@ -65,7 +65,7 @@ async def test_one_machine_says_each_step(server: SshServer) -> None:
 async def test_eight_machines_are_set_up_at_a_time(server: SshServer) -> None:
     server.allow_sudo("free")
     outcomes = await adder(server, []).add_all([server.target] * 20)
-    assert [one.step for one in outcomes] == [4] * 20
+    assert [outcome.step for outcome in outcomes] == [4] * 20
     assert 1 < server.most_commands <= 8
 
 
@@ -85,7 +85,7 @@ async def test_a_store_that_is_away_is_a_failed_step_and_no_traceback(server: Ss
 def test_a_file_of_hosts_has_comments(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# the rack\nme@mac-1.local\n\nme@mac-2.local:2222   # the new one\n")
-    assert [str(one) for one in read_hosts(path)] == ["me@mac-1.local", "me@mac-2.local:2222"]
+    assert [str(host) for host in read_hosts(path)] == ["me@mac-1.local", "me@mac-2.local:2222"]
     path.write_text("me@mac-1.local\nmac-2\n")
     with pytest.raises(click.UsageError, match="'mac-2': expected user@host"):
         read_hosts(path)

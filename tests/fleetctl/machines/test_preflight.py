@@ -34,9 +34,9 @@ FLEET = NodeContext(
 
 
 def test_a_fresh_mac_is_accepted_without_a_word() -> None:
-    found = check_machine(MAC, FLEET)
-    assert found.refusals == ()
-    assert found.warnings == ()
+    machine = check_machine(MAC, FLEET)
+    assert machine.refusals == ()
+    assert machine.warnings == ()
 
 
 def test_a_node_is_accepted_again() -> None:
@@ -107,7 +107,7 @@ def test_linux_is_for_trials(is_allowed: bool, has_systemd: bool, words: list[st
 def test_what_is_only_unfavourable_is_a_warning(
     facts: dict[str, Any], fleet: dict[str, Any], words: str
 ) -> None:
-    found = check_machine(replace(MAC, **facts), replace(FLEET, **fleet))
-    assert found.refusals == ()
-    (warning,) = found.warnings
+    machine = check_machine(replace(MAC, **facts), replace(FLEET, **fleet))
+    assert machine.refusals == ()
+    (warning,) = machine.warnings
     assert words in warning

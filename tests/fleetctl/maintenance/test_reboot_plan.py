@@ -42,15 +42,15 @@ def members(*healthy: bool) -> tuple[EtcdMember, ...]:
     ],
 )  # fmt: skip
 def test_refusals(facts: RebootFacts, refusal: str) -> None:
-    found = plan_reboot(facts, RebootWishes())
-    assert isinstance(found, RebootRefusal)
-    assert refusal in found.message
+    reboot = plan_reboot(facts, RebootWishes())
+    assert isinstance(reboot, RebootRefusal)
+    assert refusal in reboot.message
 
 
 def planned(facts: RebootFacts, wishes: RebootWishes | None = None) -> RebootPlan:
-    found = plan_reboot(facts, wishes or RebootWishes())
-    assert isinstance(found, RebootPlan), found
-    return found
+    reboot = plan_reboot(facts, wishes or RebootWishes())
+    assert isinstance(reboot, RebootPlan), reboot
+    return reboot
 
 
 def test_a_mac_with_one_of_three_healthy_members_restarts() -> None:
@@ -64,9 +64,9 @@ def test_a_mac_with_one_of_three_healthy_members_restarts() -> None:
 def test_file_vault_s_password_is_asked_only_of_a_person() -> None:
     locked = replace(FACTS, file_vault="On", can_unlock=True)
     assert planned(locked).asks_password
-    left = planned(locked, RebootWishes(leaves_locked=True))
-    assert not left.asks_password
-    assert "waits for its password" in left.lines[1]
+    plan = planned(locked, RebootWishes(leaves_locked=True))
+    assert not plan.asks_password
+    assert "waits for its password" in plan.lines[1]
     drained = planned(replace(FACTS, replicas=["qwen-0"]), RebootWishes(drain=True))
     assert drained.lines[1] == "  1 replicas are moved away first"
 

@@ -37,8 +37,8 @@ def test_an_archive_names_its_version_its_mlx_lm_and_its_stored_versions(tmp_pat
         "requirements.txt": b"mlx==0.32.4 \\\nmlx-lm==0.32.2 \\\n    --hash=sha256:00\n",
         "wheels/mlx_fleet-0.2.0-py3-none-any.whl": wheel(_STORED),
     }
-    found = find_release(str(archive(tmp_path / "a.tar", files)))
-    assert (found.version, found.mlx_lm, found.stored) == ("0.2.0", "0.32.2", {"Node": 2})
+    release = find_release(str(archive(tmp_path / "a.tar", files)))
+    assert (release.version, release.mlx_lm, release.stored) == ("0.2.0", "0.32.2", {"Node": 2})
     files["wheels/mlx_fleet-0.2.0-py3-none-any.whl"] = wheel("raise SystemExit(1)")
     assert find_release(str(archive(tmp_path / "b.tar", files))).stored is None
 
@@ -73,8 +73,8 @@ def test_the_stored_versions_of_this_release_are_read_from_its_own_module(tmp_pa
         "release.txt": b"version=1",
         "wheels/mlx_fleet-1-py3-none-any.whl": wheel(code),
     }
-    found = find_release(str(archive(tmp_path / "a.tar", files)))
-    assert found.stored == dict(versions.VERSIONS)
+    release = find_release(str(archive(tmp_path / "a.tar", files)))
+    assert release.stored == dict(versions.VERSIONS)
 
 
 def test_an_installed_version_is_taken_by_its_name() -> None:

@@ -41,15 +41,15 @@ def node(name: str, state: MacState, *, is_ready: bool = True) -> NodeFacts:
 
 
 def planned(*nodes: NodeFacts, release: TargetRelease = INSTALLED, **facts: object) -> UpgradePlan:
-    found = plan_upgrade(replace(FleetFacts(nodes=nodes), **facts), release)  # type: ignore[arg-type]  # fields by name
-    assert isinstance(found, UpgradePlan), found
-    return found
+    upgrade = plan_upgrade(replace(FleetFacts(nodes=nodes), **facts), release)  # type: ignore[arg-type]  # fields by name
+    assert isinstance(upgrade, UpgradePlan), upgrade
+    return upgrade
 
 
 def refused(*nodes: NodeFacts, versions: dict[str, str]) -> str:
-    found = plan_upgrade(FleetFacts(nodes=nodes, versions=versions), INSTALLED)
-    assert isinstance(found, PlanRefusal), found
-    return found.message
+    upgrade = plan_upgrade(FleetFacts(nodes=nodes, versions=versions), INSTALLED)
+    assert isinstance(upgrade, PlanRefusal), upgrade
+    return upgrade.message
 
 
 def test_servers_come_before_agents_and_one_mac_after_the_other() -> None:
@@ -152,8 +152,8 @@ def test_after_any_prefix_of_its_steps_the_rest_is_planned_again(
 ) -> None:
     nodes = [node(f"mac-{number}", state) for number, state in enumerate(found)]
     plan = planned(*nodes)
-    assert [one.part for one in plan.restarts] == sorted(
-        (one.part for one in plan.restarts), key=ORDER.index
+    assert [restart.part for restart in plan.restarts] == sorted(
+        (restart.part for restart in plan.restarts), key=ORDER.index
     )
     for step in plan.restarts[:count]:
         at = next(at for at, one in enumerate(nodes) if one.name == step.node)

@@ -55,24 +55,24 @@ def nodes() -> list[Node]:
 
 @pytest.fixture
 async def fleet(shared_fleet: MemoryFleet) -> MemoryFleet:
-    puts = [put_node(one.name, one.status) for one in nodes() if one.status is not None]
+    puts = [put_node(node.name, node.status) for node in nodes() if node.status is not None]
     specs = [
         Put(
-            key=keys.spec_key(one.kind, one.name),
-            value=codec.encode(one.model_copy(update={"status": None})),
+            key=keys.spec_key(api_object.kind, api_object.name),
+            value=codec.encode(api_object.model_copy(update={"status": None})),
         )
-        for one in (*nodes(), *pools())
+        for api_object in (*nodes(), *pools())
     ]
     await shared_fleet.store.commit([], [*puts, *specs, put_lease("mac-2")])
     return shared_fleet
 
 
 async def test_nodes_belong_to_the_pools_that_place_on_them(fleet: MemoryFleet) -> None:
-    found = await read_node_pools(fleet.store, [object_tree(one) for one in nodes()])
+    node_pools = await read_node_pools(fleet.store, [object_tree(one) for one in nodes()])
     for node in nodes():
         expected = sorted(pool.name for pool in pools() if in_pool(pool, node))
-        assert list(found[node.name].names) == expected
-    assert found["mac-2"].names == ("all", "big", "memory", "node")
+        assert list(node_pools[node.name].names) == expected
+    assert node_pools["mac-2"].names == ("all", "big", "memory", "node")
 
 
 async def test_the_table_shows_pools_and_what_they_leave_for_models(fleet: MemoryFleet) -> None:

@@ -140,7 +140,7 @@ def pointers(tree: Tree, path: str = "") -> list[str]:
 @given(tree=TREES, data=st.data())
 def test_a_move_and_its_reverse_change_nothing(tree: Tree, data: st.DataObject) -> None:
     whole: Tree = {"in": tree, "out": {}}
-    path = data.draw(st.sampled_from(["/in", *(f"/in{one}" for one in pointers(tree))]))
+    path = data.draw(st.sampled_from(["/in", *(f"/in{pointer}" for pointer in pointers(tree))]))
     there: Tree = [
         {"op": "copy", "from": path, "path": "/kept"},
         {"op": "move", "from": path, "path": "/out/x"},

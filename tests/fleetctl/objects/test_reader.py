@@ -168,12 +168,12 @@ async def test_api_keys_have_no_hash() -> None:
 async def nodes(*pairs: tuple[str, bytes]) -> Sequence[object_trees.Tree]:
     """Return the nodes, after seeing that typed ones are the same."""
     store = await stored(*pairs)
-    found = await object_trees.list_all(store, "Node")
+    trees = await object_trees.list_all(store, "Node")
     kind = kinds.by_name("Node")
     assert kind is not None
     typed = await reader.read(store, kind, ())
-    assert [obj.name for obj in typed] == [object_trees.name_of(tree) for tree in found]
-    return found
+    assert [obj.name for obj in typed] == [object_trees.name_of(tree) for tree in trees]
+    return trees
 
 
 STATUS = {

@@ -27,9 +27,9 @@ def transport() -> FaultyTransport:
 
 
 async def there(transport: FaultyTransport, name: str = "a") -> Node:
-    found = await objects.get(transport, Node, name)
-    assert found is not None
-    return found
+    obj = await objects.get(transport, Node, name)
+    assert obj is not None
+    return obj
 
 
 async def change(transport: FaultyTransport, node: Node = JOINED) -> bool:
@@ -45,8 +45,8 @@ async def test_the_reconciler_creates_the_node_meanwhile(transport: FaultyTransp
 
     transport.before = register
     assert await change(transport)
-    found = await there(transport)
-    assert (found.metadata.uid, found.spec.unschedulable) == ("theirs", True)
+    node = await there(transport)
+    assert (node.metadata.uid, node.spec.unschedulable) == ("theirs", True)
 
 
 async def test_a_lost_answer_does_not_repeat_the_edit(transport: FaultyTransport) -> None:
@@ -104,14 +104,14 @@ async def test_a_restart_with_a_lost_answer_happens_once(transport: FaultyTransp
     assert before is not None
     restart = await actions.edit_of(transport, clock, before, Action(verb="restart", name="qwen"))
     assert (await writer.write_edit(transport, clock, before, restart)).is_changed
-    found = await objects.get(transport, ModelDeployment, "qwen")
-    assert found is not None
-    assert found.metadata.annotations == {RESTARTED_AT: "2026-01-01T00:00:00Z"}
-    assert found.metadata.generation == 2
+    obj = await objects.get(transport, ModelDeployment, "qwen")
+    assert obj is not None
+    assert obj.metadata.annotations == {RESTARTED_AT: "2026-01-01T00:00:00Z"}
+    assert obj.metadata.generation == 2
     with pytest.raises(EditRefusedError, match="was restarted within the last second"):
-        edits.as_restarted(found, clock.now())
+        edits.as_restarted(obj, clock.now())
     with pytest.raises(EditRefusedError, match="is already paused"):
-        edits.as_paused(edits.as_paused(found))
+        edits.as_paused(edits.as_paused(obj))
 
 
 def test_revisions_of_a_deployment() -> None:

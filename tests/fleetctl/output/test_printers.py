@@ -217,11 +217,11 @@ def test_the_health_of_cables_is_a_column_and_no_status() -> None:
         },
     }
     context = TableContext(now=NOW, ready_nodes=frozenset({"mac-1"}))
-    columns = {one.title: one for one in printers.COLUMNS["Node"]}
+    columns = {column.title: column for column in printers.COLUMNS["Node"]}
     assert columns["STATUS"].cell(tree, context) == "Ready,DiskPressure"
     assert columns["FABRIC HEALTHY"].cell(tree, context) == "True"
     assert columns["FABRIC HEALTHY"].is_wide
     assert columns["TAINTS"].cell(tree, context) == "owner=ann:NoSchedule,hot:NoExecute"
     pool = {"kind": "NodePool", "spec": {"reserved": {"memory": "5Gi", "disk": None}}}
-    (reserved,) = [one for one in printers.COLUMNS["NodePool"] if one.title == "RESERVED"]
+    (reserved,) = [column for column in printers.COLUMNS["NodePool"] if column.title == "RESERVED"]
     assert reserved.cell(pool, context) == "memory=5Gi"

@@ -160,7 +160,7 @@ async def test_arguments_arrive_as_they_are(server: SshServer) -> None:
     words = ("printf", "%s|", "a b", "$HOME", "`id`", "it's", 'a"b', "*", "", "ü\n;")
     async with connect(server.target, server.policy()) as mac:
         result = await mac.run(words)
-        assert result.out == "".join(f"{one}|" for one in words[2:])
+        assert result.out == "".join(f"{word}|" for word in words[2:])
         failed = await mac.run(("/bin/sh", "-c", "echo first >&2; echo why >&2; exit 7"))
     assert (failed.code, failed.line) == (7, "why")
 
@@ -208,7 +208,7 @@ async def test_sudo_gets_its_password_by_stdin_and_asks_once(server: SshServer) 
     person = Answers(password="secret word")
     async with connect(server.target, server.policy(prompts=person)) as mac:
         results = [await mac.run(("cat",), stdin=b"input", sudo=True) for _ in range(2)]
-    assert [one.out for one in results] == ["input", "input"]
+    assert [result.out for result in results] == ["input", "input"]
     assert "secret" not in repr(results)
     assert len(person.questions) == 1
 

@@ -72,8 +72,8 @@ async def test_an_alias_gives_address_port_and_key(machines: Machines) -> None:
 
 async def test_a_port_on_the_command_line_counts_more(machines: Machines) -> None:
     machines.write()
-    found = await read_ssh_host(replace(MAC, port=2222), machines.file)
-    assert found.target == RemoteTarget(user="admin", host="127.0.0.1", port=2222)
+    ssh_host = await read_ssh_host(replace(MAC, port=2222), machines.file)
+    assert ssh_host.target == RemoteTarget(user="admin", host="127.0.0.1", port=2222)
 
 
 async def test_a_session_goes_through_the_jump_host(machines: Machines) -> None:

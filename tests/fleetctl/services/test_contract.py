@@ -106,12 +106,12 @@ async def test_simultaneous_starts_run_one_program(bench: Bench) -> None:
     pid = await running(bench)
     await bench.services.stop("nodeagent")
     assert not Path(f"/proc/{pid}").exists()
-    found = [
+    paths = [
         path
         for path in Path("/proc").glob("[0-9]*/cmdline")
         if str(bench.folder).encode() in _content(path)
     ]
-    assert found == []
+    assert paths == []
 
 
 def _content(path: Path) -> bytes:

@@ -101,14 +101,14 @@ def manifests(prefix: str) -> str:
 
 
 async def stay(transport: Transport) -> set[str]:
-    found = await objects.list_all(transport, ModelDeployment)
-    return {obj.name for obj in found if obj.metadata.deletion_timestamp is None}
+    model_deployments = await objects.list_all(transport, ModelDeployment)
+    return {obj.name for obj in model_deployments if obj.metadata.deletion_timestamp is None}
 
 
 async def of_set(transport: Transport) -> set[str]:
-    found = await objects.list_all(transport, ModelDeployment)
-    left = [obj for obj in found if obj.metadata.deletion_timestamp is None]
-    return {obj.name for obj in left if apply_sets.apply_set_of(obj) == "many"}
+    model_deployments = await objects.list_all(transport, ModelDeployment)
+    deployments = [obj for obj in model_deployments if obj.metadata.deletion_timestamp is None]
+    return {obj.name for obj in deployments if apply_sets.apply_set_of(obj) == "many"}
 
 
 async def killed_at(shared: Fleet, transport: Transport, file: Path, revisions: int) -> None:

@@ -24,15 +24,15 @@ HTTP = ("--etcd-transport", "http")
 @pytest.fixture
 async def signing(fleet: MemoryFleet, tmp_path: Path) -> SigningFleet:
     """Return a fleet with an authority whose store fleetctl reaches."""
-    found = SigningFleet(tmp_path / "signing", clock=SystemClock())
-    found.store = fleet.store
-    await found.publish()
-    return found
+    signing_fleet = SigningFleet(tmp_path / "signing", clock=SystemClock())
+    signing_fleet.store = fleet.store
+    await signing_fleet.publish()
+    return signing_fleet
 
 
 def key_lines(folder: AuthorityFolder) -> list[str]:
     """Return the lines of the authority's key."""
-    return [one for one in folder.key.read_text().splitlines() if not one.startswith("-----")]
+    return [line for line in folder.key.read_text().splitlines() if not line.startswith("-----")]
 
 
 async def test_a_backup_has_no_key_of_the_authority(
@@ -68,9 +68,9 @@ async def test_an_authority_comes_back_with_its_passphrase_only(
         restored = await other.ctl("restore", str(file), *target, *HTTP)
         assert (restored.code == 0) == (why == ""), restored.err
         assert why in restored.err
-    found = AuthorityFolder(back)
-    assert found.load().spki_hash == signing.authority.spki_hash
-    assert back.stat().st_mode & 0o077 == found.key.stat().st_mode & 0o077 == 0
+    authority_folder = AuthorityFolder(back)
+    assert authority_folder.load().spki_hash == signing.authority.spki_hash
+    assert back.stat().st_mode & 0o077 == authority_folder.key.stat().st_mode & 0o077 == 0
     again = await MemoryFleet().ctl("restore", str(file), *target, *HTTP)
     assert "has an authority already" in again.err
 

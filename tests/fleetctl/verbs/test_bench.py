@@ -19,13 +19,13 @@ def answer(first_s: float, total_s: float, tokens: int = 11) -> ChatAnswer:
 
 
 def test_figures_are_sums_and_quantiles() -> None:
-    found = summarize(LOAD, [answer(1, 2), answer(3, 5)], ["the queue is full"], 5.0)
-    assert (found.requests, found.failed, found.error) == (3, 1, "the queue is full")
-    assert (found.first_token_seconds_p50, found.first_token_seconds_p95) == (1, 3)
+    result = summarize(LOAD, [answer(1, 2), answer(3, 5)], ["the queue is full"], 5.0)
+    assert (result.requests, result.failed, result.error) == (3, 1, "the queue is full")
+    assert (result.first_token_seconds_p50, result.first_token_seconds_p95) == (1, 3)
     # Ten tokens after the first one, in one and in two seconds.
-    assert found.stream_tokens_per_second == 5
-    assert found.output_tokens_per_second == pytest.approx(22 / 5)
-    assert found.requests_per_second == pytest.approx(2 / 5)
+    assert result.stream_tokens_per_second == 5
+    assert result.output_tokens_per_second == pytest.approx(22 / 5)
+    assert result.requests_per_second == pytest.approx(2 / 5)
 
 
 def test_quantiles_are_values_that_were_measured() -> None:
@@ -35,8 +35,8 @@ def test_quantiles_are_values_that_were_measured() -> None:
 
 
 def test_nothing_that_answered_has_no_figures() -> None:
-    found = summarize(LOAD, [], ["gone"], 1.0)
-    text = run_text(BenchRun(model="m", release="1", output_tokens=8, results=[found]), None)
+    result = summarize(LOAD, [], ["gone"], 1.0)
+    text = run_text(BenchRun(model="m", release="1", output_tokens=8, results=[result]), None)
     assert text.splitlines()[1].split() == ["2", "-", "-", "1", "1", "-", "-", "-", "0.0"]
 
 
@@ -44,7 +44,8 @@ def test_a_comparison_says_how_much_faster() -> None:
     before = summarize(LOAD, [answer(2, 4)], [], 4.0)
     now = summarize(LOAD, [answer(1, 2)], [], 2.0)
     runs = [
-        BenchRun(model="m", release="1", output_tokens=8, results=[one]) for one in (now, before)
+        BenchRun(model="m", release="1", output_tokens=8, results=[result])
+        for result in (now, before)
     ]
     row = run_text(*runs).splitlines()[1]
     assert row.count("(x2.00)") == 4
@@ -69,12 +70,12 @@ async def test_a_real_model_is_measured(tmp_path: Path) -> None:
             done = await run_fleetctl(*words, "-o", "json")
             assert done.code == 0, done.err
             run = msgspec.json.decode(done.out, type=BenchRun)
-            assert [one.load.concurrency for one in run.results] == [1, 4]
-            for one in run.results:
-                assert (one.requests, one.failed, one.output_tokens) == (6, 0, 8)
-                assert one.prompt_tokens == pytest.approx(48, abs=16)
-                assert one.first_token_seconds_p50 is not None
-                assert one.output_tokens_per_second > 0
+            assert [result.load.concurrency for result in run.results] == [1, 4]
+            for result in run.results:
+                assert (result.requests, result.failed, result.output_tokens) == (6, 0, 8)
+                assert result.prompt_tokens == pytest.approx(48, abs=16)
+                assert result.first_token_seconds_p50 is not None
+                assert result.output_tokens_per_second > 0
             (tmp_path / "run.json").write_text(done.out)
             file = str(tmp_path / "run.json")
             again = await run_fleetctl("bench", "--read", file, "--compare", file)

@@ -33,10 +33,10 @@ NODE = Applicant(role=Role.NODE, name="mac-1", hardware_uuid=UUID)
 @pytest.fixture
 async def signing(fleet: MemoryFleet, tmp_path: Path) -> SigningFleet:
     """Return a fleet with an authority whose store fleetctl reaches."""
-    found = SigningFleet(tmp_path / "signing", clock=SystemClock())
-    found.store = fleet.store
-    await found.publish(TlsMode.STRICT)
-    return found
+    signing_fleet = SigningFleet(tmp_path / "signing", clock=SystemClock())
+    signing_fleet.store = fleet.store
+    await signing_fleet.publish(TlsMode.STRICT)
+    return signing_fleet
 
 
 async def trust(fleet: MemoryFleet) -> FleetTrust:
@@ -179,7 +179,9 @@ class Pki:
         if changes.get("more_names"):
             names = x509.SubjectAlternativeName([*names, x509.DNSName("fleet.example.com")])
         if changes.get("other_uri"):
-            others = [one for one in names if not isinstance(one, x509.UniformResourceIdentifier)]
+            others = [
+                name for name in names if not isinstance(name, x509.UniformResourceIdentifier)
+            ]
             uri = f"mlxfleet://{'0' * 32}/node/mac-1"
             names = x509.SubjectAlternativeName([*others, x509.UniformResourceIdentifier(uri)])
         builder = self._builder(public, lifetime).issuer_name(self.intermediate.subject)
@@ -191,7 +193,7 @@ class Pki:
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         signed = builder.add_extension(own, critical=False).sign(self._key, hashes.SHA256())
         chain = [signed] if changes.get("without_intermediate") else [signed, self.intermediate]
-        return "".join(_pem(one) for one in chain)
+        return "".join(_pem(certificate) for certificate in chain)
 
     @staticmethod
     def _builder(key: ec.EllipticCurvePublicKey, life: timedelta) -> x509.CertificateBuilder:
@@ -224,8 +226,8 @@ def _pem(certificate: x509.Certificate) -> str:
 async def external(fleet: MemoryFleet, signing: SigningFleet) -> Pki:
     """Return the PKI that the fleet trusts, and no signer."""
     pki = Pki()
-    found = FleetTrust(fleet=signing.authority.fleet, authorities=_pem(pki.root))
-    await signing.put(keys.FLEET_TRUST, found)
+    fleet_trust = FleetTrust(fleet=signing.authority.fleet, authorities=_pem(pki.root))
+    await signing.put(keys.FLEET_TRUST, fleet_trust)
     return pki
 
 
@@ -366,9 +368,9 @@ async def test_the_user_of_a_deleted_node_goes_where_roots_password_is_at_hand(
         agent = connect(etcd.address("node-mac-1"))
         await agent.get(keys.node_lease_key("mac-1"))
         place = ("--etcd", str(etcd.etcd.address), "--etcd-password-file", str(etcd.file("admin")))
-        told = await run_fleetctl("delete", "node", "mac-1", *place)
-        assert told.code == 0, told.err
-        assert "fleetctl delete node mac-1 --ignore-not-found --authority-dir DIR" in told.err
+        done = await run_fleetctl("delete", "node", "mac-1", *place)
+        assert done.code == 0, done.err
+        assert "fleetctl delete node mac-1 --ignore-not-found --authority-dir DIR" in done.err
         await agent.get(keys.node_lease_key("mac-1"))
         folder = ("--authority-dir", str(etcd.passwords))
         gone = await run_fleetctl("delete", "node", "mac-1", "--ignore-not-found", *folder, *place)
@@ -378,5 +380,5 @@ async def test_the_user_of_a_deleted_node_goes_where_roots_password_is_at_hand(
             await agent.get(keys.node_lease_key("mac-1"))
         others = connect(etcd.address("node-mac-10"))
         await others.get(keys.node_lease_key("mac-10"))
-        for one in (root, agent, others):
-            await one.close()
+        for transport in (root, agent, others):
+            await transport.close()

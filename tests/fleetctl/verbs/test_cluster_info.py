@@ -20,7 +20,7 @@ async def test_an_empty_fleet_says_what_to_start(fleet: MemoryFleet) -> None:
 
 
 def test_a_whole_fleet() -> None:
-    found = FleetSummary(
+    fleet_summary = FleetSummary(
         etcd="http://mac-1:2379",
         etcd_version="3.5.21",
         leader="mac-1/77",
@@ -31,7 +31,7 @@ def test_a_whole_fleet() -> None:
         available_deployments=4,
         tls="strict: plain HTTP is refused",
     )
-    assert summary_text(found) == (
+    assert summary_text(fleet_summary) == (
         "etcd           http://mac-1:2379 (version 3.5.21)\n"
         "reconciler     mac-1/77 leads\n"
         "gateway 9f3a   http://mac-1:4000/v1\n"

@@ -77,9 +77,9 @@ def settled(
         monkeypatch.setenv(name, value)
     before = words[: words.index("--")] if "--" in words else ()
     after = words[len(before) + 1 :] if "--" in words else words
-    found = CliRunner().invoke(main, [*before, "look", *after])
-    if found.exit_code:
-        raise FleetctlError(found.output)
+    result = CliRunner().invoke(main, [*before, "look", *after])
+    if result.exit_code:
+        raise FleetctlError(result.output)
     return got
 
 

@@ -22,6 +22,6 @@ async def test_a_node_without_a_spec_gets_one(
     assert same.out == "node/fresh already uncordoned\n"
     assert await objects.get(shared_transport, Node, "fresh") is None
     assert (await shared_fleet.ctl("cordon", "fresh")).out == "node/fresh cordoned\n"
-    seen = await read_node(shared_transport, "fresh")
-    assert (seen.metadata.uid, seen.metadata.generation) == ("uid-fresh", 2)
-    assert seen.spec.unschedulable
+    node = await read_node(shared_transport, "fresh")
+    assert (node.metadata.uid, node.metadata.generation) == ("uid-fresh", 2)
+    assert node.spec.unschedulable

@@ -13,12 +13,12 @@ from tests.support.manifests_texts import pool, read
 
 
 async def made(shared_transport: FaultyTransport, *texts: str) -> list[str]:
-    told: list[ApiObject] = []
+    api_objects: list[ApiObject] = []
     clock = InstantClock()
     await create_all(
-        shared_transport, read("".join(texts)), clock, manager="fleetctl", report=told.append
+        shared_transport, read("".join(texts)), clock, manager="fleetctl", report=api_objects.append
     )
-    return [obj.name for obj in told]
+    return [obj.name for obj in api_objects]
 
 
 async def test_a_lost_answer_still_counts_as_created() -> None:

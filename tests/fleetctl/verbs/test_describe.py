@@ -215,11 +215,11 @@ async def test_a_node_shows_the_requested_and_the_effective_wired_limit(fleet: M
 
 async def test_a_hub_model_shows_what_each_node_lacks(fleet: MemoryFleet) -> None:
     source = HubReference(repo="org/tiny", revision="ab" * 20)
-    found = deployment(name="tiny")
-    spec = found.spec.model_copy(update={"model": ModelSource(hub=source)})
+    model_deployment = deployment(name="tiny")
+    spec = model_deployment.spec.model_copy(update={"model": ModelSource(hub=source)})
     snapshot = ModelSnapshot(
         deployment="tiny",
-        uid=found.metadata.uid,
+        uid=model_deployment.metadata.uid,
         source=source,
         commit=source.revision,
         resolved_at=NOW,
@@ -232,7 +232,9 @@ async def test_a_hub_model_shows_what_each_node_lacks(fleet: MemoryFleet) -> Non
     )
     put = Put(key=keys.named(keys.SNAPSHOT_PREFIX, "tiny"), value=codec.encode(snapshot))
     store = fleet.store
-    await store.commit([], [codec.put_spec(found.model_copy(update={"spec": spec})), put])
+    await store.commit(
+        [], [codec.put_spec(model_deployment.model_copy(update={"spec": spec})), put]
+    )
     for name, missing, problem in (("h-1", 4 << 30, "NoSpace: full"), ("h-2", 0, "")):
         report = ModelReport(
             path=source.folder, geometry=GEOMETRY, missing_bytes=missing, fetch_problem=problem

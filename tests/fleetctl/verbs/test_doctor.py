@@ -105,7 +105,7 @@ async def test_a_plain_service_in_a_crash_loop_is_found(home: Path, tmp_path: Pa
 
         scope = CollectionScope(models_dir=tmp_path, plain_services=read, home=home)
         found = checks.run_checks(await collect_facts(scope, CLOCK))
-        return next(one.level for one in found if one.check == "crash loop")
+        return next(finding.level for finding in found if finding.check == "crash loop")
 
     await services.start("nodeagent")
     try:
@@ -187,7 +187,7 @@ async def test_the_fleets_doctor_asks_every_agent(fleet: MemoryFleet, tmp_path: 
         done = await fleet.ctl("doctor", "-o", "json")
     found = json.loads(done.out)["findings"]
     folders = [one for one in found if one["check"] == "models folder"]
-    assert [one["node"] for one in folders] == ["mac-1"]
+    assert [folder["node"] for folder in folders] == ["mac-1"]
     assert folders[0]["message"] == f"{missing} does not exist (also on mac-2)"
     machines = [(one["level"], one["message"]) for one in found if one["check"] == "machines"]
     assert machines[0] == (

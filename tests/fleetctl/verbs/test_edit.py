@@ -31,9 +31,9 @@ async def applied(shared_fleet: CommandFleet, name: str) -> None:
 
 
 async def there(shared_transport: Transport, name: str) -> ModelDeployment:
-    found = await objects.get(shared_transport, ModelDeployment, name)
-    assert found is not None
-    return found
+    obj = await objects.get(shared_transport, ModelDeployment, name)
+    assert obj is not None
+    return obj
 
 
 async def test_the_editor_inherits_no_secret(
@@ -67,9 +67,9 @@ async def test_an_edit_is_written(
         "#|", "apiVersion: fleet/v1alpha1", "kind: ModelDeployment", "metadata:", "  name: one",
         "spec:", "  model:",
     ]  # fmt: skip
-    found = await there(shared_transport, "one")
-    assert (found.spec.replicas, found.metadata.generation) == (3, 2)
-    [_, last] = found.metadata.managed_fields
+    deployment = await there(shared_transport, "one")
+    assert (deployment.spec.replicas, deployment.metadata.generation) == (3, 2)
+    [_, last] = deployment.metadata.managed_fields
     assert (last.manager, last.fields) == ("fleetctl-edit", ("spec.replicas",))
 
 
@@ -123,10 +123,10 @@ async def test_cancelling_an_invalid_text_keeps_a_copy(
         done.err,
     )
     assert found is not None, done.err
-    kept = Path(found[2])
-    assert "concurrency: 0" in kept.read_text()
-    assert f"#| {found[1]}" in kept.read_text()
-    kept.unlink()
+    path = Path(found[2])
+    assert "concurrency: 0" in path.read_text()
+    assert f"#| {found[1]}" in path.read_text()
+    path.unlink()
     assert (await there(shared_transport, "lost")).metadata.generation == 1
 
 
@@ -157,9 +157,9 @@ async def test_conflicting_changes_of_others_are_shown(
         "ModelDeployment/both: spec.replicas: is now 5, set by fleetctl-scale; your value is 3. To overwrite it"
         in again
     )
-    found = await there(shared_transport, "both")
-    assert (found.spec.replicas, found.spec.concurrency) == (3, 8)
-    assert found.metadata.labels == {"team": "lab"}
+    deployment = await there(shared_transport, "both")
+    assert (deployment.spec.replicas, deployment.spec.concurrency) == (3, 8)
+    assert deployment.metadata.labels == {"team": "lab"}
 
 
 async def test_several_objects(

@@ -87,8 +87,8 @@ def test_concurrent_changes_are_merged(base: Tree, ours: Tree, theirs: Tree) -> 
         edit_session.acknowledge(base, merge.conflicts), ours, theirs
     )
     assert again.conflicts == ()
-    for one in merge.conflicts:
-        assert is_equal(at(again.tree, one.path), one.ours)
+    for conflict in merge.conflicts:
+        assert is_equal(at(again.tree, conflict.path), conflict.ours)
 
 
 def at(tree: Tree, path: tuple[str | int, ...]) -> Tree:
@@ -102,7 +102,9 @@ def test_conflicts_are_changes_of_the_same_field() -> None:
     ours: Tree = {"spec": {"replicas": 3, "concurrency": 8, "names": ["a", "b"]}}
     theirs: Tree = {"spec": {"replicas": 5, "concurrency": 4, "names": ["c"], "old": {"x": 2}}}
     merge = edit_session.merge_changes(base, ours, theirs)
-    assert sorted((one.field, one.ours, one.theirs) for one in merge.conflicts) == [
+    assert sorted(
+        (conflict.field, conflict.ours, conflict.theirs) for conflict in merge.conflicts
+    ) == [
         ("spec.names", ["a", "b"], ["c"]),
         ("spec.old", None, {"x": 2}),
         ("spec.replicas", 3, 5),
@@ -117,11 +119,11 @@ SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 
 def drawn(data: st.DataObject, kind: Kind) -> ApiObject:
     """Return an object as stored, not marked for deletion."""
-    found = data.draw(objects(kind.type))
-    assert isinstance(found, ApiObject)
-    metadata = found.metadata.model_copy(update={"deletion_timestamp": None})
+    model = data.draw(objects(kind.type))
+    assert isinstance(model, ApiObject)
+    metadata = model.metadata.model_copy(update={"deletion_timestamp": None})
     status = {"status": None} if "status" in kind.type.model_fields else {}
-    return found.model_copy(update={"metadata": metadata, **status})
+    return model.model_copy(update={"metadata": metadata, **status})
 
 
 # Few examples: each reads a whole manifest three times.
@@ -140,9 +142,11 @@ def test_an_unchanged_text_gives_the_same_object(
 def is_saved_as_it_was_shown(obj: ApiObject, form: str) -> None:
     session = EditSession.of([obj])
     shown = edit_session.with_notes(edit_session.INSTRUCTIONS, session.text(form))
-    found = session.read(edit_session.without_notes(edit_session.INSTRUCTIONS, shown), f".{form}")
-    assert session.changed(found) == []
-    merged = session.merged(found[0], obj)
+    loaded_objects = session.read(
+        edit_session.without_notes(edit_session.INSTRUCTIONS, shown), f".{form}"
+    )
+    assert session.changed(loaded_objects) == []
+    merged = session.merged(loaded_objects[0], obj)
     assert merged.conflicts == ()
     assert writer.merge_onto(obj, writer.load_edited(obj, merged.tree)) is None
 
@@ -158,8 +162,8 @@ def comments_change_nothing(obj: ApiObject, draw: random.Random) -> None:
         )
         == commented
     )
-    [found] = load_text(commented, ".yaml")
-    assert writer.editable_tree(found.obj) == writer.editable_tree(obj)
+    [loaded_object] = load_text(commented, ".yaml")
+    assert writer.editable_tree(loaded_object.obj) == writer.editable_tree(obj)
 
 
 def patches_say_what_is_there(obj: ApiObject) -> None:

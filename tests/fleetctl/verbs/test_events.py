@@ -28,7 +28,7 @@ async def happened(
     count: int = 1,
 ) -> None:
     kind, _, object_ = about.partition("/")
-    seen = SystemClock().now() - timedelta(seconds=ago_s)
+    moment = SystemClock().now() - timedelta(seconds=ago_s)
     spec = EventSpec(
         about=ObjectReference(kind=kind, name=object_),
         type="Warning" if warns else "Normal",
@@ -36,8 +36,8 @@ async def happened(
         message=f"what {name} says",
         source="reconciler",
         count=count,
-        first_seen=seen,
-        last_seen=seen,
+        first_seen=moment,
+        last_seen=moment,
     )
     event = Event(metadata=ObjectMeta(name=name), spec=spec)
     put = Put(key=keys.event_key("reconciler", name), value=codec.encode(event))

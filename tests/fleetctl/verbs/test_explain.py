@@ -24,8 +24,8 @@ async def test_yaml_and_json() -> None:
 def below(model: kind_schema.KindSchema, field: kind_schema.FieldSchema, path: str) -> list[str]:
     """Return the paths of all nested fields without a description."""
     silent = [] if field.description or field.name in _OBVIOUS else [path]
-    for one in model.fields(field.schema):
-        silent += below(model, one, f"{path}.{one.name}")
+    for schema in model.fields(field.schema):
+        silent += below(model, schema, f"{path}.{schema.name}")
     return silent
 
 

@@ -36,9 +36,9 @@ def test_a_manifest_contains_every_declared_field(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(THEIRS))
     obj = data.draw(objects(kind.type))
     assert isinstance(obj, ApiObject)
-    [found] = read(core_schema.dump(clean_manifest(obj)))
-    assert spec_of(found.obj) == spec_of(obj)
-    assert found.obj.metadata.labels == obj.metadata.labels
+    [loaded_object] = read(core_schema.dump(clean_manifest(obj)))
+    assert spec_of(loaded_object.obj) == spec_of(obj)
+    assert loaded_object.obj.metadata.labels == obj.metadata.labels
 
 
 def test_defaults_and_managed_fields_are_left_out() -> None:
@@ -69,12 +69,12 @@ def test_a_meaningful_default_is_kept(spec: NodePool, says: dict[str, object]) -
 
 def test_files_are_named_by_kind_and_name_with_notes_on_omissions() -> None:
     bare = Node(metadata=ObjectMeta(name="mac-1"))
-    kept = Node(metadata=ObjectMeta(name="mac-2"), spec=NodeSpec(unschedulable=True))
+    node = Node(metadata=ObjectMeta(name="mac-2"), spec=NodeSpec(unschedulable=True))
     of_git = pool(nodes=("a",))
     of_git = of_git.model_copy(
         update={"metadata": ObjectMeta(name="p", annotations={APPLY_SET: "gitsource/berlin"})}
     )
-    made = plan_files([bare, kept, of_git])
+    made = plan_files([bare, node, of_git])
     assert [str(file.path) for file in made.files] == ["nodepools/p.yaml", "nodes/mac-2.yaml"]
     assert made.files[1].text == (
         "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata:\n  name: mac-2\nspec:\n  unschedulable: true\n"

@@ -80,13 +80,13 @@ def test_faults_are_listed_below_the_group() -> None:
     said, wanted = squeezed(fabric.admission_text(verdict)), squeezed(REFUSED)
     assert said[:-1] == wanted[:-1]
     assert said[-1][: len(wanted[-1])] == wanted[-1]
-    assert [one.reason for one in verdict.faults] == ["RdmaOff"]
+    assert [fault.reason for fault in verdict.faults] == ["RdmaOff"]
 
 
 def test_a_spare_replaces_a_dead_member() -> None:
     verdict = judged(meshed(3), SPARE, dead="mac-0")
     assert verdict.is_admitted
-    assert [(one.node, one.rank) for one in verdict.members] == [
+    assert [(member.node, member.rank) for member in verdict.members] == [
         ("mac-1", 0),
         ("mac-2", 1),
         ("mac-0", None),
@@ -121,11 +121,11 @@ def condition(type_: str, status: ConditionStatus) -> Condition:
     ],
 )
 def test_unusable_members_are_faults(macs: list[Mac], spec: str, reasons: list[str]) -> None:
-    assert [one.reason for one in judged(macs, spec).faults] == reasons
+    assert [fault.reason for fault in judged(macs, spec).faults] == reasons
 
 
 def test_a_silent_agent_is_a_fault() -> None:
-    assert [one.reason for one in judged(meshed(2), TWO, dead="mac-1").faults] == ["NotReady"]
+    assert [fault.reason for fault in judged(meshed(2), TWO, dead="mac-1").faults] == ["NotReady"]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ async def test_check_uses_the_reports_of_real_agents(store: Fleet) -> None:
     await store.joined(2)
     (node,) = [json.loads((await store.ctl("get", "node/node-1", "-o", "json")).out)]
     assert [one["name"] for one in node["status"]["fabric"]["interfaces"]] == [
-        one.name for one in linux.read_fabric().interfaces
+        interface.name for interface in linux.read_fabric().interfaces
     ]
     members = [{"node": "node-1", "addresses": ["203.0.113.9"]}, {"node": "node-2"}]
     for name, given in (("pair", [*members[1:], {"node": "node-1"}]), ("lost", members)):

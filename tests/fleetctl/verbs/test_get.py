@@ -325,13 +325,13 @@ async def watching(etcd: str, *words: str, on_terminal: bool = False) -> AsyncIt
 
 def pool(name: str, nodes: int | None = None) -> list[Put]:
     spec = b'{"kind":"NodePool","metadata":{"name":"%s"},"spec":{"nodes":[]}}' % name.encode()
-    found = [Put(key=keys.spec_key("NodePool", name), value=spec)]
+    puts = [Put(key=keys.spec_key("NodePool", name), value=spec)]
     if nodes is not None:
         status = (
             b'{"nodes":%d,"conditions":[{"type":"Ready","status":"True","reason":"x"}]}' % nodes
         )
-        found.append(Put(key=keys.status_key("NodePool", name), value=status))
-    return found
+        puts.append(Put(key=keys.status_key("NodePool", name), value=status))
+    return puts
 
 
 @pytest.mark.timeout(240)

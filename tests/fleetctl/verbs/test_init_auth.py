@@ -49,8 +49,8 @@ FILES = [
 
 @pytest.fixture
 async def etcd(tmp_path: Path) -> AsyncIterator[TcpEtcd]:
-    async with TcpEtcd(tmp_path, "--bcrypt-cost=4") as found:
-        yield found
+    async with TcpEtcd(tmp_path, "--bcrypt-cost=4") as tcp_etcd:
+        yield tcp_etcd
 
 
 @pytest.fixture
@@ -116,8 +116,10 @@ async def test_the_dashboard_may_write_only_if_that_was_said(etcd: TcpEtcd, out:
     assert "permissions revoked" in dashboard_line(revoked.out)
     await fleetctl(*words, "--dashboard-writes")
     assert (await fleetctl(*words[:-1], "--enable")).code == 0
-    found = etcd_users.read_credentials(out / "dashboard.env")
-    transport = connect(replace(etcd.address, username=found.user, password=found.password))
+    credentials = etcd_users.read_credentials(out / "dashboard.env")
+    transport = connect(
+        replace(etcd.address, username=credentials.user, password=credentials.password)
+    )
     try:
         await transport.commit([], [Put(key=declared, value=b"{}")])
         with pytest.raises(PermissionDeniedError):

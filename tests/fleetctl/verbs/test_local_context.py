@@ -88,9 +88,9 @@ def test_names_are_unique_and_the_default_folder_is_local(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     other = DataDir(tmp_path / "clone" / ".fleet")
-    for one in (folder, other, DataDir(default_data_dir())):
-        one.prepare()
-        local_context.enter(one)
+    for data_dir in (folder, other, DataDir(default_data_dir())):
+        data_dir.prepare()
+        local_context.enter(data_dir)
     assert {name: found["data-dir"] for name, found in load(config).contexts.items()} == {
         "local-fleet": str(folder.path),
         "local-fleet-2": str(other.path),

@@ -158,9 +158,9 @@ async def test_only_lines_with_a_text(fleet: Fleet) -> None:
 
 
 async def test_one_replica_of_a_deployment_or_all(fleet: Fleet) -> None:
-    one = await logs(fleet, "deploy/bad", "--tail", "1")
-    assert one.err == "Found 2 replicas, using replica/bad-0\n"
-    assert one.out == "no end of line"
+    done = await logs(fleet, "deploy/bad", "--tail", "1")
+    assert done.err == "Found 2 replicas, using replica/bad-0\n"
+    assert done.out == "no end of line"
     both = await logs(fleet, "md/bad", "--tail", "1", "--all-replicas")
     assert sorted(line.split(" ", 2)[0] for line in both.out.splitlines()) == [
         "[replica/bad-0/rank-0]",

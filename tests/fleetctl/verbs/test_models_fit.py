@@ -48,7 +48,9 @@ async def test_a_repository_is_judged_for_each_node_and_group_without_its_weight
         assert done.code == 0, done.err
         shown = await fleet.ctl(*words, "--context-length", "4096")
         wide = await fleet.ctl(*words, "-o", "wide")
-        assert {one.path.rsplit("/", 1)[-1] for one in hub.requests("GET", "/resolve/")} == {
+        assert {
+            request.path.rsplit("/", 1)[-1] for request in hub.requests("GET", "/resolve/")
+        } == {
             "config.json",
             "model.safetensors",
         }
@@ -78,7 +80,9 @@ async def test_a_model_of_modelscope_is_judged_before_it_is_fetched() -> None:
         done = await run_fleetctl("models", "fit", REPO, *where, "--memory", "8Gi")
     assert done.code == 0, done.err
     read = {
-        one.query["FilePath"] for one in hub.requests("GET", "/repo") if "FilePath" in one.query
+        request.query["FilePath"]
+        for request in hub.requests("GET", "/repo")
+        if "FilePath" in request.query
     }
     assert read == {"config.json", "model.safetensors"}
 
@@ -118,7 +122,7 @@ async def test_a_folder_is_judged_for_macs_without_a_fleet(tmp_path: Path) -> No
     done = await run_fleetctl(*words)
     assert done.code == 0, done.err
     nodes = json.loads(done.out)["nodes"]
-    assert {one["node"]: one["roomBytes"] for one in nodes} == {
+    assert {node["node"]: node["roomBytes"] for node in nodes} == {
         "8Gi": (8 << 30) * 66 // 100,
         "64Gi": (64 << 30) * 75 // 100,
     }
@@ -156,7 +160,7 @@ async def test_a_model_of_the_list_is_judged_offline_in_the_order_asked() -> Non
     done = await run_fleetctl(*words, "--memory", "16Gi", "--memory", "512Gi", "-o", "json")
     assert done.code == 0, done.err
     assert "The list of `fleetctl models search` answers" in done.err
-    assert [one["node"] for one in json.loads(done.out)["nodes"]] == ["16Gi", "512Gi"]
+    assert [load["node"] for load in json.loads(done.out)["nodes"]] == ["16Gi", "512Gi"]
     unlisted = await run_fleetctl("models", "fit", "a/B", *words[3:], "--memory", "16Gi")
     assert (unlisted.code, "SourceUnreachable" in unlisted.err) == (1, True)
     sold = await run_fleetctl(*words, "--memory", "16GB")

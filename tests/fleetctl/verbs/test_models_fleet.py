@@ -68,7 +68,7 @@ class Macs:
         return add_model(self.store(node), repo, COMMIT, tiny_files()).name
 
     def names(self, node: str) -> list[str]:
-        return [one.name for one in self.store(node).models()]
+        return [model.name for model in self.store(node).models()]
 
     async def serve(self, node: str, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         store, transport = self.store(node), self.fleet.store
@@ -113,8 +113,8 @@ class Macs:
             model=ModelSource(hub=hub, path=path),
             ranks=tuple(RankAssignment(node=node, memory=proof) for node in nodes),
         )  # fmt: skip
-        one = Replica(metadata=ObjectMeta(name="tiny-0", uid="u", generation=1), spec=spec)
-        await self.fleet.store.commit([], [codec.put_spec(one)])
+        replica = Replica(metadata=ObjectMeta(name="tiny-0", uid="u", generation=1), spec=spec)
+        await self.fleet.store.commit([], [codec.put_spec(replica)])
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_the_list_has_every_model_of_every_mac_with_its_users(macs: Macs) 
     assert second.split()[0] == "mac-2"
     unused = await macs.ctl("models", "list", "--unused", "-o", "json")
     nodes = json.loads(unused.out)["nodes"]
-    assert [(one["node"], len(one["models"])) for one in nodes] == [("mac-1", 0), ("mac-2", 1)]
+    assert [(node["node"], len(node["models"])) for node in nodes] == [("mac-1", 0), ("mac-2", 1)]
     assert nodes[1]["models"][0]["commit"] == COMMIT
     named = await macs.ctl("models", "list", "mlx-community/*", "-o", "yaml")
     assert named.out.count("name:") == 1
@@ -347,7 +347,7 @@ def add_source(macs: Macs, *nodes: str) -> None:
 
 
 def results(store: ModelStore) -> list[str]:
-    return [one.name for one in store.models() if one.repo == RESULT]
+    return [model.name for model in store.models() if model.repo == RESULT]
 
 
 @pytest.mark.ci

@@ -22,20 +22,20 @@ def put(path: Path, content: bytes) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a home folder with models of three programs."""
-    found = tmp_path / "home"
-    monkeypatch.setenv("HOME", str(found))
+    path = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(path))
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
-    cache = found / ".cache/huggingface/hub/models--a--cached/snapshots" / COMMIT
+    cache = path / ".cache/huggingface/hub/models--a--cached/snapshots" / COMMIT
     put(cache / "model.safetensors", bytes(5000))
-    put(found / ".lmstudio/models/a/studio/model.safetensors", bytes(3000))
-    put(found / ".lmstudio/models/a/studio-GGUF/model.gguf", b"GGUF")
-    ollama = found / ".ollama/models"
+    put(path / ".lmstudio/models/a/studio/model.safetensors", bytes(3000))
+    put(path / ".lmstudio/models/a/studio-GGUF/model.gguf", b"GGUF")
+    ollama = path / ".ollama/models"
     tensor = add_blob(ollama, TENSOR, "a", safetensors({"a": ("F32", 0, 4000)}))
     jsons = add_jsons(ollama, {"config.json": CONFIG})
     add_manifest(ollama, "library/tiny/latest", [tensor, *jsons])
     add_manifest(ollama, "library/llama3/8b", [add_blob(ollama, GGUF, "", b"GGUF")])
-    return found
+    return path
 
 
 async def models(folder: Path, *words: str) -> Done:

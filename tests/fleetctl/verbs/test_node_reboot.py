@@ -52,11 +52,11 @@ async def node_there(
     """Write what an agent writes: status and lease."""
     conditions: tuple[Condition, ...] = ()
     if reason:
-        found = Condition(
+        condition = Condition(
             type="NeedsReboot", status=ConditionStatus.TRUE, reason=reason, message="more than usual",
             last_transition_time=CLOCK.now(),
         )  # fmt: skip
-        conditions = (found,)
+        conditions = (condition,)
     status = STATUS.model_copy(
         update={"conditions": conditions, "hostname": name, "address": "10.0.0.9"}
     )

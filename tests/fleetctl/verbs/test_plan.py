@@ -91,8 +91,10 @@ async def test_explain_placement(fleet: MemoryFleet, shared_transport: Transport
 
 
 def test_members_of_a_group_that_cannot_be_formed_are_not_said_to_fit() -> None:
-    found = [NodeExplanation(node=name, room_bytes=8 * 2**30, score=50.0) for name in ("a", "b")]
-    text = "\n".join(node_tables(found, {}))
+    explanations = [
+        NodeExplanation(node=name, room_bytes=8 * 2**30, score=50.0) for name in ("a", "b")
+    ]
+    text = "\n".join(node_tables(explanations, {}))
     assert "Nodes that fit" not in text
     assert "cannot take the replica as a whole" in text
     assert "0 B" not in text

@@ -39,9 +39,9 @@ async def test_the_admin_backs_up_and_root_restores(tmp_path: Path) -> None:
         assert not (tmp_path / "s").exists()
         done = await fleetctl("restore", file, *flags("root", "/moved"))
         assert done.code == 0, done.err
-        found = await with_prefix(root, "/moved").get(key)
-        assert found is not None
-        assert found.value == b"{}"
+        item = await with_prefix(root, "/moved").get(key)
+        assert item is not None
+        assert item.value == b"{}"
         theirs = await root.get(key)
         assert theirs is not None
         assert theirs.value == b"theirs"

@@ -41,9 +41,9 @@ async def applied(
 
 
 async def read(shared_transport: Transport, name: str) -> ModelDeployment:
-    found = await objects.get(shared_transport, ModelDeployment, name)
-    assert found is not None
-    return found
+    obj = await objects.get(shared_transport, ModelDeployment, name)
+    assert obj is not None
+    return obj
 
 
 async def keep(shared_transport: Transport, name: str, number: int, cause: str = "") -> None:
@@ -82,14 +82,14 @@ async def say(
 ) -> None:
     """Write the condition Progressing, as the reconciler does."""
     generation = (await read(shared_transport, name)).metadata.generation
-    found = Condition(
+    condition = Condition(
         type="Progressing",
         status=truth,
         reason=reason,
         message=message,
         observed_generation=generation,
     )
-    status = ModelDeploymentStatus(observed_generation=generation, conditions=(found,))
+    status = ModelDeploymentStatus(observed_generation=generation, conditions=(condition,))
     key = keys.status_key("ModelDeployment", name)
     await shared_transport.commit([], [Put(key=key, value=codec.encode(status))])
 
@@ -200,16 +200,16 @@ async def test_undo_after_two_failed_canaries_returns_to_what_serves(
         await applied(shared_fleet, "twice", change=("small}, servedNames: [fast]", f"{path}}}"))
         await keep(shared_transport, "twice", number)
     templates = {
-        one.spec.revision: one.spec.template
-        for one in await objects.list_all(shared_transport, Revision)
-        if one.spec.deployment == "twice"
+        revision.spec.revision: revision.spec.template
+        for revision in await objects.list_all(shared_transport, Revision)
+        if revision.spec.deployment == "twice"
     }
     await fail(shared_transport, "twice", bad=templates[3], good=templates[1])
     done = await shared_fleet.ctl("rollout", "undo", "twice")
     assert (done.code, done.out) == (0, "modeldeployment/twice rolled back\n"), done.err
-    found = await objects.get(shared_transport, ModelDeployment, "twice")
-    assert found is not None
-    assert found.spec.model.path == "small"
+    obj = await objects.get(shared_transport, ModelDeployment, "twice")
+    assert obj is not None
+    assert obj.spec.model.path == "small"
 
 
 async def test_undo_of_a_running_canary_ends_it(
@@ -362,6 +362,6 @@ def test_a_decision_ends_a_canary_that_waits_for_requests(
             await actions.carry_out(simulated.store, prepared, version=prepared.version)
             await simulated.rest()
             replicas = await objects.list_all(simulated.store, Replica)
-            assert {one.spec.model.path for one in replicas} == models
+            assert {replica.spec.model.path for replica in replicas} == models
 
     virtual_time.run(main())

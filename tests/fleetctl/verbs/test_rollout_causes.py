@@ -25,9 +25,9 @@ async def led(fleet: MemoryFleet, tmp_path: Path) -> AsyncIterator[MemoryFleet]:
 
 
 async def deployment(led: MemoryFleet) -> ModelDeployment:
-    found = await objects.get(led.store, ModelDeployment, "chat")
-    assert found is not None
-    return found
+    obj = await objects.get(led.store, ModelDeployment, "chat")
+    assert obj is not None
+    return obj
 
 
 async def change(led: MemoryFleet, *words: str, revision: int) -> None:

@@ -37,9 +37,9 @@ async def read(fleet: MemoryFleet, name: str = NAME) -> ModelDeployment | None:
 
 async def set_available(fleet: MemoryFleet, reason: str, message: str, *, ready: int = 0) -> None:
     """Write the status of the deployment, as the reconciler does."""
-    found = await until_async(lambda: read(fleet), what="the deployment")
+    deployment = await until_async(lambda: read(fleet), what="the deployment")
     status = ModelDeploymentStatus(
-        observed_generation=found.metadata.generation,
+        observed_generation=deployment.metadata.generation,
         ready_replicas=ready,
         conditions=(
             Condition(
@@ -94,11 +94,11 @@ async def test_get_and_describe_show_the_progress_of_a_fetch() -> None:
         eta_seconds=192,
         source="huggingface.co",
     )
-    found = wanted()
+    replica = wanted()
     puts = [
-        Put(key=keys.spec_key("Replica", found.name), value=codec.encode(found)),
+        Put(key=keys.spec_key("Replica", replica.name), value=codec.encode(replica)),
         Put(
-            key=keys.status_key("Replica", found.name),
+            key=keys.status_key("Replica", replica.name),
             value=codec.encode(ReplicaStatus(fetches=(fetch,))),
         ),
     ]
@@ -111,9 +111,9 @@ async def test_get_and_describe_show_the_progress_of_a_fetch() -> None:
         "get", "replicas", "-o", "jsonpath={.items[0].status.fetches[0].etaSeconds}"
     )
     assert field.out == "192"
-    described = await fleet.ctl("describe", "replica", found.name)
+    described = await fleet.ctl("describe", "replica", replica.name)
     (row,) = [line for line in described.out.splitlines() if "16.0 MiB/s" in line]
-    assert row.split()[:5] == [found.name, "a", "Downloading", "25", "%"]
+    assert row.split()[:5] == [replica.name, "a", "Downloading", "25", "%"]
     assert "3m12s" in row
 
 
@@ -132,9 +132,9 @@ async def test_run_writes_the_deployment_and_waits_until_it_serves() -> None:
         group.create_task(deploy(fleet))
         await set_available(fleet, "ReplicaNotReady", "qwen-0 on a: 50 % of 4.3 GiB from hub")
         await set_available(fleet, "AllReplicasReady", "", ready=1)
-    found = await read(fleet)
-    assert found is not None
-    assert found.spec.model.label == f"{REPO}@main"
+    deployment = await read(fleet)
+    assert deployment is not None
+    assert deployment.spec.model.label == f"{REPO}@main"
 
 
 async def test_run_says_why_a_repository_is_not_served() -> None:
@@ -184,11 +184,11 @@ async def test_create_writes_a_hub_model_and_refuses_two_sources() -> None:
     assert made.spec.model.hub == HubReference(repo=REPO, source="modelscope", revision="master")
     done = await fleet.ctl("create", "md", "qwen", "--hub", REPO, "--revision", "dev")
     assert done.code == 0, done.err
-    found = await read(fleet, "qwen")
-    assert found is not None
-    hub = found.spec.model.hub
+    deployment = await read(fleet, "qwen")
+    assert deployment is not None
+    hub = deployment.spec.model.hub
     assert hub is not None
-    assert (hub.repo, hub.revision, found.spec.model.path) == (REPO, "dev", None)
+    assert (hub.repo, hub.revision, deployment.spec.model.path) == (REPO, "dev", None)
     both = await fleet.ctl("create", "md", "other", "--hub", REPO, "--model", "x")
     assert "give either --hub ORG/NAME or --model FOLDER" in both.err
 
@@ -213,10 +213,10 @@ async def test_refresh_marks_a_branch_and_refuses_what_cannot_move() -> None:
     await fleet.ctl("create", "md", "folder", "--model", "x")
     done = await fleet.ctl("rollout", "refresh", "branch")
     assert (done.code, done.out) == (0, "modeldeployment/branch refreshed\n")
-    found = await read(fleet, "branch")
-    assert found is not None
-    assert found.metadata.annotations[HUB_REFRESHED_AT]
-    assert found.metadata.generation == 2
+    deployment = await read(fleet, "branch")
+    assert deployment is not None
+    assert deployment.metadata.annotations[HUB_REFRESHED_AT]
+    assert deployment.metadata.generation == 2
     assert "a commit, which never moves" in (await fleet.ctl("rollout", "refresh", "commit")).err
     assert "a model in a folder" in (await fleet.ctl("rollout", "refresh", "folder")).err
 

@@ -60,27 +60,27 @@ async def publish(fleet: MemoryFleet, url: str) -> None:
     spec = EndpointSpec(
         deployment="tiny", replica_uid="u", node="mac-1", url=url, served_names=("tiny",)
     )
-    one = Endpoint(metadata=ObjectMeta(name="tiny-0"), spec=spec)
-    await put(fleet, keys.endpoint_key("mac-1", "tiny-0"), one)
+    endpoint = Endpoint(metadata=ObjectMeta(name="tiny-0"), spec=spec)
+    await put(fleet, keys.endpoint_key("mac-1", "tiny-0"), endpoint)
 
 
 @asynccontextmanager
 async def following(fleet: MemoryFleet) -> AsyncIterator[list[TlsMode]]:
     """Let the processes follow the mode a moment after it has changed; yield the modes that they saw."""
-    seen: list[TlsMode] = []
+    tls_modes: list[TlsMode] = []
 
     async def follow() -> None:
         while True:
             mode = await mode_of(fleet)
-            if [mode] != seen[-1:]:
+            if [mode] != tls_modes[-1:]:
                 await asyncio.sleep(0.1)
-                seen.append(mode)
+                tls_modes.append(mode)
                 await report(fleet, mode)
             await asyncio.sleep(0.02)
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(follow())
-        yield seen
+        yield tls_modes
         task.cancel()
 
 
@@ -153,13 +153,13 @@ async def test_plain_engines_keep_the_fleet_from_strict(secured: MemoryFleet) ->
 
 @pytest.mark.ci
 async def test_the_mode_moves_step_by_step_in_both_directions(secured: MemoryFleet) -> None:
-    async with following(secured) as seen:
+    async with following(secured) as modes:
         for wanted in (TlsMode.STRICT, TlsMode.PERMISSIVE):
             done = await secured.ctl("secure", "--mode", str(wanted))
             assert done.code == 0, done.err
             assert done.out.endswith(f"every process follows TLS mode {wanted}\n")
     steps = [TlsMode.PERMISSIVE, TlsMode.TLS, TlsMode.STRICT, TlsMode.TLS, TlsMode.PERMISSIVE]
-    assert seen == steps
+    assert modes == steps
 
 
 async def test_the_way_back_does_not_need_every_process(secured: MemoryFleet) -> None:

@@ -42,8 +42,8 @@ async def told(
     """Answer `fleetctl sync` as a reconciler does."""
 
     async def asked() -> GitSource | None:
-        found = await objects.get(shared_transport, GitSource, name)
-        return found if found is not None and SYNC_REQUESTED in found.metadata.annotations else None
+        obj = await objects.get(shared_transport, GitSource, name)
+        return obj if obj is not None and SYNC_REQUESTED in obj.metadata.annotations else None
 
     source = await until_async(asked, limit_s=limit_s, what="sync")
     ready = Condition(

@@ -69,8 +69,8 @@ async def test_create_takes_limits_and_what_the_machine_gets(
     [record] = await list_tokens(fleet.store)
     assert (record.most_uses, record.name, record.pool) == (5, "mac-9", "studio")
     assert record.labels == {"site": "studio", "rack": "a1"}
-    left = record.expires - SystemClock().now()
-    assert 6 <= left.days <= 7
+    duration = record.expires - SystemClock().now()
+    assert 6 <= duration.days <= 7
     assert "@" in record.created_by
 
 

@@ -49,8 +49,8 @@ def supervisor(folder: Path) -> int:
 
 def pids(folder: Path) -> dict[str, int]:
     """Return the pid of each recorded process that runs."""
-    found = {path.stem: processes.load_record(path) for path in (folder / "run").glob("*.pid")}
-    return {n: r.pid for n, r in found.items() if r is not None and processes.is_running(r)}
+    records = {path.stem: processes.load_record(path) for path in (folder / "run").glob("*.pid")}
+    return {n: r.pid for n, r in records.items() if r is not None and processes.is_running(r)}
 
 
 @pytest.mark.ci
@@ -191,10 +191,10 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
 
 
 def engines(folder: Path) -> list[EngineProcess]:
-    found: list[EngineProcess] = []
+    engine_processes: list[EngineProcess] = []
     for node in (folder / "nodes").glob("*"):
-        found += find_engines(node / "engines")
-    return found
+        engine_processes += find_engines(node / "engines")
+    return engine_processes
 
 
 @pytest.mark.full

@@ -90,8 +90,8 @@ def test_version_skew_warnings(found: FleetVersions, expected: list[str]) -> Non
 
 
 def test_nodes_of_one_version_share_a_line() -> None:
-    found = versions(agents=[("1.4.0", "0.32.2")] * 7 + [("1.3.0", "")], reconciler=None)
-    assert version_skew.lines(found) == [
+    fleet_versions = versions(agents=[("1.4.0", "0.32.2")] * 7 + [("1.3.0", "")], reconciler=None)
+    assert version_skew.lines(fleet_versions) == [
         "fleetctl: 1.4.0",
         "etcd: 3.5.16",
         "reconciler: none leads",
@@ -142,8 +142,8 @@ async def test_all_parts(shared_fleet: MemoryFleet, shared_transport: Transport)
 async def test_client_only() -> None:
     plain = await fleetctl("version", "--client")
     assert (plain.code, plain.out) == (0, f"fleetctl: {ours()}\n")
-    told = await fleetctl("version", "--client", "-o", "yaml")
-    assert told.out == f'fleetctl: "{ours()}"\n'
+    done = await fleetctl("version", "--client", "-o", "yaml")
+    assert done.out == f'fleetctl: "{ours()}"\n'
 
 
 def _values(mlx: str = "0.32.4", build: str = "25D125", chip: str = "Apple M4") -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def test_what_differs_from_most_macs_is_marked() -> None:
             NodeVersions(name="mac-3", values=_values(build="-")),
         ]
     )
-    assert [sorted(one.differs) for one in found] == [[], ["MLX"], []]
+    assert [sorted(node_versions.differs) for node_versions in found] == [[], ["MLX"], []]
     assert found[1].cells()[2] == "0.31.0 *"
     assert found[2].tree()["build"] is None
     assert difference_texts(found) == ["MLX differs: mac-2 has 0.31.0"]

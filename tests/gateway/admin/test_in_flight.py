@@ -159,18 +159,18 @@ async def test_the_stream_tells_what_ends_and_what_is_in_flight(
         await response.read()
     async with http.get(url) as stream:
         assert stream.content_type == "text/event-stream"
-        found = events(stream)
-        first = await anext(found)
+        iterator = events(stream)
+        first = await anext(iterator)
         assert first[0] == "load", "what ended before is not told"
         running = await ask(http, behind, "running", stream=True)
         await running.content.readline()
-        async for name, _, data in found:
+        async for name, _, data in iterator:
             if name == "load" and data["models"].get("tiny") == {"generating": 1}:
                 assert data["nodes"] == {"mac-1": {"generating": 1}}
                 break
         await cancel(http, behind, "running")
         running.close()
-        async for name, last_id, data in found:
+        async for name, last_id, data in iterator:
             if name == "ended":
                 assert (data["id"], data["status"]) == ("running", "cancelled")
                 id_ = last_id
@@ -180,8 +180,8 @@ async def test_the_stream_tells_what_ends_and_what_is_in_flight(
             await response.read()
     # A client that comes back is told what it missed.
     async with http.get(url, headers={"last-event-id": id_}) as stream:
-        found = events(stream)
-        missed = [(await anext(found))[2]["id"] for _ in range(2)]
+        iterator = events(stream)
+        missed = [(await anext(iterator))[2]["id"] for _ in range(2)]
     assert missed == ["later-0", "later-1"]
     async with http.get(url, headers={"last-event-id": "1.5~unknown"}) as stream:
         assert (await anext(events(stream)))[0] == "gap"
@@ -218,9 +218,9 @@ async def test_vllms_names(http: aiohttp.ClientSession, behind: Running) -> None
             await response.read()
     running = await ask(http, behind, "runs", stream=True)
     await running.content.readline()
-    found = await vllm(http, behind)
+    samples = await vllm(http, behind)
     values: dict[str, float] = {}
-    for sample in found:
+    for sample in samples:
         assert sample.labels["model_name"] == "tiny", sample
         values[sample.name] = values.get(sample.name, 0) + float(sample.value)
     assert values["vllm:num_requests_running"] == 1
@@ -240,7 +240,7 @@ async def test_vllms_names(http: aiohttp.ClientSession, behind: Running) -> None
         assert values[f"{name}_count"] == 8
     for name in vllm_metrics.KV_USAGE:
         assert 0 < values[name] <= 1, "its response began with room for it"
-    (ended,) = [one for one in found if one.name == "vllm:request_success_total"]
+    (ended,) = [one for one in samples if one.name == "vllm:request_success_total"]
     assert (ended.labels["finished_reason"], ended.value) == ("stop", "2")
     await cancel(http, behind, "runs")
     await running.read()
@@ -275,7 +275,7 @@ async def test_engine_and_gateway_have_equal_buckets(
         ours = list(parse_samples(await answer.text()))
 
     def ends(samples: list[Sample], name: str) -> list[str]:
-        return list(dict.fromkeys(one.labels["le"] for one in samples if one.name == name))
+        return list(dict.fromkeys(sample.labels["le"] for sample in samples if sample.name == name))
 
     for name in (
         "time_to_first_token_seconds",

@@ -157,7 +157,7 @@ async def test_cards_graphs_and_the_request_log(
         assert (graph["unit"], len(graph["points"])) == ("ms", 360)
         # The words of older dashboards mean the same, in their shape.
         rows = await get(http, gateway, "/api/dashboard/requests?status=success&model=m")
-        assert [(one["requestId"], one["status"]) for one in rows] == [
+        assert [(row["requestId"], row["status"]) for row in rows] == [
             (one["id"], "success") for one in only["requests"]
         ]
         speed = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=throughput")
@@ -205,10 +205,10 @@ async def test_models_are_not_loaded_by_hand(
 
 
 async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    seen = asyncio.Event()
+    event = asyncio.Event()
 
     async def answer_later(call: Call) -> None:
-        await seen.wait()
+        await event.wait()
         await chat(call)
 
     async with running(FakeEngine("m-0", answer_later)) as engine, asyncio.TaskGroup() as group:
@@ -225,7 +225,7 @@ async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSes
         }
         worker = await get(http, gateway, "/api/cluster/workers/mac-1")
         assert worker["metrics"]["activeRequests"] == 1
-        seen.set()
+        event.set()
 
 
 async def test_what_is_known_of_models(
@@ -279,8 +279,8 @@ async def test_only_keys_for_admins_may_ask(world: World, http: aiohttp.ClientSe
             assert response.status == 200
         async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
             assert response.status == 404
-        (found,) = gateway.gateway.recorder.journal.last(1)
-        assert found.key == "client"
+        (entry,) = gateway.gateway.recorder.journal.last(1)
+        assert entry.key == "client"
 
 
 class Away(MemoryTransport):

@@ -124,9 +124,9 @@ async def test_texts_as_they_are_formats_and_vectors(
     assert formed.message.content is not None
     assert formed.message.content.replace(" ", "").replace("\n", "") == "{}"
     embedded = await spoken.embed("tiny", ["hello", "there"])
-    assert [len(one) for one in embedded.embeddings] == [64, 64]
-    one = await spoken.embeddings("tiny", "there")
-    assert list(one.embedding) == list(embedded.embeddings[1])
+    assert [len(embedding) for embedding in embedded.embeddings] == [64, 64]
+    response = await spoken.embeddings("tiny", "there")
+    assert list(response.embedding) == list(embedded.embeddings[1])
     loaded = await spoken.generate("tiny")
     assert loaded.done_reason == "load"
 
@@ -146,12 +146,12 @@ async def test_100_concurrent_requests_are_answered(
             assert response.status == 200, raw
         if not is_streamed:
             return str(json.loads(raw)["choices"][0]["message"]["content"])
-        *events, done = [one for one in raw.split("\n\n") if one.startswith("data: ")]
-        chunks = [json.loads(one.removeprefix("data: ")) for one in events]
+        *events, done = [part for part in raw.split("\n\n") if part.startswith("data: ")]
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
         assert done == "data: [DONE]"
-        return "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks)
+        return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
 
     limits = GatewayLimits(drain_timeout_s=0)
     async with in_front_of(engine, limits=limits) as gateway, asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(gateway, number)) for number in range(100)]
-    assert {one.result() for one in asked} == {wanted}
+    assert {task.result() for task in asked} == {wanted}

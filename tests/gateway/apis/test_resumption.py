@@ -33,8 +33,11 @@ async def script(
     request: pytest.FixtureRequest, world: World, gateway: Running
 ) -> AsyncIterator[Marked]:
     script = Marked(cuts=[request.param])
-    async with running(FakeEngine("m-0", script)) as one, running(FakeEngine("m-1", script)) as two:
-        await world.serve("m", one, two)
+    async with (
+        running(FakeEngine("m-0", script)) as engine,
+        running(FakeEngine("m-1", script)) as two,
+    ):
+        await world.serve("m", engine, two)
         await gateway.knows("m", ready=2)
         yield script
 

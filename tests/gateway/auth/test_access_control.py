@@ -434,7 +434,7 @@ async def test_the_journal_names_the_model_of_a_bad_body(
         async with http.post(gateway.url + path, data=one, headers=bearer_header(SECRET)) as answer:
             assert answer.status == 400
     entries = gateway.gateway.recorder.journal.last(3)
-    assert [one.model for one in entries] == ["unknown", "unknown", "m"]
+    assert [entry.model for entry in entries] == ["unknown", "unknown", "m"]
 
 
 async def test_health_names_models_to_admins_alone(

@@ -111,8 +111,8 @@ async def test_clients_that_are_as_good_as_new_make_room() -> None:
     clock = FakeClock()
     clients = AnonymousClients(Limits(requests_per_minute=60), clock, max_clients=2)
     running, done = clients.of("10.0.0.1"), clients.of("10.0.0.2")
-    for one in (running, done):
-        one.enter()
+    for limiter in (running, done):
+        limiter.enter()
     done.leave(0, clock)
     await clock.advance(2)
     clients.of("10.0.0.3")
@@ -139,8 +139,11 @@ def test_names_of_one_deployment_share_its_rates_and_gateways_grant_their_share(
     clock = FakeClock()
     rates = ModelRates(clock)
     limit = RateLimit(requests_per_minute=6)
-    one, alias = served("m", "ModelDeployment/m", limit), served("fast", "ModelDeployment/m", limit)
-    shared = rates.of(one)
+    model, alias = (
+        served("m", "ModelDeployment/m", limit),
+        served("fast", "ModelDeployment/m", limit),
+    )
+    shared = rates.of(model)
     assert shared is not None
     assert rates.of(alias) is shared
     assert rates.of(served("free", "ModelDeployment/free", None)) is None
@@ -153,7 +156,7 @@ def test_names_of_one_deployment_share_its_rates_and_gateways_grant_their_share(
     assert changed is shared  # what was used stays used
     assert (shared.requests.capacity, shared.requests.level(0.0)) == (10, 2)
     rates.update({})
-    assert rates.of(one) is not shared
+    assert rates.of(model) is not shared
 
 
 def test_anthropics_headers_have_times() -> None:

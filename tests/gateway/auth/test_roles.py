@@ -91,13 +91,13 @@ async def test_every_route_answers_each_role_as_the_table_says(
 
 
 def request(method: str, path: str, host: str | None) -> Request:
-    found = next(
+    apiroute = next(
         route
         for route in api_routes(make_gateway_app().routes)
         if route.path_format == path and method in (route.methods or ())
     )
     client = None if host is None else (host, 1)
-    scope = {"type": "http", "method": method, "path": path, "route": found, "client": client}
+    scope = {"type": "http", "method": method, "path": path, "route": apiroute, "client": client}
     return Request({**scope, "headers": [], "state": {"principal": None}})
 
 

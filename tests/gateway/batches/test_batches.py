@@ -47,8 +47,8 @@ async def gateway(world: World, tmp_path: Path) -> AsyncIterator[Running]:
 async def client(gateway: Running) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
-    ) as found:
-        yield found
+    ) as async_open_ai:
+        yield async_open_ai
 
 
 async def begin(client: openai.AsyncOpenAI, *lines: str) -> Batch:
@@ -101,7 +101,7 @@ async def test_a_batch_from_its_file_to_its_answers(
         assert lost["status_code"] == 404
         assert "does not exist" in lost["body"]["error"]["message"]
         assert [one.id async for one in client.batches.list()] == [batch.id]
-        names = [one.filename async for one in client.files.list()]
+        names = [file_object.filename async for file_object in client.files.list()]
         assert len(names) == 3
         assert (await client.files.delete(batch.input_file_id)).deleted
         with pytest.raises(openai.NotFoundError):
@@ -252,15 +252,15 @@ async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
     async with (
         running(FakeEngine("m-0", chat)) as engine,
         running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one") as one,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one") as async_open_ai,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
     ):
         await gateway.knows_keys()
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
-        batch = await begin(one, line("q"), line("other", "n"))
-        done = await ended(one, batch)
-        errors = await results(one, done.error_file_id)
+        batch = await begin(async_open_ai, line("q"), line("other", "n"))
+        done = await ended(async_open_ai, batch)
+        errors = await results(async_open_ai, done.error_file_id)
         response = errors["other"]["response"]
         assert isinstance(response, dict)
         assert response["status_code"] in (403, 404)
@@ -272,16 +272,18 @@ async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
         # Another key that gets the name later has nothing of the first, which goes.
         await put_api_key(world, "sk-new", name="one", created=datetime(2026, 2, 2, tzinfo=UTC))
         await until(lambda: gateway.gateway.fleet_state.keyring.find(b"sk-new"), what="the new key")
-        new = one.with_options(api_key="sk-new", max_retries=0)
+        new = async_open_ai.with_options(api_key="sk-new", max_retries=0)
         assert [found.id async for found in new.batches.list()] == []
-        assert [found.id async for found in new.files.list()] == []
+        assert [file_object.id async for file_object in new.files.list()] == []
         with pytest.raises(openai.NotFoundError):
             await new.files.content(batch.input_file_id)
-        kept = await new.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        file_object = await new.files.create(file=("in.jsonl", b"{}"), purpose="batch")
         content = tmp_path / "state" / "batches" / "content"
         assert len(list(content.iterdir())) == 4
     async with running_gateway(world.transport, replace(limits, gone_key_s=0.0)):
-        await until(lambda: [one.name for one in content.iterdir()] == [kept.id], what="the end")
+        await until(
+            lambda: [path.name for path in content.iterdir()] == [file_object.id], what="the end"
+        )
 
 
 async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path) -> None:
@@ -291,7 +293,9 @@ async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path
     limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=tmp_path / "state")
     async with (
         running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one", max_retries=0) as one,
+        openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key="sk-one", max_retries=0
+        ) as async_open_ai,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
         contextlib.AsyncExitStack() as stack,
     ):
@@ -310,7 +314,7 @@ async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path
         assert [answer.split()[1] for answer in answers] == [b"429"] * 4
         await two.files.create(file=("in.jsonl", b"{}"), purpose="batch")
         with pytest.raises(openai.RateLimitError, match="uploaded already"):
-            await one.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+            await async_open_ai.files.create(file=("in.jsonl", b"{}"), purpose="batch")
 
 
 @pytest.mark.parametrize(

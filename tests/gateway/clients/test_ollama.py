@@ -42,9 +42,9 @@ async def test_a_format(client: ollama.AsyncClient) -> None:
 
 
 async def test_embeddings(client: ollama.AsyncClient) -> None:
-    found = await client.embed("tiny", ["hello", "there"])
+    response = await client.embed("tiny", ["hello", "there"])
     short = await client.embed("tiny", "hello", dimensions=16)
-    assert [len(vector) for vector in (*found.embeddings, *short.embeddings)] == [64, 64, 16]
+    assert [len(vector) for vector in (*response.embeddings, *short.embeddings)] == [64, 64, 16]
 
 
 async def test_what_there_is_and_what_clients_may_not_do(client: ollama.AsyncClient) -> None:

@@ -90,7 +90,7 @@ async def test_completions_and_embeddings(client: openai.AsyncOpenAI) -> None:
     made = await client.embeddings.create(model="tiny", input=["hello", "there"])
     short = await client.embeddings.create(model="tiny", input="hello", dimensions=16)
     floats = await client.embeddings.create(model="tiny", input="hello", encoding_format="float")
-    assert [len(one.embedding) for one in made.data] == [64, 64]
+    assert [len(embedding.embedding) for embedding in made.data] == [64, 64]
     assert len(short.data[0].embedding) == 16
     assert floats.data[0].embedding == pytest.approx(made.data[0].embedding, abs=1e-6)
 

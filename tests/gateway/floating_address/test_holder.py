@@ -66,13 +66,13 @@ async def machines(clock: VirtualClock, *names: str) -> AsyncIterator[list[Machi
             found[-1].task = group.create_task(found[-1].holder.run())
             await clock.sleep(1)
         yield found
-        for one in found:
-            assert one.task is not None
-            one.task.cancel()
+        for machine in found:
+            assert machine.task is not None
+            machine.task.cancel()
 
 
 def held(found: list[Machine]) -> list[bool]:
-    return [one.keeper.is_held for one in found]
+    return [machine.keeper.is_held for machine in found]
 
 
 def test_one_gateway_holds_the_address_and_hands_it_on_when_it_stops() -> None:
@@ -152,6 +152,6 @@ def test_an_address_that_a_killed_gateway_left_behind_is_removed_at_the_start() 
         clock = VirtualClock()
         async with machines(clock, "a", "b", "a") as found:
             # The third one is on the first one's machine, which has the address.
-            assert [one.keeper.releases for one in found] == [1, 1, 0]
+            assert [machine.keeper.releases for machine in found] == [1, 1, 0]
 
     run_virtual(main())

@@ -105,29 +105,29 @@ async def test_a_clients_mistake_is_not_tried_twice(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running(FakeEngine("m-0", refuses(400, "bad"))) as one,
+        running(FakeEngine("m-0", refuses(400, "bad"))) as engine,
         running(FakeEngine("m-1", chat)) as other,
     ):
-        await world.serve("m", one, other)
+        await world.serve("m", engine, other)
         await gateway.knows("m", ready=2)
         status, _, _ = await post_chat(http, gateway)
-        assert (status, len(one.calls), len(other.calls)) == (400, 1, 0)
+        assert (status, len(engine.calls), len(other.calls)) == (400, 1, 0)
 
 
 async def test_when_all_are_dead_each_was_tried_once(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
     async with (
-        running(FakeEngine("m-0", gateway_engine_scripts.dies_at_once)) as one,
+        running(FakeEngine("m-0", gateway_engine_scripts.dies_at_once)) as engine,
         running(FakeEngine("m-1", gateway_engine_scripts.dies_at_once)) as other,
     ):
-        await world.serve("m", one, other)
+        await world.serve("m", engine, other)
         await gateway.knows("m", ready=2)
         status, body, response = await post_chat(http, gateway)
         assert (status, body["error"]["code"]) == (503, "upstream_failed")
         assert response.headers["retry-after"] == "1"
         assert response.headers["x-fleet-attempts"] == "2"
-        assert (len(one.calls), len(other.calls)) == (1, 1)
+        assert (len(engine.calls), len(other.calls)) == (1, 1)
 
 
 async def test_no_endpoint_is_reachable(
@@ -175,9 +175,9 @@ async def test_requests_wait_for_engines_that_load_where_they_are_published_stil
             probes = engine.probes
             await until(lambda: len(engine.calls) >= 4, what="all requests")
             await until(lambda: engine.probes > probes + 2, what="health checks")
-            assert not any(one.done() for one in asking), "they wait"
+            assert not any(task.done() for task in asking), "they wait"
             engine.script, engine.health = chat, 200
-        assert [one.result()[0] for one in asking] == [200] * 4
+        assert [task.result()[0] for task in asking] == [200] * 4
         # Nobody was sent there again before a health check was answered.
         assert len(engine.calls) == 8
 
@@ -197,13 +197,13 @@ async def test_a_silent_engine_is_given_up(world: World, http: aiohttp.ClientSes
 
 async def test_load_is_spread(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
     async with (
-        running(FakeEngine("m-0", slow(0.2))) as one,
+        running(FakeEngine("m-0", slow(0.2))) as engine,
         running(FakeEngine("m-1", slow(0.2))) as other,
     ):
-        await world.serve("m", one, other)
+        await world.serve("m", engine, other)
         await gateway.knows("m", ready=2)
         await asyncio.gather(*(post_chat(http, gateway) for _ in range(8)))
-        assert (len(one.calls), len(other.calls)) == (4, 4)
+        assert (len(engine.calls), len(other.calls)) == (4, 4)
         assert gateway.gateway.load_tracker.total() == 0
 
 

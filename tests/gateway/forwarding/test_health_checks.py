@@ -27,14 +27,14 @@ def asked(
     ejected: frozenset[EngineAddress] = NOBODY,
 ) -> list[str]:
     due = rounds.due(now_s, awaited=awaited, is_open=ejected.__contains__, draw=lambda: 0.5)
-    return [found.replica for found in due]
+    return [endpoint.replica for endpoint in due]
 
 
 def test_answering_endpoints_are_not_checked() -> None:
-    rounds, (one, other) = ProbeSchedule(), fleet(2)
-    rounds.set_endpoints((one, other), 0.0)
+    rounds, (endpoint, other) = ProbeSchedule(), fleet(2)
+    rounds.set_endpoints((endpoint, other), 0.0)
     for second in range(30):
-        rounds.record_heard({one.origin}, float(second))
+        rounds.record_heard({endpoint.origin}, float(second))
         found = asked(rounds, float(second))
         assert found == (["m-1"] if second in (10, 20) else [])
         if found:
@@ -56,11 +56,11 @@ def test_a_deployment_says_after_which_silence_it_is_checked() -> None:
 
 
 def test_a_running_check_is_not_repeated() -> None:
-    rounds, (one,) = ProbeSchedule(), fleet(1)
-    rounds.set_endpoints((one,), 0.0)
+    rounds, (endpoint,) = ProbeSchedule(), fleet(1)
+    rounds.set_endpoints((endpoint,), 0.0)
     assert asked(rounds, 10.0) == ["m-0"]
     assert asked(rounds, 60.0) == []
-    rounds.done(one.origin)
+    rounds.done(endpoint.origin)
     assert asked(rounds, 60.0) == ["m-0"]
 
 
@@ -77,22 +77,22 @@ def test_awaited_and_ejected_endpoints_are_checked_first() -> None:
 
 
 def test_an_ejected_endpoint_is_checked_less_and_less_often() -> None:
-    rounds, (one,) = ProbeSchedule(), fleet(1)
-    rounds.set_endpoints((one,), 0.0)
-    ejected, times = frozenset({one.origin}), list[float]()
+    rounds, (endpoint,) = ProbeSchedule(), fleet(1)
+    rounds.set_endpoints((endpoint,), 0.0)
+    ejected, times = frozenset({endpoint.origin}), list[float]()
     for tick in range(int(600 / TICK_S)):
         if asked(rounds, tick * TICK_S, ejected=ejected):
             times.append(tick * TICK_S)
-            rounds.done(one.origin)
+            rounds.done(endpoint.origin)
     pauses = [later - sooner for sooner, later in pairwise(times)]
     assert set(pauses[:8]) == {TICK_S}, "a restart is noticed at once"
     assert pauses == sorted(pauses)
     assert pauses[-1] == MOST_EJECTED_INTERVAL_S
     # After it was well again it starts anew.
     asked(rounds, 601.0)
-    rounds.done(one.origin)
+    rounds.done(endpoint.origin)
     assert asked(rounds, 602.0, ejected=ejected) == ["m-0"]
-    rounds.done(one.origin)
+    rounds.done(endpoint.origin)
     assert asked(rounds, 602.5, ejected=ejected) == ["m-0"]
 
 
@@ -107,15 +107,15 @@ def test_a_thousand_endpoints_are_checked_in_turn_at_the_same_rate() -> None:
         found += now
         for replica in now:
             rounds.done(endpoints[int(replica.removeprefix("m-"))].origin)
-    assert sorted(found) == sorted(one.replica for one in endpoints)
+    assert sorted(found) == sorted(endpoint.replica for endpoint in endpoints)
 
 
 def test_missing_endpoints_are_dropped_and_others_keep_their_times() -> None:
-    rounds, (one, other) = ProbeSchedule(), fleet(2)
-    rounds.set_endpoints((one, other), 0.0)
-    rounds.record_heard({one.origin}, 5.0)
-    rounds.set_endpoints((one,), 6.0)
-    assert rounds.heard_since(one.origin, 4.0)
-    assert not rounds.heard_since(one.origin, 5.0)
+    rounds, (endpoint, other) = ProbeSchedule(), fleet(2)
+    rounds.set_endpoints((endpoint, other), 0.0)
+    rounds.record_heard({endpoint.origin}, 5.0)
+    rounds.set_endpoints((endpoint,), 6.0)
+    assert rounds.heard_since(endpoint.origin, 4.0)
+    assert not rounds.heard_since(endpoint.origin, 5.0)
     assert not rounds.heard_since(other.origin, 0.0)
     assert asked(rounds, 15.0) == ["m-0"]

@@ -24,11 +24,11 @@ def mirrored(percent: int = 100) -> ModelRoute:
 
 @pytest.fixture
 async def engine(world: World, gateway: Running) -> AsyncIterator[FakeEngine]:
-    async with running(FakeEngine("m-0", chat)) as found:
-        await world.serve("m", found)
+    async with running(FakeEngine("m-0", chat)) as fake_engine:
+        await world.serve("m", fake_engine)
         await world.put(mirrored())
         await gateway.knows("public", ready=1)
-        yield found
+        yield fake_engine
 
 
 async def outcome(http: aiohttp.ClientSession, gateway: Running, name: str, number: int) -> None:

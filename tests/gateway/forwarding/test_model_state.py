@@ -75,16 +75,16 @@ def served(start_s: float, routing: Routing) -> ServedModel:
 def test_requests_wait_for_a_restart_as_long_as_it_takes() -> None:
     """The last known time counts while no engine is left, and a declared limit counts more."""
     states, routing = ModelStates(SystemClock(), silence_s=600.0), Routing()
-    found = states.of(served(0.0, routing))
-    assert found.policy.recovery_s == 10.0
+    state = states.of(served(0.0, routing))
+    assert state.policy.recovery_s == 10.0
     states.update({"m": served(40.0, routing)})
-    assert found.policy.recovery_s == found.terms.policy.recovery_s == 65.0
+    assert state.policy.recovery_s == state.terms.policy.recovery_s == 65.0
     states.update({"m": served(0.0, routing)})
-    assert found.policy.recovery_s == 65.0
+    assert state.policy.recovery_s == 65.0
     states.update({"m": served(2.0, routing)})
-    assert found.policy.recovery_s == 10.0
+    assert state.policy.recovery_s == 10.0
     states.update({"m": served(600.0, routing)})
-    assert found.policy.recovery_s == 120.0
+    assert state.policy.recovery_s == 120.0
     declared = Routing(queueing=Queueing(cold_start="3s"))
     states.update({"m": served(600.0, declared)})
-    assert found.policy.recovery_s == 3.0
+    assert state.policy.recovery_s == 3.0

@@ -159,12 +159,12 @@ class Carried:
         self.engines = Cut()
         self.metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0, refused=lambda: 0)
         self._targets = [target(f"m-{n}", port=n + 1) for n in range(replicas)]
-        leased = {one.replica: one for one in self._targets}
-        seen = TableInputs(
+        leased = {endpoint.replica: endpoint for endpoint in self._targets}
+        table_inputs = TableInputs(
             deployments={"m": deployment("m")}, statuses={}, routes={}, leased=leased
         )
         table_cache = TableCache(MemoryTransport(clock), clock)
-        table_cache.table = build_table(seen, [])
+        table_cache.table = build_table(table_inputs, [])
         loads = LoadTracker(entropy)
         attempts = AttemptRunner(
             upstream=self.engines,

@@ -47,7 +47,7 @@ async def fleet(
     if routing is not None:
         spec = declared.spec.model_copy(update={"routing": routing})
         declared = declared.model_copy(update={"spec": spec})
-    await world.put(declared, *(published(one, "m") for one in engines))
+    await world.put(declared, *(published(fake_engine, "m") for fake_engine in engines))
     await gateway.knows("m", ready=len(engines))
     try:
         yield engines
@@ -93,8 +93,8 @@ async def test_every_way_to_fail(
     entry = gateway.gateway.recorder.journal.last(1)[0]
     assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (11, 4, 8)
     assert entry.resumptions == 1
-    assert [one.outcome for one in entry.attempts] == ["interrupted", "resumed"]
-    assert [bool(one.why) for one in entry.attempts] == [True, False]
+    assert [attempt.outcome for attempt in entry.attempts] == ["interrupted", "resumed"]
+    assert [bool(attempt.why) for attempt in entry.attempts] == [True, False]
 
 
 async def test_the_next_engine_gets_the_emitted_tokens(
@@ -497,7 +497,7 @@ FIRST = {"seed": 6, "prompt": "ab", "id": "x-1", "created": 7, "cached_tokens": 
 
 async def progress(call: Call, *comments: dict[str, Any]) -> None:
     """Send interim responses: signs of progress, with the resume comments of a whole answer if there are any."""
-    lines = [b"x-fleet-resume: %b\r\n" % orjson.dumps(one) for one in comments] or [b""]
+    lines = [b"x-fleet-resume: %b\r\n" % orjson.dumps(comment) for comment in comments] or [b""]
     for line in lines:
         await call.send(b"HTTP/1.1 102 Processing\r\n%b\r\n" % line)
 

@@ -52,13 +52,13 @@ def situations(draw: st.DrawFn) -> tuple[ServedModel, RoutingQuery, EndpointHeal
     """Return a model, a request for it, and the state of its endpoints."""
     count = draw(st.integers(1, len(ENDPOINTS)))
     used = ENDPOINTS[:count]
-    marks = st.sampled_from([one.mark for one in ENDPOINTS[: count + 1]])
+    marks = st.sampled_from([endpoint.mark for endpoint in ENDPOINTS[: count + 1]])
     model = model_of(backend_of(used, draw(routings)))
     query = RoutingQuery("m", draw(parts), draw(st.sets(st.sampled_from(used), max_size=1)))
     query.sticky_mark = draw(st.just(0) | marks)
     query.session = draw(st.sampled_from(("", "s")))
     query.cached = draw(st.lists(st.tuples(marks, parts), max_size=4))
-    origins = st.sampled_from([one.origin for one in used])
+    origins = st.sampled_from([engine_endpoint.origin for engine_endpoint in used])
     health = EndpointHealth(
         in_flight=draw(st.dictionaries(origins, st.integers(1, 12))),
         others_in_flight=draw(st.dictionaries(origins, st.sampled_from((0.0, 0.0, 0.0, 2.0)))),

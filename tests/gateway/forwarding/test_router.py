@@ -53,55 +53,55 @@ def told(
 
 
 def test_the_view_is_live_and_the_same_object() -> None:
-    found = loads()
-    health = found.health(0.0)
-    found.begin(ONE)
-    found.begin(ONE)
+    tracker = loads()
+    health = tracker.health(0.0)
+    tracker.begin(ONE)
+    tracker.begin(ONE)
     assert dict(health.in_flight) == {ONE.origin: 2}
-    found.outliers.record_failure(ONE, "gone", 0.0)
+    tracker.outliers.record_failure(ONE, "gone", 0.0)
     assert set(health.ejected) == {ONE.origin}
-    found.end(ONE)
-    found.end(ONE)
+    tracker.end(ONE)
+    tracker.end(ONE)
     assert not health.in_flight
-    assert found.health(1.0) is health
-    assert found.by_deployment() == {"m": 0}
+    assert tracker.health(1.0) is health
+    assert tracker.by_deployment() == {"m": 0}
 
 
 def test_others_load_is_what_an_engine_says_without_what_is_ours() -> None:
-    found = loads()
-    health = found.health(0.0)
-    found.begin(ONE)
-    found.record_report(ONE.origin, told(b"3", b"2"), 0.0)
+    tracker = loads()
+    health = tracker.health(0.0)
+    tracker.begin(ONE)
+    tracker.record_report(ONE.origin, told(b"3", b"2"), 0.0)
     assert health.others_in_flight[ONE.origin] == 4
-    found.record_report(ONE.origin, told(b"0"), 0.0)
+    tracker.record_report(ONE.origin, told(b"0"), 0.0)
     assert health.others_in_flight[ONE.origin] == 0
 
 
 def test_words_are_forgotten_after_a_few_seconds_and_memory_with_its_engine() -> None:
-    found = loads()
-    health = found.health(0.0)
-    found.record_report(ONE.origin, told(b"3", free=b"25"), 0.0)
-    found.drop_old(2.9)
+    tracker = loads()
+    health = tracker.health(0.0)
+    tracker.record_report(ONE.origin, told(b"3", free=b"25"), 0.0)
+    tracker.drop_old(2.9)
     assert health.others_in_flight == {ONE.origin: 3}
-    found.drop_old(3.1)
+    tracker.drop_old(3.1)
     assert not health.others_in_flight
     assert health.headroom == {ONE.origin: 0.25}
-    found.set_endpoints([OTHER.origin])
+    tracker.set_endpoints([OTHER.origin])
     assert not health.headroom
 
 
 def test_the_use_of_kv_caches_is_the_mean_of_the_engines_that_report_it() -> None:
-    found, both = loads(), {ONE.origin, OTHER.origin}
-    assert found.kv_used(both) is None
-    found.record_report(ONE.origin, told(b"1", kv=b"500000"), 0.0)
-    assert found.kv_used(both) == 0.5
-    found.record_report(OTHER.origin, told(b"1", kv=b"9999999"), 0.0)
-    assert found.kv_used(both) == 0.75
+    tracker, both = loads(), {ONE.origin, OTHER.origin}
+    assert tracker.kv_used(both) is None
+    tracker.record_report(ONE.origin, told(b"1", kv=b"500000"), 0.0)
+    assert tracker.kv_used(both) == 0.5
+    tracker.record_report(OTHER.origin, told(b"1", kv=b"9999999"), 0.0)
+    assert tracker.kv_used(both) == 0.75
     for nonsense in (b"", b"-1", b"many", b"12345678"):
-        found.record_report(OTHER.origin, told(b"1", kv=nonsense), 0.0)
-    assert found.kv_used(both) == 0.75
-    found.set_endpoints([ONE.origin])
-    assert found.kv_used(both) == 0.5
+        tracker.record_report(OTHER.origin, told(b"1", kv=nonsense), 0.0)
+    assert tracker.kv_used(both) == 0.75
+    tracker.set_endpoints([ONE.origin])
+    assert tracker.kv_used(both) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -109,24 +109,24 @@ def test_the_use_of_kv_caches_is_the_mean_of_the_engines_that_report_it() -> Non
     [{}, told(b"many"), told(b"-1"), told(b"1", b""), told(b"9" * 4300), told(b"1", b"9" * 30)],
 )
 def test_what_is_no_number_is_no_word(headers: dict[bytes, bytes]) -> None:
-    found = loads()
-    found.record_report(ONE.origin, headers, 0.0)
-    assert not found.health(0.0).others_in_flight
+    tracker = loads()
+    tracker.record_report(ONE.origin, headers, 0.0)
+    assert not tracker.health(0.0).others_in_flight
 
 
 def test_more_than_all_memory_is_all_of_it() -> None:
-    found = loads()
-    found.record_report(ONE.origin, told(b"1", free=b"999"), 0.0)
-    assert found.health(0.0).headroom == {ONE.origin: 1.0}
+    tracker = loads()
+    tracker.record_report(ONE.origin, told(b"1", free=b"999"), 0.0)
+    assert tracker.health(0.0).headroom == {ONE.origin: 1.0}
 
 
 def test_a_rest_ends_by_itself() -> None:
-    found = loads()
-    found.outliers.record_failure(ONE, "bad", 0.0)
-    found.outliers.record_failure(OTHER, "full", 0.0, pause_s=4.0)
-    assert found.health(0.9).ejected == {ONE.origin, OTHER.origin}
-    assert found.health(1.1).ejected == {OTHER.origin}
-    assert not found.health(4.1).ejected
+    tracker = loads()
+    tracker.outliers.record_failure(ONE, "bad", 0.0)
+    tracker.outliers.record_failure(OTHER, "full", 0.0, pause_s=4.0)
+    assert tracker.health(0.9).ejected == {ONE.origin, OTHER.origin}
+    assert tracker.health(1.1).ejected == {OTHER.origin}
+    assert not tracker.health(4.1).ejected
 
 
 def test_a_republished_endpoint_starts_anew() -> None:
@@ -342,9 +342,9 @@ async def test_a_gateway_asks_its_own_site_first(world: World, http: aiohttp.Cli
 
 def at(engine: FakeEngine, site: str) -> Endpoint:
     """Return the engine's endpoint, on a node of the same name."""
-    found = published(engine, "m")
-    spec = found.spec.model_copy(update={"site": site, "node": engine.replica})
-    return found.model_copy(update={"spec": spec})
+    endpoint = published(engine, "m")
+    spec = endpoint.spec.model_copy(update={"site": site, "node": engine.replica})
+    return endpoint.model_copy(update={"spec": spec})
 
 
 async def test_a_backend_at_zero_is_waited_for_though_its_fallback_answers(

@@ -100,8 +100,8 @@ def unframed(raw: bytes) -> bytes:
 
 
 def one_at_a_time(engine: FakeEngine) -> Endpoint:
-    found = published(engine, "m")
-    return found.model_copy(update={"spec": found.spec.model_copy(update={"concurrency": 1})})
+    endpoint = published(engine, "m")
+    return endpoint.model_copy(update={"spec": endpoint.spec.model_copy(update={"concurrency": 1})})
 
 
 @asynccontextmanager

@@ -76,7 +76,7 @@ async def test_another_name_changes_nothing_else(
     stand: Stand, body: bytes, received: bytes
 ) -> None:
     assert await stand.statuses(post(body) + LAST) == [200, 200]
-    assert [one.body for one in stand.engine.requests] == [received]
+    assert [request.body for request in stand.engine.requests] == [received]
 
 
 async def test_the_last_of_two_names_counts(stand: Stand) -> None:
@@ -133,5 +133,5 @@ async def test_a_body_without_end(stand: Stand) -> None:
 async def test_headers_that_are_no_text(stand: Stand, name: bytes) -> None:
     received = await stand.say(post(b'{"model":"m"}', name + b": " + WRONG) + LAST)
     assert received.startswith(b"HTTP/1.1 200")
-    (one,) = stand.engine.requests
-    assert WRONG not in one.head
+    (request,) = stand.engine.requests
+    assert WRONG not in request.head

@@ -40,7 +40,7 @@ async def test_byte_by_byte(stand: Stand) -> None:
     data = post(BODY, b"x-request-id: slow") + LAST
     pieces = [data[at : at + 1] for at in range(len(data))]
     assert await stand.statuses(*pieces) == [200, 200]
-    assert [one.body for one in stand.engine.requests] == [BODY]
+    assert [request.body for request in stand.engine.requests] == [BODY]
 
 
 async def test_many_that_never_finish_a_request(stand: Stand) -> None:
@@ -51,7 +51,7 @@ async def test_many_that_never_finish_a_request(stand: Stand) -> None:
             writer.write(post(b" " * 200_000)[:100_000])
         assert await stand.is_well()
         assert stand.rss() - before < 200 * 200_000 + 20 * _MB
-    assert [one.body for one in stand.engine.requests] == [BODY]
+    assert [request.body for request in stand.engine.requests] == [BODY]
 
 
 async def test_clients_that_do_not_read(stand: Stand) -> None:

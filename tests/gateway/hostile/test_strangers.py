@@ -124,7 +124,7 @@ async def test_complete_bodies_are_counted_until_they_are_answered_and_given_bac
         answers = await send_all(keyed, stack, post(body, key))
         held = [answer for answer in answers if not answer]
         assert keyed.engine.silent == len(held) == _BODY_MEMORY_MB * _MB // 2 // len(body)
-        assert {one for answer in answers for one in statuses(answer)} == {503}
+        assert {status for answer in answers for status in statuses(answer)} == {503}
         assert keyed.rss() - before < _BODY_MEMORY_MB * _MB + 48 * _MB
         assert await metric(keyed, "fleet_gateway_body_bytes") == len(held) * len(body)
         assert await keyed.is_well()

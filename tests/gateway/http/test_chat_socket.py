@@ -36,9 +36,9 @@ def ask(id_: str = "1", **body: Any) -> str:
 
 async def next_message(socket: Socket) -> dict[str, Any]:
     async with asyncio.timeout(60):
-        found = await socket.receive()
-    assert found.type is aiohttp.WSMsgType.TEXT, found
-    message: dict[str, Any] = orjson.loads(found.data)
+        wsmessage = await socket.receive()
+    assert wsmessage.type is aiohttp.WSMsgType.TEXT, wsmessage
+    message: dict[str, Any] = orjson.loads(wsmessage.data)
     return message
 
 
@@ -69,7 +69,11 @@ async def serving(world: World, gateway: Running, *engines: FakeEngine) -> Async
 
 
 def text_of(messages: list[dict[str, Any]]) -> str:
-    parts = [one["data"]["choices"][0]["delta"]["content"] for one in messages if "data" in one]
+    parts = [
+        message["data"]["choices"][0]["delta"]["content"]
+        for message in messages
+        if "data" in message
+    ]
     return "".join(parts)
 
 

@@ -269,7 +269,9 @@ async def test_the_reconciler_believes_the_gateway_and_not_a_thief(
             key = keys.named(keys.GATEWAY_LEASE_PREFIX, id_)
             await stand.store.commit([], [Put(key=key, value=codec.encode(lease))])
         await until(lambda: caplog.text.count("does not show its load") == 2, what="two refusals")
-        whys = sorted(str(vars(one)["why"]) for one in caplog.records if "why" in vars(one))
+        whys = sorted(
+            str(vars(record)["why"]) for record in caplog.records if "why" in vars(record)
+        )
         assert "TLS mode is strict" in whys[0]
         assert "not valid for 'edge-2.gateway" in whys[1]
         await until(lambda: not is_complete(), what="two gateways that count as silent")

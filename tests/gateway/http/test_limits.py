@@ -24,16 +24,16 @@ async def test_one_connection_too_many_is_refused_until_another_ends(
             writer.write(HEALTH)
             return await reader.readuntil(b"\r\n\r\n"), writer
 
-        kept: list[asyncio.StreamWriter] = []
+        stream_writers: list[asyncio.StreamWriter] = []
 
         async def is_kept() -> bool:
             # The connection before may not be counted off yet.
             head, writer = await status()
             if b" 200 " in head:
-                kept.append(writer)
+                stream_writers.append(writer)
             else:
                 writer.close()
-            return len(kept) == 2
+            return len(stream_writers) == 2
 
         assert await until_async(is_kept)
         async with http.get(gateway.url + "/health") as response:
@@ -44,7 +44,7 @@ async def test_one_connection_too_many_is_refused_until_another_ends(
             True,
         )
         assert gateway.gateway.metrics.shed.value("address") == 1
-        kept.pop().close()
+        stream_writers.pop().close()
 
         async def is_admitted() -> bool:
             head, writer = await status()
@@ -52,4 +52,4 @@ async def test_one_connection_too_many_is_refused_until_another_ends(
             return b" 200 " in head
 
         assert await until_async(is_admitted)
-        kept.pop().close()
+        stream_writers.pop().close()

@@ -475,16 +475,16 @@ async def test_requests_that_do_not_come(timed_fleet: TimedFleet, path: str, cut
 @pytest.mark.parametrize("cut", [40, -1])
 async def test_no_stream_is_cut_for_the_next_request(timed_fleet: TimedFleet, cut: int) -> None:
     async def until_told(call: object) -> None:
-        await told.wait()
+        await event.wait()
         await streams(3, pause_s=0)(call)  # type: ignore[arg-type]  # a script, wrapped
 
-    told = asyncio.Event()
+    event = asyncio.Event()
     timed_fleet.engine.script = until_told
     await timed_fleet.client.send(post(STREAM) + post(BODY)[:cut])
     await timed_fleet.is_asked()
     timed_fleet.clock.skipped_s = 61.0
     await asyncio.sleep(0.05)  # several sweeps over late connections
-    told.set()
+    event.set()
     assert (await timed_fleet.client.answer()).body.endswith(DONE)
     timed_fleet.clock.skipped_s += 130.0
     assert (await timed_fleet.client.answer()).status == 408

@@ -73,16 +73,16 @@ lines = st.builds(lambda name, by, value: name + by + value, names, separators, 
 def test_what_is_read_is_what_llhttp_reads(some: list[bytes], usual: list[bytes]) -> None:
     """A head that is taken here must mean the same there, up to where its body ends."""
     data = head(*usual, *some)
-    found = reader().read(data)
-    if found is None:
+    request = reader().read(data)
+    if request is None:
         return
-    body = b"x" * found.length
+    body = b"x" * request.length
     heard = Heard(data + body)
     assert (heard.url, heard.method, heard.version) == (PATH, b"POST", "1.1")
-    assert heard.headers == found.headers
+    assert heard.headers == request.headers
     assert heard.body == body
     assert heard.is_complete
-    assert found.size == len(data)
+    assert request.size == len(data)
 
 
 @pytest.mark.parametrize(

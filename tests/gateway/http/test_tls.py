@@ -123,7 +123,7 @@ async def test_sigterm_lets_streams_finish_and_waits_for_no_idle_client(tmp_path
 
         await until_async(healthy, what="the gateway")
         leases = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
-        assert [codec.decode(GatewayLease, one).url for one in leases] == [url]
+        assert [codec.decode(GatewayLease, lease).url for lease in leases] == [url]
         # A client that answers nothing while it is idle, such as a pool of blocking connections.
         plain = socket.create_connection(("127.0.0.1", port))
         idle = trusted.wrap_socket(plain, server_hostname="127.0.0.1")

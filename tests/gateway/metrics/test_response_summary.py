@@ -67,9 +67,9 @@ async def test_a_clients_own_time_is_no_engines_fault(
         recorder = gateway.gateway.recorder
         await until(lambda: len(recorder.journal) == 1, what="it to be written down")
         is_begun = response.status == 200
-        (told,) = render_entries(recorder.journal.last(1), "g")
-        assert told.outcome == ("interrupted" if is_begun else "failed")
-        assert (told.replica, told.worker, told.deployment) == ("m-0", "mac-1", "m")
+        (request,) = render_entries(recorder.journal.last(1), "g")
+        assert request.outcome == ("interrupted" if is_begun else "failed")
+        assert (request.replica, request.worker, request.deployment) == ("m-0", "mac-1", "m")
         (attempt,) = recorder.journal.last(1)[0].attempts
         assert (attempt.outcome, bool(attempt.why)) == ("timed_out", True)
         assert version_counts(gateway) == {"client_gone": 1}
@@ -99,8 +99,8 @@ async def test_the_journal_says_why_a_stream_broke(
         await until(
             lambda: len(gateway.gateway.recorder.journal) == 1, what="it to be written down"
         )
-        (one,) = gateway.gateway.recorder.journal.last(1)[0].attempts
-        assert (one.outcome, "connection" in one.why) == ("interrupted", True)
+        (attempt,) = gateway.gateway.recorder.journal.last(1)[0].attempts
+        assert (attempt.outcome, "connection" in attempt.why) == ("interrupted", True)
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ async def test_how_requests_end(
             await response.read()
         await until(lambda: version_counts(gateway) or None, what="the count")
         assert version_counts(gateway) == expected
-        found = gateway.gateway.versions.of(target("m-0"))
+        counts = gateway.gateway.versions.of(target("m-0"))
         assert (
-            sum(found.first_tokens) == (script in (chat, dies_mid_stream, gives_up)) * is_streamed
+            sum(counts.first_tokens) == (script in (chat, dies_mid_stream, gives_up)) * is_streamed
         )
 
 

@@ -81,8 +81,8 @@ def test_a_conversation_is_known_by_its_opening_from_the_second_turn() -> None:
 def test_what_is_turned_off_is_not_remembered() -> None:
     off = ServedModel(name="m", created=0, backends=(), reason="")
     memory = small()
-    for one in (ask(TALK), ask([], session="x"), ask(LONG.encode())):
-        query = recalled(memory, one, model=off)
+    for request in (ask(TALK), ask([], session="x"), ask(LONG.encode())):
+        query = recalled(memory, request, model=off)
         assert (query.session, query.session_key, query.blocks) == ("", 0, ())
 
 
@@ -163,10 +163,13 @@ def test_a_cache_key_joins_and_separates_prompts() -> None:
 @pytest.mark.parametrize("salts", [{"key_salt": b"bob"}, {"key_salt": b""}])
 def test_the_engine_of_another_keys_prompt_is_not_told(salts: dict[str, Any]) -> None:
     memory = small()
-    for one in (ask(LONG.encode()), ask(TALK), ask([], session="s")):
-        one.key_salt = b"alice"
-        asked(memory, one)
-        own, other = recalled(memory, one), recalled(memory, msgspec.structs.replace(one, **salts))
+    for request in (ask(LONG.encode()), ask(TALK), ask([], session="s")):
+        request.key_salt = b"alice"
+        asked(memory, request)
+        own, other = (
+            recalled(memory, request),
+            recalled(memory, msgspec.structs.replace(request, **salts)),
+        )
         assert own.sticky_mark == A.mark or own.cached
         assert not other.sticky_mark
         assert not other.cached

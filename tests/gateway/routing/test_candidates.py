@@ -32,27 +32,29 @@ def endpoints(count: int) -> list[EngineEndpoint]:
 
 
 def test_parts_add_up_to_the_score_and_the_best_is_first() -> None:
-    one, two, three = endpoints(3)
+    endpoint, two, three = endpoints(3)
     health = EndpointHealth(
-        in_flight={one.origin: 4, two.origin: 1},
+        in_flight={endpoint.origin: 4, two.origin: 1},
         headroom={two.origin: 0.5},
         gpu_load={"mac-1": 0.63},
         ejected=frozenset({three.origin}),
     )
-    (backend,) = list_candidates(table_of(one, two, three).models[MODEL], health)
+    (backend,) = list_candidates(table_of(endpoint, two, three).models[MODEL], health)
     assert (backend.strategy, backend.is_fallback) == ("Scored", False)
-    found = {candidate.endpoint.replica: candidate for candidate in backend.candidates}
+    candidates = {candidate.endpoint.replica: candidate for candidate in backend.candidates}
     assert [candidate.endpoint.replica for candidate in backend.candidates] == ["m-1", "m-0", "m-2"]
-    for candidate in found.values():
+    for candidate in candidates.values():
         assert candidate.score == pytest.approx(sum(candidate.parts.values()))
         assert set(candidate.parts) == {"modelLoaded", "memory", "queue"}
     # One of four slots is taken, and all of them at the other.
-    assert found["m-1"].parts["queue"] == pytest.approx(0.75 * found["m-2"].parts["queue"])
-    assert found["m-0"].parts["queue"] == 0
-    assert found["m-1"].parts["memory"] == pytest.approx(found["m-0"].parts["memory"] / 2)
-    assert found["m-2"].is_ejected
-    assert found["m-2"].gpu_load == 0.63
-    assert found["m-0"].in_flight == 4
+    assert candidates["m-1"].parts["queue"] == pytest.approx(
+        0.75 * candidates["m-2"].parts["queue"]
+    )
+    assert candidates["m-0"].parts["queue"] == 0
+    assert candidates["m-1"].parts["memory"] == pytest.approx(candidates["m-0"].parts["memory"] / 2)
+    assert candidates["m-2"].is_ejected
+    assert candidates["m-2"].gpu_load == 0.63
+    assert candidates["m-0"].in_flight == 4
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -61,8 +63,12 @@ def test_the_first_candidate_is_one_that_a_request_gets(seed: int) -> None:
     entropy = random.Random(seed)
     all_endpoints = endpoints(entropy.randint(1, 8))
     health = EndpointHealth(
-        in_flight={one.origin: entropy.randint(0, 6) for one in all_endpoints},
-        headroom={one.origin: entropy.random() for one in all_endpoints if entropy.random() < 0.7},
+        in_flight={endpoint.origin: entropy.randint(0, 6) for endpoint in all_endpoints},
+        headroom={
+            endpoint.origin: entropy.random()
+            for endpoint in all_endpoints
+            if entropy.random() < 0.7
+        },
     )
     table: RoutingTable = table_of(*all_endpoints)
     (backend,) = list_candidates(table.models[MODEL], health)
@@ -71,16 +77,18 @@ def test_the_first_candidate_is_one_that_a_request_gets(seed: int) -> None:
     choice = choose(table, RoutingQuery(MODEL, entropy.random()), health)
     assert isinstance(choice, ChosenEndpoint)
     chosen = next(
-        one for one in backend.candidates if one.endpoint.replica == choice.endpoint.replica
+        candidate
+        for candidate in backend.candidates
+        if candidate.endpoint.replica == choice.endpoint.replica
     )
     assert chosen.score is not None
     assert chosen.score == pytest.approx(best, abs=0.0051)
 
 
 def test_other_strategies_have_no_score() -> None:
-    one, two = endpoints(2)
-    health = EndpointHealth(in_flight={one.origin: 2})
-    table = table_of(one, two, routing=Routing(strategy="LeastLoaded"))
+    endpoint, two = endpoints(2)
+    health = EndpointHealth(in_flight={endpoint.origin: 2})
+    table = table_of(endpoint, two, routing=Routing(strategy="LeastLoaded"))
     (backend,) = list_candidates(table.models[MODEL], health)
     assert backend.strategy == "LeastLoaded"
     assert [candidate.endpoint.replica for candidate in backend.candidates] == ["m-1", "m-0"]

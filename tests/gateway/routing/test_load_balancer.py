@@ -163,9 +163,9 @@ def published(hardware: EndpointHardware, millions: int = 0) -> EngineEndpoint:
         parameters=millions,
         hardware=hardware,
     )
-    found = endpoint_of(Endpoint(metadata=ObjectMeta(name="m-0"), spec=spec), 1)
-    assert found is not None
-    return found
+    engine_endpoint = endpoint_of(Endpoint(metadata=ObjectMeta(name="m-0"), spec=spec), 1)
+    assert engine_endpoint is not None
+    return engine_endpoint
 
 
 M4_PRO, M1 = mac("Apple M4 Pro", 20, 48), mac("Apple M1", 8, 16)
@@ -254,18 +254,18 @@ def test_the_measured_load_of_the_gpu_takes_points(
     gpu: dict[str, float], expected: set[str]
 ) -> None:
     nine_ahead = replace(A, node="s", points=59.0), replace(B, node="x", points=50.0)
-    found = table(*nine_ahead, routing=Routing(strategy="HardwareAware"))
-    assert set(parts(found, EndpointHealth(gpu_load=gpu), lambda _: None)) == expected
+    routing_table = table(*nine_ahead, routing=Routing(strategy="HardwareAware"))
+    assert set(parts(routing_table, EndpointHealth(gpu_load=gpu), lambda _: None)) == expected
 
 
 def test_round_robin_skips_unavailable_endpoints() -> None:
-    found = table(A, B, C, routing=Routing(strategy="RoundRobin"))
+    routing_table = table(A, B, C, routing=Routing(strategy="RoundRobin"))
     health = EndpointHealth(ejected=frozenset({B.origin}))
 
     def skip(query: RoutingQuery) -> None:
         query.failed = frozenset({A})
 
-    assert parts(found, health, skip) == {"m-2": 1.0}
+    assert parts(routing_table, health, skip) == {"m-2": 1.0}
 
 
 HERE, THERE = replace(A, site="here"), replace(B, site="there")
@@ -290,8 +290,8 @@ def test_sites(
         in_flight={t.origin: n for t, n in busy.items()},
         ejected=frozenset(t.origin for t in ejected),
     )
-    found = table(HERE, THERE, routing=Routing(), site=site)
-    assert parts(found, health, lambda _: None) == expected
+    routing_table = table(HERE, THERE, routing=Routing(), site=site)
+    assert parts(routing_table, health, lambda _: None) == expected
 
 
 MANY = tuple(target(f"m-{n:04}", port=n + 1) for n in range(1000))
@@ -335,11 +335,11 @@ def test_few_are_looked_at_and_none_that_must_not_be(
     ill = {t for n, t in enumerate(endpoints) if (n in well) is not is_mostly_well}
     query = RoutingQuery("m", draw, frozenset(list(ill)[::2]))
     skipped = frozenset(t.origin for t in ill)
-    found = eligible_endpoints(endpoints, Scope(query, EndpointHealth(), skipped))
-    assert len(found) <= SCAN_LIMIT
-    assert not ill & set(found)
+    engine_endpoints = eligible_endpoints(endpoints, Scope(query, EndpointHealth(), skipped))
+    assert len(engine_endpoints) <= SCAN_LIMIT
+    assert not ill & set(engine_endpoints)
     # However few they are, they are found.
-    assert bool(found) == (len(ill) < count)
+    assert bool(engine_endpoints) == (len(ill) < count)
 
 
 @pytest.mark.parametrize("strategy", ["Scored", "LeastLoaded", "PowerOfTwo", "HardwareAware"])
@@ -354,7 +354,7 @@ def test_the_busiest_has_little_more_than_the_average(strategy: Strategy) -> Non
 
 def test_random_and_round_robin_reach_every_endpoint() -> None:
     for strategy in ("Random", "RoundRobin"):
-        found, draws = (
+        routing_table, draws = (
             large_table(*MANY[:100], strategy=strategy),
             random.Random(5),
         )
@@ -362,7 +362,7 @@ def test_random_and_round_robin_reach_every_endpoint() -> None:
         for turn in range(10_000):
             query = RoutingQuery("m", draws.random())
             query.turn = turn
-            choice = choose(found, query, EndpointHealth())
+            choice = choose(routing_table, query, EndpointHealth())
             assert isinstance(choice, ChosenEndpoint)
             count[choice.endpoint.replica] += 1
         assert len(count) == 100
@@ -377,12 +377,13 @@ def test_gateways_that_know_the_same_of_others_do_not_run_all_to_the_same_engine
 ) -> None:
     """Three gateways get the same report of one idle engine, which would draw all of them."""
     endpoints, herds = MANY[:count], 0
-    found = large_table(*endpoints)
+    routing_table = large_table(*endpoints)
     for seed in range(300):
         idle = endpoints[seed % count]
         told = {t.origin: 2.0 for t in endpoints if t is not idle}
         gateways = [
-            Gateway(found, random.Random(seed * 3 + n), others_in_flight=told) for n in range(3)
+            Gateway(routing_table, random.Random(seed * 3 + n), others_in_flight=told)
+            for n in range(3)
         ]
         herds += all(gateway.ask() is idle for gateway in gateways)
     assert herds / 300 < most
@@ -392,8 +393,8 @@ def test_gateways_that_know_the_same_of_others_do_not_run_all_to_the_same_engine
 def test_stale_news_leave_engines_even(count: int) -> None:
     """Three gateways get reports every few requests; each request lasts a random time."""
     endpoints, clock = MANY[:count], random.Random(1)
-    found = large_table(*endpoints, strategy="LeastLoaded")
-    gateways = [Gateway(found, random.Random(n)) for n in range(3)]
+    routing_table = large_table(*endpoints, strategy="LeastLoaded")
+    gateways = [Gateway(routing_table, random.Random(n)) for n in range(3)]
     running: list[tuple[float, Gateway, EngineAddress]] = []
     worst = []
     for now in range(3000):

@@ -171,17 +171,17 @@ def test_what_always_holds(
     choice = choose(table(*backends), query, health)
     assert choice == choose(table(*backends), query, health), "nothing but what is given decides"
     heavy = [backend for backend in backends if backend.weight > 0]
-    left = [t for backend in heavy for t in backend.leased if t not in query.failed]
+    endpoints = [t for backend in heavy for t in backend.leased if t not in query.failed]
     orphans = [t for backend in heavy for t in backend.orphans if t not in query.failed]
     if not isinstance(choice, ChosenEndpoint):
-        assert not left
+        assert not endpoints
         assert not orphans
         return
-    if left:
-        assert choice.endpoint in left
+    if endpoints:
+        assert choice.endpoint in endpoints
     else:
         assert choice.endpoint in orphans
-    if any(t.origin not in health.ejected for t in left):
+    if any(t.origin not in health.ejected for t in endpoints):
         assert choice.endpoint.origin not in health.ejected
 
 

@@ -44,13 +44,13 @@ def status(weight: int, outcome: str = "Running", template: str = "new") -> Mode
 def table(
     *endpoints: EngineEndpoint, weight: int = 20, outcome: str = "Running", **weights: int
 ) -> RoutingTable:
-    seen = TableInputs(
+    table_inputs = TableInputs(
         deployments={name: deployment(name, "both") for name in ("a", "b")},
         statuses={"a": status(weight, outcome)},
         routes={"r": route("r", "public", **weights)} if weights else {},
         leased={t.replica: t for t in endpoints},
     )
-    return build_table(seen, ())
+    return build_table(table_inputs, ())
 
 
 def parts(found: RoutingTable, model: str, **situation: object) -> dict[str, float]:
@@ -97,10 +97,10 @@ def test_it_is_a_part_of_the_deployments_part_of_a_route() -> None:
 
 
 def test_a_failed_version_leaves_all_requests_to_the_other() -> None:
-    found = table(*OLD, *NEW)
-    assert parts(found, "a", failed=frozenset(NEW)) == {"old": 1.0}
-    assert parts(found, "a", failed=frozenset(OLD)) == {"new": 1.0}
-    assert parts(found, "a", ejected=frozenset({NEW[0].origin})) == {"old": 1.0}
+    routing_table = table(*OLD, *NEW)
+    assert parts(routing_table, "a", failed=frozenset(NEW)) == {"old": 1.0}
+    assert parts(routing_table, "a", failed=frozenset(OLD)) == {"new": 1.0}
+    assert parts(routing_table, "a", ejected=frozenset({NEW[0].origin})) == {"old": 1.0}
 
 
 def test_a_name_that_several_deployments_serve() -> None:
@@ -111,12 +111,13 @@ def test_a_name_that_several_deployments_serve() -> None:
 
 def test_both_sides_spread_their_requests() -> None:
     more = (*NEW, target("a-4", "a", port=5, template="new"))
-    found = table(*OLD, *more, weight=50)
+    routing_table = table(*OLD, *more, weight=50)
     count = Counter(
         choice.endpoint.replica
         for draw in DRAWS
         if isinstance(
-            choice := choose(found, RoutingQuery("a", draw), EndpointHealth()), ChosenEndpoint
+            choice := choose(routing_table, RoutingQuery("a", draw), EndpointHealth()),
+            ChosenEndpoint,
         )
     )
     assert {name: n / len(DRAWS) for name, n in count.items()} == pytest.approx(
@@ -151,11 +152,14 @@ def test_only_endpoints_of_the_model_are_chosen(
     draw: float,
     failed: frozenset[EngineEndpoint],
 ) -> None:
-    found = table(*some, weight=weight, a=weights[0], b=weights[1])
+    routing_table = table(*some, weight=weight, a=weights[0], b=weights[1])
     for name in ("a", "b", "both", "public"):
-        choice = choose(found, RoutingQuery(name, draw, failed), health)
+        choice = choose(routing_table, RoutingQuery(name, draw, failed), health)
         mine = {
-            t for backend in found.models[name].backends if backend.weight for t in backend.leased
+            t
+            for backend in routing_table.models[name].backends
+            if backend.weight
+            for t in backend.leased
         }
         if isinstance(choice, ChosenEndpoint):
             assert choice.endpoint in mine - failed
@@ -174,8 +178,8 @@ def test_weights_converge(weight: int, new: int, old: int) -> None:
     model = ServedModel(
         name="a", created=0, backends=(maker.backend(("a",), leased=endpoints),), reason=""
     )
-    found = RoutingTable(models=MappingProxyType({"a": model}))
-    assert parts(found, "a").get("new", 0.0) == pytest.approx(weight / 100, abs=0.035)
+    routing_table = RoutingTable(models=MappingProxyType({"a": model}))
+    assert parts(routing_table, "a").get("new", 0.0) == pytest.approx(weight / 100, abs=0.035)
 
 
 def sides(found: RoutingTable, model: str, draw: float) -> dict[str, str]:

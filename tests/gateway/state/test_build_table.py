@@ -292,7 +292,7 @@ def test_what_is_remembered(routing: Routing, session_s: float, is_prefix_aware:
 def test_keys_share_cached_prompts_only_if_every_deployment_says_so(
     a: CacheSharing, b: CacheSharing, *, shares: bool
 ) -> None:
-    one, two = (
+    model_deployment, two = (
         deployment(name, "fast").model_copy(
             update={"spec": routing_as(name, Routing(cache_sharing=kind)).spec}
         )
@@ -301,7 +301,7 @@ def test_keys_share_cached_prompts_only_if_every_deployment_says_so(
     loose, strict = Routing(cache_sharing="Deployment"), Routing()
     for routing, expected in ((None, shares), (loose, shares), (strict, False)):
         both = tuple(Backend(deployment=name) for name in ("a", "b"))
-        table = build_table(seen(one, two, routed(backends=both, routing=routing)), {})
+        table = build_table(seen(model_deployment, two, routed(backends=both, routing=routing)), {})
         assert table.models["x"].shares_cache is expected
     assert not build_table(seen(deployment("a", "fast"), two), {}).models["a"].shares_cache
 
@@ -313,14 +313,14 @@ def test_rules_and_fallbacks() -> None:
     model = build_table(seen(*objects, routed(rules=(rule,), fallbacks=("gone", "c"))), ()).models[
         "x"
     ]
-    [found] = model.rules
-    assert found.headers == ((b"x-team", "res\xe9arch".encode()), (b"beta", None))
-    assert [t.replica for backend in found.backends for t in backend.leased] == ["c-0"]
+    [header_rule] = model.rules
+    assert header_rule.headers == ((b"x-team", "res\xe9arch".encode()), (b"beta", None))
+    assert [t.replica for backend in header_rule.backends for t in backend.leased] == ["c-0"]
     assert [backend.deployments for backend in model.fallbacks] == [("gone",), ("c",)]
     assert model.ready() == 2
     assert "gone does not exist" in model.reason
-    assert "gone does not exist" in found.reason
-    assert "ModelDeployment b" not in found.reason
+    assert "gone does not exist" in header_rule.reason
+    assert "ModelDeployment b" not in header_rule.reason
 
 
 def test_a_backend_at_zero_is_woken_though_its_fallback_answers() -> None:
@@ -347,16 +347,26 @@ def test_a_backend_at_zero_is_woken_though_its_fallback_answers() -> None:
 
 def test_what_an_endpoint_says_of_its_mac() -> None:
     made = endpoint("a-0", "a", "http://10.0.0.5:4100")
-    found = endpoint_of(made, 1)
-    assert found is not None
-    assert (found.concurrency, found.site, found.points, found.is_fit) == (4, "", 0, True)
+    engine_endpoint = endpoint_of(made, 1)
+    assert engine_endpoint is not None
+    assert (
+        engine_endpoint.concurrency,
+        engine_endpoint.site,
+        engine_endpoint.points,
+        engine_endpoint.is_fit,
+    ) == (4, "", 0, True)
     hardware = EndpointHardware(chip="Apple M4 Pro", gpu_cores=20, memory_bytes=48 << 30)
     spec = made.spec.model_copy(
         update={"concurrency": 16, "site": "x", "hardware": hardware, "parameters": 70_000}
     )
-    found = endpoint_of(made.model_copy(update={"spec": spec}), 1)
-    assert found is not None
-    assert (found.concurrency, found.site, found.points, found.is_fit) == (16, "x", 57, False)
+    engine_endpoint = endpoint_of(made.model_copy(update={"spec": spec}), 1)
+    assert engine_endpoint is not None
+    assert (
+        engine_endpoint.concurrency,
+        engine_endpoint.site,
+        engine_endpoint.points,
+        engine_endpoint.is_fit,
+    ) == (16, "x", 57, False)
 
 
 def test_nodes_labels_win_over_what_endpoints_say_of_their_site() -> None:
@@ -399,9 +409,12 @@ def moved(replica: str, dice: random.Random) -> EngineEndpoint | None:
     """Return a new state of an endpoint: published anew, of another version or deployment, or gone."""
     if dice.random() < 0.3:
         return None
-    found = target(replica, dice.choice((replica[0], replica[0], "b")))
+    engine_endpoint = target(replica, dice.choice((replica[0], replica[0], "b")))
     return replace(
-        found, version=dice.randrange(1, 3), template=dice.choice("xy"), site=dice.choice(("", "s"))
+        engine_endpoint,
+        version=dice.randrange(1, 3),
+        template=dice.choice("xy"),
+        site=dice.choice(("", "s")),
     )
 
 
@@ -433,7 +446,10 @@ def test_a_changed_table_is_like_a_new_one(seed: int) -> None:
             inputs,
             leased=leased,
             statuses=statuses,
-            seen_serving={*inputs.seen_serving, *(one.deployment for one in leased.values())},
+            seen_serving={
+                *inputs.seen_serving,
+                *(engine_endpoint.deployment for engine_endpoint in leased.values()),
+            },
         )
         builder.change(inputs, leased=moves[True], orphans=moves[False], statuses=(name,))
         assert builder.table() == build_table(inputs, orphans.values(), site="s")

@@ -198,11 +198,13 @@ def why_ignored(
     """Return why a gateway with that access or folder ignores an endpoint of node mac-1; empty if it uses it."""
     if not isinstance(access, EngineAccess):
         access = EngineAccess(sockets=access)
-    one = EndpointFilter(MemoryTransport(FakeClock()), FakeClock(), lambda _: None, access)
+    endpoint_filter = EndpointFilter(
+        MemoryTransport(FakeClock()), FakeClock(), lambda _: None, access
+    )
     key = keys.endpoint_key("mac-1", "m-0")
-    one.filter({key: (endpoint("m-0", "m", url, node="mac-1"), 1)})
+    endpoint_filter.filter({key: (endpoint("m-0", "m", url, node="mac-1"), 1)})
     told = [r.why for r in caplog.records if r.message == "endpoint ignored"]  # type: ignore[attr-defined]  # extra
-    assert (len(one.used), len(one.refused)) == ((0, 1) if told else (1, 0))
+    assert (len(endpoint_filter.used), len(endpoint_filter.refused)) == ((0, 1) if told else (1, 0))
     return told[0] if told else ""
 
 

@@ -90,10 +90,10 @@ def test_no_damage_is_more_than_a_refusal(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = persistence.decode(bytes(raw))
+        snapshot = persistence.decode(bytes(raw))
     except SnapshotError:
         return
-    assert isinstance(found, GatewaySnapshot)
+    assert isinstance(snapshot, GatewaySnapshot)
 
 
 def test_an_unwritable_disk_is_logged_once(

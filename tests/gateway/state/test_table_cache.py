@@ -253,7 +253,7 @@ async def test_requests_wait_for_the_first_table(world: World, http: aiohttp.Cli
                 asked[0].cancel()
                 await until(lambda: len(running_()) == 2, what="2 requests")
                 away.come_back()
-            assert [one.result() for one in asked[1:]] == [200, 200]
+            assert [task.result() for task in asked[1:]] == [200, 200]
             assert len(engine.calls) == 2
 
 

@@ -213,10 +213,10 @@ def test_a_wrong_variable_is_refused_at_the_start() -> None:
 def test_no_header_of_a_stranger_makes_another_one(parent: bytes, state: bytes) -> None:
     """Engines get one header line each, or none."""
     for given_parent in (parent, GIVEN.encode()):
-        found = request_encoder.parse_context(
+        context = request_encoder.parse_context(
             [(b"traceparent", given_parent), (b"tracestate", state)]
         )
-        if found[0]:
-            written = request_encoder.trace_lines(*found)
-            assert written.count(b"\r") == written.count(b"\n") == 1 + bool(found[1])
+        if context[0]:
+            written = request_encoder.trace_lines(*context)
+            assert written.count(b"\r") == written.count(b"\n") == 1 + bool(context[1])
             assert written.endswith(b"\r\n")

@@ -65,10 +65,14 @@ def test_the_ring_keeps_the_last() -> None:
     journal = RequestJournal(3)
     for number in range(5):
         journal.add(entry(number, outcome="ok" if number % 2 else "failed"))
-    assert [one.request_id for one in journal.last(10)] == [b"r-4", b"r-3", b"r-2"]
-    assert [one.request_id for one in journal.last(1)] == [b"r-4"]
+    assert [journal_entry.request_id for journal_entry in journal.last(10)] == [
+        b"r-4",
+        b"r-3",
+        b"r-2",
+    ]
+    assert [journal_entry.request_id for journal_entry in journal.last(1)] == [b"r-4"]
     failed = journal.last(10, outcomes=frozenset({"failed"}))
-    assert [one.request_id for one in failed] == [b"r-4", b"r-2"]
+    assert [journal_entry.request_id for journal_entry in failed] == [b"r-4", b"r-2"]
     assert journal.last(10, model="other") == journal.last(10, node="mac-2") == []
     assert len(journal.last(10, model="m", node="mac-1")) == 3
 
@@ -96,7 +100,7 @@ def test_a_reader_gets_each_entry_once_or_learns_that_it_is_lost(
         assert len(page.entries) <= count
         assert page.lost is not None
         lost += page.lost
-        read += [one.request_id for one in page.entries]
+        read += [journal_entry.request_id for journal_entry in page.entries]
     assert len(read) + lost == total
     assert read == sorted(set(read), key=lambda one: int(one[2:]))
     assert journal.page_after(cursor, 7).entries == []
@@ -123,7 +127,7 @@ def test_places_of_readers(cursor: str, expected: list[int], lost: int | None) -
     journal.restore([entry(number) for number in range(4)])
     journal.extend([entry(number) for number in (4, 5)])
     page = journal.page_after(cursor, 2)
-    assert [int(one.request_id[2:]) for one in page.entries] == expected
+    assert [int(journal_entry.request_id[2:]) for journal_entry in page.entries] == expected
     assert page.lost == lost
 
 
@@ -171,7 +175,7 @@ async def test_real_requests(world: World, gateway: Running, http: aiohttp.Clien
         assert served.is_streamed
         assert served.served_by is not None
         assert served.served_by.replica == "m-1"
-        assert [(one.endpoint.replica, one.outcome) for one in served.attempts] == [
+        assert [(attempt.endpoint.replica, attempt.outcome) for attempt in served.attempts] == [
             ("m-0", "broken"),
             ("m-1", "answered"),
         ]
@@ -266,13 +270,13 @@ async def test_a_disk_that_hangs_costs_lines_and_no_request(tmp_path: Path) -> N
     """A pipe without a reader blocks its opener, like a dead network disk."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    one = entry()
+    journal_entry = entry()
     file = JournalWriter(path, SystemClock(), gateway="g")
     async with asyncio.TaskGroup() as group:
         task = group.create_task(file.run())
         await asyncio.sleep(0)
         for _ in range(60_000):
-            file.add(one)
+            file.add(journal_entry)
         assert file.lost == 10_000
         task.cancel()
     # Releases the thread.
@@ -295,9 +299,12 @@ def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
         steps = min(STEPS - 1, duration_s // STEP_S)
         first = (now_s // STEP_S - steps) * STEP_S
         expected = [is_ok for time_s, is_ok in ends if time_s >= first]
-        found = series.over(now_s, duration_s)
-        assert (found.requests, found.errors) == (len(expected), expected.count(False))
-        assert found.output_tokens == 11 * len(expected)
+        interval_sums = series.over(now_s, duration_s)
+        assert (interval_sums.requests, interval_sums.errors) == (
+            len(expected),
+            expected.count(False),
+        )
+        assert interval_sums.output_tokens == 11 * len(expected)
         points = list(series.points(now_s, duration_s, 100))
         assert len(points) <= 100
         # The current step is not drawn.

@@ -61,7 +61,7 @@ def saved(path: Path, size: int = 100) -> tuple[SavedJournal, RequestJournal]:
 
 
 def ids(journal: RequestJournal) -> list[str]:
-    return [one.request_id.decode() for one in journal.last(10_000)][::-1]
+    return [journal_entry.request_id.decode() for journal_entry in journal.last(10_000)][::-1]
 
 
 @pytest.mark.parametrize(
@@ -80,31 +80,31 @@ def test_an_entry_is_shown_as_before(one: JournalEntry) -> None:
     line = encode_entries([one])
     assert line.index(b"\n") == len(line) - 1
     assert b"a chat of anna" not in line
-    found = decode_entry(line)
-    assert found is not None
-    assert render_entries([found], "gw") == render_entries([one], "gw")
-    again = decode_entry(encode_entries([found]))
-    assert again == found
+    journal_entry = decode_entry(line)
+    assert journal_entry is not None
+    assert render_entries([journal_entry], "gw") == render_entries([one], "gw")
+    again = decode_entry(encode_entries([journal_entry]))
+    assert again == journal_entry
 
 
 def test_each_entry_is_a_line_with_its_own_endpoints() -> None:
     entries = [entry(number) for number in range(4)]
     lines = encode_entries(entries).splitlines()
     assert [decode_entry(line) for line in lines] == [
-        decode_entry(encode_entries([one])) for one in entries
+        decode_entry(encode_entries([journal_entry])) for journal_entry in entries
     ]
 
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
-    found = decode_entry(encode_entries([entry(1, model="a\ud83cb\n")]))
-    assert found is not None
-    assert found.model == "a?b\n"
+    journal_entry = decode_entry(encode_entries([entry(1, model="a\ud83cb\n")]))
+    assert journal_entry is not None
+    assert journal_entry.model == "a?b\n"
 
 
 @given(st.binary(max_size=300))
 def test_any_line_is_an_entry_or_skipped(line: bytes) -> None:
-    found = decode_entry(line)
-    assert found is None or render_entries([found], "gw")
+    journal_entry = decode_entry(line)
+    assert journal_entry is None or render_entries([journal_entry], "gw")
 
 
 def test_damaged_values_are_skipped() -> None:
@@ -114,8 +114,8 @@ def test_damaged_values_are_skipped() -> None:
         values: tuple[object, ...] = (None, "x", -1, [], {}, [[0]], 1e300)
         for value in values:
             changed = [*saved_values[:at], value, *saved_values[at + 1 :]]
-            found = decode_entry(json.dumps(changed).encode())
-            assert found is None or rows_json(render_entries([found], "gw"))
+            journal_entry = decode_entry(json.dumps(changed).encode())
+            assert journal_entry is None or rows_json(render_entries([journal_entry], "gw"))
 
 
 def test_a_torn_last_line_costs_one_entry(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def pooled(folder: IdentityFolder) -> AsyncIterator[ConnectionPool]:
     pool = ConnectionPool(SystemClock(), silence_s=20.0, tls=EngineTls(credentials))
     credentials.on_change(pool.close_revoked)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one) for one in (pool.run(), credentials.watch())]
+        tasks = [group.create_task(coroutine) for coroutine in (pool.run(), credentials.watch())]
         try:
             yield pool
         finally:

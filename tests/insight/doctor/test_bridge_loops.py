@@ -63,4 +63,4 @@ def test_a_cable_that_only_one_end_reports_counts() -> None:
     nodes[1] = nodes[1].model_copy(
         update={"status": blind.model_copy(update={"fabric": NodeFabric(ports=ports)})}
     )
-    assert [one.level for one in check_bridges(nodes)] == ["FAIL"]
+    assert [bridge.level for bridge in check_bridges(nodes)] == ["FAIL"]

@@ -67,14 +67,14 @@ def cabled(network: str, length: int) -> dict[str, Any]:
     ],
 )
 def test_a_macs_report(changes: dict[str, Any], message: str) -> None:
-    found = found_in(with_fabric(meshed(3), 0, **changes))
-    assert [one.message for one in found] == ([message] if message else [])
-    assert all(one.node == "mac-0" and one.advice for one in found)
+    findings = found_in(with_fabric(meshed(3), 0, **changes))
+    assert [finding.message for finding in findings] == ([message] if message else [])
+    assert all(finding.node == "mac-0" and finding.advice for finding in findings)
 
 
 def test_thunderbolt_4_gets_no_advice_that_cannot_help() -> None:
-    (one,) = found_in(with_fabric(meshed(2), 0, rdma=(), is_rdma_enabled=True, thunderbolt=4))
-    assert one.advice == "use it in groups with backend: ring"
+    (finding,) = found_in(with_fabric(meshed(2), 0, rdma=(), is_rdma_enabled=True, thunderbolt=4))
+    assert finding.advice == "use it in groups with backend: ring"
 
 
 def jaccl_replica(connections: int, words: str = "") -> Replica:
@@ -99,9 +99,9 @@ def jaccl_replica(connections: int, words: str = "") -> Replica:
 
 @pytest.mark.parametrize(("connections", "count"), [(10, 0), (11, 1)])
 def test_more_connections_than_queue_pairs(connections: int, count: int) -> None:
-    found = list(check_cables((), (jaccl_replica(connections),)))
-    assert len(found) == count
-    assert all("rdma_en2 for 11 connections, and it has 10" in one.message for one in found)
+    cables = list(check_cables((), (jaccl_replica(connections),)))
+    assert len(cables) == count
+    assert all("rdma_en2 for 11 connections, and it has 10" in cable.message for cable in cables)
 
 
 @pytest.mark.parametrize(
@@ -118,19 +118,19 @@ def test_more_connections_than_queue_pairs(connections: int, count: int) -> None
     ],
 )
 def test_the_words_of_a_failed_rank_have_a_cause(words: str, name: str) -> None:
-    found = list(check_cables((), (jaccl_replica(1, words),)))
+    cables = list(check_cables((), (jaccl_replica(1, words),)))
     if not name:
-        assert found == []
+        assert cables == []
         return
-    (one,) = found
-    assert one.message.startswith(f"replica/qwen-0 of shardgroup/pair failed with {name}: ")
-    assert (one.node, one.since) == ("mac-1", SINCE)
-    assert "NODE" not in one.advice
+    (finding,) = cables
+    assert finding.message.startswith(f"replica/qwen-0 of shardgroup/pair failed with {name}: ")
+    assert (finding.node, finding.since) == ("mac-1", SINCE)
+    assert "NODE" not in finding.advice
 
 
 def test_used_up_queue_pairs_ask_for_a_restart_and_not_for_another_attempt() -> None:
-    (one,) = (known for known in KNOWN_FAILURES if known.name == "errno 16")
-    assert one.advice.endswith(": another attempt cannot help")
+    (failure,) = (known for known in KNOWN_FAILURES if known.name == "errno 16")
+    assert failure.advice.endswith(": another attempt cannot help")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,6 @@ def test_a_group_whose_cables_became_slow(status: ConditionStatus, count: int) -
         spec=ShardGroupSpec(members=(GroupMember(node="a"), GroupMember(node="b"))),
         status=ShardGroupStatus(conditions=(condition,)),
     )
-    found = list(check_cables((), (), (group,)))
-    assert len(found) == count
-    assert all("fleetctl describe shardgroup pair" in one.advice for one in found)
+    cables = list(check_cables((), (), (group,)))
+    assert len(cables) == count
+    assert all("fleetctl describe shardgroup pair" in cable.advice for cable in cables)

@@ -58,8 +58,8 @@ ETCD = EtcdHealth(has_users=False, size_bytes=12 * 2**20, quota_bytes=512 * 2**2
 
 
 def agents(**different: Any) -> dict[str, Any]:
-    found = ProbeResult(**{"label": "node/mac-1", "url": "x", "store": FRESH, **different})
-    return {"agents": (found,)}
+    probe_result = ProbeResult(**{"label": "node/mac-1", "url": "x", "store": FRESH, **different})
+    return {"agents": (probe_result,)}
 
 
 def control(**different: Any) -> dict[str, Any]:
@@ -110,8 +110,10 @@ def test_engines_on_sockets_of_other_machines_are_counted_and_not_blamed() -> No
 def test_the_fleets_doctor_says_it_of_the_lost_node() -> None:
     lost = LostNode(name="mac-2", host="10.0.0.2", ssh=PortState.OPEN, agent=PortState.CLOSED)
     found = findings(nodes=(node("mac-1"), node("mac-2")), lost=(lost,))
-    [one] = [f for f in found if f.check == "nodes" and f.level == "FAIL"]
-    assert one.message.startswith("node/mac-2: its agent does not renew its lease, its Mac answers")
+    [finding] = [f for f in found if f.check == "nodes" and f.level == "FAIL"]
+    assert finding.message.startswith(
+        "node/mac-2: its agent does not renew its lease, its Mac answers"
+    )
 
 
 @pytest.mark.parametrize(("is_silent", "is_firewall"), [(True, True), (False, False)])
@@ -119,8 +121,8 @@ def test_an_agent_that_lives_and_lets_connections_time_out_has_a_firewall(
     is_silent: bool, is_firewall: bool
 ) -> None:
     found = findings(**agents(error="no answer at x within 5 s", is_silent=is_silent))
-    [one] = [f for f in found if f.check == "agents"]
-    assert ("a firewall on its Mac drops them" in one.advice) is is_firewall
+    [finding] = [f for f in found if f.check == "agents"]
+    assert ("a firewall on its Mac drops them" in finding.advice) is is_firewall
 
 
 def test_a_healthy_fleet_has_only_ok_findings() -> None:
@@ -324,20 +326,22 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
     ],
 )  # fmt: skip
 def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], line: str) -> None:
-    bad = [one for one in findings(**different) if one.level != "OK"]
+    bad = [finding for finding in findings(**different) if finding.level != "OK"]
     assert [f"{one.level} {one.check}: {one.message}" for one in bad] == [line]
     assert bad[0].advice
 
 
 def test_the_remedy_of_a_node_that_needs_a_restart_has_its_name() -> None:
     waiting = condition("NeedsReboot", ConditionStatus.TRUE, "24 GB stay wired")
-    (one,) = (one for one in findings(nodes=(node("mac-1", waiting),)) if one.level == "WARN")
+    (one,) = (
+        finding for finding in findings(nodes=(node("mac-1", waiting),)) if finding.level == "WARN"
+    )
     assert one.advice == "`fleetctl node reboot mac-1 --drain`"
 
 
 def test_plain_http_on_loopback_is_no_problem() -> None:
     local = ProbeResult(label="gateway/a", url="http://127.0.0.1:4000", store=FRESH)
-    assert {one.level for one in findings(gateways=(local,))} == {"OK"}
+    assert {finding.level for finding in findings(gateways=(local,))} == {"OK"}
 
 
 def test_an_object_with_an_unobserved_change_is_not_healthy() -> None:
@@ -347,7 +351,7 @@ def test_an_object_with_an_unobserved_change_is_not_healthy() -> None:
         spec=NodePoolSpec(nodes=("mac-1",)),
         status=NodePoolStatus(observed_generation=1, conditions=(ready,)),
     )
-    (found,) = [one for one in findings(objects=(pool,)) if one.check == "objects"]
+    (found,) = [finding for finding in findings(objects=(pool,)) if finding.check == "objects"]
     assert (found.level, found.message) == (
         "WARN",
         "nodepool/desk is not Ready: the reconciler has not observed its latest change yet",
@@ -376,7 +380,7 @@ def test_a_failed_rollout_is_told_though_replicas_serve(
     reason: str, message: str, words: str
 ) -> None:
     failed = deployed(reason, message, ConditionStatus.FALSE)
-    fine, bad = [one for one in findings(objects=(failed,)) if one.check == "objects"]
+    fine, bad = [finding for finding in findings(objects=(failed,)) if finding.check == "objects"]
     assert (fine.level, fine.message) == ("OK", "1 of 1 ModelDeployments are Available")
     assert (bad.level, bad.message) == ("WARN", f"modeldeployment/q {words} ({reason}): {message}")
     assert "`fleetctl rollout undo q --to-revision N`" in bad.advice
@@ -384,7 +388,11 @@ def test_a_failed_rollout_is_told_though_replicas_serve(
 
 def test_no_object_is_ok_while_no_reconciler_leads() -> None:
     complete = deployed("RolloutComplete", "all run revision 1", ConditionStatus.TRUE)
-    (found,) = [one for one in findings(objects=(complete,), leader="") if one.check == "objects"]
+    (found,) = [
+        finding
+        for finding in findings(objects=(complete,), leader="")
+        if finding.check == "objects"
+    ]
     assert (found.level, found.message) == (
         "WARN",
         "1 of 1 ModelDeployments are Available as last observed: no reconciler leads, so this may be out of date",
@@ -398,7 +406,9 @@ def test_a_suspended_git_source_is_told() -> None:
         })  # fmt: skip
 
     several = findings(objects=(source("a", suspend=True), source("b", suspend=False)))
-    messages = [(one.level, one.message) for one in several if one.check == "objects"]
+    messages = [
+        (finding.level, finding.message) for finding in several if finding.check == "objects"
+    ]
     assert messages == [
         ("WARN", "gitsource/a is suspended: commits are not applied"),
         ("WARN", "gitsource/b is not Ready: the reconciler has not observed it yet"),
@@ -415,7 +425,7 @@ def test_the_tree_and_the_summary_count_findings() -> None:
 
 def test_a_mac_whose_gpu_works_has_no_problem() -> None:
     works = node("mac-1", condition("MetalAvailable", ConditionStatus.TRUE, "MLX computes on M4"))
-    assert {one.level for one in findings(nodes=(works,))} == {"OK"}
+    assert {finding.level for finding in findings(nodes=(works,))} == {"OK"}
 
 
 def test_where_since_when_and_the_fix_of_a_finding_are_shown() -> None:
@@ -457,6 +467,6 @@ def test_a_check_gets_the_facts_that_it_names(check: Check, facts: type) -> None
 def test_a_check_without_its_facts_is_left_out_and_the_others_remain() -> None:
     stored = ("nodes", "ready", "replicas", "objects", "admissions", "leader")
     found = run_checks(FleetObservation(**{name: HEALTHY[name] for name in stored}))
-    assert [(one.check, one.level) for one in found] == [
+    assert [(finding.check, finding.level) for finding in found] == [
         ("nodes", "OK"), ("disk", "OK"), ("memory", "OK"),
     ]  # fmt: skip

@@ -50,8 +50,8 @@ async def test_a_port_is_open_closed_or_silent(listening: int, dropping: int) ->
 async def test_only_nodes_without_a_lease_are_tried(listening: int) -> None:
     url = f"https://127.0.0.1:{free_port()}"
     nodes = [lost("mac-1", url), lost("mac-2", url), lost("mac-3", "")]
-    [found] = await try_lost_nodes(nodes, frozenset({"mac-1"}), ssh_port=listening)
-    assert found == LostNode(name="mac-2", host="127.0.0.1", ssh=OPEN, agent=CLOSED)
+    [node] = await try_lost_nodes(nodes, frozenset({"mac-1"}), ssh_port=listening)
+    assert node == LostNode(name="mac-2", host="127.0.0.1", ssh=OPEN, agent=CLOSED)
 
 
 @pytest.mark.parametrize("agent", [CLOSED, SILENT])

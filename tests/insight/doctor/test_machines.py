@@ -26,7 +26,9 @@ def report(node: str, *found: Finding) -> MachineReport:
 def lines(*reports: MachineReport) -> list[str]:
     check = next(one for one in CHECKS if one.name == "machines")
     found = check.findings(SimpleNamespace(machines=reports))
-    return [f"{one.level} {one.check} {one.node}: {one.message}" for one in found]
+    return [
+        f"{finding.level} {finding.check} {finding.node}: {finding.message}" for finding in found
+    ]
 
 
 def test_machines_that_are_well_are_one_line() -> None:

@@ -38,21 +38,21 @@ DAY_S = 86_400.0
 def test_a_refusal_of_the_hub_is_told_with_its_words(reason: str, level: str | None) -> None:
     report = ModelReport(path="org/model", reason=reason, message="the hub says no")
     status = node_status("mac-1").model_copy(update={"models": (report,)})
-    found = list(check_models([Node(metadata=ObjectMeta(name="mac-1"), status=status)], ()))
-    assert [one.level for one in found] == ([] if level is None else [level])
-    for one in found:
-        assert one.node == "mac-1"
-        assert one.message == f"model org/model is not there ({reason}): the hub says no"
-        assert one.advice
+    models = list(check_models([Node(metadata=ObjectMeta(name="mac-1"), status=status)], ()))
+    assert [model.level for model in models] == ([] if level is None else [level])
+    for model in models:
+        assert model.node == "mac-1"
+        assert model.message == f"model org/model is not there ({reason}): the hub says no"
+        assert model.advice
 
 
 def test_leftovers_are_counted_and_have_a_fix() -> None:
     files = tuple(PartialFile(path=f"/m/{n}.part", size_bytes=2**30) for n in range(4))
-    (one,) = check_models((), files)
-    assert one.message == (
+    (finding,) = check_models((), files)
+    assert finding.message == (
         "4 files of interrupted downloads with 4.0 GiB: /m/0.part, /m/1.part, /m/2.part and 1 more"
     )
-    assert one.fix == PARTIAL_FILES
+    assert finding.fix == PARTIAL_FILES
 
 
 def touch(path: Path, age_s: float) -> Path:
@@ -75,11 +75,11 @@ def test_only_files_that_nothing_continues_are_leftovers(tmp_path: Path) -> None
     locked = touch(tmp_path / "incoming" / "sha256-ee.part", old)
     with locked.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        found = find_partial_files((tmp_path,), NOW)
-    assert {one.path for one in found} == {str(part), str(incomplete)}
+        partial_files = find_partial_files((tmp_path,), NOW)
+    assert {partial_file.path for partial_file in partial_files} == {str(part), str(incomplete)}
 
-    assert delete_partial_file(found[0], NOW)
-    assert not delete_partial_file(found[0], NOW)
+    assert delete_partial_file(partial_files[0], NOW)
+    assert not delete_partial_file(partial_files[0], NOW)
     assert len(find_partial_files((tmp_path,), NOW)) == 2  # the lock of the fourth is gone
     assert find_partial_files((tmp_path / "nowhere",), NOW) == ()
 

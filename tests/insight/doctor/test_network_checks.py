@@ -46,11 +46,11 @@ def networks(*nodes: Node, unreachable: str = "") -> list[Finding]:
     ],
 )
 def test_an_overlay_is_told_where_a_lan_is_shared(nodes: tuple[Node, ...], is_found: bool) -> None:
-    found = [one for one in networks(*nodes) if one.level == "WARN"]
-    assert bool(found) == is_found
-    for one in found:
-        assert one.node == "a"
-        assert "--address 192.168.1.10" in one.advice
+    findings = [network for network in networks(*nodes) if network.level == "WARN"]
+    assert bool(findings) == is_found
+    for finding in findings:
+        assert finding.node == "a"
+        assert "--address 192.168.1.10" in finding.advice
 
 
 @pytest.mark.parametrize(
@@ -65,25 +65,25 @@ def test_an_overlay_is_told_where_a_lan_is_shared(nodes: tuple[Node, ...], is_fo
 def test_several_networks_matter_when_a_node_is_not_reached(
     other: Node, unreachable: str, level: str | None
 ) -> None:
-    found = networks(node("a", "192.168.1.10", LAN_A), other, unreachable=unreachable)
-    assert [one.level for one in found] == ([] if level is None else [level])
-    for one in found:
-        assert "2 networks (192.168.1.0/24: a; 10.9.0.0/24: b)" in one.message
+    findings = networks(node("a", "192.168.1.10", LAN_A), other, unreachable=unreachable)
+    assert [finding.level for finding in findings] == ([] if level is None else [level])
+    for finding in findings:
+        assert "2 networks (192.168.1.0/24: a; 10.9.0.0/24: b)" in finding.message
 
 
 def test_builds_and_releases_are_compared() -> None:
     same = [node(name, "", mlx_version="0.32.4") for name in "ab"]
-    assert [(one.level, one.message) for one in check_builds(same)] == [
+    assert [(build.level, build.message) for build in check_builds(same)] == [
         ("OK", "all 2 Macs have macOS 25D125"),
         ("OK", "all 2 Macs have mlx 0.32.4"),
     ]
     mixed = [*same, node("c", "", mlx_version="0.33.0", os_build="25E1")]
-    assert [(one.level, one.message) for one in check_builds(mixed)] == [
+    assert [(build.level, build.message) for build in check_builds(mixed)] == [
         ("WARN", "2 versions of macOS are in use (25D125: a, b; 25E1: c)"),
         ("WARN", "2 versions of mlx are in use (0.32.4: a, b; 0.33.0: c)"),
     ]
     unread = node("d", "", mlx_version="0.32.4", os_build="", os_version="26.2 (25D125)")
     unknown = node("e", "", mlx_version="0.32.4", os_build="", os_version="26.2")
-    assert {one.level for one in check_builds([*same, unread, unknown])} == {"OK"}
+    assert {build.level for build in check_builds([*same, unread, unknown])} == {"OK"}
     assert list(check_builds(same[:1])) == []
     assert list(check_builds([node("a", "", os="Linux"), node("b", "", os="Linux")])) == []

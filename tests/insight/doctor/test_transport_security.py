@@ -40,7 +40,7 @@ def checked(found: TransportSecurity) -> list[Finding]:
 
 
 def results(found: TransportSecurity) -> list[tuple[str, str]]:
-    return [(one.level, one.check) for one in checked(found)]
+    return [(finding.level, finding.check) for finding in checked(found)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_each_weakness_is_a_finding(
     found: TransportSecurity, expected: list[tuple[str, str]]
 ) -> None:
     assert results(found) == expected
-    assert all(one.advice for one in checked(found) if one.level != "OK")
+    assert all(finding.advice for finding in checked(found) if finding.level != "OK")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,10 @@ def test_each_weakness_is_a_finding(
     [(30 * DAY, "OK"), (10 * DAY, "OK"), (9 * DAY, "WARN"), (2 * DAY, "FAIL"), (-DAY, "FAIL")],
 )
 def test_a_certificate_that_is_not_renewed_is_found(left: timedelta, level: str) -> None:
-    found = TransportSecurity(certificates=(CertificateState(label="node/a", left=left),))
-    assert results(found) == [(level, "certificates")]
+    transport_security = TransportSecurity(
+        certificates=(CertificateState(label="node/a", left=left),)
+    )
+    assert results(transport_security) == [(level, "certificates")]
 
 
 @pytest.mark.parametrize(
@@ -97,8 +99,8 @@ def test_a_certificate_that_is_not_renewed_is_found(left: timedelta, level: str)
     [(30 * DAY, False), (10 * DAY, False), (9 * DAY, True), (DAY / 2, True), (-DAY, False)],
 )
 def test_an_api_key_that_ends_soon_is_told(left: timedelta, *, is_told: bool) -> None:
-    found = TransportSecurity(api_keys=(KeyState(name="ci", left=left),))
-    assert results(found) == ([("WARN", "api keys")] if is_told else [])
+    transport_security = TransportSecurity(api_keys=(KeyState(name="ci", left=left),))
+    assert results(transport_security) == ([("WARN", "api keys")] if is_told else [])
 
 
 async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) -> None:
@@ -141,16 +143,24 @@ async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) 
         )
     }
     engines = [endpoint("m-0", "m", "http://10.0.0.1:4100"), endpoint("m-1", "m", "unix:/tmp/x")]
-    found = await read_security(store, now(), (nodes, gateways, engines), (EtcdAddress(), None))
-    assert found.mode is TlsMode.TLS
-    assert found.plain == (
+    security = await read_security(store, now(), (nodes, gateways, engines), (EtcdAddress(), None))
+    assert security.mode is TlsMode.TLS
+    assert security.plain == (
         "node/mac-1 at http://10.0.0.1:4001",
         "replica/m-0 at http://10.0.0.1:4100",
     )
-    assert found.insecure_flags == ("node/mac-1: --insecure-http", "gateway/g: --insecure-metrics")
-    assert [(one.name, one.left.days) for one in found.api_keys] == [("ci", 8)]
-    assert [(one.id, one.left.days, one.uses) for one in found.tokens] == [("a2345672", 8, 3)]
-    states = {one.label: (one.left.days, one.is_foreign) for one in found.certificates}
+    assert security.insecure_flags == (
+        "node/mac-1: --insecure-http",
+        "gateway/g: --insecure-metrics",
+    )
+    assert [(state.name, state.left.days) for state in security.api_keys] == [("ci", 8)]
+    assert [(state.id, state.left.days, state.uses) for state in security.tokens] == [
+        ("a2345672", 8, 3)
+    ]
+    states = {
+        certificate.label: (certificate.left.days, certificate.is_foreign)
+        for certificate in security.certificates
+    }
     assert states == {"node/mac-1": (4, False), "node/mac-2": (4, True)}
 
 

@@ -31,13 +31,13 @@ spec:
 
 
 def read(text: str) -> comments.DocumentComments:
-    [found] = comments.read_comments(text, parser.parse(text, "").documents)
-    return found
+    [document_comments] = comments.read_comments(text, parser.parse(text, "").documents)
+    return document_comments
 
 
 def test_comments_belong_to_the_field_below_or_on_their_line() -> None:
-    found = read(TEXT)
-    assert found.fields == {
+    document_comments = read(TEXT)
+    assert document_comments.fields == {
         ("apiVersion",): FieldComments(
             above=(" of the file", " and its team"), beside=" the only one"
         ),
@@ -49,7 +49,7 @@ def test_comments_belong_to_the_field_below_or_on_their_line() -> None:
         ("spec", "nodes", 1): FieldComments(above=(" the slow one",)),
         ("spec", "flow", "b", 1): FieldComments(beside=" of the last"),
     }
-    assert found.end == (" at the end",)
+    assert document_comments.end == (" at the end",)
 
 
 def test_documents_have_their_own() -> None:
@@ -113,8 +113,8 @@ def test_comments_never_change_a_value(tree: dict[str, object], data: st.DataObj
     fields = {path: FieldComments(above=(" up",), beside=" side") for path in chosen}
     text = comments.with_comments(plain, comments.DocumentComments(fields=fields, end=(" end",)))
     assert parser.parse_values(text) in ([tree], None)
-    found = parser.parse(text, "")
-    assert not found.problems
+    file = parser.parse(text, "")
+    assert not file.problems
     again, gone = comments.keep_comments(text, plain)
     assert (again.count("# up"), again.count("# side"), gone) == (
         text.count("# up"),

@@ -172,16 +172,16 @@ def test_places_are_found_on_demand() -> None:
     text = "# first\n---\n---\n" + deployment("a", rest="  replica: 2\n") + pool("p") + pool("p")
     with pytest.raises(ManifestErrors) as caught:
         load.read_objects(_documents(text))
-    assert [(one.line, one.column, one.path) for one in caught.value.problems] == [
+    assert [(problem.line, problem.column, problem.path) for problem in caught.value.problems] == [
         (13, 3, "spec.replica"),
         (25, 3, "metadata.name"),
     ]
 
 
 def _documents(text: str) -> list[Document]:
-    found = load._read_texts([("f.yaml", text)])
-    assert found.problems == ()
-    return list(found.documents)
+    texts = load._read_texts([("f.yaml", text)])
+    assert texts.problems == ()
+    return list(texts.documents)
 
 
 def test_files_of_both_readers_can_be_mixed(tmp_path: Path) -> None:
@@ -192,7 +192,10 @@ def test_files_of_both_readers_can_be_mixed(tmp_path: Path) -> None:
     listed = "  ".join(pool("c").removeprefix("---\n").splitlines(keepends=True))
     (tmp_path / "c.yaml").write_text(f"kind: List\nitems:\n- {listed}")
     loaded = load.load_objects([str(tmp_path)])
-    assert [(one.obj.name, Path(one.source).name, one.line) for one in loaded] == [
+    assert [
+        (loaded_object.obj.name, Path(loaded_object.source).name, loaded_object.line)
+        for loaded_object in loaded
+    ] == [
         ("a", "a.yaml", 2),
         ("b", "b.yaml", 1),
         ("c", "c.yaml", 3),

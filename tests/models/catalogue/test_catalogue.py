@@ -23,16 +23,16 @@ PUBLISHED = {
 
 def test_the_list_is_sorted_and_unique_and_uses_every_model() -> None:
     listed = read_catalogue()
-    names = [one.repo for one in listed.repositories]
+    names = [repository.repo for repository in listed.repositories]
     assert names == sorted(set(names))
-    assert {one.base for one in listed.repositories} == set(listed.models)
+    assert {repository.base for repository in listed.repositories} == set(listed.models)
 
 
 def test_the_memory_of_every_entry_is_proven() -> None:
-    found = search(())
-    assert len(found) == len(read_catalogue().repositories)
-    for one in found:
-        geometry = model_geometry(one.facts, casts_to_float32=False)
+    entries = search(())
+    assert len(entries) == len(read_catalogue().repositories)
+    for entry in entries:
+        geometry = model_geometry(entry.facts, casts_to_float32=False)
         assert geometry.unknown == ""
         assert (
             prove(geometry, context_length=4096, concurrency=1).total_bytes > geometry.weights_bytes
@@ -40,13 +40,15 @@ def test_the_memory_of_every_entry_is_proven() -> None:
 
 
 def test_parameters_are_those_that_were_published() -> None:
-    found = {one.repo: one.facts.weights.parameters for one in search(())}
+    found = {entry.repo: entry.facts.weights.parameters for entry in search(())}
     assert {repo: found[repo] for repo in PUBLISHED} == PUBLISHED
 
 
 def test_every_word_must_match() -> None:
-    assert {one.bits for one in search(("QWEN3", "4bit"))} == {4}
-    assert next(one.repo for one in search(("qwen3", "4bit"))) == "mlx-community/Qwen3-0.6B-4bit"
+    assert {entry.bits for entry in search(("QWEN3", "4bit"))} == {4}
+    assert (
+        next(entry.repo for entry in search(("qwen3", "4bit"))) == "mlx-community/Qwen3-0.6B-4bit"
+    )
     assert search(("qwen3", "llama3.2")) == ()
 
 
@@ -54,7 +56,11 @@ def test_every_word_must_match() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_tensors_are_those_of_the_model_that_mlx_lm_builds(family: str) -> None:
     nn, utils = module("mlx.nn"), module("mlx.utils")
-    entry = next(one for one in search((family,)) if one.config.model_type == family)
+    entry = next(
+        catalogue_entry
+        for catalogue_entry in search((family,))
+        if catalogue_entry.config.model_type == family
+    )
     small = entry.config.model_copy(update={"num_hidden_layers": 2, "vocab_size": 512})
     built = module(f"mlx_lm.models.{family}")
     rest = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}

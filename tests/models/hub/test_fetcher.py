@@ -181,7 +181,7 @@ async def test_two_fetches_of_one_model_fetch_it_once(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         monitors = [FetchMonitor(SystemClock()) for _ in range(3)]
         others = ModelFetcher(ModelStore(tmp_path, SkippingClock()), SkippingClock())
-        found = await asyncio.gather(
+        models = await asyncio.gather(
             *(
                 fetcher.fetch(here.hub, REQUEST, monitor=monitor)
                 for fetcher, monitor in zip(
@@ -189,9 +189,9 @@ async def test_two_fetches_of_one_model_fetch_it_once(tmp_path: Path) -> None:
                 )
             )
         )
-        assert len({model.folder for model in found}) == 1
+        assert len({model.folder for model in models}) == 1
         assert here.stand_in.body_bytes == WANTED_BYTES
-        assert {one.snapshot().percent for one in monitors} == {100}
+        assert {fetch_monitor.snapshot().percent for fetch_monitor in monitors} == {100}
 
 
 async def test_two_models_with_the_same_file_fetch_it_once(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ async def test_two_models_with_the_same_file_fetch_it_once(tmp_path: Path) -> No
             here.fetcher.fetch(here.hub, twin, monitor=monitors[1]),
         )
         assert here.stand_in.body_bytes == WANTED_BYTES + len(b'{"other": 1}')
-        assert {one.snapshot().percent for one in monitors} == {100}
+        assert {monitor.snapshot().percent for monitor in monitors} == {100}
         assert len(here.store.models()) == 2
 
 
@@ -273,10 +273,10 @@ async def test_a_fetch_goes_on_when_unused_models_made_room(tmp_path: Path) -> N
             here.store.reserve_bytes = 0  # the room is there now
             return 0
 
-        found = await ModelFetcher(here.store, SkippingClock(), make_room=make_room).fetch(
+        model = await ModelFetcher(here.store, SkippingClock(), make_room=make_room).fetch(
             here.hub, REQUEST
         )
-    assert found.folder.is_dir()
+    assert model.folder.is_dir()
 
 
 async def test_the_bandwidth_limit_holds_for_all_files_together(tmp_path: Path) -> None:
@@ -371,20 +371,20 @@ async def test_a_part_of_a_model_is_fetched_and_marked_and_the_rest_comes_later(
     other = "model-00002-of-00002.safetensors"
     async with world(tmp_path) as found:
         monitor = FetchMonitor(found.fetcher.clock)
-        one = replace(REQUEST, part=part_of(WEIGHTS))
-        model = await found.fetcher.fetch(found.hub, one, monitor=monitor)
+        request = replace(REQUEST, part=part_of(WEIGHTS))
+        model = await found.fetcher.fetch(found.hub, request, monitor=monitor)
         assert found.stand_in.requests("GET", other) == []
         assert monitor.total_bytes == WANTED_BYTES - len(FILES[other])
         assert (model.is_partial, model.absent) == (True, {other: len(FILES[other])})
         assert model.absent_bytes == len(FILES[other])
         assert sorted(contents(model.folder)) == sorted({*WANTED, PARTIAL_MARK} - {other})
         assert check_model(found.store, model.name, hashes=True) == ()
-        assert one.is_met_by(model)
+        assert request.is_met_by(model)
         # The other rank's part, and what needs all of it.
         assert not replace(REQUEST, part=part_of(other)).is_met_by(model)
         assert not REQUEST.is_met_by(model)
         asked = len(found.stand_in.seen)
-        again = await found.fetcher.fetch(found.hub, one)
+        again = await found.fetcher.fetch(found.hub, request)
         assert (again.files, again.absent) == (model.files, model.absent)
         assert len(found.stand_in.seen) == asked, "what is here is not asked for"
         before = found.stand_in.body_bytes
@@ -392,7 +392,7 @@ async def test_a_part_of_a_model_is_fetched_and_marked_and_the_rest_comes_later(
         assert found.stand_in.body_bytes - before == len(FILES[other])
         assert not whole.is_partial
         assert contents(whole.folder) == WANTED
-        assert one.is_met_by(whole)
+        assert request.is_met_by(whole)
 
 
 async def test_two_parts_of_a_model_are_the_whole(tmp_path: Path) -> None:
@@ -407,12 +407,12 @@ async def test_two_parts_of_a_model_are_the_whole(tmp_path: Path) -> None:
 
 async def test_a_partial_model_without_its_mark_is_fetched_again(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
-        one = replace(REQUEST, part=part_of(WEIGHTS))
-        model = await found.fetcher.fetch(found.hub, one)
+        request = replace(REQUEST, part=part_of(WEIGHTS))
+        model = await found.fetcher.fetch(found.hub, request)
         (model.folder / PARTIAL_MARK).unlink()
         (defect,) = check_model(found.store, model.name)
         assert (defect.path, defect.defect) == (PARTIAL_MARK, "Missing")
         assert found.store.find(REPO, COMMIT) is None
-        again = await found.fetcher.fetch(found.hub, one)
+        again = await found.fetcher.fetch(found.hub, request)
         assert again.is_partial
         assert check_model(found.store, model.name) == ()

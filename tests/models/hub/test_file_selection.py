@@ -17,8 +17,8 @@ def remote(path: str, size: int = 1) -> RemoteFile:
 
 def chosen(*paths: str, patterns: tuple[str, ...] | None = None) -> list[str]:
     files = [remote(path) for path in paths]
-    found = select_files(files) if patterns is None else select_files(files, patterns)
-    return [file.path for file in found]
+    remote_files = select_files(files) if patterns is None else select_files(files, patterns)
+    return [file.path for file in remote_files]
 
 
 def test_the_files_of_a_model_are_chosen_and_code_is_not() -> None:

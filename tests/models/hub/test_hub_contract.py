@@ -87,11 +87,11 @@ async def test_a_branch_is_resolved_to_the_same_commit_and_a_commit_needs_no_req
 
 async def test_the_list_has_all_files_with_sizes_and_digests(source: Source) -> None:
     async with connected(source, HubFaults(gzips_json=True)) as (_, hub):
-        found = (await listed(source, hub)).files
-    assert {path: file.size for path, file in found.items()} == {
+        files = (await listed(source, hub)).files
+    assert {path: file.size for path, file in files.items()} == {
         path: len(content) for path, content in FILES.items()
     }
-    assert found[WEIGHTS].digest.algorithm == "sha256"
+    assert files[WEIGHTS].digest.algorithm == "sha256"
 
 
 @pytest.mark.parametrize("path", [WEIGHTS, "templates/chat template #1.jinja"])
@@ -139,16 +139,16 @@ async def test_each_failure_has_its_own_error_and_a_sentence(
     source: Source, faults: HubFaults, error: type[ModelFetchError], words: str
 ) -> None:
     async with connected(source, faults) as (_, hub):
-        with pytest.raises(error, match=words) as found:
+        with pytest.raises(error, match=words) as info:
             await hub.resolve(REPO, source.branch)
-        assert type(found.value) is error
+        assert type(info.value) is error
 
 
 async def test_a_refused_token_is_told_apart_from_an_absent_one(source: Source) -> None:
     async with connected(source, token="hf_wrong", hub_token="hf_right") as (_, hub):
-        with pytest.raises(HubUnauthorizedError, match="refused the token") as found:
+        with pytest.raises(HubUnauthorizedError, match="refused the token") as info:
             await hub.resolve(REPO, source.branch)
-    assert "hf_wrong" not in str(found.value)
+    assert "hf_wrong" not in str(info.value)
 
 
 async def test_an_unknown_revision_repository_and_file_are_missing(source: Source) -> None:
@@ -168,13 +168,13 @@ async def test_an_unknown_revision_repository_and_file_are_missing(source: Sourc
 
 async def test_the_wait_of_a_rate_limit_is_believed_within_limits(source: Source) -> None:
     async with connected(source, HubFaults(status=429, retry_after="55")) as (stand_in, hub):
-        with pytest.raises(HubRateLimitedError) as found:
+        with pytest.raises(HubRateLimitedError) as info:
             await hub.resolve(REPO, source.branch)
-        assert found.value.retry_after_s == 55
+        assert info.value.retry_after_s == 55
         stand_in.faults.retry_after = "999999999"
-        with pytest.raises(HubRateLimitedError) as found:
+        with pytest.raises(HubRateLimitedError) as info:
             await hub.resolve(REPO, source.branch)
-        assert found.value.retry_after_s == 3600
+        assert info.value.retry_after_s == 3600
 
 
 async def test_a_cut_stream_and_an_absent_hub_are_unreachable(source: Source) -> None:
@@ -208,9 +208,9 @@ async def test_an_endpoint_that_is_no_address_is_refused(source: Source, endpoin
 @pytest.mark.parametrize("token", ["hf_x\n", "hf x", "hf_\r\nX-Y: z", "\u00fc"])
 async def test_a_token_that_would_break_a_header_is_refused(source: Source, token: str) -> None:
     async with open_hub_session() as session:
-        with pytest.raises(HubUnauthorizedError, match="one line of ASCII") as found:
+        with pytest.raises(HubUnauthorizedError, match="one line of ASCII") as info:
             source.adapter(session, token=token)
-    assert token not in str(found.value)
+    assert token not in str(info.value)
 
 
 @pytest.mark.parametrize(

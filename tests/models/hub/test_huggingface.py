@@ -44,12 +44,12 @@ async def test_a_branch_is_resolved_and_a_commit_needs_no_request() -> None:
 @pytest.mark.parametrize("gzips", [False, True])
 async def test_all_pages_of_the_list_are_read(page_size: int | None, gzips: bool) -> None:
     async with connected(HubFaults(page_size=page_size, gzips_json=gzips)) as (_, hub):
-        found = await listed(hub)
-    assert {path: file.size for path, file in found.items()} == {
+        files = await listed(hub)
+    assert {path: file.size for path, file in files.items()} == {
         p: len(c) for p, c in FILES.items()
     }
-    assert found[WEIGHTS].digest.algorithm == "sha256"
-    assert found["config.json"].digest.algorithm == "git-sha1"
+    assert files[WEIGHTS].digest.algorithm == "sha256"
+    assert files["config.json"].digest.algorithm == "git-sha1"
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ async def test_each_error_code_of_the_hub_has_its_own_error(
     faults: HubFaults, error: type[ModelFetchError], words: str
 ) -> None:
     async with connected(faults) as (_, hub):
-        with pytest.raises(error, match=words) as found:
+        with pytest.raises(error, match=words) as info:
             await hub.resolve(REPO, "main")
-        assert type(found.value) is error
+        assert type(info.value) is error
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ async def test_a_commit_is_the_digest_of_the_files_that_are_fetched() -> None:
     async with connected() as (stand_in, hub):
         commit = await hub.resolve(REPO, "master")
         assert is_commit(commit)
-        found = {file.path: file.digest for file in await hub.files(REPO, commit)}
+        digests = {file.path: file.digest for file in await hub.files(REPO, commit)}
         not_fetched = {"README.md", "modeling_tiny.py"}
-        assert set(FILES) - not_fetched < set(found)
-        chosen = {path: digest for path, digest in found.items() if path not in not_fetched}
+        assert set(FILES) - not_fetched < set(digests)
+        chosen = {path: digest for path, digest in digests.items() if path not in not_fetched}
         assert commit == contents_version(chosen)
         stand_in.repos[REPO]["README.md"] = b"another text"
         assert await hub.resolve(REPO, "master") == commit

@@ -31,7 +31,7 @@ async def test_the_real_sdk_downloads_a_branch_from_another_port(tmp_path: Path)
     asked = [one for one in hub.seen if one.path.endswith("/repo")]
     assert {one.query["FilePath"] for one in asked} == set(files)
     assert {one.query["Revision"] for one in asked} == {"master"}
-    assert {one.port for one in hub.requests("GET", "/cdn/")} == {hub.cdn_port}
+    assert {request.port for request in hub.requests("GET", "/cdn/")} == {hub.cdn_port}
 
 
 async def test_the_real_sdk_walks_the_folders_of_a_list_that_was_cut(tmp_path: Path) -> None:
@@ -39,9 +39,9 @@ async def test_the_real_sdk_walks_the_folders_of_a_list_that_was_cut(tmp_path: P
     async with StandInModelScope(repos={REPO: files}).serve() as hub:
         found = await count_with_sdk(hub.endpoint, tmp_path, "v1")
     assert found == len(files) + 2
-    lists = [one.query for one in hub.requests("GET", "/repo/files")]
+    lists = [request.query for request in hub.requests("GET", "/repo/files")]
     assert lists[:2] == [
         {"Revision": "v1", "Recursive": "True"},
         {"Revision": "v1", "Recursive": "False"},
     ]
-    assert sorted(one["Root"] for one in lists[2:]) == ["a", "b"]
+    assert sorted(list_["Root"] for list_ in lists[2:]) == ["a", "b"]

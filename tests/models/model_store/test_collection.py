@@ -52,16 +52,16 @@ def model(name: str, contents: str, age_h: float, *, is_kept: bool = False) -> M
 
 
 def test_nothing_is_collected_below_the_start() -> None:
-    found = usage(model("m", "a", 99), sizes={"a": 100}, used=849)
-    assert plan_collection(found, POLICY) == CollectionPlan()
+    store_usage = usage(model("m", "a", 99), sizes={"a": 100}, used=849)
+    assert plan_collection(store_usage, POLICY) == CollectionPlan()
 
 
 def test_the_least_recently_used_go_first_until_the_end_is_reached() -> None:
-    found = usage(
+    store_usage = usage(
         model("new", "a", 5), model("old", "b", 50), model("older", "c", 90),
         sizes={"a": 100, "b": 60, "c": 60}, used=860,
     )  # fmt: skip
-    plan = plan_collection(found, POLICY)
+    plan = plan_collection(store_usage, POLICY)
     assert (plan.models, plan.freed_bytes, plan.shortfall_bytes) == (("older", "old"), 120, 0)
 
 
@@ -79,11 +79,11 @@ def test_what_is_kept_stays_however_full_the_disk_is(kept: ModelUsage) -> None:
 
 
 def test_a_model_whose_contents_others_keep_is_not_removed_for_nothing() -> None:
-    found = usage(
+    store_usage = usage(
         model("twin", "a", 90), model("kept", "a", 1, is_kept=True), model("old", "b", 50),
         sizes={"a": 800, "b": 150}, used=999,
     )  # fmt: skip
-    assert plan_collection(found, POLICY).models == ("old",)
+    assert plan_collection(store_usage, POLICY).models == ("old",)
 
 
 def random_usage(chance: random.Random) -> StoreUsage:
@@ -114,25 +114,29 @@ def test_a_thousand_random_plans_keep_what_they_must() -> None:
     chance = random.Random(17)
     collected = 0
     for _ in range(1000):
-        found = random_usage(chance)
-        plan = plan_collection(found, POLICY)
-        by_name = {one.name: one for one in found.models}
+        store_usage = random_usage(chance)
+        plan = plan_collection(store_usage, POLICY)
+        by_name = {model_usage.name: model_usage for model_usage in store_usage.models}
         gone = {by_name[name] for name in plan.models}
-        assert not any(one.is_kept or NOW - one.used_at < HOUR for one in gone)
-        left = [one for one in found.models if one not in gone]
-        assert plan.contents.isdisjoint(content for one in left for content in one.contents)
-        assert plan.contents.isdisjoint(found.held)
-        freed = sum(found.sizes[c] for c in plan.contents) + sum(
-            found.leftovers[name] for name in plan.leftovers
+        assert not any(
+            model_usage.is_kept or NOW - model_usage.used_at < HOUR for model_usage in gone
+        )
+        usages = [model_usage for model_usage in store_usage.models if model_usage not in gone]
+        assert plan.contents.isdisjoint(
+            content for model_usage in usages for content in model_usage.contents
+        )
+        assert plan.contents.isdisjoint(store_usage.held)
+        freed = sum(store_usage.sizes[c] for c in plan.contents) + sum(
+            store_usage.leftovers[name] for name in plan.leftovers
         )
         assert plan.freed_bytes == freed
-        used = found.disk_bytes - found.free_bytes
-        if used * 100 < 85 * found.disk_bytes:
+        used = store_usage.disk_bytes - store_usage.free_bytes
+        if used * 100 < 85 * store_usage.disk_bytes:
             assert plan.is_empty
         elif plan.shortfall_bytes == 0:
-            assert (used - freed) * 100 <= 75 * found.disk_bytes + 100
+            assert (used - freed) * 100 <= 75 * store_usage.disk_bytes + 100
         else:  # nothing more could go
-            rest = plan_removal(found, 1 << 60, protected_s=HOUR)
+            rest = plan_removal(store_usage, 1 << 60, protected_s=HOUR)
             assert rest.freed_bytes == plan.freed_bytes
         collected += bool(plan.models)
     assert collected > 80
@@ -165,7 +169,7 @@ def test_random_histories_on_a_disk_never_lose_a_kept_model(tmp_path: Path, seed
                 case "load" if names:
                     store.record_load(chance.choice(names))
                 case "collect":
-                    before = {one.name: one for one in store.models()}
+                    before = {stored_model.name: stored_model for stored_model in store.models()}
                     plan = collect(store, in_use, wanted_bytes=chance.choice([0, 60, 1 << 30]))
                     now = clock.now().timestamp()
                     for name in plan.models:
@@ -175,7 +179,10 @@ def test_random_histories_on_a_disk_never_lose_a_kept_model(tmp_path: Path, seed
                         del expected[name]
                 case _:
                     continue
-            found = {one.name: files_below(one.folder) for one in store.models()}
+            found = {
+                stored_model.name: files_below(stored_model.folder)
+                for stored_model in store.models()
+            }
             assert found == expected
 
 
@@ -193,44 +200,44 @@ def test_a_file_that_is_mapped_stays_readable_while_its_model_is_collected(
     store: ModelStore, clock: ShiftedClock
 ) -> None:
     content = os.urandom(100_000)
-    found = add_model(store, "a/b", COMMIT, {"model.safetensors": content})
-    with (found.folder / "model.safetensors").open("rb") as file:
+    stored_model = add_model(store, "a/b", COMMIT, {"model.safetensors": content})
+    with (stored_model.folder / "model.safetensors").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     clock.shift_s = 2 * HOUR
-    assert collect(store, set(), wanted_bytes=1).models == (found.name,)
-    assert not found.folder.exists()
+    assert collect(store, set(), wanted_bytes=1).models == (stored_model.name,)
+    assert not stored_model.folder.exists()
     assert mapped[:] == content
     mapped.close()
 
 
 def test_a_dry_run_removes_nothing(store: ModelStore, clock: ShiftedClock) -> None:
-    found = add_model(store, "a/b", COMMIT, {"a.json": b"12345"})
+    stored_model = add_model(store, "a/b", COMMIT, {"a.json": b"12345"})
     clock.shift_s = 2 * HOUR
-    assert collectable_bytes(store, {found.name}) == 0
+    assert collectable_bytes(store, {stored_model.name}) == 0
     assert collectable_bytes(store, set()) == 5
     plan = collect(store, set(), wanted_bytes=1, is_dry_run=True)
-    assert plan.models == (found.name,)
-    assert store.models() == (found,)
+    assert plan.models == (stored_model.name,)
+    assert store.models() == (stored_model,)
 
 
 def test_a_load_protects_for_an_hour(store: ModelStore, clock: ShiftedClock) -> None:
-    found = add_model(store, "a/b", COMMIT, {"a.json": b"12345"})
+    stored_model = add_model(store, "a/b", COMMIT, {"a.json": b"12345"})
     clock.shift_s = 2 * HOUR
-    assert store.record_load(found.name)
+    assert store.record_load(stored_model.name)
     clock.shift_s += HOUR - 10
     assert collect(store, set(), wanted_bytes=1).is_empty
     clock.shift_s += 20
-    assert collect(store, set(), wanted_bytes=1).models == (found.name,)
+    assert collect(store, set(), wanted_bytes=1).models == (stored_model.name,)
 
 
 def test_contents_of_running_fetches_and_young_ones_stay_and_leftovers_go(
     store: ModelStore, clock: ShiftedClock
 ) -> None:
-    found = add_model(store, "a/b", COMMIT, {"a.json": b"12345", "b.json": b"67"})
-    held = BlobDigest("sha256", next(f.sha256 for f in found.files if f.path == "a.json"))
+    stored_model = add_model(store, "a/b", COMMIT, {"a.json": b"12345", "b.json": b"67"})
+    held = BlobDigest("sha256", next(f.sha256 for f in stored_model.files if f.path == "a.json"))
     coming = BlobDigest("sha256", "1" * 64)
-    (store.root / found.name).rename(store.root / "away")  # contents without a model
-    (store.blobs / "manifests" / f"{found.name}.json").unlink()
+    (store.root / stored_model.name).rename(store.root / "away")  # contents without a model
+    (store.blobs / "manifests" / f"{stored_model.name}.json").unlink()
     for digest in (coming, BlobDigest("sha256", "2" * 64)):
         store.part_path(digest).write_bytes(b"part")
     assert collect(store, set(), wanted_bytes=1).is_empty

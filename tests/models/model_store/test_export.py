@@ -26,7 +26,7 @@ def stored(root: Path) -> tuple[ModelStore, StoredModel]:
 
 def damage(store: ModelStore, model: StoredModel) -> None:
     """Change one bit of the first weight file."""
-    digest = next(one.sha256 for one in model.files if one.path == WEIGHTS)
+    digest = next(file.sha256 for file in model.files if file.path == WEIGHTS)
     path = store.blobs / "sha256" / digest
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
@@ -98,6 +98,6 @@ def test_a_killed_export_goes_on_with_the_files_that_are_whole(tmp_path: Path) -
     (making / "other.bin").write_bytes(b"of another model")
     export_folder(store, model, tmp_path / "out")
     assert files_below(tmp_path / "out") == FILES
-    found = tmp_path / "out" / WEIGHTS
-    assert found.stat().st_ino == before
-    assert hashlib.sha256(found.read_bytes()).digest() == hashlib.sha256(FILES[WEIGHTS]).digest()
+    path = tmp_path / "out" / WEIGHTS
+    assert path.stat().st_ino == before
+    assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(FILES[WEIGHTS]).digest()

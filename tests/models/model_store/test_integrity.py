@@ -48,13 +48,16 @@ def test_a_changed_byte_is_found_by_hashing_only(store: ModelStore, model: Store
 def test_missing_short_and_replaced_files_are_found(store: ModelStore, model: StoredModel) -> None:
     path = weights(store, model)
     rot(path, b"short")
-    assert [one.defect for one in check_model(store, model.name)] == ["WrongSize"]
+    assert [defect.defect for defect in check_model(store, model.name)] == ["WrongSize"]
     path.unlink()
-    assert [one.defect for one in check_model(store, model.name)] == ["Missing"]
+    assert [defect.defect for defect in check_model(store, model.name)] == ["Missing"]
     link = model.folder / "config.json"
     link.unlink()
     link.write_bytes(b"{}")
-    assert [one.defect for one in check_model(store, model.name)] == ["WrongContent", "Missing"]
+    assert [defect.defect for defect in check_model(store, model.name)] == [
+        "WrongContent",
+        "Missing",
+    ]
 
 
 def test_only_damaged_contents_are_discarded(store: ModelStore, model: StoredModel) -> None:

@@ -34,24 +34,28 @@ async def test_an_imported_model_computes_what_mlx_lm_computes(
     helper = "tests.support.ollama_mlx"
     await run_module(helper, "write", str(models_dir / "tiny"), str(root), str(expected))
     before = files_below(root)
-    (found,) = find_ollama_models(root)
-    assert (found.name, found.repo, found.problem) == ("tiny:4b-mlx", "ollama/tiny-4b-mlx", "")
+    (ollama_model,) = find_ollama_models(root)
+    assert (ollama_model.name, ollama_model.repo, ollama_model.problem) == (
+        "tiny:4b-mlx",
+        "ollama/tiny-4b-mlx",
+        "",
+    )
     store = ModelStore(tmp_path / "store", SystemClock())
-    model = import_ollama_model(store, found)
+    model = import_ollama_model(store, ollama_model)
     await run_module(helper, "compare", str(model.folder), str(expected))
     config = json.loads((model.folder / "config.json").read_bytes())
     assert config["quantization"]["group_size"] in (32, 64)
     assert inspect_model(model.folder).weight_bytes > 0
     assert check_model(store, model.name, hashes=True) == ()
     assert files_below(root) == before
-    assert import_ollama_model(store, found).name == model.name
+    assert import_ollama_model(store, ollama_model).name == model.name
     assert list(store.incoming.iterdir()) == []
 
 
 def test_names_have_the_namespace_and_the_tag(tmp_path: Path) -> None:
     for name in ("library/tiny/latest", "library/tiny/4b", "anna/tiny/latest"):
         add_manifest(tmp_path, name, plain_layers(tmp_path))
-    found = {one.name: one.repo for one in find_ollama_models(tmp_path)}
+    found = {model.name: model.repo for model in find_ollama_models(tmp_path)}
     assert found == {
         "anna/tiny:latest": "anna/tiny",
         "tiny:4b": "ollama/tiny-4b",
@@ -61,8 +65,8 @@ def test_names_have_the_namespace_and_the_tag(tmp_path: Path) -> None:
 
 def test_a_model_without_quantization_is_imported_with_its_own_config(tmp_path: Path) -> None:
     add_manifest(tmp_path / "o", "library/tiny/latest", plain_layers(tmp_path / "o"))
-    (found,) = find_ollama_models(tmp_path / "o")
-    model = import_ollama_model(ModelStore(tmp_path / "store", SystemClock()), found)
+    (ollama_model,) = find_ollama_models(tmp_path / "o")
+    model = import_ollama_model(ModelStore(tmp_path / "store", SystemClock()), ollama_model)
     assert files_below(model.folder).keys() == {"config.json", "model.safetensors"}
     assert (model.folder / "config.json").read_bytes() == CONFIG
 
@@ -70,10 +74,10 @@ def test_a_model_without_quantization_is_imported_with_its_own_config(tmp_path: 
 def test_gguf_is_refused_with_what_to_do(tmp_path: Path) -> None:
     gguf = add_blob(tmp_path, GGUF, "", b"GGUF")
     add_manifest(tmp_path, "library/llama3/latest", [gguf])
-    (found,) = find_ollama_models(tmp_path)
-    assert found.size_bytes == 4
+    (model,) = find_ollama_models(tmp_path)
+    assert model.size_bytes == 4
     with pytest.raises(ImportRefusedError, match="llama3:latest: a GGUF model, which MLX engines"):
-        import_ollama_model(ModelStore(tmp_path / "store", SystemClock()), found)
+        import_ollama_model(ModelStore(tmp_path / "store", SystemClock()), model)
 
 
 @pytest.mark.parametrize("damage", ["changed", "absent", "cut"])
@@ -89,11 +93,11 @@ def test_a_damaged_layer_is_refused_by_name_and_leaves_no_model(
         blob.write_bytes(content[:-1] + b"x")
     elif damage == "absent":
         blob.unlink()
-    (found,) = find_ollama_models(root)
+    (model,) = find_ollama_models(root)
     store = ModelStore(tmp_path / "store", SystemClock())
     why = {"changed": "a is damaged", "absent": "a is not there", "cut": "was cut short"}[damage]
     with pytest.raises(ImportRefusedError, match=f"tiny:latest: .*{why}"):
-        import_ollama_model(store, found)
+        import_ollama_model(store, model)
     assert store.models() == ()
 
 

@@ -63,10 +63,10 @@ def test_a_model_that_lost_a_file_is_no_model_until_it_is_published_again(
 
 
 def test_removing_a_model_keeps_what_others_have(store: ModelStore) -> None:
-    one = add_model(store, "a/b", COMMIT, FILES)
+    model = add_model(store, "a/b", COMMIT, FILES)
     two = add_model(store, "a/b", OTHER, {**FILES, "config.json": b"{ }"})
-    assert store.pin(one.name)
-    assert store.remove(one.name) == 2
+    assert store.pin(model.name)
+    assert store.remove(model.name) == 2
     assert store.models() == (two,)
     assert files_below(two.folder)["config.json"] == b"{ }"
     assert store.remove(two.name) > 0
@@ -78,10 +78,10 @@ def test_pins_and_loads_are_remembered(store: ModelStore) -> None:
     name = add_model(store, "a/b", COMMIT, FILES).name
     assert store.pin(name)
     assert store.record_load(name)
-    found = store.models()[0]
-    assert found.is_pinned
-    assert found.loaded_at is not None
-    assert found.used_at >= found.loaded_at
+    model = store.models()[0]
+    assert model.is_pinned
+    assert model.loaded_at is not None
+    assert model.used_at >= model.loaded_at
     assert store.unpin(name)
     assert not store.unpin(name)
     assert not store.pin("no--model@1f2e3d4c5b6a")

@@ -46,9 +46,9 @@ async def test_the_real_client_gets_the_same_bytes_from_an_agent(tmp_path: Path)
     fleet, blobs = TestAuthority(tmp_path / "ids"), mirror(tmp_path / "models")
     async with serving(fleet, blobs=blobs, mirror=HubMirrorRoutes(blobs)) as api:
         identity = fleet.issue(Role.ADMIN, "anna")
-        found = await download(api, tmp_path / "cache", identity, "main", COMMIT)
-        assert [files_below(folder) for folder in found] == [FILES, FILES]
-        assert [folder.name for folder in found] == [COMMIT, COMMIT]
+        paths = await download(api, tmp_path / "cache", identity, "main", COMMIT)
+        assert [files_below(folder) for folder in paths] == [FILES, FILES]
+        assert [folder.name for folder in paths] == [COMMIT, COMMIT]
 
 
 async def test_the_mirror_is_closed_without_its_flag_and_without_a_certificate(
@@ -89,5 +89,5 @@ async def test_a_client_of_the_mirror_waits_for_a_place(tmp_path: Path) -> None:
         assert blobs.uploads.enter()
     async with serving(fleet, blobs=blobs, mirror=HubMirrorRoutes(blobs)) as api:
         identity = fleet.issue(Role.ADMIN, "anna")
-        (found,) = await download(api, tmp_path / "cache", identity, COMMIT)
-        assert files_below(found) == FILES
+        (path,) = await download(api, tmp_path / "cache", identity, COMMIT)
+        assert files_below(path) == FILES

@@ -70,11 +70,11 @@ async def fetch(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
 async def test_the_agent_examines_its_own_machine_for_a_ticket(url: str) -> None:
     status, body = await fetch(url, TICKET)
     assert status == 200
-    found = {one.check: one for one in parse_findings(body)}
-    assert found["models folder"].level == "OK"
-    assert found["stopped engines"].message == "no engine runs on this machine"
-    assert found["open files"].message.startswith("the agent may open ")
-    assert {one.node for one in found.values()} == {""}  # the reader knows whom it asked
+    findings = {finding.check: finding for finding in parse_findings(body)}
+    assert findings["models folder"].level == "OK"
+    assert findings["stopped engines"].message == "no engine runs on this machine"
+    assert findings["open files"].message.startswith("the agent may open ")
+    assert {one.node for one in findings.values()} == {""}  # the reader knows whom it asked
 
 
 async def test_without_a_ticket_nothing_is_examined(url: str) -> None:

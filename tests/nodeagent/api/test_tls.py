@@ -56,8 +56,8 @@ async def test_nobody_else_gets_an_answer(fleet: TestAuthority, tmp_path: Path) 
         assert await api.status(revoked_client) == 200
         api.credentials.folder.write_trust(fleet.snapshot(revoked=(serial,)))
         api.credentials.refresh()
-        for one in (client(foreign), client(old), revoked_client, client(wrong_role)):
-            assert await api.status(one) == 0
+        for sslcontext in (client(foreign), client(old), revoked_client, client(wrong_role)):
+            assert await api.status(sslcontext) == 0
 
 
 async def test_other_machines_read_metrics_with_a_credential(
@@ -124,9 +124,9 @@ async def test_only_an_administrator_changes_models(fleet: TestAuthority) -> Non
     fetch = ("POST", f"/v1/model-fetches?repo=org/n&commit={'1' * 40}")
     async with serving(fleet) as api:
         admin, edge = fleet.issue(Role.ADMIN, "anna"), fleet.issue(Role.NODE, "mac-1")
-        for one in (anonymous(fleet), client(edge)):
+        for sslcontext in (anonymous(fleet), client(edge)):
             for method, where in (*changes, fetch):
-                assert await api.status(one, where, TICKET, method=method) == 403
+                assert await api.status(sslcontext, where, TICKET, method=method) == 403
         assert model.folder.is_dir()
         assert await api.status(client(edge), "/v1/models", TICKET) == 200
         for method, where in changes:
@@ -138,9 +138,9 @@ async def test_only_an_administrator_gives_a_stop_order(fleet: TestAuthority) ->
     path, order = "/v1/stop-order", StopOrder(fleet.root)
     async with serving(fleet) as api:
         admin, edge = fleet.issue(Role.ADMIN, "anna"), fleet.issue(Role.NODE, "mac-1")
-        for one in (anonymous(fleet), client(edge)):
+        for sslcontext in (anonymous(fleet), client(edge)):
             for headers in ({}, TICKET):
-                assert await api.status(one, path, headers, method="PUT") == 403
+                assert await api.status(sslcontext, path, headers, method="PUT") == 403
         assert order.refusal() == ""
         assert await api.status(client(admin), path, {}, method="PUT") == 200
         assert "engines are stopped" in order.refusal()

@@ -71,34 +71,34 @@ HEALTHY = HostFacts(
 def found(check: str, facts: HostFacts) -> Finding:
     """Return the worst finding of a check."""
     order = ("OK", "UNKNOWN", "WARN", "FAIL")
-    several = [one for one in run_checks(facts) if one.check == check]
+    several = [finding for finding in run_checks(facts) if finding.check == check]
     return max(several, key=lambda one: order.index(one.level))
 
 
 def test_a_healthy_mac_has_one_ok_for_each_check() -> None:
-    levels = {one.check: one.level for one in run_checks(HEALTHY)}
-    assert levels == {one.name: "OK" for one in CHECKS}
+    levels = {check.check: check.level for check in run_checks(HEALTHY)}
+    assert levels == {check.name: "OK" for check in CHECKS}
 
 
 def test_a_mac_of_which_nothing_could_be_read_is_never_ok() -> None:
     nothing = HostFacts(
         system="macOS", is_agent=True, python=PythonFacts(path="python", machine="arm64")
     )
-    assert {one.level for one in run_checks(nothing)} == {"UNKNOWN"}
-    assert {one.check for one in run_checks(nothing)} == {one.name for one in CHECKS}
+    assert {check.level for check in run_checks(nothing)} == {"UNKNOWN"}
+    assert {check.check for check in run_checks(nothing)} == {check.name for check in CHECKS}
 
 
 def test_linux_has_no_checks_of_macos() -> None:
-    names = {one.check for one in run_checks(replace(HEALTHY, system="Linux"))}
-    assert names == {one.name for one in CHECKS if "Linux" in one.systems}
+    names = {check.check for check in run_checks(replace(HEALTHY, system="Linux"))}
+    assert names == {check.name for check in CHECKS if "Linux" in check.systems}
     assert {"ports", "disk", "clock", "crash loop"} <= names
     assert names.isdisjoint({"sleep", "firewall", "filevault", "metal", "rosetta"})
 
 
 def test_each_problem_has_advice() -> None:
     for _, different, level in SITUATIONS:
-        for one in run_checks(replace(HEALTHY, **different)):
-            assert one.advice or one.level in ("OK", "UNKNOWN"), one
+        for check in run_checks(replace(HEALTHY, **different)):
+            assert check.advice or check.level in ("OK", "UNKNOWN"), check
         assert level in ("OK", "WARN", "FAIL", "UNKNOWN")
 
 

@@ -27,7 +27,7 @@ CLOCK = SystemClock()
 
 
 def of(facts: HostFacts, check: str) -> list[Finding]:
-    return [one for one in checks.run_checks(facts) if one.check == check]
+    return [finding for finding in checks.run_checks(facts) if finding.check == check]
 
 
 @contextmanager
@@ -78,8 +78,8 @@ async def test_our_own_port_is_not_taken(tmp_path: Path) -> None:
         scope = CollectionScope(models_dir=tmp_path, api_port=port)
         facts = await collector.collect_facts(scope, CLOCK)
     assert facts.listeners is not None
-    assert [one.is_fleet for one in facts.listeners] == [True]
-    assert [one.level for one in of(facts, "ports")] == ["OK"]
+    assert [listener.is_fleet for listener in facts.listeners] == [True]
+    assert [finding.level for finding in of(facts, "ports")] == ["OK"]
 
 
 async def test_an_engine_that_its_agent_does_not_know_is_found(tmp_path: Path) -> None:
@@ -122,7 +122,8 @@ async def test_the_logs_of_the_last_two_runs_are_read(tmp_path: Path) -> None:
     async def levels() -> list[str]:
         scope = CollectionScope(models_dir=tmp_path, engine_folders=(folder.parent,))
         return [
-            one.level for one in of(await collector.collect_facts(scope, CLOCK), "memory kills")
+            finding.level
+            for finding in of(await collector.collect_facts(scope, CLOCK), "memory kills")
         ]
 
     run(f"loading\n{OOM}\n")

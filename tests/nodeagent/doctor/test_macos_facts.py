@@ -77,7 +77,7 @@ async def facts_of(folder: str, root: Path) -> HostFacts:
 
 async def test_a_mac_that_is_well(tmp_path: Path) -> None:
     facts = await facts_of("well", tmp_path)
-    levels = {one.check: one.level for one in run_checks(facts)}
+    levels = {check.check: check.level for check in run_checks(facts)}
     good = (
         "metal", "firewall", "sleep", "updates", "filevault", "service definition", "login session",
         "models folder", "clock", "ports",
@@ -89,19 +89,20 @@ async def test_a_mac_that_is_well(tmp_path: Path) -> None:
 
 async def test_a_mac_that_is_ill(tmp_path: Path) -> None:
     facts = await facts_of("ill", tmp_path)
-    found = {one.check: one for one in reversed(run_checks(facts)) if one.level != "OK"}
+    findings = {check.check: check for check in reversed(run_checks(facts)) if check.level != "OK"}
     levels = {
         "rosetta": "FAIL", "firewall": "FAIL", "sleep": "WARN", "updates": "WARN", "filevault": "WARN",
         "service definition": "WARN", "crash loop": "FAIL", "clock": "FAIL", "ports": "WARN",
     }  # fmt: skip
-    assert {name: found[name].level for name in levels} == levels
+    assert {name: findings[name].level for name in levels} == levels
     assert (
-        "ended 233 times by itself, the last time with exit code 78" in found["crash loop"].message
+        "ended 233 times by itself, the last time with exit code 78"
+        in findings["crash loop"].message
     )
-    assert "ExitTimeOut is 5 instead of 30 or more" in found["service definition"].message
-    assert "4103 by a program (pid 99999998)" in found["ports"].message
+    assert "ExitTimeOut is 5 instead of 30 or more" in findings["service definition"].message
+    assert "4103 by a program (pid 99999998)" in findings["ports"].message
     assert facts.jetsam is not None
-    assert [one.killed for one in facts.jetsam] == [("python3.11",)]
+    assert [report.killed for report in facts.jetsam] == [("python3.11",)]
     assert facts.gpu is not None
     assert (facts.gpu.gpu_ratio, facts.gpu.gpu_watts) == (1.0, 4.1)
     assert facts.sleep is not None
@@ -110,7 +111,7 @@ async def test_a_mac_that_is_ill(tmp_path: Path) -> None:
 
 async def test_a_machine_without_any_of_the_commands_has_unknown_facts(tmp_path: Path) -> None:
     facts = await facts_of("none", tmp_path)
-    levels = {one.check: one.level for one in run_checks(facts)}
+    levels = {check.check: check.level for check in run_checks(facts)}
     unknown = ("firewall", "sleep", "updates", "filevault", "clock", "ports", "local network")
     assert {name: levels[name] for name in unknown} == dict.fromkeys(unknown, "UNKNOWN")
 
@@ -121,11 +122,11 @@ async def test_a_job_of_a_user_is_seen_in_its_domain(tmp_path: Path) -> None:
     (agents / "io.mlxfleet.gateway.plist").write_bytes(job())
     facts = await facts_of("ill", tmp_path)
     assert facts.services is not None
-    assert [(one.name, one.kind) for one in facts.services] == [
+    assert [(service.name, service.kind) for service in facts.services] == [
         ("nodeagent", ServiceKind.SYSTEM),
         ("gateway", ServiceKind.GUI),
     ]
-    [finding] = [one for one in run_checks(facts) if one.check == "login session"]
+    [finding] = [check for check in run_checks(facts) if check.check == "login session"]
     assert finding.level == "FAIL"  # root owns the console
 
 

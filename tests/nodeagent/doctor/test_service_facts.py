@@ -29,26 +29,26 @@ async def units(root: Path, printed: str | None, unit: str, *, is_user: bool) ->
         assert ("--user" in argv) == is_user
         return printed
 
-    [found] = await read_units(run, root, root / "home", NOW)
-    return found
+    [service_facts] = await read_units(run, root, root / "home", NOW)
+    return service_facts
 
 
 @pytest.mark.parametrize("is_user", [False, True])
 async def test_a_unit_that_runs(*, tmp_path: Path, is_user: bool) -> None:
     unit = service_unit(SPEC, is_user=is_user)
-    found = await units(tmp_path, RUNS, unit, is_user=is_user)
-    assert (found.name, found.kind, found.pid) == ("nodeagent", ServiceKind.SYSTEMD, os.getpid())
-    assert (found.restarts, found.last_exit, found.differences) == (2, None, ())
-    assert found.age_s is not None
+    facts = await units(tmp_path, RUNS, unit, is_user=is_user)
+    assert (facts.name, facts.kind, facts.pid) == ("nodeagent", ServiceKind.SYSTEMD, os.getpid())
+    assert (facts.restarts, facts.last_exit, facts.differences) == (2, None, ())
+    assert facts.age_s is not None
 
 
 async def test_a_unit_that_ends_again_and_again(tmp_path: Path) -> None:
     unit = service_unit(SPEC, is_user=False).replace("Restart=always", "Restart=on-failure")
-    found = await units(tmp_path, LOOPS, unit, is_user=False)
-    assert (found.pid, found.restarts, found.last_exit, found.age_s) == (None, 41, 203, None)
-    assert found.differences == ("Restart is on-failure instead of always",)
+    facts = await units(tmp_path, LOOPS, unit, is_user=False)
+    assert (facts.pid, facts.restarts, facts.last_exit, facts.age_s) == (None, 41, 203, None)
+    assert facts.differences == ("Restart is on-failure instead of always",)
 
 
 async def test_a_systemd_that_does_not_answer_leaves_the_restarts_unknown(tmp_path: Path) -> None:
-    found = await units(tmp_path, None, service_unit(SPEC, is_user=False), is_user=False)
-    assert (found.pid, found.restarts) == (None, None)
+    facts = await units(tmp_path, None, service_unit(SPEC, is_user=False), is_user=False)
+    assert (facts.pid, facts.restarts) == (None, None)

@@ -58,8 +58,8 @@ async def client() -> AsyncIterator[HealthClient]:
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Return a state folder; no engine below it outlives the test."""
     yield tmp_path
-    for found in agent(tmp_path, 1024).find():
-        engine_processes.kill(found)
+    for process in agent(tmp_path, 1024).find():
+        engine_processes.kill(process)
 
 
 def ports(first: int, host: str = HOST) -> EngineAddresses:
@@ -217,25 +217,30 @@ async def test_the_life_of_an_engine(
     assert await client.ask(started.address, "of another replica") is None
 
     # Its next agent may have other flags.
-    (found,) = agent(folder, 9, sockets=short_folder if is_tcp else None).find()
-    assert found.child.record.pid == started.child.record.pid
-    assert (found.replica, found.replica_uid, found.served_name, found.address) == (
+    (engine_process,) = agent(folder, 9, sockets=short_folder if is_tcp else None).find()
+    assert engine_process.child.record.pid == started.child.record.pid
+    assert (
+        engine_process.replica,
+        engine_process.replica_uid,
+        engine_process.served_name,
+        engine_process.address,
+    ) == (
         "tiny-0",
         "u1",
         "tiny",
         at,
     )
-    assert found.log == started.log
-    assert found.child.running()
+    assert engine_process.log == started.log
+    assert engine_process.child.running()
     assert agent(folder / "other", 9).find() == []
     assert agent(folder.parent, 9).find() == []
 
     assert await engine_processes.stop_all(folder, CLOCK, grace_s=10) == 1
-    assert not found.child.running()
+    assert not engine_process.child.running()
     # Its first thread has ended; the kernel tells the parent when the last one has.
     await until(lambda: not started.child.running(), what="the last thread's end")
     assert started.child.exit_code() == 0
-    assert found.child.exit_code() is None
+    assert engine_process.child.exit_code() is None
     assert agent(folder, 9).find() == []
     assert await client.ask(started.address, "u1") is None
     assert "the first token failed" in await client.probe(started.address, "tiny")
@@ -357,7 +362,7 @@ def test_sockets_are_given_out_like_ports(short_folder: Path) -> None:
 def test_the_folder_of_a_node_is_for_its_user_only_and_has_a_short_path(short_folder: Path) -> None:
     made = make_socket_folder(short_folder / "s", "mac-1")
     assert made == short_folder / "s" / "mac-1"
-    assert [stat.S_IMODE(one.stat().st_mode) for one in (made.parent, made)] == [0o700, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (made.parent, made)] == [0o700, 0o700]
     with pytest.raises(ValueError, match="more than 103 bytes"):
         make_socket_folder(short_folder / ("deep" * 20), "mac-1")
     assert not (short_folder / ("deep" * 20)).exists()

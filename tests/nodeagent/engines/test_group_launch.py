@@ -46,17 +46,17 @@ def test_a_rank_gets_its_place(parallelism: str) -> None:
     config = engine_order(replica, Path("/models"), 1, "s3cret").config
     assert config.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
     assert EngineConfig.model_validate_json(config.to_json()) == config
-    found = config.group
-    assert found is not None
-    assert (found.rank, found.world_size, found.epoch) == (1, 2, 7)
-    assert (found.backend, found.parallelism) == ("ring", parallelism)
-    assert found.layers == ((2, 3) if parallelism == "Pipeline" else ())
+    group_config = config.group
+    assert group_config is not None
+    assert (group_config.rank, group_config.world_size, group_config.epoch) == (1, 2, 7)
+    assert (group_config.backend, group_config.parallelism) == ("ring", parallelism)
+    assert group_config.layers == ((2, 3) if parallelism == "Pipeline" else ())
     formation = replica.spec.formation
     assert formation is not None
     meeting = rendezvous("u1", formation, replica.spec.ranks)
-    assert (found.host, found.port) == meeting.control
+    assert (group_config.host, group_config.port) == meeting.control
     assert "s3cret" not in f"{config.identity.to_argv()} {config!r}"
-    assert found.timeout_s == 120
+    assert group_config.timeout_s == 120
 
 
 @pytest.mark.parametrize(("golden", "seconds"), [(None, 720), (GOLDEN, 120)])
@@ -116,10 +116,10 @@ def test_a_rank_without_an_address_is_refused() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    for found in EngineProcesses(
+    for process in EngineProcesses(
         tmp_path, node="b", addresses=EngineAddresses(host=HOST, first=1024)
     ).find():
-        engine_processes.kill(found)
+        engine_processes.kill(process)
 
 
 async def test_a_rank_is_started_and_found_again(
@@ -140,10 +140,10 @@ async def test_a_rank_is_started_and_found_again(
     assert "s3cret" not in " ".join([*inherited.values(), *started.child.record.command])
     assert inherited["FLEET_OTHER"] == "kept"
     assert not {"JACCL_RANK", "MLX_JACCL_RING"} & inherited.keys()
-    (found,) = EngineProcesses(
+    (process,) = EngineProcesses(
         folder, node="b", addresses=EngineAddresses(host=HOST, first=1024)
     ).find()
-    assert (found.epoch, found.memory_bytes) == (3, 2**30)
+    assert (process.epoch, process.memory_bytes) == (3, 2**30)
     assert (started.epoch, started.memory_bytes) == (3, 2**30)
     # There is no such model: it ends.
     await until(lambda: not started.child.running(), limit_s=30)
@@ -172,9 +172,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 def on_this_machine(uid: str, model: str) -> Replica:
     """Return a group of two ranks on the loopback address."""
     replica = group("a", "b", uid=uid)
-    seats = [one.model_copy(update={"addresses": (HOST,)}) for one in replica.spec.ranks]
-    found = ModelSource(path=model)
-    spec = replica.spec.model_copy(update={"ranks": tuple(seats), "model": found})
+    seats = [rank.model_copy(update={"addresses": (HOST,)}) for rank in replica.spec.ranks]
+    model_source = ModelSource(path=model)
+    spec = replica.spec.model_copy(update={"ranks": tuple(seats), "model": model_source})
     return replica.model_copy(update={"spec": spec})
 
 
@@ -201,26 +201,26 @@ async def test_a_group_forms_with_a_secret_that_no_process_shows(
         EngineProcesses(tmp_path / n, node=n, addresses=EngineAddresses(host=HOST, first=1024))
         for n in "ab"
     ]
-    ranks = [one for agent in agents for one in agent.find()]
+    ranks = [process for agent in agents for process in agent.find()]
     client = HealthClient()
     try:
-        assert [one.epoch for one in ranks] == [1, 1]
+        assert [rank.epoch for rank in ranks] == [1, 1]
 
         async def is_ready() -> bool:
             found = await client.ask(ranks[0].address, uid)
-            assert all(one.child.running() for one in ranks), ranks[0].log.read_text()
+            assert all(rank.child.running() for rank in ranks), ranks[0].log.read_text()
             return found is not None and found.state == "Ready"
 
         await until_async(is_ready, limit_s=60)
-        for one in ranks:
-            shown = psutil.Process(one.child.record.pid)
+        for process in ranks:
+            shown = psutil.Process(process.child.record.pid)
             assert CANARY not in " ".join([*shown.cmdline(), *shown.environ().values()])
         files = [path for n in "ab" for path in (tmp_path / n).rglob("*") if path.is_file()]
         assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
     finally:
         await client.close()
-        for one in ranks:
-            engine_processes.kill(one)
+        for process in ranks:
+            engine_processes.kill(process)
 
 
 @pytest.mark.parametrize("words", ["", "[]", '{"uid": "u1"}', '{"uid": "u1", "epoch": "x"}'])

@@ -29,7 +29,7 @@ def test_other_folders_are_removed_and_links_are_not_followed(tmp_path: Path) ->
         (folder / "x.kv").write_bytes(b"x")
     (root / "link").symlink_to(elsewhere)
     remove_others(root, {"kept"})
-    assert sorted(one.name for one in root.iterdir()) == ["kept", "link"]
+    assert sorted(path.name for path in root.iterdir()) == ["kept", "link"]
     assert (elsewhere / "x.kv").exists()
     remove_others(tmp_path / "none", set())
 

@@ -26,14 +26,14 @@ def order(models_dir: Path, uid: str = "u1") -> EngineOrder:
 
 def running(folder: Path) -> list[psutil.Process]:
     """Return the processes that make references below the folder."""
-    found = []
-    for one in psutil.process_iter():
+    processes = []
+    for process in psutil.process_iter():
         try:
-            if engine_config.is_golden(one.cmdline()) and folder in Path(one.cwd()).parents:
-                found.append(one)
+            if engine_config.is_golden(process.cmdline()) and folder in Path(process.cwd()).parents:
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 @pytest.mark.ci
@@ -41,8 +41,8 @@ async def test_an_answer_is_made_once_and_kept(tmp_path: Path, models_dir: Path)
     made = await GoldenReferences(tmp_path).make(order(models_dir))
     assert made.is_reference
     assert len(made.pieces) == len(made.logprobs) > 1
-    (kept,) = (tmp_path / "goldens").iterdir()
-    kept.write_text(GOLDEN.model_dump_json(by_alias=True))
+    (path,) = (tmp_path / "goldens").iterdir()
+    path.write_text(GOLDEN.model_dump_json(by_alias=True))
     assert await GoldenReferences(tmp_path).make(order(models_dir)) == GOLDEN
     assert running(tmp_path) == []
 

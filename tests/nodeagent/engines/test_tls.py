@@ -79,12 +79,12 @@ async def test_health_is_asked_over_tls_of_the_own_node_only(fleet: TestAuthorit
             serving_tls(folder) as engine,
             serving_tls(fleet.issue(Role.NODE, "mac-2")) as other,
         ):
-            for one in (engine, other):
-                one.health_body = {"state": "Ready", "replicaUid": "u1"}
+            for tls_engine in (engine, other):
+                tls_engine.health_body = {"state": "Ready", "replicaUid": "u1"}
             address = EngineAddress(HOST, engine.port, "", "mac-1")
-            found = await client.ask(address, "u1")
-            assert found is not None
-            assert found.state == "Ready"
+            health = await client.ask(address, "u1")
+            assert health is not None
+            assert health.state == "Ready"
             assert await plain.ask(address, "u1") is None
             assert await client.ask(EngineAddress(HOST, other.port, "", "mac-1"), "u1") is None
             assert engine.refused == {"Plain": 1}

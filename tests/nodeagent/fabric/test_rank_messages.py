@@ -31,11 +31,13 @@ rounds = st.builds(
 @given(found=st.lists(rounds, max_size=12))
 def test_every_round_is_counted_once(found: list[SumRound]) -> None:
     made = rank_process.figures_by_size(found)
-    assert sum(len(one.times_us) for one in made) == len(found)
-    assert sum(one.wrong for one in made) == sum(not one.is_right for one in found)
-    for one in map(fabric_verdict.summarize_rank, made):
-        assert one.least_us <= one.median_us <= one.most_us
-        assert 0 < one.average_gb_s <= one.peak_gb_s * (1 + 1e-9)
+    assert sum(len(figures.times_us) for figures in made) == len(found)
+    assert sum(figures.wrong for figures in made) == sum(
+        not sum_round.is_right for sum_round in found
+    )
+    for summary in map(fabric_verdict.summarize_rank, made):
+        assert summary.least_us <= summary.median_us <= summary.most_us
+        assert 0 < summary.average_gb_s <= summary.peak_gb_s * (1 + 1e-9)
 
 
 @given(word=rounds | st.just(RanksConnected()) | st.builds(RankBroken, why=st.text()))

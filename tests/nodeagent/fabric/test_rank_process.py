@@ -39,9 +39,9 @@ def order(folder: Path, *, rank: int = 0, rounds: int = 10_000) -> FabricRankOrd
 def ranks() -> list[psutil.Process]:
     """Return the ranks that this process started and that have not ended."""
     return [
-        one
-        for one in psutil.Process().children()
-        if one.status() != psutil.STATUS_ZOMBIE and rank_process.FABRIC_MODULE in one.cmdline()
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and rank_process.FABRIC_MODULE in child.cmdline()
     ]
 
 
@@ -118,18 +118,18 @@ def test_a_rank_ends_by_the_kernels_alarm(tmp_path: Path) -> None:
 
 
 async def test_a_rank_that_cannot_connect_reports_the_error(tmp_path: Path) -> None:
-    one = order(tmp_path, rounds=1)
-    one.hostfile.write_text(
+    fabric_rank_order = order(tmp_path, rounds=1)
+    fabric_rank_order.hostfile.write_text(
         json.dumps([[f"192.0.2.1:{free_port()}"], [f"127.0.0.1:{free_port()}"]])
     )
-    why = await rank_process.run_rank(one, lambda _: None)
+    why = await rank_process.run_rank(fabric_rank_order, lambda _: None)
     assert "[ring]" in why
 
 
 def _wait_until_it_listens(pid: int) -> None:
     def listens() -> bool:
         there = psutil.Process(pid).net_connections()
-        return any(one.status == psutil.CONN_LISTEN for one in there)
+        return any(pconn.status == psutil.CONN_LISTEN for pconn in there)
 
     asyncio.run(until(listens, what="a rank that listens"))
 

@@ -257,17 +257,17 @@ def test_memory_of_linux(tmp_path: Path) -> None:
         "some avg10=9.00 avg60=8.00 avg300=7.00 total=6\n"
         "full avg10=5.00 avg60=4.25 avg300=3.00 total=2\n"
     )
-    seen = linux.read_reading(write_tree(tmp_path, proc__pressure__memory=pressure)).memory
-    assert seen is not None
-    assert (seen.total_bytes, seen.available_bytes) == (16 * GIB, 8 * GIB)
-    assert (seen.level, seen.stalled_percent) == (None, 4.25)
+    reading = linux.read_reading(write_tree(tmp_path, proc__pressure__memory=pressure)).memory
+    assert reading is not None
+    assert (reading.total_bytes, reading.available_bytes) == (16 * GIB, 8 * GIB)
+    assert (reading.level, reading.stalled_percent) == (None, 4.25)
 
 
 def test_memory_of_a_cgroup(tmp_path: Path) -> None:
     files = {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{4 * GIB}"}
-    seen = linux.read_reading(write_tree(tmp_path, **files)).memory
-    assert seen is not None
-    assert seen.total_bytes == 4 * GIB
+    reading = linux.read_reading(write_tree(tmp_path, **files)).memory
+    assert reading is not None
+    assert reading.total_bytes == 4 * GIB
 
 
 def test_a_linux_machine_without_any_file_is_unknown(tmp_path: Path) -> None:

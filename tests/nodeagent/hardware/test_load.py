@@ -30,19 +30,19 @@ def test_sensors_of_a_mac() -> None:
 
 
 def test_a_mac_without_macmon_says_why_values_are_missing() -> None:
-    seen = load.mac_sensors(IOREG, "", THERMAL)
-    assert (seen.gpu_ratio, seen.thermal_level) == (0.63, 2)
-    assert set(seen.unknown) == {
+    reading = load.mac_sensors(IOREG, "", THERMAL)
+    assert (reading.gpu_ratio, reading.thermal_level) == (0.63, 2)
+    assert set(reading.unknown) == {
         "cpu_celsius", "gpu_celsius", "cpu_watts", "gpu_watts", "system_watts",
     }  # fmt: skip
-    assert set(seen.unknown.values()) == {load.NO_MACMON}
+    assert set(reading.unknown.values()) == {load.NO_MACMON}
 
 
 @pytest.mark.parametrize("capture", ["well", "ill"])
 def test_macmon_of_older_and_newer_versions(capture: str) -> None:
-    seen = load.parse_macmon((CAPTURES / "settings" / capture / "macmon.json").read_text())
-    assert seen.gpu_ratio == {"well": 0.91, "ill": 1.0}[capture]
-    assert seen.gpu_watts == {"well": 28.4, "ill": 4.1}[capture]
+    macmon = load.parse_macmon((CAPTURES / "settings" / capture / "macmon.json").read_text())
+    assert macmon.gpu_ratio == {"well": 0.91, "ill": 1.0}[capture]
+    assert macmon.gpu_watts == {"well": 28.4, "ill": 4.1}[capture]
 
 
 @pytest.mark.parametrize(
@@ -70,23 +70,23 @@ def test_the_busiest_gpu_counts() -> None:
 def test_rates_are_between_two_samples() -> None:
     before = MachineCounters(busy_s=10, total_s=100, received_bytes=1000, sent_bytes=500)
     after = MachineCounters(busy_s=15, total_s=120, received_bytes=3000, sent_bytes=400)
-    seen = load.compare(before, after, 10.0, SensorReading())
-    assert (seen.cpu_ratio, seen.received_bytes_per_s) == (0.25, 200.0)
+    reading = load.compare(before, after, 10.0, SensorReading())
+    assert (reading.cpu_ratio, reading.received_bytes_per_s) == (0.25, 200.0)
     # An interface that vanished takes its count with it.
-    assert seen.sent_bytes_per_s is None
+    assert reading.sent_bytes_per_s is None
     assert load.compare(MachineCounters(), after, 10.0, SensorReading()).cpu_ratio is None
 
 
 def test_unknown_values_are_left_out_of_metrics_and_have_a_reason_in_vitals() -> None:
-    seen = LoadReading(
+    load_reading = LoadReading(
         cpu_ratio=0.5, sensors=SensorReading(cpu_celsius=61.5, unknown={"gpu_ratio": "no GPU"})
     )
-    text = render(load.node_families(seen))
+    text = render(load.node_families(load_reading))
     assert "fleet_node_cpu_usage_ratio 0.5\n" in text
     assert 'fleet_node_temperature_celsius{sensor="cpu"} 61.5\n' in text
     assert "gpu" not in text
     assert "power" not in text
-    tree = load.load_tree(seen)
+    tree = load.load_tree(load_reading)
     assert (tree["cpuRatio"], tree["gpuRatio"], tree["unknown"]["gpuRatio"]) == (
         0.5,
         None,
@@ -102,7 +102,7 @@ async def test_a_command_that_hangs_is_killed_and_delays_no_other() -> None:
         texts = await system_text.command_texts(commands, timeout_s=2.0)
     assert texts == ["", "well\n", ""]
     children = psutil.Process().children()
-    assert not [one for one in children if "time.sleep(600)" in " ".join(one.cmdline())]
+    assert not [child for child in children if "time.sleep(600)" in " ".join(child.cmdline())]
 
 
 async def test_this_machine_is_sampled() -> None:

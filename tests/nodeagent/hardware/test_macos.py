@@ -156,17 +156,17 @@ def test_captured_machine(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_each_command_alone_may_fail(machine: str) -> None:
-    seen, whole = captured(machine), MACHINES[machine]
+    output, whole = captured(machine), MACHINES[machine]
     without_sysctl = replace(
         whole,
         performance_cores=None,  # no other source is reliable
         gpu_memory_limit_bytes=macos.gpu_memory_limit(whole.memory_bytes, None)[0],
         gpu_memory_limit_source=MemoryLimitSource.ESTIMATE,
     )
-    assert macos.assemble_facts(seen._replace(sysctl="")) == without_sysctl
-    assert macos.assemble_facts(seen._replace(profiler="")) == replace(whole, metal="")
-    assert macos.assemble_facts(seen._replace(ioreg="")) == whole
-    assert macos.assemble_facts(seen._replace(sw_vers="")) == replace(
+    assert macos.assemble_facts(output._replace(sysctl="")) == without_sysctl
+    assert macos.assemble_facts(output._replace(profiler="")) == replace(whole, metal="")
+    assert macos.assemble_facts(output._replace(ioreg="")) == whole
+    assert macos.assemble_facts(output._replace(sw_vers="")) == replace(
         whole, os_version="unknown", rdma_capable=False
     )
 
@@ -300,11 +300,11 @@ INACTIVE = 468488 * PAGE
     ],
 )
 def test_mac_memory(sysctl: str, pressure: MemoryPressure) -> None:
-    seen = macos.parse_mac_memory(VM_STAT, sysctl)
-    assert seen is not None
-    assert seen.pressure is pressure
-    assert seen.wired_bytes == 251554 * PAGE
-    assert (seen.free_bytes, seen.inactive_bytes) == (FREE, INACTIVE)
+    mac_memory = macos.parse_mac_memory(VM_STAT, sysctl)
+    assert mac_memory is not None
+    assert mac_memory.pressure is pressure
+    assert mac_memory.wired_bytes == 251554 * PAGE
+    assert (mac_memory.free_bytes, mac_memory.inactive_bytes) == (FREE, INACTIVE)
 
 
 def test_the_page_size_is_read() -> None:
@@ -329,7 +329,7 @@ def live(name: str) -> str:
 
 
 def test_a_reading_of_a_mac() -> None:
-    seen = macos.assemble_reading(
+    reading = macos.assemble_reading(
         ReadingOutput(
             vm_stat=(CAPTURES / "vm_stat.txt").read_text(),
             sysctl=SYSCTL,
@@ -339,12 +339,12 @@ def test_a_reading_of_a_mac() -> None:
             hid=live("hid.txt"),
         )
     )
-    assert seen.memory is not None
-    assert (seen.memory.total_bytes, seen.memory.level) == (24 * GIB, MemoryPressure.WARNING)
-    assert seen.memory.available_bytes == (17490 + 4916 + 468488) * 16384
-    assert seen.reboot == RebootReading(total_bytes=24 * GIB, wired_bytes=251554 * 16384)
-    assert (seen.heat, seen.power) == (HeatReading(), "Battery")
-    assert seen.owner_idle_s == pytest.approx(42.1, abs=0.1)
+    assert reading.memory is not None
+    assert (reading.memory.total_bytes, reading.memory.level) == (24 * GIB, MemoryPressure.WARNING)
+    assert reading.memory.available_bytes == (17490 + 4916 + 468488) * 16384
+    assert reading.reboot == RebootReading(total_bytes=24 * GIB, wired_bytes=251554 * 16384)
+    assert (reading.heat, reading.power) == (HeatReading(), "Battery")
+    assert reading.owner_idle_s == pytest.approx(42.1, abs=0.1)
 
 
 JOB = "<array><string>/usr/sbin/sysctl</string><string>iogpu.wired_limit_mb=102400</string></array>"
@@ -381,8 +381,8 @@ def test_a_wired_limit_is_that_of_the_service_or_of_others(
     ],
 )
 def test_heat_of_a_mac(level: str, therm: str, throttled: str) -> None:
-    found = macos.parse_heat(f"{LEVEL} {level}\n" if level else "", live(therm))
-    assert found == HeatReading(throttled=throttled)
+    heat = macos.parse_heat(f"{LEVEL} {level}\n" if level else "", live(therm))
+    assert heat == HeatReading(throttled=throttled)
 
 
 @pytest.mark.parametrize(

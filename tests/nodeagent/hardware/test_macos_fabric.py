@@ -146,8 +146,10 @@ def test_rdma_ctl_is_one_word(text: str, is_enabled: bool | None) -> None:
     ],
 )
 def test_devices(text: str, devices: tuple[tuple[str, str, str], ...]) -> None:
-    found = macos_fabric.parse_devices(text)
-    assert tuple((one.name, one.interface, one.state) for one in found) == devices
+    rdma_devices = macos_fabric.parse_devices(text)
+    assert (
+        tuple((device.name, device.interface, device.state) for device in rdma_devices) == devices
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,8 @@ def cut(text: str) -> st.SearchStrategy[str]:
 def test_damaged_output_is_never_an_error(data: st.DataObject, machine: str) -> None:
     whole = printed(machine)
     fields = {name: data.draw(cut(getattr(whole, name))) for name in FabricOutput._fields}
-    found = macos_fabric.assemble_fabric(FabricOutput(**fields))
-    assert NodeFabric.model_validate_json(found.model_dump_json()) == found
+    fabric = macos_fabric.assemble_fabric(FabricOutput(**fields))
+    assert NodeFabric.model_validate_json(fabric.model_dump_json()) == fabric
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_linux_addresses() -> None:
     def at(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
         return SimpleNamespace(family=family, address=address, netmask="255.255.255.0")
 
-    found = linux.parse_interfaces(
+    interfaces = linux.parse_interfaces(
         {
             "thunderbolt0": [at("10.0.1.1"), at("fe80::1", socket.AF_INET6)],
             "lo": [at("127.0.0.1")],
@@ -258,7 +260,7 @@ def test_linux_addresses() -> None:
         },
         {"eth0": 2500, "wlp3s0": 0},
     )
-    assert found == NodeFabric(
+    assert interfaces == NodeFabric(
         interfaces=(
             FabricInterface(name="eth0", address="192.168.1.4", prefix_length=24, speed_mbps=2500),
             FabricInterface(name="eth0", address="192.168.1.5", prefix_length=24, speed_mbps=2500),

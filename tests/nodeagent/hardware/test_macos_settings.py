@@ -70,8 +70,8 @@ def test_the_clock_offset_has_the_sign_of_the_server() -> None:
 
 
 def test_neighbours_are_without_router_broadcast_and_silent_machines() -> None:
-    found = macos_settings.parse_neighbours(ill("arp.txt"), ill("route.txt"))
-    assert found == ("192.168.1.7",)
+    neighbours = macos_settings.parse_neighbours(ill("arp.txt"), ill("route.txt"))
+    assert neighbours == ("192.168.1.7",)
 
 
 def test_listeners_of_both_layouts_have_their_process() -> None:

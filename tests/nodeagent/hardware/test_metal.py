@@ -92,12 +92,12 @@ async def test_no_engine_starts_until_the_gpu_works(tmp_path: Path) -> None:
         task.cancel()
     assert not engines.find()
     status = preflight.fill(node_status("a"), None)
-    found = find_condition(status.conditions, metal.METAL_AVAILABLE)
-    assert found is not None
-    assert (found.status, found.reason) == (ConditionStatus.FALSE, "MetalAborted")
+    condition = find_condition(status.conditions, metal.METAL_AVAILABLE)
+    assert condition is not None
+    assert (condition.status, condition.reason) == (ConditionStatus.FALSE, "MetalAborted")
     # A restart of the agent does not change the time of the condition.
     again = find_condition(preflight.fill(node_status("a"), status).conditions, "MetalAvailable")
-    assert again == found
+    assert again == condition
 
 
 def test_only_macs_are_checked() -> None:

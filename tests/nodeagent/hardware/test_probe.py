@@ -36,9 +36,9 @@ async def test_a_mac_without_its_commands_does_not_guess() -> None:
 
 @on_linux
 async def test_capture_skips_commands_that_fail() -> None:
-    seen = await macos.capture_facts()
-    assert (seen.sysctl, seen.profiler, seen.sw_vers) == ("", "", "")
-    assert seen.hostname
+    output = await macos.capture_facts()
+    assert (output.sysctl, output.profiler, output.sw_vers) == ("", "", "")
+    assert output.hostname
 
 
 async def test_no_third_system() -> None:
@@ -56,35 +56,35 @@ async def test_no_third_system() -> None:
 async def test_a_reading_has_every_part(
     make: Callable[[Path], MachineReader], tmp_path: Path
 ) -> None:
-    seen = await make(tmp_path / "models" / "not-yet").take()
-    assert seen.memory is not None
-    assert 0 < seen.memory.available_bytes <= seen.memory.total_bytes
-    assert 0 <= seen.memory.stalled_percent <= 100
-    assert seen.disk is not None
-    assert 0 < seen.disk.free_bytes <= seen.disk.total_bytes
-    assert seen.heat is not None
-    assert seen.reboot is not None
-    assert seen.power in ("Mains", "Battery", "Unknown")
-    assert seen.owner_idle_s is None or seen.owner_idle_s >= 0
+    reading = await make(tmp_path / "models" / "not-yet").take()
+    assert reading.memory is not None
+    assert 0 < reading.memory.available_bytes <= reading.memory.total_bytes
+    assert 0 <= reading.memory.stalled_percent <= 100
+    assert reading.disk is not None
+    assert 0 < reading.disk.free_bytes <= reading.disk.total_bytes
+    assert reading.heat is not None
+    assert reading.reboot is not None
+    assert reading.power in ("Mains", "Battery", "Unknown")
+    assert reading.owner_idle_s is None or reading.owner_idle_s >= 0
 
 
 @on_linux
 async def test_a_mac_without_its_commands_is_unknown() -> None:
-    seen = await SystemMachineReader(Path("/"), platform="darwin").take()
-    assert seen.disk is not None
-    assert seen.disk.total_bytes == probe.read_disk(Path("/")).total_bytes
-    assert seen == MachineReading(
-        disk=seen.disk, local_models=()
+    reading = await SystemMachineReader(Path("/"), platform="darwin").take()
+    assert reading.disk is not None
+    assert reading.disk.total_bytes == probe.read_disk(Path("/")).total_bytes
+    assert reading == MachineReading(
+        disk=reading.disk, local_models=()
     )  # other processes change what is free
 
 
 @on_linux
 async def test_another_disk_of_the_state_folder_is_read() -> None:
     here, there = Path("/"), Path("/dev/shm")
-    seen = await SystemMachineReader(here, state_dir=there / "not-yet").take()
-    assert seen.disk is not None
-    assert seen.state_disk is not None
-    assert (seen.disk.path, seen.state_disk.path) == ("/", "/dev/shm/not-yet")
+    reading = await SystemMachineReader(here, state_dir=there / "not-yet").take()
+    assert reading.disk is not None
+    assert reading.state_disk is not None
+    assert (reading.disk.path, reading.state_disk.path) == ("/", "/dev/shm/not-yet")
     assert (await SystemMachineReader(here, state_dir=here / "x").take()).state_disk is None
 
 
@@ -117,5 +117,5 @@ async def test_models_below_the_models_folder_are_read(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").touch()
         (tmp_path / name / "model.safetensors").write_bytes(b"12345")
     reading = await SystemMachineReader(tmp_path, platform="linux").take()
-    found = {one.path: one.weights_bytes for one in reading.local_models or ()}
+    found = {model.path: model.weights_bytes for model in reading.local_models or ()}
     assert found == {"tiny": 5, "org/big": 5}

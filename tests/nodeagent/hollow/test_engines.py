@@ -60,8 +60,8 @@ class Room:
         await self.store.commit([], [codec.put_spec(group(*nodes, **fields))])
 
     def rank(self, name: str) -> HollowEngine:
-        (found,) = self.macs[name].engines.running()
-        return found
+        (hollow_engine,) = self.macs[name].engines.running()
+        return hollow_engine
 
     def running(self) -> str:
         """Return on which Macs ranks run."""

@@ -158,8 +158,8 @@ def test_adapters_and_draft_models_are_looked_at_like_models() -> None:
         item = await it.store.get(keys.status_key("Node", "mac-0"))
         assert item is not None
         said = codec.decode(NodeStatus, item)
-        assert [one.path for one in said.models] == ["qwen", "small"]
-        assert [one.path for one in said.adapters] == ["law"]
+        assert [model.path for model in said.models] == ["qwen", "small"]
+        assert [adapter.path for adapter in said.adapters] == ["law"]
 
     played(scene)
 

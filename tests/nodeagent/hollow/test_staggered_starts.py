@@ -51,11 +51,13 @@ def test_replicas_that_come_at_once_load_two_at_a_time(count: int, load_s: float
         started: list[str] = []
         for _ in range(20 * count):
             engines = mac.engines.running()
-            assert sum(one.health().state == "Loading" for one in engines) <= DEFAULT_CONCURRENCY
+            assert (
+                sum(engine.health().state == "Loading" for engine in engines) <= DEFAULT_CONCURRENCY
+            )
             started += [
-                one.order.config.replica
-                for one in engines
-                if one.order.config.replica not in started
+                engine.order.config.replica
+                for engine in engines
+                if engine.order.config.replica not in started
             ]
             if len(started) == len(names):
                 break

@@ -87,7 +87,7 @@ class World:
         return add_model(self.models, "org/m", commit_of(number), files).name
 
     def names(self) -> set[str]:
-        return {one.name for one in self.models.models()}
+        return {model.name for model in self.models.models()}
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_what_names_a_model_uses_it_in_a_thousand_random_histories() -> None:
                 live.pop(chance.choice(sorted(live)))
             else:
                 live[f"o{step}"] = chance.randrange(6)
-        found = find_users(
+        users = find_users(
             FleetObjects(
                 deployments=tuple(deployment(name, hub(n)) for name, n in deployed.items()),
                 revisions=tuple(revision(name, hub(n)) for name, n in history.items()),
@@ -217,7 +217,7 @@ def test_what_names_a_model_uses_it_in_a_thousand_random_histories() -> None:
             models_dir,
         )
         named = {folders[n] for live in (deployed, history, engines) for n in live.values()}
-        assert found.used(folders) == named
+        assert users.used(folders) == named
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,6 @@ def test_what_names_a_model_uses_it_in_a_thousand_random_histories() -> None:
     ids=["absolute", "other case", "adapter", "unresolved branch"],
 )
 def test_every_way_to_name_a_folder_counts(model: ModelSource) -> None:
-    found = find_users(FleetObjects(deployments=(deployment("a", model),)), {}, Path("/models"))
-    assert found.of("org--m@000000000001") == ("modeldeployment/a",)
-    assert found.of("org--other@000000000001") == ()
+    users = find_users(FleetObjects(deployments=(deployment("a", model),)), {}, Path("/models"))
+    assert users.of("org--m@000000000001") == ("modeldeployment/a",)
+    assert users.of("org--other@000000000001") == ()

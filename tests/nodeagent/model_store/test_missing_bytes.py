@@ -51,8 +51,8 @@ def store(tmp_path: Path) -> ModelStore:
 
 def missing(store: ModelStore, snapshot: ModelSnapshot) -> int:
     report = ModelReport(path=snapshot.folder, geometry=GEOMETRY)
-    (found,) = with_missing_bytes([report], {snapshot.folder: snapshot}, store)
-    return found.missing_bytes
+    (model_report,) = with_missing_bytes([report], {snapshot.folder: snapshot}, store)
+    return model_report.missing_bytes
 
 
 def test_a_model_that_is_not_here_is_missing_as_a_whole(store: ModelStore) -> None:

@@ -41,13 +41,13 @@ class Node:
     changes: int = 0
 
     async def assign(self, hub: StandInHub, deployment: str, repo: str = REPO) -> None:
-        found = PreloadAssignment(
+        preload_assignment = PreloadAssignment(
             deployment=deployment,
             node="a",
             source=HubReference(repo=repo, revision=COMMIT, endpoint=hub.endpoint),
         )
         key = keys.preload_key("a", deployment)
-        await self.store.commit([], [Put(key=key, value=codec.encode(found))])
+        await self.store.commit([], [Put(key=key, value=codec.encode(preload_assignment))])
 
     async def end(self, deployment: str) -> None:
         await self.store.commit([], [Delete(key=keys.preload_key("a", deployment))])
@@ -55,8 +55,8 @@ class Node:
     def problem(self) -> str:
         """Return what the node reports of the model."""
         report = ModelReport(path=FOLDER, geometry=GEOMETRY, missing_bytes=1)
-        (found,) = self.preloads.with_problems([report])
-        return found.fetch_problem
+        (model_report,) = self.preloads.with_problems([report])
+        return model_report.fetch_problem
 
     def has(self, repo: str = REPO) -> bool:
         return (self.root / folder_name(repo, COMMIT) / "config.json").is_file()
@@ -91,7 +91,7 @@ async def test_models_are_fetched_one_after_the_other_without_a_replica(tmp_path
         await node.assign(hub, "b", OTHER)
         await until(node.has, what="the first model")
         assert not node.has(OTHER)
-        listed = [one.path for one in hub.requests("GET", "/tree/")]
+        listed = [request.path for request in hub.requests("GET", "/tree/")]
         assert not any(OTHER in path for path in listed), "the second waits for the first"
         await until(lambda: node.has(OTHER), what="the second model")
         await until(lambda: node.changes >= 2, what="a report for each")
@@ -126,8 +126,8 @@ async def test_a_failure_is_told_until_it_is_over(tmp_path: Path) -> None:
 
 
 async def test_a_preload_is_a_user_of_its_model(tmp_path: Path) -> None:
-    found = PreloadAssignment(
+    preload_assignment = PreloadAssignment(
         deployment="qwen", node="a", source=HubReference(repo=REPO, revision=COMMIT)
     )
-    users = await read_users(MemoryTransport(CLOCK), tmp_path, None, (found,))
+    users = await read_users(MemoryTransport(CLOCK), tmp_path, None, (preload_assignment,))
     assert users.of(FOLDER) == ("preload/qwen",)

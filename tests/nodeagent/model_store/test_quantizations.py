@@ -55,11 +55,11 @@ async def quantizing(store: ModelStore, *, memory: int = PLENTY) -> AsyncIterato
 
     recorder = EventRecorder(MemoryTransport(CLOCK), CLOCK, source="Node/mac-1")
     collector = ModelCollector(store, recorder, users, node="mac-1")
-    found = Quantizations(collector, CLOCK, available_bytes=lambda: memory)
+    quantizations = Quantizations(collector, CLOCK, available_bytes=lambda: memory)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(found.run())
-        await until(lambda: found.is_ready, what="a start")
-        yield found
+        running = group.create_task(quantizations.run())
+        await until(lambda: quantizations.is_ready, what="a start")
+        yield quantizations
         running.cancel()
 
 
@@ -75,7 +75,9 @@ async def ended(jobs: Quantizations) -> QuantizationReport:
 def converters() -> list[psutil.Process]:
     """Return the converters that this process started."""
     return [
-        one for one in psutil.Process().children() if engine_config.QUANTIZE_MODULE in one.cmdline()
+        child
+        for child in psutil.Process().children()
+        if engine_config.QUANTIZE_MODULE in child.cmdline()
     ]
 
 
@@ -94,18 +96,18 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         assert len(converters()) == 1
         report = await ended(jobs)
         assert (report.phase, report.error) == ("Present", "")
-        found = store.find_by_name(report.result or "")
-        assert found is not None
-        assert found.is_pinned
-        assert found.name.startswith("fleet--Tiny-1f2e3d4c5b6a-4bit-g64@")
-        assert check_model(store, found.name, hashes=True) == ()
-        config = json.loads((found.folder / "config.json").read_bytes())
+        by_name = store.find_by_name(report.result or "")
+        assert by_name is not None
+        assert by_name.is_pinned
+        assert by_name.name.startswith("fleet--Tiny-1f2e3d4c5b6a-4bit-g64@")
+        assert check_model(store, by_name.name, hashes=True) == ()
+        config = json.loads((by_name.folder / "config.json").read_bytes())
         assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
-        origin = json.loads((found.folder / "quantization_origin.json").read_bytes())
+        origin = json.loads((by_name.folder / "quantization_origin.json").read_bytes())
         assert origin == {"repo": "org/Tiny", "commit": COMMIT, "bits": 4, "group_size": 64}
         await until(lambda: leftovers(store) == [], what="an empty folder of fetches")
         again = await jobs.start(ORDER)
-        assert (again.phase, again.result) == ("Present", found.name)
+        assert (again.phase, again.result) == ("Present", by_name.name)
 
 
 @pytest.mark.ci
@@ -122,7 +124,7 @@ async def test_a_converter_that_is_killed_publishes_nothing_and_a_repeat_works(
         report = await ended(jobs)
         assert report.phase == "Failed"
         assert "was killed by signal 9" in report.error
-        assert [one.name for one in store.models()] == [SOURCE]
+        assert [model.name for model in store.models()] == [SOURCE]
         await until(lambda: leftovers(store) == [], what="an empty folder")
         assert (await jobs.start(ORDER)).phase in ("Queued", "Converting")
         assert (await ended(jobs)).phase == "Present"
@@ -157,7 +159,7 @@ async def test_after_a_kill_of_the_agent_nothing_is_left_and_a_repeat_works(tmp_
         what="the end of the converter",
         limit_s=60,
     )
-    assert [one.name for one in store.models()] == [SOURCE]
+    assert [model.name for model in store.models()] == [SOURCE]
     async with quantizing(store) as jobs:
         await until(lambda: not list(store.incoming.iterdir()), what="an empty folder")
         await jobs.start(ORDER)
@@ -178,7 +180,7 @@ async def test_a_cancelled_job_ends_its_converter_and_leaves_nothing(tmp_path: P
         await until(lambda: not child.is_running(), what="the end of the converter")
         await until(lambda: leftovers(store) == [], what="an empty folder")
         assert jobs.cancel(REPO.partition("/")[2]) is None
-        assert [one.name for one in store.models()] == [SOURCE]
+        assert [model.name for model in store.models()] == [SOURCE]
 
 
 @pytest.fixture
@@ -208,7 +210,7 @@ async def test_a_disk_that_fills_up_fails_the_job_and_publishes_nothing(
         assert report.phase == "Failed"
         assert "left: free some, and repeat the command" in report.error
         await until(lambda: leftovers(full_store) == [], what="an empty folder")
-        assert [one.name for one in full_store.models()] == [SOURCE]
+        assert [model.name for model in full_store.models()] == [SOURCE]
 
 
 @pytest.mark.ci
@@ -230,9 +232,9 @@ def test_a_converter_that_takes_too_much_memory_ends(tmp_path: Path) -> None:
 
 
 async def refused(jobs: Quantizations, order: QuantizationOrder) -> tuple[int, str]:
-    with pytest.raises(QuantizationRefusedError) as found:
+    with pytest.raises(QuantizationRefusedError) as info:
         await jobs.start(order)
-    return found.value.status, str(found.value)
+    return info.value.status, str(info.value)
 
 
 def plain_store(root: Path, config: str) -> ModelStore:

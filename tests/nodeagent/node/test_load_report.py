@@ -59,12 +59,12 @@ async def etcd(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
 
 def chosen(loads: GpuLoads) -> str:
     """Return the Mac that a request gets: two equal ones with HardwareAware, with one request more on "idle"."""
-    one = replace(target("m-0", port=1), node="busy")
+    endpoint = replace(target("m-0", port=1), node="busy")
     two = replace(target("m-1", port=2), node="idle")
     tracker = LoadTracker(random.Random(1), loads.by_node)
     tracker.begin(two)
     backend = BackendBuilder().backend(
-        ("m",), leased=(one, two), routing=Routing(strategy="HardwareAware")
+        ("m",), leased=(endpoint, two), routing=Routing(strategy="HardwareAware")
     )
     model = ServedModel(name="m", created=0, backends=(backend,), reason="")
     table = RoutingTable(models=MappingProxyType({"m": model}))
@@ -117,10 +117,10 @@ async def test_the_key_ends_with_the_lease_and_small_changes_write_nothing(
     for percent in (50, 55, 59, 60, 51, 50):
         readings.append(LoadReading(sensors=SensorReading(gpu_ratio=percent / 100)))
         await report._write(session.id)
-        found = await transport.get(keys.load_key("a"))
-        assert found is not None
-        revisions.append(found.mod_revision)
-    assert [one == revisions[0] for one in revisions] == [True] * 3 + [False] * 3
+        item = await transport.get(keys.load_key("a"))
+        assert item is not None
+        revisions.append(item.mod_revision)
+    assert [revision == revisions[0] for revision in revisions] == [True] * 3 + [False] * 3
     assert revisions[3] == revisions[4] < revisions[5]
     await session.close()
 

@@ -102,24 +102,24 @@ def cables(state: str, *, peer: str = "other") -> NodeFabric:
 def test_a_port_that_stays_down_though_its_cable_is_in(
     fabric: NodeFabric | None, used: str, at_s: float, reason: str
 ) -> None:
-    seen = LeakedResources()
-    seen.record_devices([used], 0)
-    found = seen.find(fabric, [], at_s)
-    assert (found.reason if found is not None else "") == reason
+    leaked_resources = LeakedResources()
+    leaked_resources.record_devices([used], 0)
+    reboot_reason = leaked_resources.find(fabric, [], at_s)
+    assert (reboot_reason.reason if reboot_reason is not None else "") == reason
 
 
 def test_a_port_that_came_back_is_forgiven() -> None:
-    seen = LeakedResources()
-    seen.record_devices(["rdma_en5"], 0)
-    assert seen.find(cables("Active"), [], 10) is None
-    assert seen.find(cables("Down"), [], 100) is None
+    leaked_resources = LeakedResources()
+    leaked_resources.record_devices(["rdma_en5"], 0)
+    assert leaked_resources.find(cables("Active"), [], 10) is None
+    assert leaked_resources.find(cables("Down"), [], 100) is None
 
 
 def test_an_engine_that_does_not_die() -> None:
-    found = LeakedResources().find(None, ["qwen-0"], 0)
-    assert found is not None
-    assert found.reason == "ProcessUndying"
-    assert "qwen-0" in found.message
+    reason = LeakedResources().find(None, ["qwen-0"], 0)
+    assert reason is not None
+    assert reason.reason == "ProcessUndying"
+    assert "qwen-0" in reason.message
 
 
 def test_what_is_broken_is_the_nodes_condition_until_it_is_mended() -> None:
@@ -146,7 +146,7 @@ EVERY = timedelta(seconds=10)
 
 def cable_at(*addresses: str) -> MachineReading:
     """Return a reading of a Mac whose cable at en5 has these addresses."""
-    interfaces = tuple(FabricInterface(name="en5", address=one) for one in addresses)
+    interfaces = tuple(FabricInterface(name="en5", address=address) for address in addresses)
     return replace(WELL, fabric=cables("Active").model_copy(update={"interfaces": interfaces}))
 
 
@@ -183,13 +183,13 @@ def test_addresses_of_cables_that_keep_changing(minutes: int, changes: int, stat
 def memory(
     left_gib: float, *, level: MemoryPressure | None = None, stalled: float = 0.0
 ) -> MachineReading:
-    seen = MemoryReading(
+    memory_reading = MemoryReading(
         total_bytes=100 * GIB,
         available_bytes=int(left_gib * GIB),
         level=level,
         stalled_percent=stalled,
     )
-    return MachineReading(memory=seen)
+    return MachineReading(memory=memory_reading)
 
 
 def disk(free_gib: float, total_gib: float = 400) -> MachineReading:

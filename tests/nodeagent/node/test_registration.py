@@ -92,15 +92,15 @@ async def test_a_status_is_read_once_and_written_again_after_it_was_deleted() ->
             await clock.advance(10)
         assert await registration.described() == status
     assert store.reads == 1
-    found = await store.get(STATUS_KEY)
-    assert found is not None
-    assert found.create_revision < found.mod_revision
+    status_key = await store.get(STATUS_KEY)
+    assert status_key is not None
+    assert status_key.create_revision < status_key.mod_revision
     await store.commit([], [Delete(key=STATUS_KEY)])
     await clock.advance(60)
     await registration.describe(status)
     again = await store.get(STATUS_KEY)
     assert again is not None
-    assert again.value == found.value
+    assert again.value == status_key.value
 
 
 @given(

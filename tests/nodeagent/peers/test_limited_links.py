@@ -118,10 +118,10 @@ async def test_when_the_hub_goes_the_macs_share_what_is_there_and_say_why_they_w
 
         def reasons() -> list[str]:
             found = [mac.report(source.folder) for mac in macs]
-            return [one.error for one in found if one is not None and one.error]
+            return [report.error for report in found if report is not None and report.error]
 
         await fleet.wait(lambda: len(reasons()) == 3, what="the reasons")
-        assert all(one.startswith("SourceUnreachable: ") for one in reasons())
+        assert all(reason.startswith("SourceUnreachable: ") for reason in reasons())
         # What one had, all have by then.
         present = [mac.pulls[source.folder].present_bytes for mac in macs]
         print(f"present {[f'{one / size:.2f}' for one in present]}")
@@ -154,7 +154,7 @@ async def test_a_mac_whose_disk_flips_a_bit_is_banned_and_its_bytes_are_not_publ
 
         async def told() -> bool:
             events = (await fleet.store.list(keys.event_prefix("Node/late"))).items
-            return any(b"WrongBytes" in one.value and b"bad" in one.value for one in events)
+            return any(b"WrongBytes" in event.value and b"bad" in event.value for event in events)
 
         await until_async(told, what="an event")
 
@@ -200,7 +200,7 @@ async def test_several_macs_fetch_different_files_from_the_hub(tmp_path: Path) -
         ratio = fleet.hub.body_bytes / size_of(files)
         print(f"asked the hub: {askers}, hub bytes {ratio:.3f} x")
         assert ratio <= 1.02
-        clients = {one.client for one in fleet.hub.requests("GET", ".safetensors")}
+        clients = {request.client for request in fleet.hub.requests("GET", ".safetensors")}
         assert len(clients) >= 2
 
 

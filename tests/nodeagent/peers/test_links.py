@@ -64,7 +64,7 @@ def test_a_shard_group_keeps_its_cables() -> None:
 def test_a_node_offers_the_addresses_whose_interface_it_knows() -> None:
     fabric = NodeFabric(interfaces=(WIFI, OTHER_CABLE), ports=PORTS)
     urls = ("https://192.168.1.5:4001", "https://169.254.8.8:4001", "https://127.0.0.1:4001")
-    assert [(one.url, one.medium) for one in own_links(fabric, urls)] == [
+    assert [(link.url, link.medium) for link in own_links(fabric, urls)] == [
         (urls[0], "Wireless"),
         (urls[1], "Thunderbolt"),
     ]

@@ -142,8 +142,8 @@ class Fleet:
         await self.store.revoke(mac.lease)
 
     async def offers(self) -> list[str]:
-        found = (await self.store.list(keys.SHARE_PREFIX)).items
-        return [one.key for one in found if b'"isWhole":true' in one.value]
+        items = (await self.store.list(keys.SHARE_PREFIX)).items
+        return [item.key for item in items if b'"isWhole":true' in item.value]
 
     async def until_offered(self) -> None:
         """Wait until one Mac offers the whole model."""
@@ -418,8 +418,8 @@ async def test_another_mac_gets_the_model_and_offers_it_too(tmp_path: Path) -> N
         first.exchange.rescan()
         await listed(one, 1)
         assert await hub_of(one.store).resolve(MADE, "main") == made.commit
-        found = await fetch_made(one, second, made.commit)
-        assert files_below(found.folder) == files_below(made.folder)
+        model = await fetch_made(one, second, made.commit)
+        assert files_below(model.folder) == files_below(made.folder)
         assert one.hub.seen == []
         await listed(one, 2)
 

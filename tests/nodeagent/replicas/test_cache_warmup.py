@@ -27,14 +27,14 @@ NODES = ("a", "b", "c", "d")
 
 
 def on(node: str, *, deployment: str = "qwen", is_deleting: bool = False) -> Replica:
-    found = wanted()
-    ranks = (found.spec.ranks[0].model_copy(update={"node": node}),)
-    spec = found.spec.model_copy(update={"ranks": ranks, "deployment": deployment})
+    replica = wanted()
+    ranks = (replica.spec.ranks[0].model_copy(update={"node": node}),)
+    spec = replica.spec.model_copy(update={"ranks": ranks, "deployment": deployment})
     deleted = NOW if is_deleting else None
-    metadata = found.metadata.model_copy(
+    metadata = replica.metadata.model_copy(
         update={"name": f"{deployment}-{node}", "deletion_timestamp": deleted}
     )
-    return found.model_copy(update={"metadata": metadata, "spec": spec})
+    return replica.model_copy(update={"metadata": metadata, "spec": spec})
 
 
 def prompts(*starts: int, salt: str = "", count: int = 3) -> tuple[RecentPrompt, ...]:
@@ -79,7 +79,7 @@ async def warmed(
     peers: Peers, process: EngineProcess, *replicas: Replica, limit_s: float = 20
 ) -> int:
     store = MemoryTransport(SystemClock())
-    await store.commit([], [codec.put_spec(one) for one in (on("a"), *replicas)])
+    await store.commit([], [codec.put_spec(replica) for replica in (on("a"), *replicas)])
     http = EngineHttp()
     warmup = CacheWarmup(
         node="a",

@@ -81,8 +81,8 @@ def test_a_new_state_starts_a_new_time() -> None:
     rank.record_answer(health("Joining", is_busy=True), 40.0)
     assert view(rank, 41.0).state_s == 31.0
     rank.record_answer(health("Loading", is_busy=True, loaded=0.25), 50.0)
-    seen = view(rank, 51.0)
-    assert (seen.state_s, seen.loaded) == (1.0, 0.25)
+    observed_rank = view(rank, 51.0)
+    assert (observed_rank.state_s, observed_rank.loaded) == (1.0, 0.25)
 
 
 @pytest.fixture
@@ -119,23 +119,27 @@ async def test_failed_probes_back_off_and_are_reported_once(
     waits, told = [], 0
     reported: RankStatus | None = None
     for _ in range(8):
-        seen = await probe(engine, client, clock)
-        waits.append(seen.probe_again_in_s)
-        for view in (seen, engine.view(clock)):
+        observed_engine = await probe(engine, client, clock)
+        waits.append(observed_engine.probe_again_in_s)
+        for view in (observed_engine, engine.view(clock)):
             state = ObservedReplica(replica=wanted(), engine=view, reported=reported)
             for action in plan(state).actions:
                 if hasattr(action, "conditions"):
                     told += 1
                     reported = RankStatus(replica_uid="u1", node="a", conditions=action.conditions)
-        await clock.advance(seen.probe_again_in_s)
+        await clock.advance(observed_engine.probe_again_in_s)
         assert engine.view(clock).probe_again_in_s == 0
         # A real engine goes on answering meanwhile.
         await engine.observe(client, clock)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
     assert told == 1
     port.completion = TOKEN
-    seen = await probe(engine, client, clock)
-    assert (seen.probe, seen.probe_error, seen.probe_again_in_s) == (ProbeState.PASSED, "", 0)
+    observed_engine = await probe(engine, client, clock)
+    assert (
+        observed_engine.probe,
+        observed_engine.probe_error,
+        observed_engine.probe_again_in_s,
+    ) == (ProbeState.PASSED, "", 0)
 
 
 async def test_an_engine_generates_while_it_is_ready_or_drains_and_has_work(
@@ -205,8 +209,12 @@ async def test_crashes_back_off_and_a_long_life_is_forgiven(
     )
     await served.observe(client, clock)
     await served.observe(client, clock)
-    seen = served.view(clock)
-    assert (seen.start_again_in_s, seen.restarts, seen.exit_code) == (1, 1, -9)
+    observed_engine = served.view(clock)
+    assert (
+        observed_engine.start_again_in_s,
+        observed_engine.restarts,
+        observed_engine.exit_code,
+    ) == (1, 1, -9)
 
 
 @pytest.mark.parametrize("jitter", [0.0, 1.0])
@@ -228,14 +236,16 @@ async def test_an_engine_that_refuses_to_start_is_retried_within_five_minutes(
     )
     refused = EngineTracker(process=process, started_at=0, answered_at=0, jitter=jitter)
     await refused.observe(client, clock)
-    seen = refused.view(clock)
+    observed_engine = refused.view(clock)
     assert refused.life is EngineLife.REFUSED
-    assert seen.start_again_in_s == (300 if jitter else 150)
-    assert seen.start_again_at == clock.now() + timedelta(seconds=seen.start_again_in_s)
-    (ready,) = replica_conditions(ObservedReplica(replica=wanted(), engine=seen))
+    assert observed_engine.start_again_in_s == (300 if jitter else 150)
+    assert observed_engine.start_again_at == clock.now() + timedelta(
+        seconds=observed_engine.start_again_in_s
+    )
+    (ready,) = replica_conditions(ObservedReplica(replica=wanted(), engine=observed_engine))
     assert ready.reason == "ModelUnusable"
     assert ready.message == (
-        f"its engine ended with 2: no config.json; next attempt at {seen.start_again_at:%H:%M:%S} UTC"
+        f"its engine ended with 2: no config.json; next attempt at {observed_engine.start_again_at:%H:%M:%S} UTC"
     )
 
 
@@ -248,10 +258,10 @@ async def test_an_engine_that_is_ended_for_a_fault_backs_off(
     engine.process.child.send(signal.SIGKILL)
     await until(lambda: not engine.process.child.running())
     await engine.observe(client, clock)
-    seen = engine.view(clock)
+    observed_engine = engine.view(clock)
     assert engine.life is EngineLife.STOPPED
-    assert (seen.restarts, seen.start_again_in_s) == (4, 8)
-    (ready,) = replica_conditions(ObservedReplica(replica=wanted(), engine=seen))
+    assert (observed_engine.restarts, observed_engine.start_again_in_s) == (4, 8)
+    (ready,) = replica_conditions(ObservedReplica(replica=wanted(), engine=observed_engine))
     assert (ready.reason, ready.message.partition("; ")[0]) == ("MemoryExceeded", "too much")
 
 
@@ -278,9 +288,9 @@ async def test_the_agent_measures_the_memory_of_an_engine_itself(
         for _ in range(12):
             await greedy.observe(client, clock)
             await clock.advance(1)
-        seen = greedy.view(clock)
-        assert seen.resident_bytes > 1126 * 2**20
-        step = plan(ObservedReplica(replica=wanted(), engine=seen))
+        observed_engine = greedy.view(clock)
+        assert observed_engine.resident_bytes > 1126 * 2**20
+        step = plan(ObservedReplica(replica=wanted(), engine=observed_engine))
         stop = next(action for action in step.actions if isinstance(action, StopEngine))
         assert stop.fault is not None
         assert stop.fault.reason == "MemoryExceeded"
@@ -313,8 +323,12 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed_after_its_gr
     for waited_s, expected in ((0, [StopEngine()]), (60, []), (1, [StopEngine(kill=True)])):
         await clock.advance(waited_s)
         await deaf.observe(client, clock)
-        seen = ObservedReplica(replica=wanted(is_deleting=True), engine=deaf.view(clock))
-        stops = [action for action in plan(seen).actions if isinstance(action, StopEngine)]
+        observed_replica = ObservedReplica(
+            replica=wanted(is_deleting=True), engine=deaf.view(clock)
+        )
+        stops = [
+            action for action in plan(observed_replica).actions if isinstance(action, StopEngine)
+        ]
         assert stops == expected
         assert child.running()
         for stop in stops:
@@ -392,8 +406,12 @@ async def test_an_end_that_was_asked_for_is_no_crash(
     engine.process.child.send(signal.SIGKILL)
     await until(lambda: not engine.process.child.running())
     await engine.observe(client, clock)
-    seen = engine.view(clock)
-    assert (seen.start_again_in_s, seen.restarts, seen.stopping_s) == (0, 0, 0)
+    observed_engine = engine.view(clock)
+    assert (
+        observed_engine.start_again_in_s,
+        observed_engine.restarts,
+        observed_engine.stopping_s,
+    ) == (0, 0, 0)
 
 
 async def test_an_engine_that_outlives_its_killing(engine: EngineTracker) -> None:
@@ -441,8 +459,8 @@ def test_every_live_phase_ends_with_an_exit(life: EngineLife) -> None:
 def test_an_engine_never_becomes_ready_again(life: EngineLife) -> None:
     """Only an engine that was not asked to end, did not fail and does not drain can become Ready."""
     can_become_ready = life in (EngineLife.STARTING, EngineLife.JOINING, EngineLife.LOADING)
-    found = next_life(life, EngineEvent.READY)
-    assert (found is EngineLife.READY) == (can_become_ready or life is EngineLife.READY)
+    engine_life = next_life(life, EngineEvent.READY)
+    assert (engine_life is EngineLife.READY) == (can_become_ready or life is EngineLife.READY)
 
 
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:

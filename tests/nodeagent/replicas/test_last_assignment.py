@@ -35,7 +35,7 @@ def file_in(folder: Path, **fields: str) -> AssignmentFile:
 
 
 def names(file: AssignmentFile) -> list[str]:
-    return [one.name for one in file.read(NOW).values()]
+    return [replica.name for replica in file.read(NOW).values()]
 
 
 def stored(replica: Replica, version: int = 7) -> Replica:
@@ -132,7 +132,9 @@ async def test_the_file_follows_the_store(tmp_path: Path) -> None:
 
     def saved() -> list[str]:
         return (
-            [one.name for one in file.read(CLOCK.now()).values()] if file.path.exists() else ["?"]
+            [replica.name for replica in file.read(CLOCK.now()).values()]
+            if file.path.exists()
+            else ["?"]
         )
 
     async with running(store, file):

@@ -126,9 +126,9 @@ async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
         fetches.start(second)
         await until(lambda: hub.body_bytes > 100_000, what="bytes")
         fetches.release(first.name)
-        found = await fetches.observe(second)
-        assert found is not None
-        assert found.state is FetchState.RUNNING
+        fetch = await fetches.observe(second)
+        assert fetch is not None
+        assert fetch.state is FetchState.RUNNING
         assert f'fleet_model_fetch_total_bytes{{model="{FOLDER}"}}' in metrics(fetches)
         assert f'fleet_model_fetch_bytes_per_second{{model="{FOLDER}"}}' in metrics(fetches)
         (counted,) = (
@@ -138,9 +138,9 @@ async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
         )
         assert counted > 0, "bytes count while they arrive"
         fetches.release(second.name)
-        found = await fetches.observe(second)
-        assert found is not None
-        assert found.state is FetchState.NOT_STARTED
+        fetch = await fetches.observe(second)
+        assert fetch is not None
+        assert fetch.state is FetchState.NOT_STARTED
         assert not (tmp_path / FOLDER).exists()
         hub.faults.bytes_per_s = None
         before = hub.body_bytes
@@ -153,9 +153,9 @@ async def test_a_failure_has_the_hubs_reason_and_a_time(tmp_path: Path) -> None:
     hub = StandInHub(repos={REPO: tiny_files()})
     hub.faults.flip_bit_at = 7
     async with fetching(tmp_path, hub) as fetches:
-        found = await reached(fetches, replica(hub), FetchState.FAILED)
-        assert found.reason == "HashMismatch"
-        assert found.next_attempt is not None
+        fetch = await reached(fetches, replica(hub), FetchState.FAILED)
+        assert fetch.reason == "HashMismatch"
+        assert fetch.next_attempt is not None
         assert not (tmp_path / FOLDER).exists()
         assert 'fleet_model_fetch_failures_total{reason="HashMismatch"} 1' in metrics(fetches)
 
@@ -164,10 +164,10 @@ async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(tmp_path: Path
     hub = StandInHub(repos={REPO: tiny_files()})
     hub.faults.status, hub.faults.failures, hub.faults.retry_after = 429, 1, "120"
     async with fetching(tmp_path, hub) as fetches:
-        found = await reached(fetches, replica(hub), FetchState.FAILED)
-        assert found.reason == "RateLimited"
-        assert found.next_attempt is not None
-        assert found.next_attempt.in_s > 100
+        fetch = await reached(fetches, replica(hub), FetchState.FAILED)
+        assert fetch.reason == "RateLimited"
+        assert fetch.next_attempt is not None
+        assert fetch.next_attempt.in_s > 100
 
 
 async def test_the_granted_token_goes_to_its_own_endpoint_only(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ async def test_the_granted_token_goes_to_its_own_endpoint_only(tmp_path: Path) -
 
     async with fetching(tmp_path, hub, store) as fetches:
         await grant("https://elsewhere.example")
-        found = await reached(fetches, replica(hub), FetchState.FAILED)
-        assert found.reason == "Unauthorized"
+        fetch = await reached(fetches, replica(hub), FetchState.FAILED)
+        assert fetch.reason == "Unauthorized"
         assert not any(one.has_token for one in hub.seen)
         await grant(f"{hub.endpoint}/")
         fetches.release("qwen-0")
@@ -216,17 +216,17 @@ async def test_a_pipeline_rank_fetches_its_files_and_a_tensor_rank_all(tmp_path:
     async with fetching(tmp_path, hub, parts=parts) as fetches:
         # Rank 0 has the last layers.
         piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
-        found = await reached(fetches, piped, FetchState.PRESENT)
-        assert found.is_partial
+        fetch = await reached(fetches, piped, FetchState.PRESENT)
+        assert fetch.is_partial
         assert (hub.requests("GET", FIRST), len(hub.requests("GET", SECOND))) == ([], 1)
         # In the next epoch this Mac has the other rank: the files are those of both then.
         other = rank_replica(hub, "b", "a", parallelism="Pipeline", epoch=2)
-        found = await reached(fetches, other, FetchState.PRESENT)
-        assert not found.is_partial
+        fetch = await reached(fetches, other, FetchState.PRESENT)
+        assert not fetch.is_partial
         assert len(hub.requests("GET", SECOND)) == 1
         tensor = rank_replica(hub, "a", "b", parallelism="Tensor")
-        found = await reached(fetches, tensor, FetchState.PRESENT)
-        assert not found.is_partial
+        fetch = await reached(fetches, tensor, FetchState.PRESENT)
+        assert not fetch.is_partial
 
 
 async def test_a_part_stays_enough_when_the_reconciler_forgets_the_commit(tmp_path: Path) -> None:
@@ -238,17 +238,17 @@ async def test_a_part_stays_enough_when_the_reconciler_forgets_the_commit(tmp_pa
         piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
         await reached(fetches, piped, FetchState.PRESENT)
     async with fetching(tmp_path, hub, parts=ModelParts("a")) as later:
-        found = await later.observe(piped)
-        assert found is not None
-        assert (found.state, found.is_partial) == (FetchState.PRESENT, True)
+        fetch = await later.observe(piped)
+        assert fetch is not None
+        assert (fetch.state, fetch.is_partial) == (FetchState.PRESENT, True)
 
 
 async def test_a_rank_without_headers_fetches_the_whole_model(tmp_path: Path) -> None:
     hub = StandInHub(repos={REPO: tiny_files()})
     async with fetching(tmp_path, hub) as fetches:
         piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
-        found = await reached(fetches, piped, FetchState.PRESENT)
-        assert not found.is_partial
+        fetch = await reached(fetches, piped, FetchState.PRESENT)
+        assert not fetch.is_partial
 
 
 async def test_a_fetch_of_another_part_ends_when_the_layers_change(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ async def test_a_fetch_of_another_part_ends_when_the_layers_change(tmp_path: Pat
         other = rank_replica(hub, "b", "a", parallelism="Pipeline", epoch=2)
         await reached(fetches, other, FetchState.RUNNING)
         hub.faults.bytes_per_s = None
-        found = await reached(fetches, other, FetchState.PRESENT)
-        assert found.is_partial
+        fetch = await reached(fetches, other, FetchState.PRESENT)
+        assert fetch.is_partial
         model = fetches.store.find(REPO, COMMIT)
         assert model is not None
         assert set(model.absent) == {SECOND}
@@ -278,18 +278,18 @@ async def test_nothing_is_fetched_before_the_store_has_told_the_headers(tmp_path
     async with fetching(tmp_path, hub, parts=parts) as fetches:
         piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
         for _ in range(2):
-            found = await fetches.observe(piped)
-            assert found is not None
-            assert found.state is FetchState.NOT_STARTED
+            fetch = await fetches.observe(piped)
+            assert fetch is not None
+            assert fetch.state is FetchState.NOT_STARTED
             fetches.start(piped)
         assert hub.seen == []
         told.append(packed_headers())
-        found = await reached(fetches, piped, FetchState.PRESENT)
-        assert found.is_partial
+        fetch = await reached(fetches, piped, FetchState.PRESENT)
+        assert fetch.is_partial
         told.clear()
-        found = await fetches.observe(piped)
-        assert found is not None
-        assert found.state is FetchState.PRESENT, "what is known of this part stays known"
+        fetch = await fetches.observe(piped)
+        assert fetch is not None
+        assert fetch.state is FetchState.PRESENT, "what is known of this part stays known"
 
 
 async def test_a_model_of_modelscope_is_fetched_from_the_pinned_branch(tmp_path: Path) -> None:

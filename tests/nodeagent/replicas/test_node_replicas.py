@@ -44,7 +44,7 @@ class Node:
         assert all(
             key == keys.spec_key("Replica", one.name) for key, one in self.cache.items.items()
         )
-        return sorted(one.name for one in self.cache.items.values())
+        return sorted(item.name for item in self.cache.items.values())
 
 
 @asynccontextmanager

@@ -30,8 +30,8 @@ class Store:
 
     async def there(self) -> list[str]:
         """Return the ranks that node a reports of."""
-        found = await self.transport.list(keys.rank_prefix("a"))
-        return [item.key.removeprefix(keys.rank_prefix("a")) for item in found.items]
+        listing = await self.transport.list(keys.rank_prefix("a"))
+        return [item.key.removeprefix(keys.rank_prefix("a")) for item in listing.items]
 
 
 def status(epoch: int) -> RankStatus:

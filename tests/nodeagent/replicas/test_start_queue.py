@@ -28,7 +28,9 @@ ORDER = (URGENT, OLD, FIRST, SECOND, FAILING)
 
 def test_priority_comes_first_then_fewest_failures_then_age_then_the_ordinal() -> None:
     for waiting in permutations(ORDER):
-        places = [place_in_queue(one, waiting, loading=2, limit=2) for one in ORDER]
+        places = [
+            place_in_queue(start_request, waiting, loading=2, limit=2) for start_request in ORDER
+        ]
         assert places == [1, 2, 3, 4, 5]
 
 
@@ -37,7 +39,10 @@ def test_priority_comes_first_then_fewest_failures_then_age_then_the_ordinal() -
     [(0, 1, 1), (0, 2, 2), (1, 2, 1), (2, 2, 0), (5, 2, 0), (0, 99, 5)],
 )
 def test_as_many_start_as_there_are_places(loading: int, limit: int, starting: int) -> None:
-    places = [place_in_queue(one, ORDER, loading=loading, limit=limit) for one in ORDER]
+    places = [
+        place_in_queue(start_request, ORDER, loading=loading, limit=limit)
+        for start_request in ORDER
+    ]
     assert places == [max(0, at + 1 - starting) for at in range(len(ORDER))]
 
 

@@ -36,13 +36,13 @@ async def recorded(
         Lister(make_caches(transport, clock)),
         EventRecorder(transport, clock, source="reconciler"),
     )
-    seen, old = observed(deployment(), (view,)), None
+    deployment_view, old = observed(deployment(), (view,)), None
     for new in statuses:
-        await events.record_replica_status(view, seen, old, new)
+        await events.record_replica_status(view, deployment_view, old, new)
         old = new
     return [
-        (one.spec.type, one.spec.reason, one.spec.message)
-        for one in await objects.list_all(transport, Event)
+        (event.spec.type, event.spec.reason, event.spec.message)
+        for event in await objects.list_all(transport, Event)
     ]
 
 
@@ -101,7 +101,7 @@ async def test_a_deleted_deployment_is_an_event() -> None:
         Lister(make_caches(transport, clock)),
         EventRecorder(transport, clock, source="reconciler"),
     )
-    seen = observed(deployment(is_deleting=True))
-    await events.record_action(RemoveDeployment(name="qwen", version=1), seen)
-    (found,) = await objects.list_all(transport, Event)
-    assert (found.spec.reason, found.spec.about.name) == ("Deleted", "qwen")
+    view = observed(deployment(is_deleting=True))
+    await events.record_action(RemoveDeployment(name="qwen", version=1), view)
+    (event,) = await objects.list_all(transport, Event)
+    assert (event.spec.reason, event.spec.about.name) == ("Deleted", "qwen")

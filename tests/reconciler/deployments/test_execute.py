@@ -268,7 +268,7 @@ async def test_nor_statuses_nor_nodes(world: LeaderStore) -> None:
 
 @pytest.mark.parametrize("is_move", [False, True])
 async def test_a_concurrent_edit_is_planned_again(world: LeaderStore, *, is_move: bool) -> None:
-    seen = await world.have(deployment())
+    model_deployment = await world.have(deployment())
     version = await world.have_replica(replica(0).replica) if is_move else 0
     await world.have(deployment(replicas=0))
     action = (
@@ -283,7 +283,7 @@ async def test_a_concurrent_edit_is_planned_again(world: LeaderStore, *, is_move
     )
     before = await world.keys()
     with pytest.raises(ConflictError):
-        await do(world.executor, action, seen, {"qwen-0": replica(0).replica})
+        await do(world.executor, action, model_deployment, {"qwen-0": replica(0).replica})
     assert await world.keys() == before
 
 

@@ -27,24 +27,26 @@ def housing(*nodes: NodeView, replicas: tuple[ReplicaView, ...], priority: int =
     def allocations(name: str) -> tuple[Allocation, ...]:
         return tuple(
             Allocation(
-                replica=one.name,
-                deployment=one.replica.spec.deployment,
+                replica=view.name,
+                deployment=view.replica.spec.deployment,
                 bytes=3 * GIB,
                 priority=priority,
             )
-            for one in replicas
-            if one.node == name
+            for view in replicas
+            if view.node == name
         )
 
     return NodeTable(
         [
             replace(
-                one,
-                allocations=allocations(one.name),
-                used_bytes=3 * GIB * len(allocations(one.name)),
-                replicas={t.deployment: len(allocations(one.name)) for t in allocations(one.name)},
+                view,
+                allocations=allocations(view.name),
+                used_bytes=3 * GIB * len(allocations(view.name)),
+                replicas={
+                    t.deployment: len(allocations(view.name)) for t in allocations(view.name)
+                },
             )
-            for one in nodes
+            for view in nodes
         ]
     )
 
@@ -75,8 +77,8 @@ def seen_of(
     *,
     revisions: tuple[Revision, ...] | None = None,
 ) -> DeploymentView:
-    found = observed(wanted, replicas, table.nodes, revisions=revisions)
-    return replace(found, name=wanted.name)
+    view = observed(wanted, replicas, table.nodes, revisions=revisions)
+    return replace(view, name=wanted.name)
 
 
 def steps_of(
@@ -192,8 +194,8 @@ def test_a_paused_rollout_makes_more_of_the_old_version() -> None:
     there = (replica(0, of=before, on="a", memory=THREE),)
     table = housing(node("a"), replicas=there)
     paused = wanting(2, rollout=Rollout(paused=True))
-    seen = seen_of(paused, there, table, revisions=(revision(before), revision(paused, 2)))
-    seen = replace(seen, stable_template=template_hash(before))
-    [step] = forecast([seen], table)
+    view = seen_of(paused, there, table, revisions=(revision(before), revision(paused, 2)))
+    view = replace(view, stable_template=template_hash(before))
+    [step] = forecast([view], table)
     assert (step.kind, step.memory and step.memory.total_bytes) == (ForecastKind.NEW, 2 * GIB)
     assert template_hash(paused) not in (OLD, template_hash(before))

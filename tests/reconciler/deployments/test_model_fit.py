@@ -14,10 +14,10 @@ def with_load(request: PlacementRequest, **load: int) -> PlacementRequest:
 
 def test_a_group_serves_what_no_member_serves_and_its_limit_is_the_last_that_fits() -> None:
     request, macs = request_for(deployment()), {name: mac(name) for name in "ab"}
-    assert all(one.refusal is not None for one in fit_nodes(request, list(macs.values())))
-    found = fit_group(request, group(), macs)
-    assert (found.refusal, found.nodes) == (None, ("a", "b"))
-    most = found.limits.highest_concurrency
+    assert all(node.refusal is not None for node in fit_nodes(request, list(macs.values())))
+    fit = fit_group(request, group(), macs)
+    assert (fit.refusal, fit.nodes) == (None, ("a", "b"))
+    most = fit.limits.highest_concurrency
     assert 1 <= most < 1024
     assert fit_group(with_load(request, concurrency=most), group(), macs).refusal is None
     beyond = fit_group(with_load(request, concurrency=most + 1), group(), macs)

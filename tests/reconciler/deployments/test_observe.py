@@ -137,30 +137,30 @@ async def test_a_replica_as_the_planner_sees_it(world: CachedStore) -> None:
     owner, mine = deployment(), replica(0).replica
     await world.have(owner, mine)
     await world.write(put_rank(mine, holds=False), put_lease("a"))
-    (seen,) = observe.observe(
+    (view,) = observe.observe(
         world.fleet,
         "qwen",
         LOOKED,
         table=NodeTable(()),
         facts=observe.LeaderFacts(requeue_after_s=7),
     ).replicas
-    assert (seen.is_owned, seen.is_ready, seen.is_stopped, seen.is_node_lost) == (
+    assert (view.is_owned, view.is_ready, view.is_stopped, view.is_node_lost) == (
         True,
         False,
         False,
         False,
     )
-    assert seen.problem == "so it is"
+    assert view.problem == "so it is"
     await world.write(put_endpoint(mine), put_rank(mine))
     lost = Now(time=NOW, lost=frozenset({"a"}))
-    (seen,) = observe.observe(world.fleet, "qwen", lost, table=NodeTable(())).replicas
-    assert (seen.is_ready, seen.is_node_lost, seen.problem) == (True, True, "")
+    (view,) = observe.observe(world.fleet, "qwen", lost, table=NodeTable(())).replicas
+    assert (view.is_ready, view.is_node_lost, view.problem) == (True, True, "")
     item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
     assert item is not None
-    assert seen.version == item.mod_revision
+    assert view.version == item.mod_revision
     await world.write(put_rank(mine, "Stopped"))
-    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
-    assert seen.is_stopped
+    (view,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
+    assert view.is_stopped
 
 
 async def test_words_about_an_earlier_replica_are_void(world: CachedStore) -> None:
@@ -168,8 +168,8 @@ async def test_words_about_an_earlier_replica_are_void(world: CachedStore) -> No
     new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
     await world.have(deployment(), new)
     await world.write(put_endpoint(old), put_rank(old, "Stopped"))
-    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
-    assert (seen.is_ready, seen.is_stopped) == (False, False)
+    (view,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
+    assert (view.is_ready, view.is_stopped) == (False, False)
 
 
 async def test_the_cached_nodes_equal_fresh_ones(world: CachedStore) -> None:
@@ -269,11 +269,11 @@ async def test_rivals_are_deployments_of_a_higher_priority_with_missing_replicas
         replica(0, of=deployment(name="above")).replica,
         replica(1, of=deployment(name="above"), is_deleting=True).replica,
     )
-    seen = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(()))
-    found = [(rival.request.name, rival.missing) for rival in seen.rivals]
+    view = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(()))
+    found = [(rival.request.name, rival.missing) for rival in view.rivals]
     assert found == [("highest", 1), ("above", 2)]
-    seen = observe.observe(world.fleet, "highest", LOOKED, table=NodeTable(()))
-    assert seen.rivals == ()
+    view = observe.observe(world.fleet, "highest", LOOKED, table=NodeTable(()))
+    assert view.rivals == ()
 
 
 async def test_a_replica_on_a_lost_node_is_missing_for_others(world: CachedStore) -> None:
@@ -292,8 +292,8 @@ async def test_a_deployment_of_the_same_name_is_not_the_owner(world: CachedStore
         update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
     )
     await world.have(second, replica(0).replica)
-    (seen,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
-    assert not seen.is_owned
+    (view,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
+    assert not view.is_owned
 
 
 async def test_unplaced_deployments(world: CachedStore) -> None:

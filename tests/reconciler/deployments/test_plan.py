@@ -167,15 +167,15 @@ LONE_NODE = node("a")
 
 
 def orphaning() -> ModelDeployment:
-    found = deployment(is_deleting=True)
-    metadata = found.metadata.model_copy(update={"finalizers": (ORPHAN,)})
-    return found.model_copy(update={"metadata": metadata})
+    model_deployment = deployment(is_deleting=True)
+    metadata = model_deployment.metadata.model_copy(update={"finalizers": (ORPHAN,)})
+    return model_deployment.model_copy(update={"metadata": metadata})
 
 
 def orphan(ordinal: int, *, is_deleting: bool = False, is_outdated: bool = False) -> ReplicaView:
-    found = replica(ordinal, is_deleting=is_deleting, is_outdated=is_outdated)
-    metadata = found.replica.metadata.model_copy(update={"owner_references": ()})
-    return replace(found, replica=found.replica.model_copy(update={"metadata": metadata}))
+    view = replica(ordinal, is_deleting=is_deleting, is_outdated=is_outdated)
+    metadata = view.replica.metadata.model_copy(update={"owner_references": ()})
+    return replace(view, replica=view.replica.model_copy(update={"metadata": metadata}))
 
 
 def planned(seen: DeploymentView) -> list[str]:
@@ -277,26 +277,26 @@ def test_leaving(seen: DeploymentView, wanted: list[str]) -> None:
 
 def test_a_replica_with_an_absent_agent_is_not_idle() -> None:
     away = replica(0, on="d", is_ready=False, reported_ready=True)
-    seen = observed(deployment(min_available=1), (away,), (DRAINED, FULL))
-    assert plan(seen).actions == ()
+    view = observed(deployment(min_available=1), (away,), (DRAINED, FULL))
+    assert plan(view).actions == ()
 
 
 TAINTED = replace(node("d"), taints=(Taint(key="broken", effect="NoExecute"),))
 
 
 def test_a_taint_drives_out_at_once() -> None:
-    seen = observed(deployment(min_available=1), on("d", 0), (TAINTED, OTHER_NODE))
-    assert [short(action) for action in plan(seen).actions] == ["-qwen-0 Evicted", "+qwen-1@b"]
+    view = observed(deployment(min_available=1), on("d", 0), (TAINTED, OTHER_NODE))
+    assert [short(action) for action in plan(view).actions] == ["-qwen-0 Evicted", "+qwen-1@b"]
 
 
 def test_a_replica_that_tolerates_the_taint_stays() -> None:
     placement = Placement(tolerations=(Toleration(key="broken", operator="Exists"),))
-    seen = observed(deployment(placement=placement), on("d", 0), (TAINTED, OTHER_NODE))
-    assert plan(seen).actions == ()
+    view = observed(deployment(placement=placement), on("d", 0), (TAINTED, OTHER_NODE))
+    assert plan(view).actions == ()
 
 
 def test_replicas_of_a_lost_drained_node_move() -> None:
     gone = replace(DRAINED, is_ready=False)
     lost = replica(0, on="d", is_node_lost=True)
-    seen = observed(deployment(min_available=1), (lost,), (gone, OTHER_NODE))
-    assert [short(action) for action in plan(seen).actions] == [">qwen-0@b"]
+    view = observed(deployment(min_available=1), (lost,), (gone, OTHER_NODE))
+    assert [short(action) for action in plan(view).actions] == [">qwen-0@b"]

@@ -62,20 +62,20 @@ def wanting(
     placement: Placement | None = None,
     is_deleting: bool = False,
 ) -> ModelDeployment:
-    found = deployment(
+    model_deployment = deployment(
         replicas=replicas, rollout=rollout, placement=placement, is_deleting=is_deleting
     )
     preload = Preload(nodes=nodes, pools=pools) if has_preload else None
-    spec = found.spec.model_copy(update={"model": NEW, "preload": preload})
-    return found.model_copy(update={"spec": spec})
+    spec = model_deployment.spec.model_copy(update={"model": NEW, "preload": preload})
+    return model_deployment.model_copy(update={"spec": spec})
 
 
 def view(
     wanted: ModelDeployment | None, *nodes: NodeView, preloads: tuple[str, ...] = ()
 ) -> DeploymentView:
     assert NEW.hub is not None
-    found = tuple(PreloadView(node=name, source=NEW.hub, version=9) for name in preloads)
-    return replace(observed(wanted, (), nodes), preloads=found)
+    views = tuple(PreloadView(node=name, source=NEW.hub, version=9) for name in preloads)
+    return replace(observed(wanted, (), nodes), preloads=views)
 
 
 def steps(seen: DeploymentView) -> list[str]:
@@ -161,9 +161,9 @@ def test_preloads(seen: DeploymentView, wanted: list[str]) -> None:
 
 def test_a_new_commit_replaces_the_old_one_step_by_step() -> None:
     assert OLD.hub is not None
-    seen = view(wanting(), mac("a"), mac("b"))
+    deployment_view = view(wanting(), mac("a"), mac("b"))
     before = tuple(PreloadView(node=name, source=OLD.hub, version=5) for name in "ab")
-    (action,) = plan(replace(seen, preloads=before)).actions
+    (action,) = plan(replace(deployment_view, preloads=before)).actions
     assert action == StartPreload(name="qwen", node="a", source=NEW.hub, version=5)  # type: ignore[arg-type]  # it has one
 
 
@@ -177,11 +177,11 @@ def test_preloads_end_with_the_number_that_is_asked_for(
     """The nodes may have anything at first. As many fetch at a time as have the files, and four at most."""
     nodes = [mac(f"n{at}", new_gib=gib) for at, gib in enumerate(lacking)]
     current: dict[str, PreloadView] = {}
-    seen = view(wanting(wanted), *nodes)
+    deployment_view = view(wanting(wanted), *nodes)
     for _ in range(50):
-        seen = replace(view(wanting(wanted), *nodes), preloads=tuple(current.values()))
-        actions = plan(seen).actions
-        whole = sum(one.has_files(NEW.folder) for one in nodes)
+        deployment_view = replace(view(wanting(wanted), *nodes), preloads=tuple(current.values()))
+        actions = plan(deployment_view).actions
+        whole = sum(node_view.has_files(NEW.folder) for node_view in nodes)
         for action in actions:
             match action:
                 case StartPreload(node=name, source=source):
@@ -190,12 +190,19 @@ def test_preloads_end_with_the_number_that_is_asked_for(
                     del current[name]
                 case _:
                     raise AssertionError(action)
-        busy = [one for one in nodes if one.name in current and not one.has_files(NEW.folder)]
+        busy = [
+            node_view
+            for node_view in nodes
+            if node_view.name in current and not node_view.has_files(NEW.folder)
+        ]
         assert len(busy) <= min(4, max(1, whole))
         if not actions and not busy:
             break
-        nodes = [mac(one.name, new_gib=0) if one in busy[:1] else one for one in nodes]
-    found = preload_status(replace(seen, table=NodeTable(nodes)))
+        nodes = [
+            mac(node_view.name, new_gib=0) if node_view in busy[:1] else node_view
+            for node_view in nodes
+        ]
+    found = preload_status(replace(deployment_view, table=NodeTable(nodes)))
     assert found is not None
     number, condition = found
     expected = -(-len(nodes) * int(wanted[:-1]) // 100) if isinstance(wanted, str) else wanted

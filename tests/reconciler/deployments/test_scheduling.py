@@ -39,9 +39,15 @@ class World:
             r.replica.spec.deployment for r in self.replicas.values() if not r.is_deleting
         )
         rivals = [
-            Rival(request=request_for(one), missing=one.spec.replicas - there[one.name])
-            for one in sorted(self.deployments.values(), key=lambda d: (-d.spec.priority, d.name))
-            if one.spec.priority > me.spec.priority and one.spec.replicas > there[one.name]
+            Rival(
+                request=request_for(model_deployment),
+                missing=model_deployment.spec.replicas - there[model_deployment.name],
+            )
+            for model_deployment in sorted(
+                self.deployments.values(), key=lambda d: (-d.spec.priority, d.name)
+            )
+            if model_deployment.spec.priority > me.spec.priority
+            and model_deployment.spec.replicas > there[model_deployment.name]
         ]
         mine = [r for r in self.replicas.values() if r.replica.spec.deployment == name]
         return DeploymentView(
@@ -68,9 +74,9 @@ class World:
         ]
         return replace(
             bare,
-            used_bytes=sum(one.bytes for one in there),
+            used_bytes=sum(allocation.bytes for allocation in there),
             allocations=tuple(there),
-            replicas=dict(Counter(one.deployment for one in there)),
+            replicas=dict(Counter(allocation.deployment for allocation in there)),
         )
 
     def reconcile(self, name: str) -> int:
@@ -121,7 +127,7 @@ class World:
 def world(nodes: dict[str, float], *deployments: ModelDeployment) -> World:
     return World(
         nodes={name: node(name, memory_gib=gib) for name, gib in nodes.items()},
-        deployments={one.name: one for one in deployments},
+        deployments={model_deployment.name: model_deployment for model_deployment in deployments},
     )
 
 
@@ -176,8 +182,8 @@ def test_a_lower_priority_leaves_room_for_a_higher_one() -> None:
 @pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule"])
 def test_these_taints_do_not_move_replicas(effect: str) -> None:
     taint = Taint.model_validate({"key": "owner", "effect": effect})
-    seen = observed(deployment(), (replica(0),), (replace(node("a"), taints=(taint,)),))
-    assert plan(seen).actions == ()
+    view = observed(deployment(), (replica(0),), (replace(node("a"), taints=(taint,)),))
+    assert plan(view).actions == ()
 
 
 def test_no_execute_moves_running_replicas() -> None:
@@ -216,7 +222,10 @@ def test_plans_converge_in_any_order_without_oscillation(fleet: World, dice: obj
     fleet.settle(order)
     assert all(plan(fleet.look(name)).actions == () for name in order)
     # No replica was preempted by an equal, and none is unplaced that a preemption would help.
-    priorities = {one.name: one.spec.priority for one in fleet.deployments.values()}
+    priorities = {
+        model_deployment.name: model_deployment.spec.priority
+        for model_deployment in fleet.deployments.values()
+    }
     for victim, by in fleet.preempted:
         assert priorities[victim.rpartition("-")[0]] < priorities[by]
     # No replica is displaced more often than there are priorities above its own.

@@ -27,7 +27,10 @@ def node(name: str, *, is_cordoned: bool = False) -> Node:
 
 async def store_of(*deployments: ModelDeployment) -> MemoryTransport:
     transport = MemoryTransport(CLOCK)
-    puts = [codec.put_spec(one) for one in (*deployments, node("a"), node("b", is_cordoned=True))]
+    puts = [
+        codec.put_spec(api_object)
+        for api_object in (*deployments, node("a"), node("b", is_cordoned=True))
+    ]
     await transport.commit([], [*puts, put_node("a"), put_node("b"), put_lease("a")])
     return transport
 
@@ -38,29 +41,35 @@ async def test_a_snapshot_reads_the_store_and_writes_nothing() -> None:
     there = replica(0, of=low, on="a").replica
     await transport.commit([], [codec.put_spec(there)])
     before = (await transport.status()).revision
-    seen = await snapshot.take(transport, CLOCK)
-    assert [one.name for one in seen.deployments()] == ["low"]
-    table = seen.table()
-    assert {one.name: (one.is_ready, one.is_cordoned) for one in table.nodes} == {
+    fleet_snapshot = await snapshot.take(transport, CLOCK)
+    assert [model_deployment.name for model_deployment in fleet_snapshot.deployments()] == ["low"]
+    table = fleet_snapshot.table()
+    assert {view.name: (view.is_ready, view.is_cordoned) for view in table.nodes} == {
         "a": (True, False),
         "b": (False, True),
     }
-    outlook = seen.outlook("low", table)
-    assert [one.name for one in outlook.observed.replicas] == ["low-0"]
-    assert [(one.node, one.fits) for one in outlook.nodes] == [("a", True), ("b", False)]
+    outlook = fleet_snapshot.outlook("low", table)
+    assert [view.name for view in outlook.observed.replicas] == ["low-0"]
+    assert [(explanation.node, explanation.fits) for explanation in outlook.nodes] == [
+        ("a", True),
+        ("b", False),
+    ]
     assert outlook.line == "1/2 nodes fit: 1 NotReady"
-    assert seen.unreadable() == []
+    assert fleet_snapshot.unreadable() == []
     assert (await transport.status()).revision == before
 
 
 async def test_supposed_objects_count_as_written() -> None:
-    seen = await snapshot.take(await store_of(), CLOCK)
-    assert seen.table().nodes[0].is_cordoned is False
-    seen.suppose([node("a", is_cordoned=True), deployment(name="new")])
-    assert seen.table().nodes[0].is_cordoned is True
-    assert seen.outlook("new", seen.table()).line == "0/2 nodes fit: 1 cordoned, 1 NotReady"
-    seen.suppose([node("a")])
-    assert seen.outlook("new", seen.table()).nodes[0].fits
+    fleet_snapshot = await snapshot.take(await store_of(), CLOCK)
+    assert fleet_snapshot.table().nodes[0].is_cordoned is False
+    fleet_snapshot.suppose([node("a", is_cordoned=True), deployment(name="new")])
+    assert fleet_snapshot.table().nodes[0].is_cordoned is True
+    assert (
+        fleet_snapshot.outlook("new", fleet_snapshot.table()).line
+        == "0/2 nodes fit: 1 cordoned, 1 NotReady"
+    )
+    fleet_snapshot.suppose([node("a")])
+    assert fleet_snapshot.outlook("new", fleet_snapshot.table()).nodes[0].fits
 
 
 async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> None:
@@ -74,8 +83,8 @@ async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> 
     there = replica(0, of=low, on="a").replica
     spec = there.spec.model_copy(update={"ranks": (RankAssignment(node="a", memory=memory),)})
     await transport.commit([], [codec.put_spec(there.model_copy(update={"spec": spec}))])
-    seen = await snapshot.take(transport, CLOCK)
-    outlook = seen.outlook("mid", seen.table())
+    fleet_snapshot = await snapshot.take(transport, CLOCK)
+    outlook = fleet_snapshot.outlook("mid", fleet_snapshot.table())
     assert isinstance(outlook.outcome, PreemptingAssignment)
     assert outlook.line == (
         "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; preempts low-0 on "
@@ -93,8 +102,8 @@ async def test_a_node_that_comes_and_goes_is_held_back_here_too() -> None:
     )
     value = codec.encode(NodeLifeStatus(conditions=(flapping,)))
     await transport.commit([], [Put(key=keys.node_life_key("a"), value=value)])
-    seen = await snapshot.take(transport, CLOCK)
-    assert seen.outlook("one", seen.table()).line == (
+    fleet_snapshot = await snapshot.take(transport, CLOCK)
+    assert fleet_snapshot.outlook("one", fleet_snapshot.table()).line == (
         "0/2 nodes fit: 1 held back (it came back), 1 NotReady"
     )
 
@@ -103,9 +112,9 @@ async def test_undecodable_keys_are_named() -> None:
     transport = await store_of()
     key = keys.spec_key("ModelDeployment", "broken")
     await transport.commit([], [Put(key=key, value=b"{}")])
-    seen = await snapshot.take(transport, CLOCK)
-    assert seen.unreadable() == [key]
-    assert replace(seen, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
+    fleet_snapshot = await snapshot.take(transport, CLOCK)
+    assert fleet_snapshot.unreadable() == [key]
+    assert replace(fleet_snapshot, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
 
 
 async def test_a_group_explains_the_rank_of_each_node() -> None:
@@ -121,18 +130,22 @@ async def test_a_group_explains_the_rank_of_each_node() -> None:
         status = made.model_copy(update={"models": reports, "address": f"169.254.0.{ord(name)}"})
         puts += [put_node(name, status), put_lease(name)]
     await transport.commit([], puts)
-    seen = await snapshot.take(transport, CLOCK)
-    outlook = seen.outlook("qwen", seen.table())
-    assert [(one.node, one.fits) for one in outlook.nodes] == [
+    fleet_snapshot = await snapshot.take(transport, CLOCK)
+    outlook = fleet_snapshot.outlook("qwen", fleet_snapshot.table())
+    assert [(explanation.node, explanation.fits) for explanation in outlook.nodes] == [
         ("b", True),
         ("a", True),
         ("c", False),
     ]
     assert outlook.line == "2/3 nodes fit: 1 no members of the ShardGroup"
-    assert all(one.memory is not None for one in outlook.nodes if one.fits)
+    assert all(explanation.memory is not None for explanation in outlook.nodes if explanation.fits)
     await transport.commit([], [Delete(key=keys.node_lease_key("a"))])
-    seen = await snapshot.take(transport, CLOCK)
-    outlook = seen.outlook("qwen", seen.table())
+    fleet_snapshot = await snapshot.take(transport, CLOCK)
+    outlook = fleet_snapshot.outlook("qwen", fleet_snapshot.table())
     assert outlook.line == "ShardGroup pair: 1/2 members fit, 2 are needed at once: 1 NotReady"
-    refused = {one.node: one.refusal.reason for one in outlook.nodes if one.refusal is not None}
+    refused = {
+        explanation.node: explanation.refusal.reason
+        for explanation in outlook.nodes
+        if explanation.refusal is not None
+    }
     assert refused == {"a": "NodeNotReady", "c": "NotInGroup"}

@@ -49,8 +49,8 @@ def unschedulable() -> Unschedulable:
 def of_deployment(
     *replicas: object, wanted: int = 2, why: Unschedulable | None = None
 ) -> ModelDeploymentStatus:
-    seen = observed(deployment(replicas=wanted), replicas)  # type: ignore[arg-type]  # ReplicaViews
-    return whole(seen, why)
+    view = observed(deployment(replicas=wanted), replicas)  # type: ignore[arg-type]  # ReplicaViews
+    return whole(view, why)
 
 
 def whole(
@@ -104,12 +104,12 @@ def test_scaled_to_zero_is_available() -> None:
 
 def test_autoscaling_says_why() -> None:
     decided = ScalingDecision(desired=2, reason="AtMaximum", message="more would be of use")
-    seen = replace(
+    view = replace(
         observed(deployment(replicas=1)),
         scaling=status.scaling_condition(decided),
         autoscaled_replicas=2,
     )
-    made = whole(seen)
+    made = whole(view)
     assert said(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
     assert made.desired_replicas == 2
     unknown = status.scaling_condition(
@@ -181,9 +181,9 @@ def test_a_condition_that_is_no_longer_computed_is_removed() -> None:
 
 
 def test_a_repeated_computation_changes_nothing() -> None:
-    seen = observed(deployment(), (replica(0),))
-    first = whole(seen)
-    assert whole(seen, old=first, now=LATER) == first
+    view = observed(deployment(), (replica(0),))
+    first = whole(view)
+    assert whole(view, old=first, now=LATER) == first
 
 
 def rank(reason: str, *, holds: bool) -> RankStatus:
@@ -301,5 +301,5 @@ def test_a_group_shows_the_rank_that_keeps_it_from_starting(
 def test_the_priorities_of_the_macs_with_replicas_are_told_to_gateways() -> None:
     priorities = {"a": 80, "b": 0, "c": 100}
     nodes = tuple(replace(node(name), pool_priority=pool) for name, pool in priorities.items())
-    seen = observed(deployment(), (replica(0), replica(1, on="b")), nodes)
-    assert whole(seen).node_priorities == {"a": 80}
+    view = observed(deployment(), (replica(0), replica(1, on="b")), nodes)
+    assert whole(view).node_priorities == {"a": 80}

@@ -34,12 +34,15 @@ WRITES = st.lists(
 @given(WRITES, st.integers(1, 4))
 def test_they_hold_everything_and_fit(writes: list[GuardedWrite], shared: int) -> None:
     found = list(split_into_batches(writes, shared=shared))
-    assert [one for batch in found for one in batch] == writes
+    assert [guarded_write for batch in found for guarded_write in batch] == writes
     for batch in found:
         guards, operations = merge_writes(batch)
         assert len(guards) + len(operations) + shared <= MAX_OPERATIONS
-        assert len({one.key for one in operations}) == len(operations)
-        assert sum(len(one.value) for one in operations if isinstance(one, Put)) <= 2**20
+        assert len({operation.key for operation in operations}) == len(operations)
+        assert (
+            sum(len(operation.value) for operation in operations if isinstance(operation, Put))
+            <= 2**20
+        )
 
 
 def test_sixty_replicas_are_one_transaction() -> None:

@@ -48,7 +48,7 @@ def look(
     old: ReplicaStatus | None = None,
     later_s: float = 0,
 ) -> Epoch:
-    found = epoch_of(
+    epoch = epoch_of(
         PAIR,
         reports,
         away={*away, *lost},
@@ -56,8 +56,8 @@ def look(
         old=old,
         now=NOW + timedelta(seconds=later_s),
     )
-    assert found is not None
-    return found
+    assert epoch is not None
+    return epoch
 
 
 def test_an_agent_that_restarts_while_files_come_does_not_end_the_epoch() -> None:
@@ -96,8 +96,8 @@ def test_whether_it_is_over(
     where: dict[str, Sequence[str]],
     wanted: tuple[str, bool],
 ) -> None:
-    found = look(*reports, **where)  # type: ignore[arg-type]  # by their names
-    assert (found.over, found.is_lost) == wanted
+    epoch = look(*reports, **where)  # type: ignore[arg-type]  # by their names
+    assert (epoch.over, epoch.is_lost) == wanted
 
 
 def test_the_reporting_rank_is_named() -> None:
@@ -174,7 +174,8 @@ def test_conditions_of_another_epoch_do_not_count() -> None:
     stale = old.model_copy(
         update={
             "conditions": tuple(
-                one.model_copy(update={"observed_generation": 9}) for one in old.conditions
+                condition.model_copy(update={"observed_generation": 9})
+                for condition in old.conditions
             )
         }
     )
@@ -184,9 +185,12 @@ def test_conditions_of_another_epoch_do_not_count() -> None:
 def test_the_wait_runs_from_when_it_was_first_seen() -> None:
     over = look(SERVES, ENDED)
     old = written(over, None, 0)
-    found = find_condition(old.conditions, "EpochOver")
-    assert found is not None
-    assert (found.status, found.message) == (ConditionStatus.TRUE, "epoch 1: rank 1 on b: so it is")
+    condition = find_condition(old.conditions, "EpochOver")
+    assert condition is not None
+    assert (condition.status, condition.message) == (
+        ConditionStatus.TRUE,
+        "epoch 1: rank 1 on b: so it is",
+    )
     again = look(SERVES, ENDED, old=old, later_s=3)
     assert again.over_s == 3
     failing = PAIR.model_copy(
@@ -204,13 +208,13 @@ def test_a_crash_loop_is_stored_and_persists() -> None:
     assert tried is not None
     assert tried.is_given_up
     assert epoch_requeue_after_s(failing, tried) == 300
-    left = mark_given_up(failing, OVER, 2)
-    assert left is not None
-    assert not left.is_given_up
+    epoch = mark_given_up(failing, OVER, 2)
+    assert epoch is not None
+    assert not epoch.is_given_up
     old = written(tried, None, 0)
-    found = find_condition(old.conditions, "CrashLooping")
-    assert found is not None
-    assert (found.status, found.reason) == (ConditionStatus.TRUE, "TriedEverything")
+    condition = find_condition(old.conditions, "CrashLooping")
+    assert condition is not None
+    assert (condition.status, condition.reason) == (ConditionStatus.TRUE, "TriedEverything")
     # An agent that has forgotten does not make it go round again.
     assert look(SERVES, ENDED, old=old).is_given_up
     assert not look(SERVES, FOLLOWS, old=old).is_given_up
@@ -233,11 +237,11 @@ def test_groups_that_were_given_up_together_are_not_retried_together() -> None:
     for number in range(9):
         metadata = PAIR.metadata.model_copy(update={"uid": f"uid-{number}"})
         other = PAIR.model_copy(update={"metadata": metadata})
-        found = epoch_of(other, [ENDED], away=set(), lost=set(), old=None, now=NOW)
-        assert found is not None
-        delays.add(found.jitter)
+        epoch = epoch_of(other, [ENDED], away=set(), lost=set(), old=None, now=NOW)
+        assert epoch is not None
+        delays.add(epoch.jitter)
     assert len(delays) == 10
-    assert all(0 <= one <= 1 for one in delays)
+    assert all(0 <= delay <= 1 for delay in delays)
 
 
 @pytest.mark.parametrize(("last", "order"), [(2, (0, 1, 2)), (0, (1, 2, 0)), (1, (2, 0, 1))])
@@ -264,10 +268,10 @@ def test_one_failure_of_a_slow_retry_gives_the_group_up_again() -> None:
 
 def test_the_condition_tells_when_the_next_attempt_comes() -> None:
     over = replace(GIVEN_UP, over_since=NOW)
-    found = find_condition(written(over, None, 0).conditions, "CrashLooping")
-    assert found is not None
+    condition = find_condition(written(over, None, 0).conditions, "CrashLooping")
+    assert condition is not None
     at = NOW + timedelta(seconds=300)
-    assert found.message == f"{OVER.message}. Next attempt at {at:%H:%M:%S} UTC"
+    assert condition.message == f"{OVER.message}. Next attempt at {at:%H:%M:%S} UTC"
 
 
 def test_the_answer_of_rank_0_is_kept() -> None:
@@ -294,9 +298,9 @@ def test_any_rank_may_be_not_ready(
 ) -> None:
     view = replace(on("ab"), is_ready=False, epoch=look(*reports))
     made = replica_status(view, reports, old=None, now=NOW)
-    found = find_condition(made.conditions, "Ready")
-    assert found is not None
-    assert (found.reason, found.message) == wanted
+    condition = find_condition(made.conditions, "Ready")
+    assert condition is not None
+    assert (condition.reason, condition.message) == wanted
 
 
 STATES = [

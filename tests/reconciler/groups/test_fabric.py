@@ -37,9 +37,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def seated(backend: Backend, macs: list[Mac]) -> tuple[Seat, ...]:
-    found = assign_seats(group(backend, macs), macs)
-    assert not isinstance(found, FabricFault), found.message
-    return found
+    seats = assign_seats(group(backend, macs), macs)
+    assert not isinstance(seats, FabricFault), seats.message
+    return seats
 
 
 def test_a_ring_has_the_members_addresses_or_the_agents() -> None:
@@ -144,29 +144,29 @@ def test_missing_settings_are_named(
 ) -> None:
     macs = make(meshed(3) if backend == "jaccl" else ringed(3))
     spec = group(backend, macs)
-    found = list(find_faults(spec, macs))
-    assert [one.reason for one in found] == reasons
-    assert words in found[0].message
-    assert assign_seats(spec, macs) == found[0]
+    faults = list(find_faults(spec, macs))
+    assert [fault.reason for fault in faults] == reasons
+    assert words in faults[0].message
+    assert assign_seats(spec, macs) == faults[0]
 
 
 def test_a_missing_cable_and_a_possible_ring() -> None:
     macs = ringed(4)
-    (found,) = find_faults(group("jaccl", macs), macs)
-    assert found.reason == "NoCable"
-    assert "between mac-0 and mac-2, mac-1 and mac-3;" in found.message
-    assert "jaccl-ring with members in the order mac-0, mac-1, mac-2, mac-3" in found.message
+    (fault,) = find_faults(group("jaccl", macs), macs)
+    assert fault.reason == "NoCable"
+    assert "between mac-0 and mac-2, mac-1 and mac-3;" in fault.message
+    assert "jaccl-ring with members in the order mac-0, mac-1, mac-2, mac-3" in fault.message
 
     crossed = [macs[0], macs[2], macs[1], macs[3]]
-    (found,) = find_faults(group("jaccl-ring", crossed), crossed)
-    assert "between mac-0 and mac-2, mac-1 and mac-3;" in found.message
-    assert "write members in the order mac-0, mac-1, mac-2, mac-3" in found.message
+    (fault,) = find_faults(group("jaccl-ring", crossed), crossed)
+    assert "between mac-0 and mac-2, mac-1 and mac-3;" in fault.message
+    assert "write members in the order mac-0, mac-1, mac-2, mac-3" in fault.message
 
     bare = [mac("a", ["z"], number=1), mac("b", ["z"], number=2)]
-    (found,) = find_faults(group("jaccl", bare), bare)
+    (fault,) = find_faults(group("jaccl", bare), bare)
     assert (
         "between a and b; backend jaccl needs one between any two: plug in what is missing"
-        in found.message
+        in fault.message
     )
 
 
@@ -212,7 +212,7 @@ def test_devices_that_a_person_named(here: str, there: str, reasons: list[str]) 
         ),
         allow_unencrypted_ring=True,
     )
-    assert [one.reason for one in find_faults(spec, macs)] == reasons
+    assert [fault.reason for fault in find_faults(spec, macs)] == reasons
     if not reasons:
         assert assign_seats(spec, macs) == seated("jaccl", macs)
 
@@ -236,7 +236,7 @@ def test_addresses_that_no_rank_could_take(
 ) -> None:
     macs = with_status(meshed(2), 0, **changes)
     spec = group("ring", macs, **member)
-    assert [one.reason for one in find_faults(spec, macs)] == [reason] * bool(reason)
+    assert [fault.reason for fault in find_faults(spec, macs)] == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_where_all_ranks_meet(backend: Backend, count: int, own: str, meeting: s
     assert made.hosts[0][0].startswith(own)
     if meeting:
         lonely = with_status(macs, 0, address="127.0.0.1")
-        assert [one.reason for one in find_faults(spec, lonely)] == ["NoMeetingPlace"]
+        assert [fault.reason for fault in find_faults(spec, lonely)] == ["NoMeetingPlace"]
 
 
 BRIDGE = FabricInterface(name="bridge0", address="10.7.0.1", is_thunderbolt=True)
@@ -308,7 +308,7 @@ def test_ranks_listen_on_point_to_point_addresses_only(
     assert not list(find_faults(allowed, macs))
     refused = allowed.model_copy(update={"allow_unencrypted_ring": False})
     faults = list(find_faults(refused, macs))
-    assert [one.reason for one in faults] == ["NotPointToPoint"] * bool(shared)
+    assert [fault.reason for fault in faults] == ["NotPointToPoint"] * bool(shared)
     if shared:
         assert f"{shared} of mac-0 is not known" in faults[0].message
         assert "addresses" in faults[0].message
@@ -330,8 +330,8 @@ def test_sizes_that_jaccl_does_not_take() -> None:
     selecting = ShardGroupSpec.model_validate_json(
         '{"selector": {}, "size": 2, "backend": "jaccl", "allowUnencryptedRing": true}'
     )
-    assert [one.reason for one in find_faults(selecting, meshed(1))] == ["TooFew"]
-    assert [one.reason for one in find_faults(selecting, meshed(9))] == ["TooMany"]
+    assert [fault.reason for fault in find_faults(selecting, meshed(1))] == ["TooFew"]
+    assert [fault.reason for fault in find_faults(selecting, meshed(9))] == ["TooMany"]
 
 
 @settings(max_examples=samples(100))
@@ -343,26 +343,26 @@ def test_every_device_leads_to_the_rank_it_is_named_for(
     backend: Backend = "jaccl-ring" if ring else "jaccl"
     if not ring:
         order.shuffle(macs)
-    found = seated(backend, macs)
+    seats = seated(backend, macs)
     by_name = dict(macs)
     ends: dict[str, dict[str, ThunderboltPort]] = {
         name: {f"rdma_{port.interface}": port for port in status.fabric.ports}
         for name, status in macs
     }
     neighbours = {frozenset(pair) for pair in ring_pairs([name for name, _ in macs])}
-    for (i, one), (j, other) in combinations(enumerate(found), 2):
+    for (i, one), (j, other) in combinations(enumerate(seats), 2):
         here, there = one.rdma[j], other.rdma[i]
         assert len(here) == len(there)
         assert bool(here) == (not ring or frozenset((one.node, other.node)) in neighbours)
         for a, b in zip(here, there, strict=True):
             assert ends[one.node][a].peer == ends[other.node][b].domain
-    assert all(seat.rdma[rank] == () for rank, seat in enumerate(found))
+    assert all(seat.rdma[rank] == () for rank, seat in enumerate(seats))
     assert len(group_cables(group(backend, macs), macs)) == (
         len(neighbours) if ring else count * (count - 1) // 2
     )
-    assert {seat.node for seat in found} == set(by_name)
-    made = rendezvous("uid", Formation(group="g", backend=backend, formed_at=NOW), found)
-    assert made.devices == tuple(seat.rdma for seat in found)
+    assert {seat.node for seat in seats} == set(by_name)
+    made = rendezvous("uid", Formation(group="g", backend=backend, formed_at=NOW), seats)
+    assert made.devices == tuple(seat.rdma for seat in seats)
 
 
 @given(count=st.integers(3, 7), data=st.data())

@@ -44,11 +44,11 @@ def ranks(gb_per_second: float, *, wrong: int = 0) -> tuple[FabricRank, ...]:
 
 def history(*speeds: float) -> tuple[FabricCheck, ...]:
     """Return the history after checks with these speeds, an hour apart."""
-    found: tuple[FabricCheck, ...] = ()
+    checks: tuple[FabricCheck, ...] = ()
     for number, speed in enumerate(speeds):
-        check = fabric_checks.measured_check(ranks(speed), "ring", found, NOW + number * HOUR)
-        found = fabric_checks.with_check(found, check)
-    return found
+        check = fabric_checks.measured_check(ranks(speed), "ring", checks, NOW + number * HOUR)
+        checks = fabric_checks.with_check(checks, check)
+    return checks
 
 
 def failed(at: datetime) -> FabricCheck:
@@ -109,7 +109,9 @@ def test_wrong_sums_are_unhealthy_at_any_speed() -> None:
 
 
 def test_other_macs_have_their_own_history() -> None:
-    others = tuple(one.model_copy(update={"nodes": ("a", "c")}) for one in history(8, 8, 8))
+    others = tuple(
+        fabric_check.model_copy(update={"nodes": ("a", "c")}) for fabric_check in history(8, 8, 8)
+    )
     check = fabric_checks.measured_check(ranks(1.0), "ring", others, NOW)
     assert (check.reason, check.usual_gb_per_second) == ("Measured", None)
 
@@ -118,19 +120,19 @@ def test_other_macs_have_their_own_history() -> None:
 def test_the_history_is_bounded_and_a_fault_that_stays_is_not_forgotten(
     speeds: list[float | None],
 ) -> None:
-    found = history(8.0, 8.0, 8.0)
+    checks = history(8.0, 8.0, 8.0)
     for number, speed in enumerate(speeds, 3):
         at = NOW + number * HOUR
         new = (
             failed(at)
             if speed is None
-            else fabric_checks.measured_check(ranks(speed), "ring", found, at)
+            else fabric_checks.measured_check(ranks(speed), "ring", checks, at)
         )
-        found = fabric_checks.with_check(found, new)
-        assert fabric_checks.with_check(found, new) == found
+        checks = fabric_checks.with_check(checks, new)
+        assert fabric_checks.with_check(checks, new) == checks
         assert speed is None or new.reason == ("Measured" if speed > 4 else "SlowerThanUsual")
-    assert len(found) <= MOST_CHECKS
-    outcomes = [one.outcome for one in found]
+    assert len(checks) <= MOST_CHECKS
+    outcomes = [check.outcome for check in checks]
     assert ("Failed", "Failed") not in pairwise(outcomes)
 
 

@@ -188,9 +188,9 @@ def test_two_replicas_share_a_group_only_where_there_is_room() -> None:
     wide = [mac("a", 20), mac("b", 20)]
     two = plan(seen(sharded(replicas=2), nodes=wide, groups=[PAIR]))
     assert [short(action) for action in two.actions] == ["+qwen-0@a,b", "+qwen-1@a,b"]
-    one = plan(seen(sharded(replicas=2), nodes=[A, B], groups=[PAIR]))
-    assert [short(action) for action in one.actions] == ["+qwen-0@a,b"]
-    assert one.unschedulable is not None
+    deployment_plan = plan(seen(sharded(replicas=2), nodes=[A, B], groups=[PAIR]))
+    assert [short(action) for action in deployment_plan.actions] == ["+qwen-0@a,b"]
+    assert deployment_plan.unschedulable is not None
 
 
 def test_a_pipeline_deals_layers_by_room() -> None:
@@ -289,13 +289,13 @@ def test_the_next_epoch_keeps_leaving_ranks() -> None:
     (action,) = plan(seen(sharded(), [replica], nodes, [SPARE])).actions
     assert isinstance(action, ReformReplica)
     # On a the next rank is smaller than the one before.
-    assert [(left.node, left.rank) for left in action.leaving] == [("a", 0), ("b", 1)]
-    assert {left.memory_bytes for left in action.leaving} == {9 * GIB}
+    assert [(rank.node, rank.rank) for rank in action.leaving] == [("a", 0), ("b", 1)]
+    assert {rank.memory_bytes for rank in action.leaving} == {9 * GIB}
     assert (action.failures, action.because) == (1, OVER.message)
     away = replace(on("ab", epoch=LOST), away_nodes=frozenset({"b"}))
     (action,) = plan(seen(sharded(), [away], (A, AWAY, C), [SPARE])).actions
     assert isinstance(action, ReformReplica)
-    assert [left.node for left in action.leaving] == ["a"]
+    assert [rank.node for rank in action.leaving] == ["a"]
 
 
 def test_leaving_ranks_count_until_they_have_ended() -> None:
@@ -361,12 +361,12 @@ def test_any_rank_on_a_drained_node_counts(
     where: object, nodes: tuple[NodeView, ...], wanted: str
 ) -> None:
     wide = [
-        replace(one, allocatable_bytes=20 * GIB)
-        if one.name != "b"
+        replace(view, allocatable_bytes=20 * GIB)
+        if view.name != "b"
         else replace(
-            one, leave_reason="draining", holds=(NodeHold(reason="NodeDraining", message="so"),)
+            view, leave_reason="draining", holds=(NodeHold(reason="NodeDraining", message="so"),)
         )
-        for one in nodes
+        for view in nodes
     ]
     decided = plan(seen(sharded(), [on("ab")], wide, [where]))  # type: ignore[list-item]
     assert [short(action) for action in decided.actions] == [wanted]
@@ -437,7 +437,7 @@ def three(backend: Backend, *, off: tuple[int, ...]) -> GroupView:
 def test_healthy_members_are_chosen(backend: Backend, off: tuple[int, ...], taken: str) -> None:
     situation = seen(sharded(), (), [mac(n) for n in NAMES], [three(backend, off=off)])
     actions = plan(situation).actions
-    assert [short(one) for one in actions if isinstance(one, CreateReplica)] == [taken]
+    assert [short(action) for action in actions if isinstance(action, CreateReplica)] == [taken]
 
 
 def test_a_refusal_names_each_mac() -> None:

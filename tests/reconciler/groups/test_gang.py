@@ -27,7 +27,11 @@ def tenant(name: str, size_gib: float, *nodes: str, priority: int = 0) -> Alloca
 
 
 def crowded(view: NodeView, *allocations: Allocation) -> NodeView:
-    return replace(view, allocations=allocations, used_bytes=sum(one.bytes for one in allocations))
+    return replace(
+        view,
+        allocations=allocations,
+        used_bytes=sum(allocation.bytes for allocation in allocations),
+    )
 
 
 def test_a_whole_group_preempts_each_victim_once() -> None:

@@ -60,7 +60,7 @@ async def running(store: Transport, *nodes: str) -> AsyncIterator[dict[str, asyn
 
 
 async def apply(store: Transport, *found: ApiObject) -> None:
-    await store.commit([], [codec.put_spec(one) for one in found])
+    await store.commit([], [codec.put_spec(api_object) for api_object in found])
 
 
 async def replica_of(store: Transport) -> Replica | None:

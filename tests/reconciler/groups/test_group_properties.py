@@ -43,19 +43,19 @@ def test_a_repeated_plan_writes_nothing(seed: int, steps: int) -> None:
         world.agents_act()
         world.pass_time(61)
         # Books are not kept here: nothing saves revisions.
-        if not [one for one in decided.actions if "Revision" not in type(one).__name__]:
+        if not [action for action in decided.actions if "Revision" not in type(action).__name__]:
             break
     else:
         raise AssertionError("the plan does not settle")
-    seen = world.observe()
-    assert plan(seen) == plan(seen)
+    view = world.observe()
+    assert plan(view) == plan(view)
     shuffled = replace(
-        seen,
-        table=NodeTable(tuple(reversed(seen.table.nodes))),
-        replicas=tuple(reversed(seen.replicas)),
+        view,
+        table=NodeTable(tuple(reversed(view.table.nodes))),
+        replicas=tuple(reversed(view.replicas)),
     )
-    assert set(plan(shuffled).actions) == set(plan(seen).actions)
-    again = [one for one in plan(seen).actions if "Revision" not in type(one).__name__]
+    assert set(plan(shuffled).actions) == set(plan(view).actions)
+    again = [action for action in plan(view).actions if "Revision" not in type(action).__name__]
     assert again == []
 
 

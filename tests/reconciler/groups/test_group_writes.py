@@ -57,9 +57,9 @@ CREATE = CreateReplica(
 async def created(store: LeaderStore) -> tuple[Replica, int]:
     await store.lead()
     revision = await do(store.executor, CREATE, await store.have(sharded()), {})
-    found = await store.replica()
-    assert found is not None
-    return found, revision
+    replica = await store.replica()
+    assert replica is not None
+    return replica, revision
 
 
 async def secret_of(store: LeaderStore, node: str) -> EpochSecret | None:
@@ -69,9 +69,9 @@ async def secret_of(store: LeaderStore, node: str) -> EpochSecret | None:
 
 async def test_all_ranks_are_written_at_once() -> None:
     store = LeaderStore()
-    found, _ = await created(store)
-    assert [one.node for one in found.spec.ranks] == ["a", "b"]
-    formation = found.spec.formation
+    replica, _ = await created(store)
+    assert [assignment.node for assignment in replica.spec.ranks] == ["a", "b"]
+    formation = replica.spec.formation
     assert formation is not None
     assert (formation.group, formation.epoch, formation.failures) == ("pair", 1, 0)
     assert formation.environment == {"MLX_METAL_FAST_SYNCH": "1"}
@@ -80,7 +80,7 @@ async def test_all_ranks_are_written_at_once() -> None:
     assert first is not None
     assert first.epoch == 1
     assert len(first.secret) >= 32
-    assert first.secret not in found.model_dump_json(), "every node may read the Replica"
+    assert first.secret not in replica.model_dump_json(), "every node may read the Replica"
     assert await secret_of(store, "c") is None
 
 
@@ -93,23 +93,23 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
         await store.transport.commit(
             [], [Put(key=keys.rank_key(node, "qwen-0", number), value=b"{}")]
         )
-    left = LeavingRank(node="a", rank=0, memory_bytes=4 * GIB)
+    leaving_rank = LeavingRank(node="a", rank=0, memory_bytes=4 * GIB)
     again = ReformReplica(
         name="qwen-0",
         ranks=(rank("c", 2), rank("a", 2)),
         form=FORM.with_golden(GOLDEN),
         failures=1,
         because="rank 1 on b: it ended",
-        leaving=(left,),
+        leaving=(leaving_rank,),
         version=version,
     )
     deployment = await store.have(sharded())
     revision = await do(store.executor, again, deployment, {"qwen-0": before})
-    found = await store.replica()
-    assert found is not None
-    now = found.spec.formation
+    replica = await store.replica()
+    assert replica is not None
+    now = replica.spec.formation
     assert now is not None
-    assert (found.metadata.uid, now.epoch, now.failures) == (before.metadata.uid, 2, 1)
+    assert (replica.metadata.uid, now.epoch, now.failures) == (before.metadata.uid, 2, 1)
     assert (now.because, now.golden) == ("rank 1 on b: it ended", GOLDEN)
     # The ranks of the new epoch have a new secret, and b has none any more.
     made = await secret_of(store, "a")
@@ -117,17 +117,17 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
     assert made is not None
     assert (made.epoch, made.secret != first.secret) == (2, True)
     assert await secret_of(store, "b") is None
-    assert found.metadata.generation == before.metadata.generation + 1
-    assert found.spec.leaving == (left,)
+    assert replica.metadata.generation == before.metadata.generation + 1
+    assert replica.spec.leaving == (leaving_rank,)
     # Reports of b are removed; the report of a stays until its rank has ended.
     assert {key for key in await store.keys() if key.startswith("/rank/")} == {"/rank/a/qwen-0/0"}
     with pytest.raises(ConflictError):
         await do(store.executor, again, deployment, {"qwen-0": before})
     freed = ReleaseRanks(name="qwen-0", leaving=(), version=revision)
-    await do(store.executor, freed, deployment, {"qwen-0": found})
-    found = await store.replica()
-    assert found is not None
-    assert found.spec.leaving == ()
+    await do(store.executor, freed, deployment, {"qwen-0": replica})
+    replica = await store.replica()
+    assert replica is not None
+    assert replica.spec.leaving == ()
     assert not any(key.startswith("/rank/") for key in await store.keys())
 
 
@@ -168,9 +168,9 @@ async def test_a_fallback_may_use_another_model() -> None:
         version=version,
     )
     await do(store.executor, again, await store.have(sharded()), {"qwen-0": before})
-    found = await store.replica()
-    assert found is not None
-    assert (found.spec.model.path, found.spec.template) == ("qwen-4bit", before.spec.template)
+    replica = await store.replica()
+    assert replica is not None
+    assert (replica.spec.model.path, replica.spec.template) == ("qwen-4bit", before.spec.template)
 
 
 HUB = HubReference(repo="org/qwen", revision="ab" * 20)
@@ -251,8 +251,8 @@ def put_rank(replica: Replica, number: int, type_: str, *, epoch: int = 1) -> Pu
 
 
 def observed(world: CachedStore, looked: Now = LATER) -> ReplicaView:
-    (found,) = observe.observe(world.fleet, "qwen", looked, table=NodeTable(())).replicas
-    return found
+    (replica_view,) = observe.observe(world.fleet, "qwen", looked, table=NodeTable(())).replicas
+    return replica_view
 
 
 async def test_the_report_of_every_rank_counts(world: CachedStore) -> None:
@@ -261,14 +261,14 @@ async def test_the_report_of_every_rank_counts(world: CachedStore) -> None:
     await world.write(put_rank(replica, 0, "Ready"), put_endpoint(replica))
     assert observed(world).is_ready
     await world.write(put_rank(replica, 1, "EpochOver"))
-    found = observed(world)
-    assert found.epoch is not None
-    assert (found.epoch.over, found.is_ready, found.is_idle) == ("Fake", False, True)
+    view = observed(world)
+    assert view.epoch is not None
+    assert (view.epoch.over, view.is_ready, view.is_idle) == ("Fake", False, True)
     # Conditions of another epoch do not count.
     await world.write(put_rank(replica, 1, "EpochOver", epoch=7))
-    found = observed(world)
-    assert found.epoch is not None
-    assert (found.epoch.over, found.is_ready) == ("", True)
+    view = observed(world)
+    assert view.epoch is not None
+    assert (view.epoch.over, view.is_ready) == ("", True)
     await world.write(put_rank(replica, 0, "Ready", epoch=7))
     assert not observed(world).is_ready
 
@@ -280,7 +280,7 @@ async def test_ranks_start_once_each_mac_has_its_files(world: CachedStore) -> No
 
     def starts() -> list[str]:
         seen = observe.observe(world.fleet, "qwen", LATER, table=NodeTable(()))
-        return [one.name for one in plan(seen).actions if isinstance(one, StartRanks)]
+        return [action.name for action in plan(seen).actions if isinstance(action, StartRanks)]
 
     assert starts() == []
     await world.write(put_rank(replica, 0, "ModelPresent"))
@@ -315,9 +315,9 @@ async def test_any_node_of_it_may_be_lost(world: CachedStore) -> None:
     await world.write(put_rank(replica, 0, "Ready"), put_endpoint(replica))
     lost = Now(time=NOW, lost=frozenset({"b"}))
     await world.write(Delete(key=keys.node_lease_key("b")))
-    found = observed(world, lost)
-    assert (found.is_node_lost, found.away_nodes, found.is_ready) == (True, frozenset("b"), False)
-    assert found.problem == "NodeLost: b is away"
+    view = observed(world, lost)
+    assert (view.is_node_lost, view.away_nodes, view.is_ready) == (True, frozenset("b"), False)
+    assert view.problem == "NodeLost: b is away"
 
 
 async def test_it_has_stopped_when_all_of_it_has(world: CachedStore) -> None:
@@ -331,17 +331,17 @@ async def test_it_has_stopped_when_all_of_it_has(world: CachedStore) -> None:
 
 
 async def test_leaving_memory_is_waited_for(world: CachedStore) -> None:
-    left = LeavingRank(node="c", rank=1, memory_bytes=4 * GIB)
+    leaving_rank = LeavingRank(node="c", rank=1, memory_bytes=4 * GIB)
     there = on("ab").replica
-    spec = there.spec.model_copy(update={"leaving": (left,)})
+    spec = there.spec.model_copy(update={"leaving": (leaving_rank,)})
     replica = there.model_copy(update={"spec": spec})
     await world.have(sharded(), replica)
     said = RankStatus(replica_uid=replica.metadata.uid, node="c", epoch=1)
     key = keys.rank_key("c", "qwen-0", 1)
     await world.write(Put(key=key, value=codec.encode(said)))
-    assert observed(world).leaving_ranks == (left,)
+    assert observed(world).leaving_ranks == (leaving_rank,)
     allocations = {
-        view.name: [one.bytes // GIB for one in view.allocations]
+        view.name: [allocation.bytes // GIB for allocation in view.allocations]
         for view in NodeViewCache().refresh(world.fleet, Now(time=NOW)).nodes
     }
     assert allocations == {"a": [9], "b": [9], "c": [4]}
@@ -378,9 +378,9 @@ async def test_reservations_of_lists_and_selectors(world: CachedStore) -> None:
 async def test_members_as_they_are_listed_or_found(world: CachedStore) -> None:
     spec = ShardGroupSpec(selector=NodeSelector(), size=2)
     await world.have(ShardGroup(metadata=ObjectMeta(name="any"), spec=spec))
-    (found,) = world.fleet.group_views(["any", "Never"])
-    assert (found.members, set(found.machines)) == (("a", "b", "c"), {"a", "b", "c"})
-    assert world.fleet.group_views(["Auto"]) == (found,)
+    (view,) = world.fleet.group_views(["any", "Never"])
+    assert (view.members, set(view.machines)) == (("a", "b", "c"), {"a", "b", "c"})
+    assert world.fleet.group_views(["Auto"]) == (view,)
     assert world.fleet.group_views(["none"]) == ()
     assert world.fleet.replicas_on_group("pair") == []
     replica = on("ab").replica

@@ -147,7 +147,7 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
     for informer in informers:
         informer.on_change(journal.note)
     fleet = Lister(replace(caches, changed=journal))
-    kept, moment = NodeViewCache(), moment_of(dice)
+    cache, moment = NodeViewCache(), moment_of(dice)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(informer.run()) for informer in informers]
         for informer in informers:
@@ -162,9 +162,9 @@ async def check(seed: int, *, looks: float, limit: int) -> None:
                     await informer.reached(revision)
             if dice.random() < looks:
                 moment = moment_of(dice) if dice.random() < 0.4 else moment
-                table = kept.refresh(fleet, moment)
+                table = cache.refresh(fleet, moment)
                 assert in_order(table) == in_order(NodeViewCache().refresh(fleet, moment))
-                assert kept.refresh(fleet, moment) is table
+                assert cache.refresh(fleet, moment) is table
         for task in tasks:
             task.cancel()
 

@@ -91,14 +91,14 @@ moments = st.builds(
 
 @given(windows, moments)
 def test_the_next_change_equals_a_scan_of_every_minute(window: QuietHours, now: datetime) -> None:
-    was, found = is_quiet(window, now), next_change(window, now)
+    was, moment = is_quiet(window, now), next_change(window, now)
     scan = now.replace(second=0)
     for _ in range(30 * 60):
         scan += _MINUTE
         if is_quiet(window, scan) != was:
-            assert found == scan
+            assert moment == scan
             return
-    assert found is None or found > scan
+    assert moment is None or moment > scan
 
 
 @given(st.lists(windows, max_size=3), moments)
@@ -108,7 +108,7 @@ def test_the_end_is_the_first_minute_without_any_window(
     found = quiet_until(several, now)
     scan = now
     for _ in range(30 * 60):
-        if not any(is_quiet(one, scan) for one in several):
+        if not any(is_quiet(quiet_hours, scan) for quiet_hours in several):
             assert found is not None
             assert found[0] == scan
             return
@@ -143,8 +143,8 @@ def test_within_a_calendar_nothing_changes(
     several: list[QuietHours], now: datetime, part: float
 ) -> None:
     pools = [pool(f"p{number}", one) for number, one in enumerate(several)]
-    found = quiet_calendar(pools, now)
-    if found.until is not None:
-        assert found.until > now
-        later = now + (found.until - now - _MINUTE / 60) * part
-        assert quiet_calendar(pools, later).quiet == found.quiet
+    calendar = quiet_calendar(pools, now)
+    if calendar.until is not None:
+        assert calendar.until > now
+        later = now + (calendar.until - now - _MINUTE / 60) * part
+        assert quiet_calendar(pools, later).quiet == calendar.quiet

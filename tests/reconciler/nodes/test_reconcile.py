@@ -57,7 +57,7 @@ class World:
                 (keys.STATUS_PREFIX, self.caches.statuses),
                 (keys.NODE_LEASE_PREFIX, self.caches.leases),
             ):
-                if any(one.key.startswith(prefix) for one in operations):
+                if any(operation.key.startswith(prefix) for operation in operations):
                     await informer.reached(revision)
         fleet = {name for name in "ab" if keys.node_lease_key(name) in self.caches.leases.items}
         self.life.update("ab", fleet, self.clock.monotonic())
@@ -69,12 +69,12 @@ class World:
         await self.look(name)
 
     async def look(self, name: str) -> Requeue | None:
-        found = await self.nodes.reconcile(ObjectKey("Node", name))
+        requeue = await self.nodes.reconcile(ObjectKey("Node", name))
         written = (await self.transport.list(keys.spec_prefix("Node"))).items
         async with asyncio.timeout(30):
             for item in written:
                 await self.caches.specs.reached(item.mod_revision)
-        return found
+        return requeue
 
     async def document(self, name: str) -> NodeLifeStatus | None:
         item = await self.transport.get(keys.node_life_key(name))
@@ -83,14 +83,14 @@ class World:
     async def true(self, name: str) -> list[str]:
         """Return what fleetctl shows as true of the node."""
         assert NODE is not None
-        (found,) = await reader.read(self.transport, NODE, [name])
-        assert isinstance(found, Node)
-        assert found.status is not None
-        return [c.type for c in found.status.conditions if c.status is ConditionStatus.TRUE]
+        (api_object,) = await reader.read(self.transport, NODE, [name])
+        assert isinstance(api_object, Node)
+        assert api_object.status is not None
+        return [c.type for c in api_object.status.conditions if c.status is ConditionStatus.TRUE]
 
     async def events(self) -> list[tuple[str, str]]:
         found = await objects.list_all(self.transport, Event)
-        return sorted((one.spec.about.name, one.spec.reason) for one in found)
+        return sorted((event.spec.about.name, event.spec.reason) for event in found)
 
 
 @pytest.fixture
@@ -155,9 +155,9 @@ async def test_a_deleted_node_does_not_come_back(world: World) -> None:
 
 def ready(document: NodeLifeStatus | None) -> Condition:
     assert document is not None
-    found = find_condition(document.conditions, "Ready")
-    assert found is not None
-    return found
+    condition = find_condition(document.conditions, "Ready")
+    assert condition is not None
+    return condition
 
 
 async def test_a_node_that_comes_and_goes_is_held_back_and_released(world: World) -> None:

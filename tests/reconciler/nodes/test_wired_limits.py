@@ -40,15 +40,15 @@ def test_the_limit_of_a_mac_is_compared_with_its_pools(
 ) -> None:
     status = STATUS.model_copy(update={"wired_limit": limit, **changes})
     pools = [pool(f"p{number}", size) for number, size in enumerate(sizes)]
-    found = wired_limit_condition(NODE, status, pools)
-    assert ("" if found is None else found.reason) == reason
+    condition = wired_limit_condition(NODE, status, pools)
+    assert ("" if condition is None else condition.reason) == reason
 
 
 def test_a_difference_has_what_is_effective_who_set_it_and_the_command() -> None:
     status = STATUS.model_copy(update={"wired_limit": LIMIT_90})
-    found = wired_limit_condition(NODE, status, [pool("studios", "100Gi")])
-    assert found is not None
-    assert found.message == (
+    condition = wired_limit_condition(NODE, status, [pool("studios", "100Gi")])
+    assert condition is not None
+    assert condition.message == (
         "pool studios asks for a wired limit of 100Gi, and its limit is 90.0 GiB, set by a person or another program. "
         "On mac-1, with the flags that its service has after --: "
         "`sudo fleetctl service install nodeagent --wired-limit 100Gi`"

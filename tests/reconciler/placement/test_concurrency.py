@@ -94,9 +94,9 @@ def test_the_answer_is_within_its_bounds(
     weights: int, each: int, parameters: int, bandwidth: float, cores: int
 ) -> None:
     cost = DecodeCost(weights_bytes=weights, request_bytes=each, parameters=parameters)
-    found = requests_at_pace(cost, bandwidth_gbps=bandwidth, gpu_cores=cores)
+    pace = requests_at_pace(cost, bandwidth_gbps=bandwidth, gpu_cores=cores)
     more = requests_at_pace(cost, bandwidth_gbps=2 * bandwidth, gpu_cores=2 * cores)
-    assert DEFAULT_CONCURRENCY <= found.requests <= more.requests <= MOST
+    assert DEFAULT_CONCURRENCY <= pace.requests <= more.requests <= MOST
 
 
 def test_more_than_the_default_leave_half_of_the_mac_to_other_models() -> None:
@@ -130,7 +130,7 @@ def test_the_replica_has_the_number_of_its_mac() -> None:
 
 def test_shared_tokens_do_not_make_a_request_dearer() -> None:
     shared = request(kv_cache=KvCache(tokens=8192))
-    found = proof_of(shared, mac(72, 400, 40))
+    proof = proof_of(shared, mac(72, 400, 40))
     # 38 whole contexts would be read in time, and these requests have less.
-    assert found.concurrency == 38
-    assert found.kv_cache_bytes < proof_of(request(), mac(72, 400, 40)).kv_cache_bytes
+    assert proof.concurrency == 38
+    assert proof.kv_cache_bytes < proof_of(request(), mac(72, 400, 40)).kv_cache_bytes

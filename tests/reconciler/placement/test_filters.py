@@ -502,8 +502,8 @@ def test_heads_of_96_are_packed_by_32() -> None:
 def test_a_window_bounds_the_cache_and_holds_what_is_being_read() -> None:
     shape = GEOMETRY.model_copy(update={"groups": (FULL,), "prefill_batch": 1})
     per_token = 16 * 8 * 128 * 2
-    found = prove(shape, context_length=8192, concurrency=4, extras=ProofExtras(kv_window=1000))
-    assert found.kv_cache_bytes == per_token * (4 * 1000 + 512)
+    proof = prove(shape, context_length=8192, concurrency=4, extras=ProofExtras(kv_window=1000))
+    assert proof.kv_cache_bytes == per_token * (4 * 1000 + 512)
 
 
 def test_a_draft_model_counts_with_its_cache_and_the_guesses_are_read_at_once() -> None:
@@ -549,8 +549,8 @@ def test_tokens_of_all_requests_replace_full_contexts() -> None:
     assert cache_bytes(16, 4 * 1024) == cache_bytes(4)
     assert cache_bytes(2, 4 * 1024) == cache_bytes(2)  # never more than all of them can have
     wanted = model_request(concurrency=16, kv_cache=KvCache(tokens=4096))
-    found = memory_proof.describe_proof(memory_proof.proof_of(wanted, WHOLE), wanted.spec)
-    assert "for 4096 tokens of 16 requests, " in found
+    proof = memory_proof.describe_proof(memory_proof.proof_of(wanted, WHOLE), wanted.spec)
+    assert "for 4096 tokens of 16 requests, " in proof
 
 
 TWO = {"law": LAW, "poems": AdapterReport(path="poems", weights_bytes=7)}
@@ -561,8 +561,8 @@ BOTH = ModelSource(
 
 
 def test_all_adapters_count_once_and_must_be_there() -> None:
-    found = memory_proof.proof_of(model_request(BOTH), replace(WHOLE, adapters=TWO))
-    assert found.adapter_bytes == LAW.weights_bytes + 7
+    proof = memory_proof.proof_of(model_request(BOTH), replace(WHOLE, adapters=TWO))
+    assert proof.adapter_bytes == LAW.weights_bytes + 7
     missing = filters.find_rejection(model_request(BOTH), WHOLE)
     assert missing is not None
     assert missing.message == "its agent has not inspected the adapter yet"
@@ -581,10 +581,10 @@ def test_a_table_tells_wants_apart_that_differ_in_one_of_these() -> None:
         model_request(kv_cache=KvCache(bits=4)),
         model_request(kv_cache=KvCache(prefix_bytes="1Gi")),
     ]
-    for one in wants:
+    for want in wants:
         assert (
-            int(table.evaluate(one).need.of_node[0])
-            == memory_proof.proof_of(one, replace(WHOLE, adapters=TWO)).total_bytes
+            int(table.evaluate(want).need.of_node[0])
+            == memory_proof.proof_of(want, replace(WHOLE, adapters=TWO)).total_bytes
         )
 
 
@@ -593,8 +593,8 @@ def test_reports_are_awaited_of_all_folders() -> None:
     lacking = (replace(WHOLE, adapters={}), replace(WHOLE, models=node("a").models))
     assert not NodeTable([WHOLE]).awaits_reports(both)
     assert not NodeTable([node("a")]).awaits_reports(ModelSource(path="qwen"))
-    for one in lacking:
-        assert NodeTable([WHOLE, replace(one, name="b")]).awaits_reports(both)
-        away = replace(one, name="b", is_ready=False)
+    for view in lacking:
+        assert NodeTable([WHOLE, replace(view, name="b")]).awaits_reports(both)
+        away = replace(view, name="b", is_ready=False)
         assert not NodeTable([WHOLE, away]).awaits_reports(both)
     assert not NodeTable([]).awaits_reports(both)

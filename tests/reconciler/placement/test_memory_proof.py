@@ -87,8 +87,8 @@ def of_groups(*groups: LayerGroup, **changes: object) -> ModelGeometry:
 
 
 def cache(shape: ModelGeometry, *, context: int, concurrency: int = 1, ranks: int = 1) -> int:
-    found = prove(shape, context_length=context, concurrency=concurrency, ranks=ranks)
-    return found.kv_cache_bytes
+    proof = prove(shape, context_length=context, concurrency=concurrency, ranks=ranks)
+    return proof.kv_cache_bytes
 
 
 FULL = LayerGroup(kind="Full", count=10, kv_heads=4, head_dim=64, value_dim=32)
@@ -115,7 +115,7 @@ def test_each_kind_of_layer(group: LayerGroup, context: int, concurrency: int, w
 
 
 def test_groups_add_up() -> None:
-    alone = [cache(of_groups(one), context=2000) for one in (FULL, SLIDING, LATENT, STATE)]
+    alone = [cache(of_groups(group), context=2000) for group in (FULL, SLIDING, LATENT, STATE)]
     assert cache(of_groups(FULL, SLIDING, LATENT, STATE), context=2000) == sum(alone)
 
 
@@ -126,14 +126,14 @@ def test_ranks_share_heads_but_not_latent_vectors() -> None:
 
 def test_ranks_share_weights_except_replicated_ones() -> None:
     shape = GEOMETRY.model_copy(update={"weights_bytes": 1000, "replicated_bytes": 100})
-    found = prove(shape, context_length=256, concurrency=1, ranks=4)
-    assert found.weights_bytes == 900 // 4 + 100
+    proof = prove(shape, context_length=256, concurrency=1, ranks=4)
+    assert proof.weights_bytes == 900 // 4 + 100
 
 
 def test_a_person_may_say_more_or_less() -> None:
-    found = prove(GEOMETRY, context_length=256, concurrency=1, override_bytes=7)
-    assert (found.total_bytes, found.overridden) == (7, True)
-    assert found.sum_bytes == prove(GEOMETRY, context_length=256, concurrency=1).total_bytes
+    proof = prove(GEOMETRY, context_length=256, concurrency=1, override_bytes=7)
+    assert (proof.total_bytes, proof.overridden) == (7, True)
+    assert proof.sum_bytes == prove(GEOMETRY, context_length=256, concurrency=1).total_bytes
 
 
 def test_prefill_counts_activations_and_unfused_attention_scores() -> None:
@@ -196,23 +196,23 @@ def of(peak_bytes: int, *, memory: MemoryProof = PROOF, old: Status | None = Non
 )  # fmt: skip
 def test_the_comparison_with_a_peak(peak: int, shown: str, *, is_corrected: bool) -> None:
     assert memory_proof.compare_with_peak(PROOF, peak) == shown
-    found = find_condition(of(peak).conditions, "ProofCorrected")
-    assert (found is not None) is is_corrected
+    condition = find_condition(of(peak).conditions, "ProofCorrected")
+    assert (condition is not None) is is_corrected
 
 
 def test_the_message_of_a_correction() -> None:
-    found = find_condition(of(5 * GIB // 4).conditions, "ProofCorrected")
-    assert found is not None
-    assert (found.status, found.reason) == (ConditionStatus.TRUE, "MeasuredMore")
-    assert found.message == (
+    condition = find_condition(of(5 * GIB // 4).conditions, "ProofCorrected")
+    assert condition is not None
+    assert (condition.status, condition.reason) == (ConditionStatus.TRUE, "MeasuredMore")
+    assert condition.message == (
         "qwen-0 used 1.2 GiB on a, 25 % more than the 1.0 GiB of its memory proof. a counts 1.2 GiB "
         "for it from now on; set spec.resources.memory to 2Gi, so that new replicas are placed "
         "with that too"
     )
     said = of(3 * GIB, memory=PROOF.model_copy(update={"override_bytes": 2 * GIB}))
-    found = find_condition(said.conditions, "ProofCorrected")
-    assert found is not None
-    assert "50 % more than the 2.0 GiB of spec.resources.memory. " in found.message
+    condition = find_condition(said.conditions, "ProofCorrected")
+    assert condition is not None
+    assert "50 % more than the 2.0 GiB of spec.resources.memory. " in condition.message
 
 
 def test_advice_about_memory_comes_from_the_proof() -> None:
@@ -225,7 +225,7 @@ def test_advice_about_memory_comes_from_the_proof() -> None:
     report = rank(768 * 2**20).model_copy(update={"conditions": (ended,)})
     view = replica(0, memory=small, is_ready=False)
     status = replica_status(view, [report], old=None, now=NOW)
-    assert [one.type for one in status.conditions] == ["Ready"]
+    assert [condition.type for condition in status.conditions] == ["Ready"]
     advised = f"{-(-total // GIB)}Gi"
     assert status.conditions[0].message == (
         f"it ended. spec.resources.memory is 100 MiB, less than the weights ({show(GEOMETRY.weights_bytes)}), and the "
@@ -242,16 +242,16 @@ async def test_a_correction_is_recorded_once_per_step() -> None:
     clock = FakeClock()
     transport = MemoryTransport(clock)
     recorder = EventRecorder(transport, clock, source="reconciler")
-    teller, seen = (
+    teller, view = (
         DeploymentEvents(Lister(make_caches(transport, clock)), recorder),
         observed(deployment()),
     )
     old: Status = of(0, old=None)
     for peak in (GIB, 2 * GIB, 2 * GIB, 3 * GIB, 0):
         new = of(peak, old=old)
-        await teller.record_replica_status(replica(0), seen, old, new)
+        await teller.record_replica_status(replica(0), view, old, new)
         old = new
-    events = [found.spec for found in await objects.list_all(transport, Event)]
+    events = [event.spec for event in await objects.list_all(transport, Event)]
     assert {(e.type, e.reason, e.about.kind, e.about.uid, e.count) for e in events} == {
         ("Warning", "ProofCorrected", "ModelDeployment", "uid-qwen", 1)
     }

@@ -38,13 +38,13 @@ def tenant(name: str, gib: float, priority: int = 0, *, is_ending: bool = False)
 
 def crowded(name: str, *there: Allocation, free_gib: float = 0) -> NodeView:
     """Return a node with these tenants, and so much free beside them."""
-    used = sum(one.bytes for one in there)
+    used = sum(allocation.bytes for allocation in there)
     return replace(
         node(name),
         allocatable_bytes=used + int(free_gib * GIB),
         used_bytes=used,
         allocations=there,
-        replicas={one.deployment: 1 for one in there},
+        replicas={allocation.deployment: 1 for allocation in there},
     )
 
 
@@ -56,7 +56,7 @@ def claim(
 
 def names(found: object) -> tuple[str, ...]:
     assert isinstance(found, PreemptingAssignment)
-    return tuple(one.replica for one in found.victims)
+    return tuple(victim.replica for victim in found.victims)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def names(found: object) -> tuple[str, ...]:
     ],
 )
 def test_victims(there: list[tuple[str, int, int]], short: int, wanted: list[str] | None) -> None:
-    found = choose_victims(
+    victims = choose_victims(
         [tenant(name, gib, priority) for name, gib, priority in there],
         priority=10,
         short_bytes=short * GIB,
     )
-    assert (None if found is None else [one.replica for one in found]) == wanted
+    assert (None if victims is None else [victim.replica for victim in victims]) == wanted
 
 
 def test_of_equal_victims_the_one_whose_model_others_have_goes() -> None:
@@ -118,22 +118,24 @@ def test_of_equal_nodes_the_one_whose_victim_fetches_the_least_gives_way() -> No
 
 @given(allocations, st.integers(1, 8 * GIB))
 def test_no_other_set_is_smaller_or_lower(there: tuple[Allocation, ...], short: int) -> None:
-    found = choose_victims(there, priority=1, short_bytes=short)
-    lower = [one for one in there if one.priority < 1 and not one.is_ending]
+    victims = choose_victims(there, priority=1, short_bytes=short)
+    lower = [
+        allocation for allocation in there if allocation.priority < 1 and not allocation.is_ending
+    ]
     enough = [
-        sorted(one.priority for one in some)
+        sorted(allocation.priority for allocation in some)
         for size in range(1, len(lower) + 1)
         for some in combinations(lower, size)
-        if sum(one.bytes for one in some) >= short
+        if sum(allocation.bytes for allocation in some) >= short
     ]
     if not enough:
-        assert found is None
+        assert victims is None
         return
-    assert found is not None
-    assert all(one in lower for one in found)
-    assert sum(one.bytes for one in found) >= short
+    assert victims is not None
+    assert all(victim in lower for victim in victims)
+    assert sum(victim.bytes for victim in victims) >= short
     best = min(enough, key=lambda some: (len(some), some))
-    assert sorted(one.priority for one in found) == best
+    assert sorted(victim.priority for victim in victims) == best
 
 
 def test_room_is_taken_before_anybody_is_displaced() -> None:
@@ -144,8 +146,8 @@ def test_room_is_taken_before_anybody_is_displaced() -> None:
 
 def test_the_node_where_the_fewest_have_to_go() -> None:
     two = crowded("a", tenant("x-0", 2), tenant("y-0", 2))
-    one = crowded("b", tenant("z-0", 4, priority=5))
-    assert names(claim(two, one)) == ("z-0",)
+    view = crowded("b", tenant("z-0", 4, priority=5))
+    assert names(claim(two, view)) == ("z-0",)
 
 
 def test_of_nodes_alike_the_one_where_they_are_lower() -> None:
@@ -204,15 +206,19 @@ def test_the_victims_free_enough_memory(
     outcome = Placer(NodeTable(fleet)).claim(want)
     if not isinstance(outcome, PreemptingAssignment):
         return
-    there = next(one for one in fleet if one.name == outcome.node)
+    there = next(view for view in fleet if view.name == outcome.node)
     assert outcome.victims
-    assert all(one in there.allocations for one in outcome.victims)
-    assert all(one.priority < want.spec.priority for one in outcome.victims)
-    assert not any(one.is_ending for one in outcome.victims)
+    assert all(victim in there.allocations for victim in outcome.victims)
+    assert all(victim.priority < want.spec.priority for victim in outcome.victims)
+    assert not any(victim.is_ending for victim in outcome.victims)
     ended = replace(
         there,
         used_bytes=there.used_bytes
-        - sum(one.bytes for one in there.allocations if one.is_ending or one in outcome.victims),
+        - sum(
+            allocation.bytes
+            for allocation in there.allocations
+            if allocation.is_ending or allocation in outcome.victims
+        ),
         allocations=(),
         replicas={want.name: there.replicas.get(want.name, 0)},
     )

@@ -56,8 +56,8 @@ def lacking(name: str, missing_gib: float) -> NodeView:
 
 
 def hub_request(**placement: object) -> PlacementRequest:
-    found = make_request(**placement)
-    return replace(found, spec=found.spec.model_copy(update={"model": HUB_MODEL}))
+    request = make_request(**placement)
+    return replace(request, spec=request.spec.model_copy(update={"model": HUB_MODEL}))
 
 
 @pytest.mark.parametrize("profile", ["Balanced", "BinPack", "Spread", "HardwareAware"])
@@ -75,10 +75,10 @@ def test_bytes_to_fetch_do_not_stack_replicas() -> None:
 
 
 def test_only_models_of_hubs_have_bytes_to_fetch() -> None:
-    (found,) = explain_nodes(make_request(weights={"locality": 50}), [node("a")])
-    assert "locality" not in {part.name for part in found.parts}
-    (found,) = explain_nodes(hub_request(), [lacking("a", 4)])
-    assert {part.name: part.score for part in found.parts}["locality"] == 50
+    (explanation,) = explain_nodes(make_request(weights={"locality": 50}), [node("a")])
+    assert "locality" not in {part.name for part in explanation.parts}
+    (explanation,) = explain_nodes(hub_request(), [lacking("a", 4)])
+    assert {part.name: part.score for part in explanation.parts}["locality"] == 50
 
 
 @pytest.mark.parametrize("profile", ["Balanced", "BinPack", "Spread", "HardwareAware"])
@@ -220,9 +220,9 @@ def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
 
 def test_an_explanation_has_it_all() -> None:
     nodes = [node("b"), replace(node("a"), is_cordoned=True), node("c", memory_gib=16)]
-    found = explain_nodes(make_request(), nodes)
-    assert [one.node for one in found] == ["c", "b", "a"]
-    best, _, refused = found
+    explanations = explain_nodes(make_request(), nodes)
+    assert [explanation.node for explanation in explanations] == ["c", "b", "a"]
+    best, _, refused = explanations
     assert best.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
     assert best.room_bytes == 16 * GIB
     assert {part.name: part.weight for part in best.parts} == {

@@ -49,19 +49,19 @@ def test_the_ranking_after_decisions_is_that_of_a_new_observation(
     other = replace(wanted[1], name="llama")
     placer = Placer(NodeTable(fleet))
     for want in (wanted[0], other) * number:
-        told = explain_nodes(want, fleet)
+        nodes = explain_nodes(want, fleet)
         ranking = placer._ranking(want)
         why = collect_refusals(placer.assumed, want, ranking)
-        scored = {one.node: one.score if one.fits else -math.inf for one in told}
+        scored = {node.node: node.score if node.fits else -math.inf for node in nodes}
         assert ranking._score.tolist() == [scored[name] for name in sorted(scored)]
-        assert counts(why) == counts(summarize(told))
-        assert why.refusals == summarize(told).refusals
+        assert counts(why) == counts(summarize(nodes))
+        assert why.refusals == summarize(nodes).refusals
         outcome = placer.place(want)
-        if not told or not told[0].fits:
+        if not nodes or not nodes[0].fits:
             assert outcome == why
             continue
         assert isinstance(outcome, Assignment)
-        assert (outcome.node, outcome.memory) == (told[0].node, told[0].memory)
+        assert (outcome.node, outcome.memory) == (nodes[0].node, nodes[0].memory)
         fleet = fill(want, fleet, outcome.node)
 
 
@@ -90,7 +90,7 @@ def test_a_table_made_from_the_one_before_is_like_a_new_one(
 
 def renewed(node: NodeView, other: Fleet) -> NodeView:
     """Return the node with other tenants, or another node of the name."""
-    namesake = next((one for one in other if one.name == node.name), None)
+    namesake = next((view for view in other if view.name == node.name), None)
     if namesake is not None:
         return namesake
     return replace(node, used_bytes=7, allocations=(), replicas={"llama": 1}, promised_bytes=3)
@@ -123,15 +123,15 @@ def test_a_node_that_lacks_more_bytes_never_wins_over_its_equal(
 @settings(max_examples=samples(100))
 @given(fleets, wants())
 def test_every_node_that_refuses_says_why(fleet: Fleet, want: PlacementRequest) -> None:
-    for one in explain_nodes(want, fleet):
-        if one.refusal is None:
-            assert one.memory is not None
-            assert one.memory.total_bytes <= one.room_bytes
-            assert 0 <= one.score <= 100
-            assert all(0 <= part.score <= 100 for part in one.parts)
+    for node in explain_nodes(want, fleet):
+        if node.refusal is None:
+            assert node.memory is not None
+            assert node.memory.total_bytes <= node.room_bytes
+            assert 0 <= node.score <= 100
+            assert all(0 <= part.score <= 100 for part in node.parts)
         else:
-            assert one.refusal.reason
-            assert one.refusal.message
+            assert node.refusal.reason
+            assert node.refusal.message
 
 
 @settings(max_examples=samples(100))

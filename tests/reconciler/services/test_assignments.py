@@ -30,16 +30,16 @@ async def test_copies_follow_a_replica_and_have_its_version() -> None:
     async with leading(store):
         await until_async(lambda: is_marked(store))
         await write(store, replica("qwen-0", "a"))
-        found = await until_copied(store, "a/qwen-0")
+        replicas = await until_copied(store, "a/qwen-0")
         # An agent's write that is guarded by its copy must succeed.
-        await store.commit([codec.unchanged_guard(found["a/qwen-0"])], [Put(key="x", value=b"")])
+        await store.commit([codec.unchanged_guard(replicas["a/qwen-0"])], [Put(key="x", value=b"")])
         await write(store, replica("qwen-0", "b", "c", leaving=("a",)))
-        found = await until_copied(store, "a/qwen-0", "b/qwen-0", "c/qwen-0")
+        replicas = await until_copied(store, "a/qwen-0", "b/qwen-0", "c/qwen-0")
         # A person deletes it: the reconciler did not write this.
-        deleted = found["c/qwen-0"].metadata.model_copy(update={"deletion_timestamp": NOW})
+        deleted = replicas["c/qwen-0"].metadata.model_copy(update={"deletion_timestamp": NOW})
         await write(store, replica("qwen-0", "c").model_copy(update={"metadata": deleted}))
-        found = await until_copied(store, "c/qwen-0")
-        assert found["c/qwen-0"].metadata.deletion_timestamp == NOW
+        replicas = await until_copied(store, "c/qwen-0")
+        assert replicas["c/qwen-0"].metadata.deletion_timestamp == NOW
         await store.commit([], [Delete(key=keys.spec_key("Replica", "qwen-0"))])
         await until_copied(store)
     assert not await is_marked(store)
@@ -87,7 +87,9 @@ class RefusingTransport(MemoryTransport):
     @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         written = (keys.ASSIGNMENT_PREFIX, keys.ASSIGNMENTS_KEPT)
-        if not self.has_right and any(one.key.startswith(written) for one in operations):
+        if not self.has_right and any(
+            operation.key.startswith(written) for operation in operations
+        ):
             self.refusals += 1
             raise PermissionDeniedError("permission denied")
         try:
@@ -117,8 +119,10 @@ async def test_without_the_right_there_is_no_mark_until_it_is_granted(
         await write(store, replica("qwen-0", "a"))
         await until(lambda: store.refusals > 1)
         assert not await is_marked(store)
-        warned = [one for one in caplog.records if one.levelname == "WARNING"]
-        assert [one.__dict__.get("do") for one in warned] == ["fleetctl init-auth --prepare"]
+        warned = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert [log_record.__dict__.get("do") for log_record in warned] == [
+            "fleetctl init-auth --prepare"
+        ]
         store.has_right = True
         await until_copied(store, "a/qwen-0")
         await until_async(lambda: is_marked(store))

@@ -44,4 +44,4 @@ async def test_surplus_records_are_removed_from_the_store() -> None:
     for key in (*old, kept):
         await store.commit([], [Put(key=key, value=b"{}")])
     await ChangeRetention(store, SystemClock()).remove_surplus()
-    assert [one.key for one in (await store.list(keys.CHANGE_PREFIX)).items] == [kept]
+    assert [item.key for item in (await store.list(keys.CHANGE_PREFIX)).items] == [kept]

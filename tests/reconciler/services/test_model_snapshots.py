@@ -72,8 +72,8 @@ async def replica(store: MemoryTransport, commit: str = COMMIT) -> Replica:
 
 async def available(store: MemoryTransport, reason: str) -> Condition:
     async def look() -> Condition | None:
-        found = await objects.get(store, ModelDeployment, "qwen")
-        status = None if found is None else found.status
+        obj = await objects.get(store, ModelDeployment, "qwen")
+        status = None if obj is None else obj.status
         one = None if status is None else find_condition(status.conditions, "Available")
         return one if one is not None and one.reason == reason else None
 
@@ -113,7 +113,9 @@ async def test_a_branch_is_pinned_once_and_moves_only_when_a_person_asks() -> No
 
         async def revised() -> bool:
             found = await objects.list_all(store, Revision)
-            return any(one.spec.content.model.folder.endswith(MOVED[:12]) for one in found)
+            return any(
+                revision.spec.content.model.folder.endswith(MOVED[:12]) for revision in found
+            )
 
         await until_async(revised, what="a revision of the moved branch")
 
@@ -159,18 +161,18 @@ async def test_a_refusal_of_the_hub_is_a_condition_with_its_reason(
     hub.faults.status, hub.faults.error_code, hub.faults.failures = status, code, 1000
     async with leading(hub) as store:
         await write(store, hub_deployment(hub.endpoint))
-        found = await available(store, reason)
-        assert "127.0.0.1" in found.message
+        condition = await available(store, reason)
+        assert "127.0.0.1" in condition.message
         assert await objects.get(store, Replica, "qwen-0") is None
 
 
 async def report_model(store: MemoryTransport, missing_bytes: int) -> None:
     """Report what node a lacks of the model."""
     status = node_status("a")
-    found = status.models[0].model_copy(
+    report = status.models[0].model_copy(
         update={"path": FOLDER, "geometry": GEOMETRY, "missing_bytes": missing_bytes}
     )
-    await store.commit([], [put_node("a", status.model_copy(update={"models": (found,)}))])
+    await store.commit([], [put_node("a", status.model_copy(update={"models": (report,)}))])
 
 
 async def test_a_preload_is_assigned_with_a_token_and_shows_in_the_status() -> None:
@@ -191,8 +193,8 @@ async def test_a_preload_is_assigned_with_a_token_and_shows_in_the_status() -> N
         preload, grant = keys.preload_key("a", "qwen"), keys.hub_grant_key("a", "qwen")
 
         async def state() -> tuple[bool, bool, str]:
-            found = await objects.get(store, ModelDeployment, "qwen")
-            status = None if found is None else found.status
+            obj = await objects.get(store, ModelDeployment, "qwen")
+            status = None if obj is None else obj.status
             one = None if status is None else find_condition(status.conditions, "Preloaded")
             has = [await store.get(key) is not None for key in (preload, grant)]
             return has[0], has[1], "" if one is None else one.message
@@ -257,8 +259,8 @@ async def test_a_model_of_modelscope_is_pinned_by_its_contents_with_its_branch()
             item = await store.get(keys.named(keys.SNAPSHOT_PREFIX, "qwen"))
             return None if item is None else codec.decode(ModelSnapshot, item)
 
-        found = await until_async(look, what="a snapshot")
-        pinned = found.pinned
+        model_snapshot = await until_async(look, what="a snapshot")
+        pinned = model_snapshot.pinned
         assert (pinned.source, pinned.branch) == ("modelscope", "master")
         assert is_commit(pinned.revision)
         hub.repos[REPO]["config.json"] += b" "
@@ -266,7 +268,7 @@ async def test_a_model_of_modelscope_is_pinned_by_its_contents_with_its_branch()
         async with settings.open() as factory:
             with pytest.raises(ModelMissingError, match="rollout refresh"):
                 await factory(pinned, "").files(REPO, pinned.revision)
-            moved = await factory(found.source, "").resolve(REPO, "master")
+            moved = await factory(model_snapshot.source, "").resolve(REPO, "master")
         refreshed = await objects.get(store, ModelDeployment, "qwen")
         assert refreshed is not None
         annotations = {**refreshed.metadata.annotations, HUB_REFRESHED_AT: "now"}

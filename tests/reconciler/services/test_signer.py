@@ -95,12 +95,12 @@ async def test_every_part_gets_its_certificate_while_the_fleet_is_being_secured(
     async with guarded_etcd(tmp_path / "etcd") as etcd, AsyncExitStack() as parts:
         root = connect(etcd.address("root"))
         given = {role: ("--identity-dir", str(folder.path)) for role, folder in folders.items()}
-        for one in (
+        for manager in (
             signing_reconciler(etcd, fleet.authority_folder(), *given[Role.RECONCILER]),
             part(etcd, "nodeagent", "node-mac-1", *agent),
             part(etcd, "gateway", "gateway", "--port", "0", *given[Role.GATEWAY]),
         ):
-            await parts.enter_async_context(one)
+            await parts.enter_async_context(manager)
         await fleet.publish(root)
         await until(lambda: all(folder.is_issued for folder in folders.values()), limit_s=60)
         await until(lambda: all(folder.trust.exists() for folder in folders.values()))
@@ -117,8 +117,8 @@ def test_only_the_signer_uses_roots_password(tmp_path: Path) -> None:
     assert signer_address(folder, own) == own
     (folder.path / "root.env").write_text("FLEET_ETCD_USER=root\nFLEET_ETCD_PASSWORD=y\n")
     (folder.path / "root.env").chmod(0o600)
-    found = signer_address(folder, own)
-    assert (found.username, found.password, found.endpoints) == ("root", "y", own.endpoints)
+    address = signer_address(folder, own)
+    assert (address.username, address.password, address.endpoints) == ("root", "y", own.endpoints)
 
 
 @pytest.mark.ci

@@ -56,8 +56,8 @@ def test_unknown_properties_are_ignored() -> None:
 
 @given(st.dictionaries(st.sampled_from(["v", "role", "name", "fleet", "ca", "tls"]), st.text()))
 def test_no_properties_raise(properties: dict[str, str]) -> None:
-    found = parse({**GOOD, **properties})
-    assert found is None or found.name.isprintable()
+    announcement = parse({**GOOD, **properties})
+    assert announcement is None or announcement.name.isprintable()
 
 
 def test_nothing_but_the_fleet_is_told() -> None:

@@ -65,9 +65,15 @@ def test_headers_are_in_asgi_form() -> None:
     ],
 )
 def test_factories(error: RefusedError, expected: tuple[object, ...]) -> None:
-    found = error.refusal
-    assert (found.status, found.type, found.param, found.code, found.retry_after_s) == expected
-    assert str(error) == found.message
+    refusal = error.refusal
+    assert (
+        refusal.status,
+        refusal.type,
+        refusal.param,
+        refusal.code,
+        refusal.retry_after_s,
+    ) == expected
+    assert str(error) == refusal.message
 
 
 def test_what_was_written_can_be_read() -> None:

@@ -29,11 +29,11 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
 @pytest.mark.parametrize("way", WAYS)
 async def test_network_faults_lose_nothing(way: str, tcp: TcpEtcd) -> None:
     count = _SEEDS if way == DEFAULT else _SEEDS_OF_OTHER_WAYS
-    seen = await run_seeds(range(count), way, tcp.url)
+    counter = await run_seeds(range(count), way, tcp.url)
     # A run without faults proves nothing.
-    assert seen["ambiguous"] > count / 20
-    assert seen["unavailable"] > count / 4
-    assert seen["connections"] > count
+    assert counter["ambiguous"] > count / 20
+    assert counter["unavailable"] > count / 4
+    assert counter["connections"] > count
 
 
 @pytest.mark.parametrize("way", WAYS)

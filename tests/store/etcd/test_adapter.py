@@ -102,8 +102,8 @@ async def forgetful(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[d
 
 
 def fleet(etcd: TcpEtcd, way: str = "grpc", *, password: str = "f") -> EtcdAddress:
-    found = replace(etcd.address, username="fleet", password=password)
-    return replace(found, transport="http" if way == "http" else "grpc")
+    address = replace(etcd.address, username="fleet", password=password)
+    return replace(address, transport="http" if way == "http" else "grpc")
 
 
 def root(etcd: TcpEtcd) -> AuthClient:

@@ -31,8 +31,8 @@ async def secured(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[TlsEtcd]:
     """An etcd with TLS: versions refuse a certificate with different alerts."""
-    async with running_tls_etcd(tmp_path_factory.mktemp("tls"), binary=request.param) as found:
-        yield found
+    async with running_tls_etcd(tmp_path_factory.mktemp("tls"), binary=request.param) as etcd:
+        yield etcd
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -171,9 +171,9 @@ async def with_users(
 ) -> AsyncIterator[TlsEtcd]:
     """An etcd with TLS, client certificates and the fleet's users."""
     folder = tmp_path_factory.mktemp("cn")
-    async with running_tls_etcd(folder, "--bcrypt-cost=4", binary=request.param) as found:
-        await guard(found.address, folder / "passwords")
-        yield found
+    async with running_tls_etcd(folder, "--bcrypt-cost=4", binary=request.param) as etcd:
+        await guard(etcd.address, folder / "passwords")
+        yield etcd
 
 
 MINE, THEIRS = "/mlx-fleet/v1/rank/mac-1/a/0", "/mlx-fleet/v1/rank/mac-2/a/0"

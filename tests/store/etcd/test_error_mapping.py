@@ -35,8 +35,8 @@ def test_the_kind_of_trouble_is_named(text: str, kind: type[UnavailableError], w
 
 @pytest.fixture
 async def etcd(tmp_path: Path) -> AsyncIterator[TcpEtcd]:
-    async with TcpEtcd(tmp_path) as found:
-        yield found
+    async with TcpEtcd(tmp_path) as tcp_etcd:
+        yield tcp_etcd
 
 
 @pytest.mark.ci

@@ -27,15 +27,15 @@ def run(
     words: tuple[str, ...], env: dict[str, str], default: EtcdAddress | None = None
 ) -> tuple[Result, EtcdAddress]:
     """Run a command with the flags; return its output and the address."""
-    found = [EtcdAddress()]
+    addresses = [EtcdAddress()]
 
     @click.command()
     @etcd_options
     def command(**options: Any) -> None:
-        found.append(address_from_flags(options, default))
+        addresses.append(address_from_flags(options, default))
 
     result = CliRunner().invoke(command, words, env=env)
-    return result, found[-1]
+    return result, addresses[-1]
 
 
 def found(*words: str, default: EtcdAddress | None = None, **env: str) -> EtcdAddress:

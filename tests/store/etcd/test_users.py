@@ -242,8 +242,8 @@ def test_other_users_are_not_agents(user: str) -> None:
 
 def test_every_user_has_its_own_file() -> None:
     """Even where a node has the name of a component."""
-    found = users.fleet_accounts(["admin", "gateway", "root", "reconciler"])
-    assert len({a.file for a in found}) == len({a.user for a in found}) == len(found)
+    accounts = users.fleet_accounts(["admin", "gateway", "root", "reconciler"])
+    assert len({a.file for a in accounts}) == len({a.user for a in accounts}) == len(accounts)
 
 
 SECRET = f"{keys.SECRET_PREFIX}hub-token"
@@ -336,7 +336,7 @@ DENIED_TO_WRITE = {
 DENIED_TO_READ = {
     "node-mac-1": [
         *(SECRET, API_KEY, *OTHERS, "/elsewhere", REGISTRATION),
-        *(one for one in VERDICTS if one not in OPEN_VERDICTS),
+        *(verdict for verdict in VERDICTS if verdict not in OPEN_VERDICTS),
         *(keys.spec_key("Node", "mac-10"), keys.spec_key("ModelRoute", "a")),
         *(*OTHER_TICKETS, GATEWAY_TICKET, LOGIN_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
         *(*OTHER_TRUST, *OTHER_EPOCHS, keys.issued_key("gateway", "g")),

@@ -65,15 +65,18 @@ def _answer(
                 commit = repository.commit_of(repo, revision)
                 info = repository.describe_commit(commit)
                 files = CommitTree(repo, commit, request.repository)
-                found = files.documents(request.path).documents
+                documents = files.documents(request.path).documents
         answer = FetchResponse(
-            revision=revision.decode(), commit=info, documents=len(found), files=len(files.names)
+            revision=revision.decode(),
+            commit=info,
+            documents=len(documents),
+            files=len(files.names),
         )
     except (FetchError, *CAUGHT) as error:
         failure = to_failure(error, request.repository)
         clean = failure.model_copy(update={"message": redact(failure.message, secrets)})
         return FetchResponse(revision=revision.decode(), commit=info, failure=clean), ()
-    return answer, found
+    return answer, documents
 
 
 def _newest(folder: Path, request: FetchRequest, remote: GitRemote | None) -> bytes:

@@ -75,7 +75,7 @@ class CommitTree:
                 f"{path or 'the repository'} has no manifests: nothing is applied, nothing pruned"
             )
             raise FetchError("PathNotFound", message)
-        values = sum(one.root.size for one in combined.documents)
+        values = sum(document.root.size for document in combined.documents)
         if len(combined.documents) > MAX_DOCUMENTS or values > _MAX_VALUES:
             raise self._too_large(f"{len(combined.documents):,} objects with {values:,} values")
         return combined
@@ -96,10 +96,10 @@ class CommitTree:
         for name in path.split("/") if path != "." else ():
             if not stat.S_ISDIR(here.mode):
                 return None
-            found = next((one for one in self._names(here) if one.name == name), None)
-            if found is None:
+            entry = next((entry for entry in self._names(here) if entry.name == name), None)
+            if entry is None:
                 return None
-            here = found
+            here = entry
         return here
 
     def _names(self, folder: _TreeEntry) -> list[_TreeEntry]:
@@ -115,7 +115,7 @@ class CommitTree:
                 raise self._too_large(f"more than {_MAX_ENTRIES:,} names below spec.path")
             text = name.decode("utf-8", "backslashreplace")
             entries.append(_TreeEntry(path=posixpath.join(folder.path, text), mode=mode, sha=sha))
-        return sorted(entries, key=lambda one: one.name)
+        return sorted(entries, key=lambda entry: entry.name)
 
     def _texts(self, start: _TreeEntry) -> Iterator[tuple[str, str | ManifestError]]:
         """Yield manifest files and their texts; hidden files are skipped, as on a disk."""
@@ -127,8 +127,8 @@ class CommitTree:
                 continue
             if here.path.count("/") >= _MAX_DEPTH:
                 raise self._too_large(f"folders more than {_MAX_DEPTH} deep")
-            found = [one for one in self._names(here) if not one.name.startswith(".")]
-            waiting.extend(one for one in reversed(found) if self._is_manifest(one))
+            names = [name for name in self._names(here) if not name.name.startswith(".")]
+            waiting.extend(entry for entry in reversed(names) if self._is_manifest(entry))
 
     def _is_manifest(self, entry: _TreeEntry) -> bool:
         if stat.S_ISDIR(entry.mode) or _is_strange(entry):

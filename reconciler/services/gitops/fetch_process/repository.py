@@ -276,15 +276,15 @@ def commit_of(repo: Repo, sha: bytes) -> Commit:
         KeyError: it does not exist.
 
     """
-    found = repo[ObjectID(sha)]
+    commit = repo[ObjectID(sha)]
     for _ in range(_MOST_TAGS):
-        if not isinstance(found, Tag):
+        if not isinstance(commit, Tag):
             break
-        found = repo[found.object[1]]
-    if not isinstance(found, Commit):
-        message = f"{sha.decode()} is not a commit but a {found.type_name.decode()}"
+        commit = repo[commit.object[1]]
+    if not isinstance(commit, Commit):
+        message = f"{sha.decode()} is not a commit but a {commit.type_name.decode()}"
         raise FetchError("ReferenceNotFound", message)
-    return found
+    return commit
 
 
 def describe_commit(commit: Commit) -> GitCommit:
@@ -303,9 +303,9 @@ def _choose(request: FetchRequest, refs: Mapping[Ref, ObjectID]) -> ObjectID:
         ("tag", request.tag) if request.tag is not None else ("branch", request.branch or "")
     )
     prefix = b"refs/tags/" if kind == "tag" else b"refs/heads/"
-    found = refs.get(Ref(prefix + name.encode()))
-    if found is not None:
-        return found
+    object_id = refs.get(Ref(prefix + name.encode()))
+    if object_id is not None:
+        return object_id
     names = sorted(
         ref.removeprefix(prefix).decode("utf-8", "replace")
         for ref in refs

@@ -56,7 +56,7 @@ async def test_a_streamed_message(stage: Stage, messenger: anthropic.AsyncAnthro
     assert (thought.type, getattr(thought, "thinking", "")) == ("thinking", "I greet")
     assert (text.type, getattr(text, "text", "")) == ("text", "Hello there")
     assert [(c.name, c.input) for c in calls if c.type == "tool_use"] == [
-        (one["name"], orjson.loads(one["arguments"])) for one in CALLS
+        (call["name"], orjson.loads(call["arguments"])) for call in CALLS
     ]
     assert (done.stop_reason, done.usage.input_tokens, done.usage.output_tokens) == (
         "tool_use", 7, 5,
@@ -295,8 +295,8 @@ async def test_models(
     assert [model.id async for model in messenger.models.list(limit=2)] == names
     before = await messenger.models.list(before_id="n2", limit=2)
     assert [model.id for model in before.data] == ["n0", "n1"]
-    one = await messenger.models.retrieve("n3")
-    assert (one.id, one.type, one.lifecycle) == ("n3", "model", "active")
+    info = await messenger.models.retrieve("n3")
+    assert (info.id, info.type, info.lifecycle) == ("n3", "model", "active")
     async with http.get(f"{stage.gateway.url}/v1/models") as response:
         assert (await response.json())["object"] == "list"
 

@@ -270,8 +270,8 @@ async def test_keep_alive_keeps_a_deployment_from_zero(
     assert activator.waiting().get("m", 0) == 0
     (model,) = (await spoken.ps()).models
     assert model.expires_at is not None
-    left = model.expires_at - SystemClock().now()
-    assert timedelta(hours=1, minutes=20) < left <= timedelta(hours=1, minutes=30)
+    duration = model.expires_at - SystemClock().now()
+    assert timedelta(hours=1, minutes=20) < duration <= timedelta(hours=1, minutes=30)
     await spoken.chat("m", HELLO, keep_alive=0)
     assert activator.demand().get("m", 0) == 0
     await spoken.generate("m", keep_alive=-1)

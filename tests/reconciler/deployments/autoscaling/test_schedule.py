@@ -154,9 +154,9 @@ def test_a_scan_of_every_minute_says_the_same(cron: str, zone: str, now: datetim
 @given(start=crons, end=crons, now=moments)
 def test_bounds_hold_until_they_say(start: str, end: str, now: datetime) -> None:
     autoscaling = scaling(window(start, end, "Europe/Berlin", minReplicas=4))
-    found = bounds_at(autoscaling, now)
-    assert found.until is not None
-    assert found.until > now
+    bounds = bounds_at(autoscaling, now)
+    assert bounds.until is not None
+    assert bounds.until > now
     for part in (0.3, 0.9):
-        between = bounds_at(autoscaling, now + (found.until - now) * part)
-        assert (between.low, between.until) == (found.low, found.until)
+        between = bounds_at(autoscaling, now + (bounds.until - now) * part)
+        assert (between.low, between.until) == (bounds.low, bounds.until)

@@ -39,9 +39,9 @@ def test_the_metrics_of_a_gateway() -> None:
     assert (sample.in_flight, sample.waiting) == ({"m": 3}, {"m": 2})
     assert sample.finished("m") == 16
     assert set(sample.versions["m"]) == {"t1", 'a"\\\n'}
-    found = sample.versions["m"]["t1"].measured()
-    assert (found.requests, found.errors, found.tokens_per_second) == (11, 1, 20)
-    assert found.first_tokens == ((0.5, 4), (inf, 5))
+    metrics = sample.versions["m"]["t1"].measured()
+    assert (metrics.requests, metrics.errors, metrics.tokens_per_second) == (11, 1, 20)
+    assert metrics.first_tokens == ((0.5, 4), (inf, 5))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_gateways_are_added_up() -> None:
     tally = DemandTotals()
     assert tally.demand("m") is None
     assert tally.measured("m", "t") is None
-    found = noted(tally, 0, a=sample(busy=2), b=sample(busy=1, waiting=4))
-    assert found == Demand(in_flight=3, waiting=4, is_complete=True)
+    demand = noted(tally, 0, a=sample(busy=2), b=sample(busy=1, waiting=4))
+    assert demand == Demand(in_flight=3, waiting=4, is_complete=True)
 
 
 def test_the_last_answer_of_a_silent_gateway_counts_for_ten_seconds() -> None:
     tally = DemandTotals()
     noted(tally, 0, a=sample(busy=2), b=sample(busy=1))
-    found = noted(tally, 10, a=sample(busy=2), b=None)
-    assert found == Demand(in_flight=3, silent=("http://b",), is_complete=False)
+    demand = noted(tally, 10, a=sample(busy=2), b=None)
+    assert demand == Demand(in_flight=3, silent=("http://b",), is_complete=False)
     assert noted(tally, 10.5, a=sample(busy=2), b=None).in_flight == 2
     assert noted(tally, 11, a=sample(busy=2)).is_complete, "its lease is over: it is gone"
 

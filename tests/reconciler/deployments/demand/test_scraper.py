@@ -104,8 +104,8 @@ async def test_a_real_gateway_is_found_and_scraped() -> None:
             group.create_task(ask())
             assert (await says(watch, lambda d: d.in_flight == 1)).is_complete
             free.set()
-        found = await says(watch, lambda d: d.finished == 1)
-        assert (found.in_flight, found.waiting) == (0, 0)
+        demand = await says(watch, lambda d: d.finished == 1)
+        assert (demand.in_flight, demand.waiting) == (0, 0)
         assert told[before:]
         assert set(told) == {"m"}
         measured = watch.measured("m", "")
@@ -197,8 +197,8 @@ async def test_a_gateway_with_a_bad_answer_is_silent_and_disturbs_no_other(answe
     async with tcp_server(serve) as port:
         await register(transport, "liar", port)
         async with running_gateway(transport), watching(transport, {"m"}, []) as watch:
-            found = await says(watch, lambda d: bool(d.silent), "a silent gateway")
-            assert found == Demand(silent=(f"http://127.0.0.1:{port}",))
+            demand = await says(watch, lambda d: bool(d.silent), "a silent gateway")
+            assert demand == Demand(silent=(f"http://127.0.0.1:{port}",))
 
 
 async def test_a_gateway_with_nonsense_counts_without_it() -> None:
@@ -210,8 +210,8 @@ async def test_a_gateway_with_nonsense_counts_without_it() -> None:
     async with tcp_server(serve) as port:
         await register(transport, "liar", port)
         async with watching(transport, {"m"}, []) as watch:
-            found = await says(watch, lambda d: d.is_complete)
-            assert found == Demand(in_flight=5, is_complete=True)
+            demand = await says(watch, lambda d: d.is_complete)
+            assert demand == Demand(in_flight=5, is_complete=True)
 
 
 async def test_without_needed_deployments_no_gateway_is_scraped() -> None:

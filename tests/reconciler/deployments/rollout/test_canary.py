@@ -259,8 +259,8 @@ counts = st.lists(st.integers(0, 50), min_size=3, max_size=6)
 def test_a_quantile_lies_where_the_rank_does(counts: list[int], quantile: float) -> None:
     bounds = [*(2.0**n for n in range(len(counts) - 1)), inf]
     totals = [sum(counts[: n + 1]) for n in range(len(counts))]
-    found = VersionMetrics(first_tokens=tuple(zip(bounds, totals, strict=True)))
-    value = found.first_token_quantile(quantile)
+    version_metrics = VersionMetrics(first_tokens=tuple(zip(bounds, totals, strict=True)))
+    value = version_metrics.first_token_quantile(quantile)
     if not totals[-1]:
         assert value is None
         return
@@ -280,36 +280,36 @@ def test_a_quantile_lies_where_the_rank_does(counts: list[int], quantile: float)
 def test_a_step_is_never_passed_early_or_with_too_few(
     requests: int, errors: int, after_s: float, *, is_ready: bool
 ) -> None:
-    found = measured(requests, errors=min(errors, requests))
-    status, _ = look(under_way(), found, after_s=after_s, is_ready=is_ready)
+    metrics = measured(requests, errors=min(errors, requests))
+    status, _ = look(under_way(), metrics, after_s=after_s, is_ready=is_ready)
     if status.step == 1:
         assert after_s >= 60
         assert requests >= 20
-        assert found.error_rate <= 0.05
+        assert metrics.error_rate <= 0.05
         assert is_ready
     if status.outcome == "Failed":
-        assert found.error_rate > 0.05
+        assert metrics.error_rate > 0.05
 
 
 def test_a_promoted_canary_passes_at_once() -> None:
-    found = conclude(CANARY, under_way(), "new", "promote", later(9))
-    assert (found.outcome, found.weight, found.step) == ("Passed", 100, 2)
-    assert found.message == "step 1 of 2: promoted by `fleetctl rollout promote`"
+    status = conclude(CANARY, under_way(), "new", "promote", later(9))
+    assert (status.outcome, status.weight, status.step) == ("Passed", 100, 2)
+    assert status.message == "step 1 of 2: promoted by `fleetctl rollout promote`"
     # It stays as it is, whatever is decided afterwards.
-    assert conclude(CANARY, found, "new", "abort", later(10)) == found
+    assert conclude(CANARY, status, "new", "abort", later(10)) == status
 
 
 def test_an_aborted_canary_fails_at_once() -> None:
-    found = conclude(CANARY, under_way(1, 50), "new", "abort", later(9))
-    assert (found.outcome, found.weight) == ("Failed", 0)
-    assert found.message == "step 2 of 2: aborted by `fleetctl rollout abort`"
+    status = conclude(CANARY, under_way(1, 50), "new", "abort", later(9))
+    assert (status.outcome, status.weight) == ("Failed", 0)
+    assert status.message == "step 2 of 2: aborted by `fleetctl rollout abort`"
 
 
 def test_a_decision_before_the_first_look_concludes_the_new_version() -> None:
     old = under_way(outcome="Passed").model_copy(update={"template": "old"})
     for before in (None, old):
-        found = conclude(CANARY, before, "new", "abort", later(9))
-        assert (found.template, found.outcome) == ("new", "Failed")
+        status = conclude(CANARY, before, "new", "abort", later(9))
+        assert (status.template, status.outcome) == ("new", "Failed")
 
 
 def test_a_decision_counts_for_its_generation_only() -> None:

@@ -27,8 +27,8 @@ def after(seconds: float) -> datetime:
 def seen(
     *replicas: ReplicaView, of: ModelDeployment = WANTED, canary: CanaryStatus | None = None
 ) -> DeploymentView:
-    found = observed(of, replicas, (node("a"),), revisions=(revision(BEFORE, 1), revision(of, 2)))
-    return replace(found, stable_template=template_hash(BEFORE), canary=canary)
+    view = observed(of, replicas, (node("a"),), revisions=(revision(BEFORE, 1), revision(of, 2)))
+    return replace(view, stable_template=template_hash(BEFORE), canary=canary)
 
 
 def look(
@@ -101,8 +101,8 @@ def test_an_unplaced_replica_stalls_with_a_reason() -> None:
 
 def test_the_deadline_requeues() -> None:
     first = look(seen(old(0), old(1)))
-    found = seen(old(0), old(1))
-    moved = status.compute_progress(found, None, canary=CanaryProgress(), old=first, now=after(100))
+    view = seen(old(0), old(1))
+    moved = status.compute_progress(view, None, canary=CanaryProgress(), old=first, now=after(100))
     assert moved.requeue_after_s == 500
 
 
@@ -120,8 +120,8 @@ TRIED = deployment(replicas=2, rollout=Rollout(canary=Canary(steps=(CanaryStep(w
 
 
 def trial(**changes: object) -> CanaryStatus:
-    found = CanaryStatus(template=template_hash(TRIED), since=NOW, message="step 1 of 1")
-    return found.model_copy(update=changes)
+    canary_status = CanaryStatus(template=template_hash(TRIED), since=NOW, message="step 1 of 1")
+    return canary_status.model_copy(update=changes)
 
 
 def test_a_running_canary() -> None:
@@ -131,13 +131,13 @@ def test_a_running_canary() -> None:
 
 
 def test_a_trial_that_waits_on_purpose_does_not_stall() -> None:
-    found = seen(old(0), old(1), replica(2, of=TRIED), of=TRIED, canary=trial(weight=10))
-    first = look(found)
-    assert said(look(found, first, now=after(7200)))[1] == "CanaryRunning"
+    view = seen(old(0), old(1), replica(2, of=TRIED), of=TRIED, canary=trial(weight=10))
+    first = look(view)
+    assert said(look(view, first, now=after(7200)))[1] == "CanaryRunning"
     # But a rollout without its replicas does.
-    found = seen(old(0), old(1), replica(2, of=TRIED, is_ready=False), of=TRIED, canary=trial())
-    first = look(found)
-    assert said(look(found, first, now=after(7200)))[1] == "Stalled"
+    view = seen(old(0), old(1), replica(2, of=TRIED, is_ready=False), of=TRIED, canary=trial())
+    first = look(view)
+    assert said(look(view, first, now=after(7200)))[1] == "Stalled"
 
 
 def test_an_obstacle_is_reported_at_once() -> None:

@@ -168,16 +168,16 @@ def test_new_replicas_are_spread_without_regard_to_old_ones() -> None:
     # One new replica is on a beside an old one of b: the next one goes to b.
     a = replace(A, replicas={"qwen": 1}, used_bytes=2**30)
     b = replace(B, replicas={"qwen": 1}, used_bytes=2**30)
-    seen = observed(rolling(2), (fresh(2), replica(1, on="b", is_outdated=True)), (a, b))
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-0@b"]
+    view = observed(rolling(2), (fresh(2), replica(1, on="b", is_outdated=True)), (a, b))
+    assert [short(action) for action in plan(view).actions] == ["+qwen-0@b"]
     # With one replica per node, the old one counts until it has ended.
     alone = rolling(2)
     placement = Placement(max_replicas_per_node=1)
     alone = alone.model_copy(
         update={"spec": alone.spec.model_copy(update={"placement": placement})}
     )
-    seen = replace(seen, deployment=alone)
-    assert [short(action) for action in plan(seen).actions] == ["-qwen-1 OutdatedInPlace"]
+    view = replace(view, deployment=alone)
+    assert [short(action) for action in plan(view).actions] == ["-qwen-1 OutdatedInPlace"]
 
 
 def test_a_version_that_fits_nowhere_ends_no_replica() -> None:
@@ -194,27 +194,27 @@ def away(ordinal: int) -> ReplicaView:
 
 
 def test_a_replica_with_an_absent_agent_is_not_idle() -> None:
-    seen = observed(rolling(2), (away(0), away(1)), (A,))
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-2@a"]
+    view = observed(rolling(2), (away(0), away(1)), (A,))
+    assert [short(action) for action in plan(view).actions] == ["+qwen-2@a"]
     tight = replace(node("a"), used_bytes=int(7.5 * 2**30))
-    assert plan(replace(seen, table=NodeTable((tight,)))).actions == ()
+    assert plan(replace(view, table=NodeTable((tight,)))).actions == ()
 
 
 def test_a_lost_replica_keeps_its_version_if_the_new_one_fits_nowhere() -> None:
     now = deployment(replicas=2, context_length=9000)  # the model was made for 8192
     running = replica(1, of=BEFORE)
-    seen = observed(now, (running,), (A,), revisions=(revision(BEFORE, 1), revision(now, 2)))
-    seen = replace(seen, stable_template=template_hash(BEFORE))
-    decided = plan(seen)
+    view = observed(now, (running,), (A,), revisions=(revision(BEFORE, 1), revision(now, 2)))
+    view = replace(view, stable_template=template_hash(BEFORE))
+    decided = plan(view)
     assert [short(action) for action in decided.actions] == ["+qwen-0@a"]
-    assert made_of(seen) == 512
+    assert made_of(view) == 512
     assert decided.unschedulable is None
     assert decided.stuck is not None
     # One on a lost node moves as it was.
     lost = replica(0, of=BEFORE, on="gone", is_node_lost=True)
-    seen = replace(seen, replicas=(lost, running), table=NodeTable((GONE, A)))
-    assert [short(action) for action in plan(seen).actions] == [">qwen-0@a"]
-    assert made_of(seen) == 512
+    view = replace(view, replicas=(lost, running), table=NodeTable((GONE, A)))
+    assert [short(action) for action in plan(view).actions] == [">qwen-0@a"]
+    assert made_of(view) == 512
 
 
 def test_replicas_that_miss_room_do_not_block_others() -> None:
@@ -224,8 +224,8 @@ def test_replicas_that_miss_room_do_not_block_others() -> None:
 
 
 def test_both_limits_may_round_to_zero() -> None:
-    seen = observed(rolling(0, maxSurge="25%", maxUnavailable="25%"), (old(0),), (A,))
-    assert [short(action) for action in plan(seen).actions] == ["-qwen-0 ScaledDown"]
+    view = observed(rolling(0, maxSurge="25%", maxUnavailable="25%"), (old(0),), (A,))
+    assert [short(action) for action in plan(view).actions] == ["-qwen-0 ScaledDown"]
 
 
 # Revisions.
@@ -234,13 +234,13 @@ BEFORE = deployment(replicas=2, context_length=512)
 
 
 def test_a_new_version_is_saved_before_its_replicas_are_created() -> None:
-    seen = observed(deployment(), (), (A,), revisions=(revision(BEFORE),))
-    assert [short(action) for action in plan(seen).actions] == ["r2", "+qwen-0@a"]
+    view = observed(deployment(), (), (A,), revisions=(revision(BEFORE),))
+    assert [short(action) for action in plan(view).actions] == ["r2", "+qwen-0@a"]
 
 
 def test_a_revision_keeps_why_it_came() -> None:
-    seen = observed(deployment(replicas=0, memory="3Gi"), (), (A,), revisions=(revision(BEFORE),))
-    (saved,) = plan(seen).actions
+    view = observed(deployment(replicas=0, memory="3Gi"), (), (A,), revisions=(revision(BEFORE),))
+    (saved,) = plan(view).actions
     assert isinstance(saved, SaveRevision)
     assert saved.cause == "contextLength 512 -> 1024, resources.memory none -> 3Gi"
     first, again = content_of(BEFORE), content_of(BEFORE).model_copy(update={"restarted_at": "T"})
@@ -270,14 +270,16 @@ def saved_as(of: ModelDeployment, number: int, *, cause: str = "", annotated: st
 def test_an_annotation_that_was_there_before_is_no_cause() -> None:
     """The history after annotate, patch, `rollout undo`, and an edit (kubectl's annotate is per revision)."""
     noted = "longer context"
-    one, two, three = (deployment(replicas=0, context_length=size) for size in (512, 1024, 2048))
-    first = saved_as(one, 1)
+    model_deployment, two, three = (
+        deployment(replicas=0, context_length=size) for size in (512, 1024, 2048)
+    )
+    first = saved_as(model_deployment, 1)
     second = saved_as(two, 2, cause=noted, annotated=noted)
-    undone = with_cause(one, noted)
+    undone = with_cause(model_deployment, noted)
     (action,) = plan(observed(undone, (), (A,), revisions=(first, second))).actions
     assert isinstance(action, SaveRevision)
     assert (action.number, action.cause) == (3, "undo to revision 1")
-    third = saved_as(one, 3, cause=action.cause, annotated=noted)
+    third = saved_as(model_deployment, 3, cause=action.cause, annotated=noted)
     edited = with_cause(three, noted)
     (action,) = plan(observed(edited, (), (A,), revisions=(second, third))).actions
     assert isinstance(action, SaveRevision)
@@ -287,7 +289,7 @@ def test_an_annotation_that_was_there_before_is_no_cause() -> None:
     assert isinstance(action, SaveRevision)
     assert action.cause == "even longer"
     # Back to a revision that had a cause of its own; the third one is of a release that recorded no annotation.
-    older = saved_as(one, 3, cause=noted)
+    older = saved_as(model_deployment, 3, cause=noted)
     back = with_cause(two, noted)
     (action,) = plan(observed(back, (), (A,), revisions=(second, older))).actions
     assert isinstance(action, SaveRevision)
@@ -306,29 +308,29 @@ def test_the_annotation_is_kept_with_the_revision() -> None:
 
 def test_going_back_makes_an_earlier_version_the_newest() -> None:
     now = deployment(replicas=0)
-    seen = observed(now, (), (A,), revisions=(revision(now, 1), revision(BEFORE, 2)))
-    assert [short(action) for action in plan(seen).actions] == ["r3"]
+    view = observed(now, (), (A,), revisions=(revision(now, 1), revision(BEFORE, 2)))
+    assert [short(action) for action in plan(view).actions] == ["r3"]
 
 
 def test_only_so_many_earlier_versions_are_kept() -> None:
     now = rolling(1, revisionHistoryLimit=1)
     versions = [deployment(context_length=100 + n) for n in range(3)]
-    kept = tuple(revision(one, n + 1) for n, one in enumerate(versions))
-    seen = observed(now, (replica(0),), (A,), revisions=(*kept, revision(now, 4)))
-    assert [short(action) for action in plan(seen).actions] == [
-        f"xr {kept[0].name}",
-        f"xr {kept[1].name}",
+    revisions = tuple(revision(one, n + 1) for n, one in enumerate(versions))
+    view = observed(now, (replica(0),), (A,), revisions=(*revisions, revision(now, 4)))
+    assert [short(action) for action in plan(view).actions] == [
+        f"xr {revisions[0].name}",
+        f"xr {revisions[1].name}",
     ]
     # A version that still runs can be rolled back to.
     running = replica(1, of=versions[0])
-    seen = replace(seen, replicas=(replica(0), replace(running, is_ready=True)))
-    removed = [short(action) for action in plan(seen).actions if short(action).startswith("xr")]
-    assert removed == [f"xr {kept[1].name}"]
+    view = replace(view, replicas=(replica(0), replace(running, is_ready=True)))
+    removed = [short(action) for action in plan(view).actions if short(action).startswith("xr")]
+    assert removed == [f"xr {revisions[1].name}"]
 
 
 def test_revisions_go_with_their_deployment() -> None:
-    seen = observed(deployment(is_deleting=True), (), (A,), revisions=(revision(BEFORE),))
-    assert [short(action) for action in plan(seen).actions] == [
+    view = observed(deployment(is_deleting=True), (), (A,), revisions=(revision(BEFORE),))
+    assert [short(action) for action in plan(view).actions] == [
         f"xr {revision(BEFORE).name}",
         "Xqwen",
     ]
@@ -340,8 +342,8 @@ def test_revisions_of_an_earlier_deployment_of_the_name_go() -> None:
     metadata = stranger.metadata.model_copy(update={"owner_references": (owner,)})
     stranger = stranger.model_copy(update={"metadata": metadata})
     now = deployment(replicas=0)
-    seen = observed(now, (), (A,), revisions=(stranger, revision(now)))
-    assert [short(action) for action in plan(seen).actions] == [f"xr {stranger.name}"]
+    view = observed(now, (), (A,), revisions=(stranger, revision(now)))
+    assert [short(action) for action in plan(view).actions] == [f"xr {stranger.name}"]
 
 
 # Paused, and trials.
@@ -353,8 +355,8 @@ def stable(
     """Return a fleet with the version BEFORE, whose deployment analyses another one."""
     steps = (CanaryStep(weight=10), CanaryStep(weight=60))
     now = deployment(replicas=wanted, rollout=Rollout(canary=Canary(steps=steps)))
-    seen = observed(now, replicas, (A, B), revisions=(revision(BEFORE, 1), revision(now, 2)))
-    return replace(seen, stable_template=template_hash(BEFORE), canary=canary)
+    view = observed(now, replicas, (A, B), revisions=(revision(BEFORE, 1), revision(now, 2)))
+    return replace(view, stable_template=template_hash(BEFORE), canary=canary)
 
 
 def before(ordinal: int, *, on: str = "a", is_node_lost: bool = False) -> ReplicaView:
@@ -376,16 +378,16 @@ def made_of(seen: DeploymentView, action_number: int = 0) -> int:
 def test_a_paused_rollout_creates_and_moves_the_old_version() -> None:
     now = deployment(replicas=2, rollout=Rollout(paused=True))
     lost = before(0, on="gone", is_node_lost=True)
-    seen = observed(now, (lost,), (GONE, A), revisions=(revision(BEFORE, 1), revision(now, 2)))
-    seen = replace(seen, stable_template=template_hash(BEFORE))
-    assert [short(action) for action in plan(seen).actions] == [">qwen-0@a", "+qwen-1@a"]
-    assert (made_of(seen, 0), made_of(seen, 1)) == (512, 512)
+    view = observed(now, (lost,), (GONE, A), revisions=(revision(BEFORE, 1), revision(now, 2)))
+    view = replace(view, stable_template=template_hash(BEFORE))
+    assert [short(action) for action in plan(view).actions] == [">qwen-0@a", "+qwen-1@a"]
+    assert (made_of(view, 0), made_of(view, 1)) == (512, 512)
 
 
 def test_a_canary_starts_besides_the_stable_replicas() -> None:
-    seen = stable(2, before(0), before(1))
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-2@a"]
-    assert made_of(seen) == 1024
+    view = stable(2, before(0), before(1))
+    assert [short(action) for action in plan(view).actions] == ["+qwen-2@a"]
+    assert made_of(view) == 1024
 
 
 def test_a_running_canary_does_not_touch_the_stable_replicas() -> None:
@@ -393,44 +395,44 @@ def test_a_running_canary_does_not_touch_the_stable_replicas() -> None:
 
 
 def test_a_later_step_gets_more_replicas() -> None:
-    seen = stable(2, before(0), before(1), fresh(2), canary=trial(step=1, weight=10))
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-3@a"]
+    view = stable(2, before(0), before(1), fresh(2), canary=trial(step=1, weight=10))
+    assert [short(action) for action in plan(view).actions] == ["+qwen-3@a"]
 
 
 def test_a_trial_that_was_passed_rolls_on() -> None:
     passed = trial(step=2, weight=100, outcome="Passed")
-    seen = stable(2, before(0), before(1), fresh(2), canary=passed)
-    assert [short(action) for action in plan(seen).actions] == ["-qwen-0 Outdated"]
+    view = stable(2, before(0), before(1), fresh(2), canary=passed)
+    assert [short(action) for action in plan(view).actions] == ["-qwen-0 Outdated"]
 
 
 def test_a_trial_that_failed_is_rolled_back() -> None:
     failed = trial(outcome="Failed")
-    seen = stable(2, before(0), before(1), fresh(2), canary=failed)
-    assert [short(action) for action in plan(seen).actions] == ["-qwen-2 Outdated"]
+    view = stable(2, before(0), before(1), fresh(2), canary=failed)
+    assert [short(action) for action in plan(view).actions] == ["-qwen-2 Outdated"]
     assert plan(stable(2, before(0), before(1), canary=failed)).actions == ()
-    seen = stable(2, before(0), canary=failed)
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-1@a"]
-    assert made_of(seen) == 512
+    view = stable(2, before(0), canary=failed)
+    assert [short(action) for action in plan(view).actions] == ["+qwen-1@a"]
+    assert made_of(view) == 512
 
 
 def test_a_trial_loses_a_node() -> None:
     lost = before(0, on="gone", is_node_lost=True)
-    seen = stable(2, lost, before(1), fresh(2), canary=trial(weight=10))
-    seen = replace(seen, table=NodeTable((GONE, A, B)))
-    assert [short(action) for action in plan(seen).actions] == [">qwen-0@a"]
-    assert made_of(seen) == 512
+    view = stable(2, lost, before(1), fresh(2), canary=trial(weight=10))
+    view = replace(view, table=NodeTable((GONE, A, B)))
+    assert [short(action) for action in plan(view).actions] == [">qwen-0@a"]
+    assert made_of(view) == 512
 
 
 def test_without_room_a_trial_takes_the_place_of_one() -> None:
-    seen = replace(stable(2, before(0), before(1)), table=NodeTable((FULL,)))
-    assert [short(action) for action in plan(seen).actions] == ["-qwen-0 OutdatedInPlace"]
+    view = replace(stable(2, before(0), before(1)), table=NodeTable((FULL,)))
+    assert [short(action) for action in plan(view).actions] == ["-qwen-0 OutdatedInPlace"]
     # Its place is the trial's, and the other stays alone for so long.
-    seen = stable(2, before(1))
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-0@a"]
-    assert made_of(seen) == 1024
+    view = stable(2, before(1))
+    assert [short(action) for action in plan(view).actions] == ["+qwen-0@a"]
+    assert made_of(view) == 1024
     assert plan(stable(2, before(1), fresh(0), canary=trial(weight=10))).actions == ()
 
 
 def test_a_first_version_has_no_canary() -> None:
-    seen = replace(stable(2), stable_template="")
-    assert [short(action) for action in plan(seen).actions] == ["+qwen-0@a", "+qwen-1@b"]
+    view = replace(stable(2), stable_template="")
+    assert [short(action) for action in plan(view).actions] == ["+qwen-0@a", "+qwen-1@b"]

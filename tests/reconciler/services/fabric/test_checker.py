@@ -33,7 +33,7 @@ def shard_group(name: str, members: str, clock: Clock) -> ShardGroup:
             name=name, uid=f"uid-{name}", generation=1, creation_timestamp=clock.now()
         ),
         spec=ShardGroupSpec(
-            members=tuple(GroupMember(node=one) for one in members),
+            members=tuple(GroupMember(node=member) for member in members),
             fabric=FabricPolicy(check_interval="10m"),
         ),
     )
@@ -104,30 +104,30 @@ class World:
             await self.store.commit([], [put_node(name, status), put_lease(name)])
 
     async def apply(self, *groups: ShardGroup) -> None:
-        await self.store.commit([], [codec.put_spec(one) for one in groups])
+        await self.store.commit([], [codec.put_spec(group) for group in groups])
 
     async def group(self, name: str) -> ShardGroup:
-        found = await objects.get(self.store, ShardGroup, name)
-        assert found is not None
-        return found
+        obj = await objects.get(self.store, ShardGroup, name)
+        assert obj is not None
+        return obj
 
     async def speeds(self, name: str) -> list[float | None]:
-        found = await self.group(name)
-        checks = () if found.status is None else found.status.fabric_checks
-        return [one.gb_per_second for one in checks]
+        group = await self.group(name)
+        checks = () if group.status is None else group.status.fabric_checks
+        return [check.gb_per_second for check in checks]
 
     async def reason(self, name: str) -> tuple[str, str]:
         """Return reason and message of the condition."""
-        found = await self.group(name)
+        group = await self.group(name)
         condition = (
             None
-            if found.status is None
-            else find_condition(found.status.conditions, "FabricHealthy")
+            if group.status is None
+            else find_condition(group.status.conditions, "FabricHealthy")
         )
         return ("", "") if condition is None else (condition.reason, condition.message)
 
     async def reasons_of_events(self) -> list[str]:
-        return [one.spec.reason for one in await objects.list_all(self.store, Event)]
+        return [event.spec.reason for event in await objects.list_all(self.store, Event)]
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ async def stored(text: str, manager: str = "fleetctl") -> GitSource:
     """Return a source as the store has it after its manifest was applied."""
     store = MemoryTransport(CLOCK)
     await apply(store, read(text), CLOCK, ApplyOptions(manager=manager))
-    found = await objects.get(store, GitSource, "a")
-    assert found is not None
-    return found
+    obj = await objects.get(store, GitSource, "a")
+    assert obj is not None
+    return obj
 
 
 def places_with(root: Path, *files: str) -> GitSettings:

@@ -65,7 +65,7 @@ def test_strange_trees_are_refused(
 def read(repo: Repository, commit: str) -> list[str]:
     """Return the manifest files of a commit."""
     files = CommitTree(repo.repo, commit_of(repo.repo, commit.encode()), repo.url)
-    return [one.source for one in files.documents("").documents]
+    return [document.source for document in files.documents("").documents]
 
 
 def refused(repo: Repository, commit: str) -> FetchFailure:
@@ -114,8 +114,8 @@ def test_a_tree_that_repeats_itself_is_counted(tmp_path: Path) -> None:
 async def test_a_pack_bomb_ends_only_the_process(tmp_path: Path) -> None:
     """A delta that copies sixteen megabytes of zeros 256 times: four gigabytes in seventeen kilobytes."""
     async with tcp_server(_serve_bomb) as port:
-        found = await fetched(f"git://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
-    assert reason(found) == "TooLarge", message(found)
+        result = await fetched(f"git://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
+    assert reason(result) == "TooLarge", message(result)
 
 
 _SHA = b"1" * 40
@@ -210,9 +210,9 @@ async def test_a_source_out_of_git_reaches_no_private_address(tmp_path: Path) ->
             (f"localhost:{port}", ""),
             (f"127.0.0.1:{https}", "127.0.0.1"),
         ):
-            found = await fetched(
+            result = await fetched(
                 f"https://{place}/fleet.git", tmp_path / "cache", who=who, trusted_host=trusted
             )
-            assert reason(found) == "RepositoryRefused", message(found)
-            assert "is not a public address" in message(found)
+            assert reason(result) == "RepositoryRefused", message(result)
+            assert "is not a public address" in message(result)
     assert calls == {"private": 0, "parent": 1}

@@ -21,15 +21,15 @@ async def test_over_tcp_only_new_commits_are_fetched(tmp_path: Path) -> None:
     repo = Repository(tmp_path / "r.git")
     first = repo.commit({"a.yaml": pool("a"), "b.yaml": pool("b")})
     with over_tcp(repo.repo) as url:
-        found = await fetched(url, tmp_path / "cache")
-        assert (found.answer.revision, message(found)) == (first, "")
-        assert [one.source for one in found.documents] == ["a.yaml", "b.yaml"]
+        result = await fetched(url, tmp_path / "cache")
+        assert (result.answer.revision, message(result)) == (first, "")
+        assert [document.source for document in result.documents] == ["a.yaml", "b.yaml"]
         again = await fetched(url, tmp_path / "cache", known=first)
         assert (again.answer.revision, again.documents) == (first, ())
         second = repo.commit({"a.yaml": None})
-        found = await fetched(url, tmp_path / "cache", known=first)
-        assert (found.answer.revision, message(found)) == (second, "")
-        assert [one.source for one in found.documents] == ["b.yaml"]
+        result = await fetched(url, tmp_path / "cache", known=first)
+        assert (result.answer.revision, message(result)) == (second, "")
+        assert [document.source for document in result.documents] == ["b.yaml"]
     packs = list((tmp_path / "cache").glob("repository.git/objects/pack/*.pack"))
     assert len(packs) == 2
     # What a power cut left of the cache is thrown away.
@@ -37,8 +37,8 @@ async def test_over_tcp_only_new_commits_are_fetched(tmp_path: Path) -> None:
         pack.chmod(0o600)
         pack.write_bytes(pack.read_bytes()[:40])
     with over_tcp(repo.repo) as url:
-        found = await fetched(url, tmp_path / "cache")
-    assert (found.answer.revision, message(found)) == (second, "")
+        result = await fetched(url, tmp_path / "cache")
+    assert (result.answer.revision, message(result)) == (second, "")
 
 
 @pytest.mark.ci
@@ -50,8 +50,8 @@ async def test_over_http_a_password_goes_only_to_its_server(tmp_path: Path) -> N
     secret.chmod(0o600)
     who = FetchCredentials(username="anna", password_file=str(secret))
     with over_http(repo.repo, password="geheim-4711") as url:
-        found = await fetched(url, tmp_path / "cache", who=who)
-        assert (found.answer.revision, message(found)) == (first, "")
+        result = await fetched(url, tmp_path / "cache", who=who)
+        assert (result.answer.revision, message(result)) == (first, "")
         nobody = await fetched(url, tmp_path / "cache2")
         assert reason(nobody) == "AuthenticationFailed"
         secret.chmod(0o644)
@@ -81,11 +81,11 @@ async def test_over_ssh_server_and_client_authenticate(tmp_path: Path) -> None:
     async with over_ssh(repo.repo, keys) as port:
         url = f"ssh://git@127.0.0.1:{port}/fleet.git"
         keys.know(port, keys.host)
-        found = await fetched(url, tmp_path / "cache", who=files)
-        assert (found.answer.revision, message(found)) == (first, "")
+        result = await fetched(url, tmp_path / "cache", who=files)
+        assert (result.answer.revision, message(result)) == (first, "")
         second = repo.commit({"a.yaml": pool("a", priority=3)})
-        found = await fetched(url, tmp_path / "cache", who=files)
-        assert (found.answer.revision, message(found)) == (second, "")
+        result = await fetched(url, tmp_path / "cache", who=files)
+        assert (result.answer.revision, message(result)) == (second, "")
         keys.know(port, keys.person)
         stranger = await fetched(url, tmp_path / "cache", who=files)
         assert reason(stranger) == "HostKeyRefused"
@@ -123,9 +123,9 @@ def test_a_document_travels_with_the_places_of_its_fields() -> None:
 async def test_no_server(tmp_path: Path) -> None:
     port = free_port()
     for scheme in ("git", "http"):
-        found = await fetched(f"{scheme}://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
-        assert reason(found) == "Unreachable"
-        assert "refused" in message(found).lower()
+        result = await fetched(f"{scheme}://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
+        assert reason(result) == "Unreachable"
+        assert "refused" in message(result).lower()
 
 
 async def test_a_silent_server_times_out(tmp_path: Path) -> None:
@@ -134,6 +134,6 @@ async def test_a_silent_server_times_out(tmp_path: Path) -> None:
 
     async with tcp_server(silent) as port:
         url = f"git://127.0.0.1:{port}/fleet.git"
-        found = await fetched(url, tmp_path / "cache", timeout_s=3.0)
-    assert reason(found) == "TimedOut"
-    assert message(found) == f"{url} did not answer within 3 s (spec.timeout)"
+        result = await fetched(url, tmp_path / "cache", timeout_s=3.0)
+    assert reason(result) == "TimedOut"
+    assert message(result) == f"{url} did not answer within 3 s (spec.timeout)"

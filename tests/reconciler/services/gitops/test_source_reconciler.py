@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("leader")]
 
 
 async def priority(store: Transport, name: str) -> int | None:
-    found = await objects.get(store, NodePool, name)
-    return None if found is None else found.spec.priority
+    obj = await objects.get(store, NodePool, name)
+    return None if obj is None else obj.spec.priority
 
 
 async def test_a_commit_converges_without_further_writes(store: Transport, folder: Path) -> None:
@@ -45,13 +45,15 @@ async def test_a_commit_converges_without_further_writes(store: Transport, folde
     both = pool("a1") + "---\n" + deployment("a-qwen")
     first = repo.commit({"sites/a.yaml": both, "README.md": "x", ".ci/x.yaml": "no: manifest"})
     await applied(store, source("a", repo.url, "  path: sites\n"))
-    found = await ready(store, "a", first)
-    assert found.applied_revision == found.observed_revision == f"main@{first}"
-    assert [(one.kind, one.name) for one in found.inventory] == [
+    git_source_status = await ready(store, "a", first)
+    assert (
+        git_source_status.applied_revision == git_source_status.observed_revision == f"main@{first}"
+    )
+    assert [(entry.kind, entry.name) for entry in git_source_status.inventory] == [
         ("ModelDeployment", "a-qwen"),
         ("NodePool", "a1"),
     ]
-    condition = find_condition(found.conditions, "Ready")
+    condition = find_condition(git_source_status.conditions, "Ready")
     assert condition is not None
     assert condition.message == f"main@{first} is applied: 2 objects"
     made = await objects.get(store, ModelDeployment, "a-qwen")
@@ -71,8 +73,8 @@ async def test_a_commit_converges_without_further_writes(store: Transport, folde
 async def _written(store: Transport) -> list[int]:
     """Return the versions of what source a applied."""
     kinds = (("ModelDeployment", "a-qwen"), ("NodePool", "a1"))
-    found = [await store.get(keys.spec_key(*one)) for one in kinds]
-    return [item.mod_revision for item in found if item is not None]
+    items = [await store.get(keys.spec_key(*kind)) for kind in kinds]
+    return [item.mod_revision for item in items if item is not None]
 
 
 async def test_a_broken_commit_changes_nothing_and_names_the_line(
@@ -137,8 +139,8 @@ async def test_removed_objects_are_pruned_if_prune_is_set(store: Transport, fold
     await applied(store, source("d", repo.url))
     await ready(store, "d", first)
     second = repo.commit({"d2.yaml": None})
-    found = await ready(store, "d", second)
-    assert [one.name for one in found.inventory] == ["d1", "d3"]
+    git_source_status = await ready(store, "d", second)
+    assert [entry.name for entry in git_source_status.inventory] == ["d1", "d3"]
     assert await priority(store, "d2") == 0
     await applied(store, source("d", repo.url, "  prune: true\n"))
     await gone(store, NodePool, "d2")
@@ -154,10 +156,10 @@ async def test_removed_objects_are_pruned_if_prune_is_set(store: Transport, fold
 
 @pytest.mark.ci
 async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path) -> None:
-    one, two = Repository(folder / "e1.git"), Repository(folder / "e2.git")
-    first = one.commit({"e.yaml": pool("e", priority=1)})
+    repository, two = Repository(folder / "e1.git"), Repository(folder / "e2.git")
+    first = repository.commit({"e.yaml": pool("e", priority=1)})
     second = two.commit({"x.yaml": pool("e-other"), "e.yaml": pool("e", priority=2)})
-    await applied(store, source("e1", one.url))
+    await applied(store, source("e1", repository.url))
     await ready(store, "e1", first)
     await applied(store, source("e2", two.url, "  force: true\n"))
     stalled = await said(store, "e2", "Stalled", reason="Refused", commit=second)
@@ -283,11 +285,11 @@ async def test_pinned_commits_and_tags(store: Transport, folder: Path) -> None:
     repo.tag("v1", first, annotated=True)
     second = repo.commit({"g.yaml": pool("g", priority=2)})
     await applied(store, source("g", repo.url, "  reference: {tag: v1}\n"))
-    found = await ready(store, "g", first)
-    assert found.applied_revision == f"v1@{first}"
+    git_source_status = await ready(store, "g", first)
+    assert git_source_status.applied_revision == f"v1@{first}"
     await applied(store, source("g", repo.url, f"  reference: {{commit: {second}}}\n"))
-    found = await ready(store, "g", second)
-    assert found.applied_revision == second
+    git_source_status = await ready(store, "g", second)
+    assert git_source_status.applied_revision == second
     await applied(store, source("g", repo.url, "  reference: {branch: mian}\n"))
     missing = await said(store, "g", "Stalled", reason="ReferenceNotFound")
     assert f"{repo.url} has no branch mian. Did you mean main?" in missing.message
@@ -311,8 +313,10 @@ async def test_the_applied_commit_keeps_the_branch_under_which_it_was_found(
         now = await status(store, "r")
         return now if now is not None and now.last_sync == request else None
 
-    found = await until_async(answered, limit_s=20.0, what="the answer to the sync of r")
-    assert found.applied_revision == f"main@{first}"
+    git_source_status = await until_async(
+        answered, limit_s=20.0, what="the answer to the sync of r"
+    )
+    assert git_source_status.applied_revision == f"main@{first}"
     stalled = await said(store, "r", "Stalled", reason="ReferenceNotFound")
     assert stalled.message.endswith(f"main@{first} stays applied")
 
@@ -346,10 +350,10 @@ async def test_a_deleted_source_lets_go_of_its_objects(store: Transport, folder:
     await delete(store, "GitSource", "j", CLOCK)
 
     async def released() -> bool:
-        found = await objects.get(store, NodePool, "j")
-        assert found is not None
+        obj = await objects.get(store, NodePool, "j")
+        assert obj is not None
         there = await store.get(keys.named(keys.APPLY_SET_PREFIX, "gitsource.j"))
-        return there is None and APPLY_SET not in found.metadata.annotations
+        return there is None and APPLY_SET not in obj.metadata.annotations
 
     await until_async(released, limit_s=40.0, what="release")
     # So another may have it.

@@ -94,8 +94,8 @@ def test_conditions(
 def test_the_applied_revision_stays_in_the_status() -> None:
     applied = SourceResult(observed="main@aa", applied="main@aa", inventory=ONE)
     first = source_status.compute_status(source(), applied, NOW)
-    found = SourceResult(observed="main@bb", problem=BROKEN)
-    second = source_status.compute_status(source(first), found, NOW + timedelta(hours=1))
+    source_result = SourceResult(observed="main@bb", problem=BROKEN)
+    second = source_status.compute_status(source(first), source_result, NOW + timedelta(hours=1))
     assert (second.observed_revision, second.applied_revision) == ("main@bb", "main@aa")
     assert (second.applied_at, second.inventory) == (NOW, ONE)
     ready = next(c for c in second.conditions if c.type == "Ready")
@@ -107,8 +107,8 @@ def test_drift_is_in_the_message() -> None:
         Drift(kind="NodePool", name="a", fields=("spec.priority",), managers=("fleetctl-edit",)),
         Drift(kind="NodePool", name="b", fields=()),
     )
-    found = SourceResult(applied="main@aa", inventory=ONE, drift=drift)
-    made = source_status.compute_status(source(), found, NOW)
+    source_result = SourceResult(applied="main@aa", inventory=ONE, drift=drift)
+    made = source_status.compute_status(source(), source_result, NOW)
     ready = next(c for c in made.conditions if c.type == "Ready")
     assert ready.message == (
         "main@aa is applied: 1 object; others changed nodepool/a spec.priority (fleetctl-edit); "
@@ -178,10 +178,10 @@ def test_a_source_is_due_after_its_interval_or_retry() -> None:
 
 
 def test_a_changed_spec_starts_with_a_new_state() -> None:
-    one = memory()
-    assert source_status.current_state(one, source()) is one
+    state = memory()
+    assert source_status.current_state(state, source()) is state
     edited = source().model_copy(update={"metadata": ObjectMeta(name="f", uid="u", generation=4)})
-    assert source_status.current_state(one, edited).fetched_at is None
+    assert source_status.current_state(state, edited).fetched_at is None
 
 
 def test_revisions() -> None:

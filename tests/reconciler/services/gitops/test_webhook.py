@@ -72,8 +72,12 @@ async def client(store: Transport, secret_file: Path) -> AsyncIterator[httpx.Asy
 
 async def requested(store: Transport) -> list[str]:
     """Return the sources of which a sync is requested."""
-    found = await objects.list_all(store, GitSource)
-    return sorted(one.name for one in found if SYNC_REQUESTED in one.metadata.annotations)
+    git_sources = await objects.list_all(store, GitSource)
+    return sorted(
+        git_source.name
+        for git_source in git_sources
+        if SYNC_REQUESTED in git_source.metadata.annotations
+    )
 
 
 async def test_a_push_requests_the_sources_of_its_repository_and_branch(

@@ -101,14 +101,18 @@ async def test_a_token_for_any_name_gives_no_name_that_the_fleet_has(
         assert f"--node mac-1` and join with it, or run {remedy}" in message
         assert UUID not in message
     assert accounts.issued == []
-    [record] = [one for one in await list_tokens(stand.transport) if one.id == token.id]
+    [record] = [
+        join_token_record
+        for join_token_record in await list_tokens(stand.transport)
+        if join_token_record.id == token.id
+    ]
     assert record.uses == ()
     assert not any(UUID in message for _, message in await stand.events())
     assert [reason for reason, _ in await stand.events()].count(NAME_TAKEN) == 1  # counted thrice
     security = await read_security(
         stand.transport, stand.clock.now(), ((), {}, ()), (EtcdAddress(socket=tmp_path), None)
     )
-    [warned] = [found.message for found in check_joins(security)]
+    [warned] = [join.message for join in check_joins(security)]
     assert "address 10.0.0.7: the fleet has" in warned
 
 
@@ -208,11 +212,11 @@ def test_attempts_are_few_for_a_source_and_for_all(tmp_path: Path) -> None:
         stand = await JoinStand(tmp_path, transport, clock, most_per_minute=5).open()
         body = join_body(await stand.token(), secret=WRONG)
         mine = await asyncio.gather(*(stand.post(body) for _ in range(6)))
-        assert [one.status_code for one in mine] == [403] * 5 + [429]
+        assert [response.status_code for response in mine] == [403] * 5 + [429]
         assert 1 <= int(mine[-1].headers["retry-after"]) <= 12
         assert JoinRefusal.model_validate_json(mine[-1].content).code == "TooManyAttempts"
         others = await asyncio.gather(*(stand.post(body, source=f"10.0.1.{n}") for n in range(20)))
-        assert [one.status_code for one in others].count(403) == 15  # 20 in all
+        assert [other.status_code for other in others].count(403) == 15  # 20 in all
         assert (await stand.post(body, source="fe80::1")).status_code == 429
         await clock.sleep(60)
         assert (await stand.post(body)).status_code == 403

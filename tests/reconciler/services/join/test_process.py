@@ -100,7 +100,7 @@ async def test_a_node_that_joins_gets_a_password_for_its_own_keys(
         async def is_advertised() -> bool:
             items = (await admin.list(keys.RECONCILER_LEASE_PREFIX)).items
             leases = [codec.decode(ReconcilerLease, item) for item in items]
-            return f"127.0.0.1:{where.port}" in [one.join_address for one in leases]
+            return f"127.0.0.1:{where.port}" in [lease.join_address for lease in leases]
 
         await until_async(is_advertised, limit_s=20, what="the address of the join port")
         answer = await joined(stand, where, "mac-77")

@@ -50,10 +50,10 @@ class Mac:
         return await self.stand.call(method, f"{REQUESTS_PATH}/{self.id}", headers)
 
     async def decide(self, *, is_approved: bool) -> None:
-        found = await join_requests.find_request(self.stand.transport, self.id)
-        assert found is not None
+        request = await join_requests.find_request(self.stand.transport, self.id)
+        assert request is not None
         await join_requests.decide(
-            self.stand.transport, self.stand.clock, found, "anna", is_approved=is_approved
+            self.stand.transport, self.stand.clock, request, "anna", is_approved=is_approved
         )
 
 
@@ -138,9 +138,9 @@ async def test_the_name_of_another_machine_is_not_given_by_an_approval(stand: Jo
 async def test_an_approval_is_for_the_key_that_was_compared(stand: JoinStand) -> None:
     mac = Mac(stand)
     await mac.ask()
-    found = await join_requests.find_request(stand.transport, mac.id)
-    assert found is not None
-    other = found.model_copy(update={"key_hash": "0" * 64})
+    request = await join_requests.find_request(stand.transport, mac.id)
+    assert request is not None
+    other = request.model_copy(update={"key_hash": "0" * 64})
     await join_requests.decide(stand.transport, stand.clock, other, "anna", is_approved=True)
     assert (await mac.poll()).json()["state"] == "Pending"
 
@@ -158,7 +158,7 @@ async def test_strangers_that_take_all_places_keep_none(stand: JoinStand) -> Non
         assert (await mac.poll()).json()["state"] == "Pending"
     assert (await macs[0].poll()).json()["state"] == "Issued"
     waiting = await list_machines(stand.transport)
-    assert {one.same_source for one in waiting} == {MAX_PENDING}
+    assert {waiting_machine.same_source for waiting_machine in waiting} == {MAX_PENDING}
     assert f"10.0.0.7 ({MAX_PENDING} requests)" in waiting[-1].row(stand.clock.now())
     for mac in macs[2:]:
         await mac.decide(is_approved=False)
@@ -213,7 +213,7 @@ async def test_two_questions_at_once_get_one_certificate(stand: JoinStand) -> No
     await mac.ask()
     await mac.decide(is_approved=True)
     answers = await asyncio.gather(*(mac.poll() for _ in range(10)))
-    good = {one.json()["answer"]["certificate"] for one in answers if one.is_success}
-    assert {one.status_code for one in answers} <= {200, 503}
+    good = {answer.json()["answer"]["certificate"] for answer in answers if answer.is_success}
+    assert {answer.status_code for answer in answers} <= {200, 503}
     assert len(good) == 1
     assert (await _stored(mac)).earlier == ()

@@ -30,20 +30,20 @@ async def etcd(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[TcpEtcd]:
     folder = tmp_path_factory.mktemp("accounts")
-    async with TcpEtcd(folder, "--bcrypt-cost=4", binary=request.param) as found:
-        yield found
+    async with TcpEtcd(folder, "--bcrypt-cost=4", binary=request.param) as tcp_etcd:
+        yield tcp_etcd
 
 
 @pytest.fixture
 async def accounts(etcd: TcpEtcd) -> AsyncIterator[AuthClient]:
     """An etcd without users and roles."""
-    found = AuthClient(etcd.address)
-    for user in await found.users():
-        await store_admin.delete_user(found, user)
-    for role in await found.roles():
-        await store_admin.delete_role(found, role)
-    yield found
-    await found.close()
+    auth_client = AuthClient(etcd.address)
+    for user in await auth_client.users():
+        await store_admin.delete_user(auth_client, user)
+    for role in await auth_client.roles():
+        await store_admin.delete_role(auth_client, role)
+    yield auth_client
+    await auth_client.close()
 
 
 async def test_permissions_are_read_back(accounts: AuthClient) -> None:
@@ -85,11 +85,11 @@ async def test_two_ranges_that_begin_at_one_key_are_both_kept(accounts: AuthClie
 
 async def test_revoking_a_permission_keeps_the_others(accounts: AuthClient) -> None:
     await accounts.add_role("agent")
-    kept = {key_permission("/a/", Right.READ), prefix_permission("/b/", Right.READ)}
-    for permission in (*kept, prefix_permission("/a/", Right.READ)):
+    permissions = {key_permission("/a/", Right.READ), prefix_permission("/b/", Right.READ)}
+    for permission in (*permissions, prefix_permission("/a/", Right.READ)):
         await accounts.grant("agent", permission)
     await accounts.revoke("agent", prefix_permission("/a/", Right.READ))
-    assert await accounts.permissions_of("agent") == kept
+    assert await accounts.permissions_of("agent") == permissions
     with pytest.raises(StoreError, match="permission"):
         await accounts.revoke("agent", Permission(key="/z", right=Right.READ))
 
@@ -215,9 +215,9 @@ async def test_an_unreachable_member_is_unavailable(tmp_path: Path) -> None:
 
 def test_maintenance_needs_a_single_endpoint() -> None:
     three = EtcdAddress(endpoints=("http://a:1", "http://b:1", "http://c:1"), username="u")
-    assert [one.endpoints for one in member_addresses(three)] == [
+    assert [address.endpoints for address in member_addresses(three)] == [
         ("http://a:1",), ("http://b:1",), ("http://c:1",),
     ]  # fmt: skip
-    assert {one.username for one in member_addresses(three)} == {"u"}
+    assert {address.username for address in member_addresses(three)} == {"u"}
     with pytest.raises(ValueError, match="one endpoint"):
         MaintenanceClient(three)

@@ -41,11 +41,11 @@ async def put(transport: Transport, key: str, value: bytes = b"x") -> int:
 
 async def take(watch: AsyncIterator[WatchBatch], wanted: int) -> list[KeyChange]:
     """Return so many changes."""
-    found: list[KeyChange] = []
+    key_changes: list[KeyChange] = []
     async with asyncio.timeout(30):
-        while len(found) < wanted:
-            found.extend((await anext(watch)).changes)
-    return found
+        while len(key_changes) < wanted:
+            key_changes.extend((await anext(watch)).changes)
+    return key_changes
 
 
 async def watchers(tcp: TcpEtcd) -> tuple[float, float]:

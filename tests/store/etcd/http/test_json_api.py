@@ -248,9 +248,9 @@ async def test_a_web_server_among_the_endpoints_is_skipped(tcp: TcpEtcd) -> None
         assert "version" in await route.call("/maintenance/status", {})
         await route.close()
         alone = JsonGateway(EtcdAddress(endpoints=(url,)))
-        with pytest.raises(UnavailableError, match="HTTP 503, and not an answer of etcd") as told:
+        with pytest.raises(UnavailableError, match="HTTP 503, and not an answer of etcd") as info:
             await alone.call("/kv/txn", {})
-        assert told.value.ambiguous
+        assert info.value.ambiguous
         await alone.close()
 
 
@@ -413,8 +413,8 @@ def test_an_invalid_item_is_unavailable(tree: json_api.Json) -> None:
 
 
 def test_omitted_values_are_zero_or_empty() -> None:
-    found = json_api.key_value({"key": "L2E="})
-    assert (found.key, found.value, found.mod_revision, found.lease) == ("/a", b"", 0, 0)
+    item = json_api.key_value({"key": "L2E="})
+    assert (item.key, item.value, item.mod_revision, item.lease) == ("/a", b"", 0, 0)
 
 
 def test_puts_and_deletes_are_decoded() -> None:

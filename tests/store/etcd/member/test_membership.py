@@ -36,8 +36,8 @@ async def looking_after(address: EtcdAddress) -> AsyncIterator[MaintenanceClient
 
 
 async def status_of(member: Member) -> MemberStatus:
-    async with looking_after(EtcdAddress(endpoints=(member.url,))) as one:
-        return await one.status()
+    async with looking_after(EtcdAddress(endpoints=(member.url,))) as client:
+        return await client.status()
 
 
 async def write(address: EtcdAddress, key: str) -> None:
@@ -71,7 +71,9 @@ async def joined(cluster: Cluster, name: str, folder: Path) -> Member:
                 return None
 
         added = await until_async(announced, limit_s=20, what=f"a place for {name}")
-        assert [one.is_learner for one in await membership.list()].count(True) == 1
+        assert [cluster_member.is_learner for cluster_member in await membership.list()].count(
+            True
+        ) == 1
         member.plan([*cluster.members, member], ["--initial-cluster-state=existing"])
         cluster.members.append(member)
         await member.start()
@@ -87,7 +89,9 @@ async def joined(cluster: Cluster, name: str, folder: Path) -> Member:
         async def listed() -> bool:
             # A member may learn of it a moment after the others.
             found = await membership.list()
-            return [one.is_learner for one in found] == [False] * len(cluster.members)
+            return [cluster_member.is_learner for cluster_member in found] == [False] * len(
+                cluster.members
+            )
 
         await until_async(listed, limit_s=20, what=f"the promotion of {name} in the list")
     finally:
@@ -111,9 +115,9 @@ async def test_a_cluster_grows_to_three_and_survives_a_loss(tmp_path: Path) -> N
 
         leader = await cluster.leader()
         seen = [await status_of(member) for member in cluster.members]
-        assert len({one.member for one in seen}) == 3
-        assert {(one.leader, one.store) for one in seen} == {(seen[0].leader, store)}
-        other = next(one.member for one in seen if one.member != one.leader)
+        assert len({status.member for status in seen}) == 3
+        assert {(status.leader, status.store) for status in seen} == {(seen[0].leader, store)}
+        other = next(status.member for status in seen if status.member != status.leader)
         await store_admin.move_leader(EtcdAddress(endpoints=(leader.url,)), other)
         assert (await status_of(leader)).leader == other
 
@@ -164,9 +168,9 @@ async def test_an_unfit_version_is_refused_as_a_member(tmp_path: Path) -> None:
         await etcd.start()
         with pytest.raises(UnfitVersionError, match=r"is 3\.5\.1: .*must be the only"):
             await membership.refuse_unfit()
-        found = await membership.list()
-        assert [member.name for member in found] == ["embedded"]
-        await store_admin.update(etcd.address, found[0].id, ["http://127.0.0.1:2"])
+        members = await membership.list()
+        assert [member.name for member in members] == ["embedded"]
+        await store_admin.update(etcd.address, members[0].id, ["http://127.0.0.1:2"])
         assert (await membership.list())[0].peer_urls == ("http://127.0.0.1:2",)
     finally:
         await membership.close()
