@@ -38,7 +38,8 @@ def make_router(facts: Facts[Any], clock: Clock | None = None) -> APIRouter:
         ("/metrics/snapshot", routes.snapshot),
         *((("/metrics/stream", routes.stream),) if clock is not None else ()),
     ):
-        router.add_api_route(path, answer, methods=["GET", "HEAD"])
+        router.add_api_route(path, answer, methods=["GET"])
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
     for folder in ("/api/cluster", "/api/cluster/workers/{name}"):
         for action in ("load-model", "unload-model"):
             router.add_api_route(f"{folder}/{action}", routes.refuse_action, methods=["POST"])

@@ -265,11 +265,7 @@ class TableBuilder:
 
         def chosen(some: _ByDeployment) -> list[EngineEndpoint]:
             found = [endpoint for own in deployments for endpoint in some.get(own, {}).values()]
-            return [
-                engine_endpoint
-                for engine_endpoint in found
-                if adapter is None or adapter in engine_endpoint.names
-            ]
+            return [endpoint for endpoint in found if adapter is None or adapter in endpoint.names]
 
         return self._shares.backend(
             deployments,
@@ -345,9 +341,7 @@ class TableBuilder:
         ]
         heaviest = max(backends, key=lambda backend: backend.weight)
         endpoints = {
-            engine_endpoint
-            for backend in some
-            for engine_endpoint in (*backend.leased, *backend.orphans)
+            endpoint for backend in some for endpoint in (*backend.leased, *backend.orphans)
         }
         return ServedModel(
             name=name,
@@ -402,11 +396,7 @@ class TableBuilder:
     def _shares_cache(self, backend: WeightedBackend) -> bool:
         """Return whether keys share cached prompts: each deployment and the route, if any, must allow it."""
         there = self._inputs.deployments
-        own = [
-            there[deployment].spec.routing
-            for deployment in backend.deployments
-            if deployment in there
-        ]
+        own = [there[name].spec.routing for name in backend.deployments if name in there]
         return all(routing.cache_sharing == "Deployment" for routing in (backend.routing, *own))
 
     def _context_length(self, backends: Sequence[WeightedBackend]) -> int | None:
@@ -427,18 +417,12 @@ class TableBuilder:
 
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
         there = self._inputs.deployments
-        return next(
-            (there[deployment].spec.routing for deployment in deployments if deployment in there),
-            Routing(),
-        )
+        return next((there[name].spec.routing for name in deployments if name in there), Routing())
 
     def _declaring_deployment(self, deployments: Sequence[str]) -> str:
         """Return the deployment whose settings `_own_routing` returns."""
         there = self._inputs.deployments
-        return next(
-            (f"ModelDeployment/{deployment}" for deployment in deployments if deployment in there),
-            "",
-        )
+        return next((f"ModelDeployment/{name}" for name in deployments if name in there), "")
 
 
 def _largest(limits: Iterable[int]) -> int:
