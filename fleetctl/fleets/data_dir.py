@@ -141,7 +141,7 @@ class DataDir:
         try:
             tree = json.loads(self.fleet_file.read_text())
             version = int(tree["layout_version"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FleetctlError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing_extensions import override
 
 import dashboard.__main__ as program
+from identity import daemon
 from machinery.clock import SystemClock
 
 
@@ -27,5 +28,5 @@ class JumpingClock(SystemClock):
 if __name__ == "__main__":
     JumpingClock._file = Path(sys.argv.pop(1))
     # The clock that the command gives to all parts.
-    vars(program)["SystemClock"] = JumpingClock
+    vars(daemon)["SystemClock"] = JumpingClock
     program.main()

@@ -248,7 +248,7 @@ async def test_a_suspended_source_is_listed_as_suspended(git: MemoryFleet, tmp_p
     first = repo.commit({"a.yaml": pool("asleep")})
     await kept(git, repo, "asleep")
     lines = (await git.ctl("get", "gs/asleep")).out.splitlines()
-    assert lines[0].split() == ["NAME", "READY", "SUSPENDED", "STATUS", "REVISION", "AGE"]
+    assert lines[0].split() == ["NAME", "READY", "SUSPENDED", "STATUS", "REVISION", "AGE", "WHY"]
     assert lines[1].split()[:5] == ["asleep", "True", "False", "Applied", f"main@{first[:12]}"]
     await git.ctl("suspend", "gs/asleep")
     lines = (await git.ctl("get", "gs/asleep")).out.splitlines()

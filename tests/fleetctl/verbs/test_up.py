@@ -245,7 +245,7 @@ async def test_of_two_concurrent_starts_one_fleet_remains(tmp_path: Path, models
         assert "already runs" in second.err
         nodes = await on(folder, "wait", "node/node-1", "--for=condition=Ready", "--timeout=30s")
         assert nodes.code == 0, nodes.err
-        assert set(pids(folder)) == {"gateway", "node-1", "reconciler"}
+        assert set(pids(folder)) == {"dashboard", "gateway", "node-1", "reconciler"}
     finally:
         await on(folder, "down")
 
