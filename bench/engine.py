@@ -52,7 +52,7 @@ class Bench:
         self.ratios[f"{name}_tokens_per_cpu_s"] = round(
             mine.tokens_per_cpu_s / other.tokens_per_cpu_s, 2
         )
-        self.note(name, tokens_per_s=[one.tokens_per_s for one in bursts])
+        self.note(name, tokens_per_s=[burst.tokens_per_s for burst in bursts])
 
     def note(self, name: str, **values: list[float]) -> None:
         """Print and keep figures, ours before theirs."""
@@ -84,7 +84,7 @@ async def prefix(bench: Bench) -> None:
             await burst(server, [body(server, f"{head} {tail}", 2) for tail in tails])
             for server in bench.both
         ]
-        mine, other = (one.ttft_p50 for one in bursts)
+        mine, other = (burst.ttft_p50 for burst in bursts)
         bench.ratios[f"{name}_ttft_p50"] = round(mine / other, 3)
         bench.note(name, ttft_p50_s=[mine, other])
 
@@ -165,8 +165,8 @@ async def overhead(bench: Bench) -> None:
     bench.ratios["tiny_requests_per_s"] = round(other.wall_s / mine.wall_s, 2)
     bench.ratios["tiny_cpu_per_request"] = round(mine.cpu_s / other.cpu_s, 2)
     count = len(mine.replies)
-    bench.note("tiny", requests_per_s=[count / one.wall_s for one in bursts])
-    bench.note("tiny", cpu_ms=[1e3 * one.cpu_s / count for one in bursts])
+    bench.note("tiny", requests_per_s=[count / burst.wall_s for burst in bursts])
+    bench.note("tiny", cpu_ms=[1e3 * burst.cpu_s / count for burst in bursts])
 
 
 def raw(bench: Bench, model: Path, library: Path | None) -> None:

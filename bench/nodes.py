@@ -132,7 +132,7 @@ def _unlike() -> dict[str, float]:
     steps = [UNLIKE_STEP_S * speeds[0] / speed for speed in speeds]
 
     def rate(*step_s: float) -> float:
-        return asyncio.run(_simulated([SimulatedMac(one) for one in step_s]))
+        return asyncio.run(_simulated([SimulatedMac(step) for step in step_s]))
 
     together, slowest, fastest = rate(*steps), rate(max(steps)), rate(min(steps))
     print(f"\nfive unlike simulated Macs: {together:.0f} tokens/s, {together / fastest:.2f} x the")

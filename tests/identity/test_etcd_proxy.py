@@ -160,7 +160,7 @@ def limit_open_files(pid: int, most: int) -> int:
     """Set the open-file limit of a process, and return what it was."""
     if sys.platform == "linux":
         return resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))[0]
-    raise NotImplementedError(sys.platform)
+    raise OSError("this system does not limit the files of another process")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
