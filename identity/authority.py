@@ -201,13 +201,13 @@ def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
     if len(request) > _MAX_REQUEST_BYTES:
         raise AuthorityError(f"the request is larger than {_MAX_REQUEST_BYTES >> 10} KiB; {wanted}")
     try:
-        pem_x509_csr = x509.load_pem_x509_csr(request)
-        public_key = pem_x509_csr.public_key()
+        csr = x509.load_pem_x509_csr(request)
+        public_key = csr.public_key()
         if not isinstance(public_key, ec.EllipticCurvePublicKey) or not isinstance(
             public_key.curve, ec.SECP256R1
         ):
             raise AuthorityError(f"the request is for another kind of key; {wanted}")
-        if not pem_x509_csr.is_signature_valid:
+        if not csr.is_signature_valid:
             raise AuthorityError("the request's signature is wrong: its sender has not the key")
     except (*UNREADABLE, InvalidSignature) as error:
         if isinstance(error, AuthorityError):

@@ -85,14 +85,14 @@ def find_interface(address: IPv4Interface, name: str) -> NetworkInterface:
     try:
         if IS_LINUX:
             text = _run(("ip", "-json", "address", "show", "up"))
-            ip_address_show = interfaces.parse_ip_address_show(text)
+            interface_list = interfaces.parse_ip_address_show(text)
         else:
-            ip_address_show = interfaces.parse_ifconfig(_run(("ifconfig", "-a")))
+            interface_list = interfaces.parse_ifconfig(_run(("ifconfig", "-a")))
     except (ValueError, KeyError) as error:
         raise FloatingAddressError(
             f"the list of network interfaces is not readable: {error}"
         ) from error
-    return interfaces.choose_interface(ip_address_show, address, name)
+    return interfaces.choose_interface(interface_list, address, name)
 
 
 def open_link(address: IPv4Interface, interface: NetworkInterface) -> AddressLink:

@@ -47,8 +47,8 @@ async def gateway(world: World, tmp_path: Path) -> AsyncIterator[Running]:
 async def client(gateway: Running) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
-    ) as async_open_ai:
-        yield async_open_ai
+    ) as openai_client:
+        yield openai_client
 
 
 async def begin(client: openai.AsyncOpenAI, *lines: str) -> Batch:
@@ -252,15 +252,15 @@ async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
     async with (
         running(FakeEngine("m-0", chat)) as engine,
         running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one") as async_open_ai,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one") as openai_client,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
     ):
         await gateway.knows_keys()
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
-        batch = await begin(async_open_ai, line("q"), line("other", "n"))
-        done = await ended(async_open_ai, batch)
-        errors = await results(async_open_ai, done.error_file_id)
+        batch = await begin(openai_client, line("q"), line("other", "n"))
+        done = await ended(openai_client, batch)
+        errors = await results(openai_client, done.error_file_id)
         response = errors["other"]["response"]
         assert isinstance(response, dict)
         assert response["status_code"] in (403, 404)
@@ -272,7 +272,7 @@ async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
         # Another key that gets the name later has nothing of the first, which goes.
         await put_api_key(world, "sk-new", name="one", created=datetime(2026, 2, 2, tzinfo=UTC))
         await until(lambda: gateway.gateway.fleet_state.keyring.find(b"sk-new"), what="the new key")
-        new = async_open_ai.with_options(api_key="sk-new", max_retries=0)
+        new = openai_client.with_options(api_key="sk-new", max_retries=0)
         assert [found.id async for found in new.batches.list()] == []
         assert [file_object.id async for file_object in new.files.list()] == []
         with pytest.raises(openai.NotFoundError):
@@ -295,7 +295,7 @@ async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path
         running_gateway(world.transport, limits) as gateway,
         openai.AsyncOpenAI(
             base_url=f"{gateway.url}/v1", api_key="sk-one", max_retries=0
-        ) as async_open_ai,
+        ) as openai_client,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
         contextlib.AsyncExitStack() as stack,
     ):
@@ -314,7 +314,7 @@ async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path
         assert [answer.split()[1] for answer in answers] == [b"429"] * 4
         await two.files.create(file=("in.jsonl", b"{}"), purpose="batch")
         with pytest.raises(openai.RateLimitError, match="uploaded already"):
-            await async_open_ai.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+            await openai_client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
 
 
 @pytest.mark.parametrize(
