@@ -117,10 +117,17 @@ def body_of_curl(text: str) -> dict[str, Any]:
     return body
 
 
+def check_length(answer: dict[str, Any], limit: int) -> None:
+    """Assert that an answer is as long as its request allows; a sampled one may end before."""
+    tokens, finish = answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
+    assert tokens == limit if finish == "length" else 0 < tokens < limit
+
+
 async def test_the_request_of_the_mesh(site: Site) -> None:
     body = body_of_curl(literals.MESH_REQUEST.text)
     answer = await site.chat({**body, "max_tokens": 4})
-    assert (answer["model"], answer["usage"]["completion_tokens"]) == ("standard", 4)
+    assert answer["model"] == "standard"
+    check_length(answer, 4)
 
 
 async def test_the_view_of_the_mesh(site: Site) -> None:
@@ -146,8 +153,7 @@ async def test_the_request_of_the_ring_server(site: Site) -> None:
     # The document's two lines of output.
     assert isinstance(data["choices"][0]["message"]["content"], str)
     assert data["performance"]["decode_tokens_per_s"] > 0
-    made, finish = data["usage"]["completion_tokens"], data["choices"][0]["finish_reason"]
-    assert made == 100 if finish == "length" else 0 < made < 100
+    check_length(data, 100)
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/model/info"])
@@ -158,11 +164,11 @@ async def test_the_paths_of_the_ring_server(site: Site, path: str) -> None:
 
 async def test_the_request_of_mlx_jaccl_cluster(site: Site) -> None:
     body = body_of_curl(literals.JACCL_REQUEST.text)
-    assert (await site.chat(body))["usage"]["completion_tokens"] == 64
+    check_length(await site.chat(body), 64)
     streamed = await site.chat({**body, "stream": True})
     assert streamed.endswith("data: [DONE]\n\n")
     text = await site.chat({"model": "qwen", "prompt": "hello", "max_tokens": 3}, "/v1/completions")
-    assert text["usage"]["completion_tokens"] == 3
+    check_length(text, 3)
 
 
 async def test_the_paths_of_mlx_jaccl_cluster(site: Site) -> None:
@@ -309,7 +315,7 @@ async def test_messages_of_nats_have_their_http(site: Site) -> None:
     kinds = re.findall(r'"type": "(\w+)"', literals.SERVING_STREAM.text)
     assert kinds == ["token", "done", "error"]
     assert any(chunk["choices"] and chunk["choices"][0]["text"] for chunk in chunks)
-    assert chunks[-1]["usage"]["completion_tokens"] == given["maxTokens"]
+    assert 0 < chunks[-1]["usage"]["completion_tokens"] <= given["maxTokens"]
     async with site.http.post(
         f"{site.fleet.url}/v1/completions", json={**body, "model": "no"}
     ) as answer:
