@@ -20,8 +20,8 @@ from reconciler.nodes.node_views import NodeViewCache
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
-from tests.support.fleets import deployment, replica
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import deployment, replica
 
 MOMENT = Now(time=datetime(2026, 1, 1, tzinfo=UTC), flapping={})
 ROUNDS = sized(11, smoke=1)

@@ -16,7 +16,7 @@ from store.port import Delete, Put
 from tests.support.clock import FakeClock
 from tests.support.dashboard_fleets import MANIFEST, put_fleet
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
-from tests.support.fleets import deployment, revision
+from tests.support.world import deployment, revision
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from store.port import Put
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import MANIFEST, put_fleet, put_key
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
-from tests.support.fleets import deployment, revision
+from tests.support.world import deployment, revision
 
 pytestmark = [needs_browser, pytest.mark.browser]
 

@@ -21,8 +21,8 @@ from tests.support.agent_api import STATUS, Replicas
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.fleetctl_manifests import put_replica
-from tests.support.fleets import deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import deployment
 
 pytestmark = [needs_browser, pytest.mark.browser]
 

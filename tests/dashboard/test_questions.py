@@ -22,8 +22,8 @@ from store import codec
 from store.port import Transport
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.fleetctl_manifests import put_replica
-from tests.support.fleets import deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import deployment
 
 pytestmark = pytest.mark.etcd
 

@@ -27,7 +27,6 @@ from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet, put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
-from tests.support.fleets import GEOMETRY, PROOF, deployment, revision
 from tests.support.gateway_calls import send_chats, streams_three_tokens
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
@@ -35,6 +34,7 @@ from tests.support.macs import mac
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_store import pool
 from tests.support.waiting import until_async
+from tests.support.world import GEOMETRY, PROOF, deployment, revision
 
 _CAPTURES = Path(__file__).parents[1] / "nodeagent/hardware/captures/load"
 LOAD_CAPTURES = (_CAPTURES / "ioaccelerator.txt", _CAPTURES / "macmon.json")

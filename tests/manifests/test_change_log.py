@@ -13,7 +13,7 @@ from store.errors import ConflictError
 from store.memory import MemoryTransport
 from store.mutate import mutate
 from store.port import Delete, ModRevisionGuard, Put
-from tests.support.fleets import deployment
+from tests.support.world import deployment
 
 CLOCK = SystemClock()
 AUTHOR = ChangeAuthor(user="anna@studio", manager="fleetctl", reason="a busy evening")

@@ -15,9 +15,9 @@ from store import codec, keys, objects
 from store.errors import ConflictError, UnavailableError
 from store.memory import MemoryTransport
 from store.port import Guard, Operation, Put, Transport
-from tests.support.fleets import replica
 from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
 from tests.support.manifests_texts import deployment, in_pool, pool, read, route
+from tests.support.world import replica
 
 CLOCK = SystemClock()
 

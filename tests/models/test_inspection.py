@@ -6,7 +6,7 @@ from models.inspection import model_use, named_adapters, named_models, split_mod
 from schemas.deployment import DraftModel, ModelDeployment
 from schemas.meta import ObjectMeta
 from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
-from tests.support.fleets import deployment
+from tests.support.world import deployment
 
 MEMBERS = (GroupMember(node="a"), GroupMember(node="b"))
 

@@ -22,8 +22,8 @@ from store.informer import Informer
 from store.leases import Election
 from store.memory import MemoryTransport
 from store.port import Delete, Listing, Put
-from tests.support.fleets import deployment
 from tests.support.waiting import until, until_async
+from tests.support.world import deployment
 
 CLOCK = SystemClock()
 LOOK = Backoff(first_s=0.05, limit_s=0.1)

@@ -28,9 +28,9 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, KeyValue, Put, Transport
 from tests.support import forker
 from tests.support.etcd import running_etcd
-from tests.support.fleets import GIB, deployment, replica, revision
 from tests.support.reconciler_agents import FakeAgent, node_status, put_lease, put_node, put_rank
 from tests.support.waiting import until, until_async
+from tests.support.world import GIB, deployment, replica, revision
 
 pytestmark = pytest.mark.etcd
 CLOCK = SystemClock()

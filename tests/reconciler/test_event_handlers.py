@@ -14,8 +14,8 @@ from store import codec
 from store.memory import MemoryTransport
 from store.port import KeyValue, Operation, Put
 from tests.support.clock import FakeClock
-from tests.support.fleets import deployment, replica
 from tests.support.reconciler_agents import put_lease, put_node
+from tests.support.world import deployment, replica
 
 
 @pytest.fixture

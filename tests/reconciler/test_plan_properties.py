@@ -33,8 +33,8 @@ from reconciler.placement.table import NodeTable
 from schemas import quantity
 from schemas.deployment import with_content
 from schemas.rollout import Canary, CanaryStep, Rollout
-from tests.support.fleets import NOW, deployment, node, observed, replica, revision
 from tests.support.sampling import samples
+from tests.support.world import NOW, deployment, node, observed, replica, revision
 
 NAMES = ("a", "b", "c", "d")
 AMOUNTS = st.sampled_from([0, 1, 2, "0%", "25%", "50%"])

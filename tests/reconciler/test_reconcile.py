@@ -26,8 +26,8 @@ from store import codec, keys, objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Put
-from tests.support.fleets import NOW, deployment
 from tests.support.reconciler_agents import put_lease, put_node
+from tests.support.world import NOW, deployment
 
 
 def get(found: Status, type_: str) -> Condition:

@@ -7,7 +7,7 @@ from schemas.kinds import by_name
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeStatus, effective_labels, matches
 from schemas.replica import MemoryProof, replica_name
-from tests.support.fleets import deployment
+from tests.support.world import deployment
 
 STATUS = NodeStatus(
     uid="u",

@@ -13,7 +13,7 @@ from tests.simulation.history import History
 from tests.simulation.laws import LAWS
 from tests.simulation.line import Line, Weather
 from tests.simulation.script import NODES
-from tests.support.fleets import GEOMETRY, GIB
+from tests.support.world import GEOMETRY, GIB
 
 GRACE_S = 3.0
 """The grace period of nodes; shorter than in real fleets, so that a short history has such losses."""

@@ -12,7 +12,7 @@ from schemas.replica import Endpoint, EndpointSpec, Replica, ReplicaStatus
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put
-from tests.support.fleets import deployment
+from tests.support.world import deployment
 
 
 def item(key: str, value: bytes, revision: int = 9) -> KeyValue:

@@ -14,9 +14,9 @@ from schemas.node import NodeLease
 from schemas.replica import RankStatus
 from store import codec
 from store.document_decoder import DocumentDecoder
-from tests.support.fleets import deployment
 from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
+from tests.support.world import deployment
 
 STATUSES = [found for kind in kinds.KINDS if (found := codec.status_type(kind.type)) is not None]
 MODELS: list[type[ApiModel]] = [

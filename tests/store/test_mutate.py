@@ -26,9 +26,9 @@ from store.mutate import mutate, mutate_status
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put, Transport
 from tests.support.chaos_transports import WAYS, go
 from tests.support.clock import HurriedClock
-from tests.support.fleets import deployment
 from tests.support.store_faults import FaultyTransport
 from tests.support.waiting import until
+from tests.support.world import deployment
 
 KEY = keys.spec_key("ModelDeployment", "qwen")
 STATUS_KEY = keys.status_key("ModelDeployment", "qwen")

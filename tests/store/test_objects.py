@@ -17,8 +17,8 @@ from store.errors import NewerDocumentError, UndecodableError
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.support import schemas_strategies
-from tests.support.fleets import deployment, replica
 from tests.support.sampling import samples
+from tests.support.world import deployment, replica
 
 LEASED = {
     "Endpoint": keys.ENDPOINT_PREFIX,

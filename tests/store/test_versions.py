@@ -6,7 +6,7 @@ from schemas.meta import ApiModel, ObjectMeta
 from schemas.node import NodeLease
 from store import codec, versions
 from store.port import KeyValue
-from tests.support.fleets import deployment
+from tests.support.world import deployment
 
 
 class Thing(ApiModel):

@@ -10,8 +10,8 @@ from store import codec, keys
 from store.port import Put, Transport
 from tests.support.dashboards import CLOCK
 from tests.support.fleetctl_manifests import put_replica
-from tests.support.fleets import deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import deployment
 
 MACS = (("mac-1", 24, "Apple M4"), ("mac-2", 16, "Apple M4 Pro"), ("mac-3", 8, "Apple M4"))
 

@@ -35,7 +35,6 @@ from store.port import Put, Transport
 from tests.support.dashboard_fleets import pending
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.fleetctl_manifests import put_replica
-from tests.support.fleets import GIB, deployment, revision
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import (
@@ -47,6 +46,7 @@ from tests.support.gateway_world import (
 )
 from tests.support.gateway_world import deployment as gateway_deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import GIB, deployment, revision
 
 _MACS = (
     ("studio-1", 192, "Apple M3 Ultra", "berlin"),

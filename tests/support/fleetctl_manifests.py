@@ -9,8 +9,8 @@ from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from store import codec, objects
 from store.port import Put, Transport
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.fleets import PROOF
 from tests.support.reconciler_agents import put_lease, put_node
+from tests.support.world import PROOF
 
 DEPLOYMENT = """
 apiVersion: fleet/v1alpha1

@@ -3,9 +3,9 @@
 import json
 
 from schemas.deployment import HubReference, HubSource, ModelDeployment, ModelSource
-from tests.support.fleets import deployment
 from tests.support.hub import COMMIT, REPO
 from tests.support.model_folders import safetensors
+from tests.support.world import deployment
 
 CONFIG = {
     "model_type": "llama",

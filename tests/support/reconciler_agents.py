@@ -13,7 +13,7 @@ from schemas.replica import Endpoint, EndpointSpec, RankStatus, Replica
 from store import codec, keys
 from store.errors import LeaseLostError, StoreError
 from store.port import Delete, Operation, Put, Transport
-from tests.support.fleets import GEOMETRY, GIB
+from tests.support.world import GEOMETRY, GIB
 
 _LEASE_TTL_S = 4
 

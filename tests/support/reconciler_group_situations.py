@@ -14,8 +14,8 @@ from schemas.formation import Formation
 from schemas.node import ModelReport, SplitOptions
 from schemas.replica import MemoryProof, RankAssignment
 from schemas.shardgroup import ShardGroupSpec
-from tests.support.fleets import GEOMETRY, GIB, NOW, deployment, node, observed, replica
 from tests.support.reconciler_agents import node_status
+from tests.support.world import GEOMETRY, GIB, NOW, deployment, node, observed, replica
 
 # 14 GiB in one piece, 16 layers; half of it is 7 GiB of weights, and some 1.7 GiB besides.
 LAYER = 14 * GIB // 16

@@ -27,8 +27,8 @@ from reconciler.placement.inputs import NodeView
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import RankStatus, Replica, ReplicaStatus
-from tests.support.fleets import NOW
 from tests.support.reconciler_group_situations import counted, group, mac, seen, sharded
+from tests.support.world import NOW
 
 Key = tuple[str, str, int]
 """A node, a replica, and the number of a rank."""

@@ -20,7 +20,7 @@ from schemas.deployment import DraftModel, HubReference, ModelSource
 from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, Toleration
-from tests.support.fleets import GEOMETRY, GIB, deployment
+from tests.support.world import GEOMETRY, GIB, deployment
 
 NAMES = "abcdefgh"
 OTHERS = ("llama", "phi", "qwen")

@@ -9,8 +9,8 @@ from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.fleetctl_manifests import put_replica
-from tests.support.fleets import deployment
 from tests.support.reconciler_agents import put_endpoint
+from tests.support.world import deployment
 
 
 async def test_a_replica_counts_as_ready_only_with_its_endpoint() -> None:

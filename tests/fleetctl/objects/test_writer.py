@@ -14,9 +14,9 @@ from schemas.node import Node
 from store import codec, objects
 from store.errors import ConflictError, EditRefusedError, UnavailableError
 from store.port import Delete
-from tests.support.fleets import NOW, deployment, replica, revision
 from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
 from tests.support.reconciler_agents import node_status
+from tests.support.world import NOW, deployment, replica, revision
 
 JOINED = Node(metadata=ObjectMeta(name="a", uid="u"), status=node_status("a"))
 

@@ -13,8 +13,8 @@ from schemas.shardgroup import ShardGroupStatus
 from store import codec, keys
 from store.port import Delete, Put, Transport
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.fleets import GEOMETRY, NOW, deployment
 from tests.support.reconciler_agents import node_status, put_node
+from tests.support.world import GEOMETRY, NOW, deployment
 
 pytestmark = pytest.mark.timeout(180)
 

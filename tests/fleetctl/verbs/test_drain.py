@@ -16,8 +16,8 @@ from tests.support.fleet import Fleet
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleetctl_stream import streaming
-from tests.support.fleets import GIB, PROOF, deployment
 from tests.support.reconciler_agents import FakeAgent, put_lease, put_node
+from tests.support.world import GIB, PROOF, deployment
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 

@@ -17,10 +17,10 @@ from schemas.node import Node, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec, NodeSelector, ReservedResources
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.fleets import deployment
 from tests.support.manifests_texts import read
 from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
+from tests.support.world import deployment
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "manifests"
 THEIRS = [kind for kind in KINDS if kind.written_by_users]

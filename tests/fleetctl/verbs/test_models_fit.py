@@ -10,12 +10,12 @@ from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, NodeStatus
 from store import codec
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
-from tests.support.fleets import deployment
 from tests.support.hub import REPO, StandInHub
 from tests.support.hub_repositories import CONFIG, servable_files
 from tests.support.model_folders import safetensors
 from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import deployment
 
 GROUP = (
     "apiVersion: fleet/v1alpha1\nkind: ShardGroup\nmetadata: {name: pair}\n"

@@ -36,12 +36,12 @@ from store.port import Put
 from store.tickets import TicketChecker
 from tests.support.agent_api import STATUS, Replicas
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.fleets import GEOMETRY
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.mlx_models import module
 from tests.support.model_store import add_model
 from tests.support.modelscope import StandInModelScope
 from tests.support.waiting import until
+from tests.support.world import GEOMETRY
 
 CLOCK = SystemClock()
 NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"

@@ -16,7 +16,6 @@ from store.port import Transport
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.fleets import PROOF, deployment
 from tests.support.hub import REPO, StandInHub
 from tests.support.hub_repositories import servable_files
 from tests.support.model_folders import ADAPTER_CONFIG as ADAPTER
@@ -24,6 +23,7 @@ from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
 from tests.support.model_folders import CONFIG, safetensors
 from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import PROOF, deployment
 
 pytestmark = pytest.mark.timeout(120)
 

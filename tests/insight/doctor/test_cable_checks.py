@@ -12,8 +12,8 @@ from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import FabricInterface, Node
 from schemas.replica import Replica, ReplicaStatus
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec, ShardGroupStatus
-from tests.support.fleets import replica
 from tests.support.reconciler_fabric import Mac, meshed, with_fabric
+from tests.support.world import replica
 
 SINCE = datetime(2026, 11, 22, tzinfo=UTC)
 

@@ -8,8 +8,8 @@ from models.inspection import model_use
 from nodeagent.engines.prefix_folders import PrefixFolders, needed_folders, remove_others
 from schemas.kv_cache import KvCache
 from schemas.model_use import ModelUse
-from tests.support.fleets import deployment
 from tests.support.waiting import until
+from tests.support.world import deployment
 
 
 def with_disk(name: str) -> ModelUse:

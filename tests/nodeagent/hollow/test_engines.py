@@ -24,8 +24,8 @@ from schemas.replica import Endpoint, LeavingRank, RankStatus
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Delete
-from tests.support.fleets import GEOMETRY
 from tests.support.nodeagent_groups import group
+from tests.support.world import GEOMETRY
 
 _PACE = HollowTiming(load_s=5, probe_s=1, drain_s=2)
 _WRONG = GoldenAnswer(pieces=("x",), logprobs=(-0.1,))

@@ -25,7 +25,7 @@ from schemas.replica import (
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Delete
-from tests.support.fleets import GEOMETRY, deployment
+from tests.support.world import GEOMETRY, deployment
 
 _PROOF = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
 _PACE = HollowTiming(load_s=5, probe_s=1, drain_s=2)

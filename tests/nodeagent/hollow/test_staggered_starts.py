@@ -12,8 +12,8 @@ from schemas.meta import find_condition
 from schemas.replica import Endpoint, RankStatus, Replica
 from store import codec, keys, objects
 from store.memory import MemoryTransport
-from tests.support.fleets import GEOMETRY, deployment
 from tests.support.nodeagent_plans import NOW, wanted
+from tests.support.world import GEOMETRY, deployment
 
 
 def replica(name: str) -> Replica:

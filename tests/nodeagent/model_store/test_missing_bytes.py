@@ -13,8 +13,8 @@ from schemas.deployment import HubReference
 from schemas.model_snapshot import LargeFile, ModelSnapshot, SnapshotWeights
 from schemas.node import ModelReport
 from tests.support.clock import FakeClock
-from tests.support.fleets import GEOMETRY
 from tests.support.model_store import add_model
+from tests.support.world import GEOMETRY
 
 REPO, NEW, OLD = "org/tiny", "ab" * 20, "cd" * 20
 MIB = 1 << 20

@@ -21,10 +21,10 @@ from schemas.node import ModelReport
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
-from tests.support.fleets import GEOMETRY
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.hub_repositories import FOLDER
 from tests.support.waiting import until
+from tests.support.world import GEOMETRY
 
 CLOCK = SystemClock()
 OTHER = "mlx-community/Other-4bit"

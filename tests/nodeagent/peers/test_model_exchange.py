@@ -41,13 +41,13 @@ from store import codec, keys
 from store.errors import StoreError
 from store.memory import MemoryTransport
 from store.model_listings import read_listings
-from tests.support.fleets import deployment
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.hub_repositories import servable_files
 from tests.support.identities import TestAuthority
 from tests.support.model_store import files_below
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
+from tests.support.world import deployment
 
 CLOCK = SystemClock()
 REQUEST = FetchRequest(repo=REPO, commit=COMMIT)

@@ -14,7 +14,7 @@ from store import objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
 from tests.support.clock import FakeClock
-from tests.support.fleets import deployment, observed, replica
+from tests.support.world import deployment, observed, replica
 
 SERVING = ReplicaStatus(
     conditions=(Condition(type="Ready", status=ConditionStatus.TRUE, reason="Serving"),)

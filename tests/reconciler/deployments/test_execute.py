@@ -29,10 +29,10 @@ from store.errors import ConflictError, UnavailableError
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put
 from tests.support.clock import FakeClock
-from tests.support.fleets import NOW, PROOF, deployment, replica
 from tests.support.reconciler_agents import put_node
 from tests.support.reconciler_store import ELECTION, LeaderStore, do
 from tests.support.store_faults import FaultyTransport
+from tests.support.world import NOW, PROOF, deployment, replica
 
 CONTENT = content_of(deployment())
 CREATE = CreateReplica(

@@ -15,7 +15,7 @@ from schemas.deployment import ModelDeployment, Revision
 from schemas.node import Taint
 from schemas.replica import MemoryProof
 from schemas.rollout import Rollout
-from tests.support.fleets import GIB, OLD, deployment, node, observed, replica, revision
+from tests.support.world import GIB, OLD, deployment, node, observed, replica, revision
 
 THREE = MemoryProof(weights_bytes=3 * GIB, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
 WANTED = deployment(memory="3Gi")

@@ -18,9 +18,9 @@ from schemas.pools import NodeSelector, ReservedResources
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.port import Delete, Operation, Put
-from tests.support.fleets import GIB, NOW, deployment, replica
 from tests.support.reconciler_agents import node_status, put_endpoint, put_lease, put_node, put_rank
 from tests.support.reconciler_store import CachedStore, pool
+from tests.support.world import GIB, NOW, deployment, replica
 
 LOOKED = Now(time=NOW)
 MOMENT = Now(time=NOW)

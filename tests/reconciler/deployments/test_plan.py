@@ -11,8 +11,8 @@ from schemas.deployment import ModelDeployment
 from schemas.meta import ORPHAN
 from schemas.node import Taint
 from schemas.placement import Placement, Toleration
-from tests.support.fleets import deployment, node, observed, replica
 from tests.support.reconciler_shorthand import short
+from tests.support.world import deployment, node, observed, replica
 
 A, B = node("a"), node("b")
 GONE = node("gone", is_ready=False)

@@ -25,8 +25,8 @@ from schemas.deployment import (
 from schemas.node import ModelReport
 from schemas.placement import Placement
 from schemas.rollout import Rollout
-from tests.support.fleets import GEOMETRY, GIB, NOW, deployment, node, observed, replica
 from tests.support.reconciler_shorthand import short
+from tests.support.world import GEOMETRY, GIB, NOW, deployment, node, observed, replica
 
 OLD, NEW = (
     ModelSource(hub=HubReference(repo="mlx-community/qwen", revision=commit * 20))

@@ -21,7 +21,7 @@ from schemas.deployment import ModelDeployment
 from schemas.node import Taint
 from schemas.placement import Placement, Toleration
 from schemas.replica import RankAssignment
-from tests.support.fleets import GIB, NOW, deployment, node, observed, replica, revision
+from tests.support.world import GIB, NOW, deployment, node, observed, replica, revision
 
 
 @dataclass

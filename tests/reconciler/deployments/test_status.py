@@ -23,8 +23,8 @@ from schemas.meta import (
     stamp_conditions,
 )
 from schemas.replica import FetchStatus, RankStatus
-from tests.support.fleets import NOW, deployment, node, observed, replica
 from tests.support.reconciler_group_situations import on
+from tests.support.world import NOW, deployment, node, observed, replica
 
 LATER = NOW + timedelta(seconds=5)
 

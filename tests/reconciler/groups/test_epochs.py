@@ -21,8 +21,8 @@ from reconciler.groups.epochs import (
 from schemas.formation import Formation, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import RankStatus, ReplicaStatus
-from tests.support.fleets import NOW
 from tests.support.reconciler_group_situations import on
+from tests.support.world import NOW
 
 PAIR = on("ab").replica
 OVER = Epoch(over="RankEnded", message="rank 1 on b: it ended with -9")

@@ -18,7 +18,6 @@ from reconciler.placement.table import NodeTable
 from schemas.formation import GoldenAnswer
 from schemas.node import Taint
 from schemas.shardgroup import Backend
-from tests.support.fleets import GIB, node
 from tests.support.reconciler_fabric import group as cabled
 from tests.support.reconciler_fabric import meshed, with_fabric
 from tests.support.reconciler_group_situations import (
@@ -32,6 +31,7 @@ from tests.support.reconciler_group_situations import (
     sharded,
 )
 from tests.support.reconciler_shorthand import short
+from tests.support.world import GIB, node
 
 A, B, C = mac("a"), mac("b"), mac("c")
 AWAY = replace(B, is_ready=False)

@@ -7,9 +7,9 @@ from reconciler.deployments.placer import PendingAssignment, Placer, PreemptingA
 from reconciler.deployments.plan import plan
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
-from tests.support.fleets import GIB
 from tests.support.reconciler_group_situations import group, mac, seen, sharded
 from tests.support.reconciler_shorthand import short
+from tests.support.world import GIB
 
 A, B = mac("a"), mac("b")
 PAIR, SMALLER = group("ab"), group("ab", fallbacks=[{"model": "qwen-4bit"}])

@@ -26,10 +26,10 @@ from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.errors import ConflictError
 from store.port import Delete, Put
-from tests.support.fleets import GIB, NOW, PROOF
 from tests.support.reconciler_agents import put_endpoint, put_lease, put_node
 from tests.support.reconciler_group_situations import on, sharded
 from tests.support.reconciler_store import CachedStore, LeaderStore, do
+from tests.support.world import GIB, NOW, PROOF
 
 FORM = GroupForm(
     group="pair",

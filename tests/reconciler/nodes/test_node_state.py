@@ -20,8 +20,8 @@ from reconciler.nodes.reconcile import node_life_status
 from schemas.meta import Condition, ConditionStatus, ObjectMeta, find_condition
 from schemas.node import Node, NodeLifeStatus, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec
-from tests.support.fleets import GIB
 from tests.support.reconciler_agents import node_status
+from tests.support.world import GIB
 
 NIGHT = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)

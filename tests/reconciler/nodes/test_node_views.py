@@ -31,10 +31,10 @@ from store import codec, keys
 from store.informer import Informer
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
-from tests.support.fleets import GIB, NOW, deployment, replica
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_store import CachedStore, pool
 from tests.support.sampling import samples
+from tests.support.world import GIB, NOW, deployment, replica
 
 NODES = ("a", "b", "c")
 MODELS = ("qwen", "llama")

@@ -17,7 +17,7 @@ from schemas.deployment import ModelDeployment, Resources
 from schemas.kv_cache import KvCache
 from schemas.node import ModelGeometry, ModelReport
 from schemas.quantity import DEFAULT_CONCURRENCY
-from tests.support.fleets import GIB, NOW, deployment, node
+from tests.support.world import GIB, NOW, deployment, node
 
 # Qwen3-8B in 4 bits: 36 layers of 8 KV heads with 128 numbers, so a request of 4,096 tokens takes 0.56 GiB.
 EIGHT_BILLION = ModelGeometry(

@@ -17,7 +17,7 @@ from schemas.guesses import MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, LayerGroup, ModelGeometry, ModelReport, Taint
 from schemas.placement import Placement, Toleration
-from tests.support.fleets import GEOMETRY, GIB, deployment, node
+from tests.support.world import GEOMETRY, GIB, deployment, node
 
 
 def make_request(**placement: object) -> PlacementRequest:

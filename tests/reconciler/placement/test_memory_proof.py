@@ -20,7 +20,7 @@ from store import objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
 from tests.support.clock import FakeClock
-from tests.support.fleets import GEOMETRY, GIB, NOW, PROOF, deployment, observed, replica
+from tests.support.world import GEOMETRY, GIB, NOW, PROOF, deployment, observed, replica
 
 
 def geometry(*, layers: int, kv_heads: int, vocab: int, weights: int = 0) -> ModelGeometry:

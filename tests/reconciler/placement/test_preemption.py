@@ -20,8 +20,8 @@ from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from schemas.node import ModelReport
 from schemas.placement import Placement
-from tests.support.fleets import GEOMETRY, GIB, deployment, node
 from tests.support.reconciler_nodes import allocations, fleets, wants
+from tests.support.world import GEOMETRY, GIB, deployment, node
 
 NEED = prove(GEOMETRY, context_length=1024, concurrency=1).total_bytes
 

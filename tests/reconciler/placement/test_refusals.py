@@ -11,7 +11,7 @@ from reconciler.deployments.placer import Assignment, place_replica
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeHold, NodeView, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
-from tests.support.fleets import GIB, deployment, node
+from tests.support.world import GIB, deployment, node
 
 WANT = request_for(deployment())
 LINES = [

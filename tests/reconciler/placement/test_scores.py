@@ -13,8 +13,8 @@ from reconciler.placement.scores import is_preferred, machine
 from reconciler.placement.table import NodeTable
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, SizeMinimum, Toleration
-from tests.support.fleets import GEOMETRY, GIB, deployment, node
 from tests.support.reconciler_nodes import HUB_MODEL
+from tests.support.world import GEOMETRY, GIB, deployment, node
 
 
 def make_request(**placement: object) -> PlacementRequest:

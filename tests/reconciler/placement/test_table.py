@@ -12,10 +12,10 @@ from reconciler.placement import inputs
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
-from tests.support.fleets import deployment
-from tests.support.fleets import node as make_node
 from tests.support.reconciler_nodes import HUB_MODEL, NAMES, fleets, wants
 from tests.support.sampling import samples
+from tests.support.world import deployment
+from tests.support.world import node as make_node
 
 Fleet = tuple[NodeView, ...]
 

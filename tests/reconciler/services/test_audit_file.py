@@ -15,8 +15,8 @@ from manifests.change_log import AuditedTransport, ChangeAuthor
 from reconciler.services.audit_file import AuditFile
 from store import codec
 from store.memory import MemoryTransport
-from tests.support.fleets import deployment
 from tests.support.waiting import until
+from tests.support.world import deployment
 
 CLOCK = SystemClock()
 AUTHOR = ChangeAuthor(user="anna@studio", manager="fleetctl", reason="more users")

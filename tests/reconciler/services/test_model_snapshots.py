@@ -20,12 +20,12 @@ from schemas.replica import MODEL_PRESENT, RankStatus, Replica
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.support.fleets import GEOMETRY
 from tests.support.hub import COMMIT, REPO, StandInHub
 from tests.support.hub_repositories import FOLDER, hub_deployment, servable_files
 from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until_async
+from tests.support.world import GEOMETRY
 
 CLOCK = SystemClock()
 MOVED = "ab" * 20

@@ -11,7 +11,7 @@ from reconciler.placement.refusals import RefusalCount, Unschedulable
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ENDED_BECAUSE, find_condition
 from schemas.rollout import Canary, CanaryStep, Rollout
-from tests.support.fleets import NOW, deployment, node, observed, replica, revision
+from tests.support.world import NOW, deployment, node, observed, replica, revision
 
 BEFORE = deployment(replicas=2, context_length=512)
 WANTED = deployment(replicas=2)

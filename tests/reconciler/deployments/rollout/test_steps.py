@@ -21,8 +21,8 @@ from schemas.meta import CHANGE_CAUSE
 from schemas.placement import Placement
 from schemas.rollout import Canary, CanaryStep, Rollout
 from store.port import Put
-from tests.support.fleets import NOW, deployment, node, observed, replica, revision
 from tests.support.reconciler_shorthand import short
+from tests.support.world import NOW, deployment, node, observed, replica, revision
 
 A, B = node("a"), node("b")
 # Room for replicas that are there, or for others in their places, and for none beside them.

@@ -21,8 +21,8 @@ from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Delete, ModRevisionGuard, Put
 from tests.support.clock import FakeClock
-from tests.support.fleets import replica
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.world import replica
 
 INTERVAL_S = 600.0
 

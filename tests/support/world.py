@@ -1,4 +1,4 @@
-"""Fleets as values: nodes, deployments and replicas for planner tests."""
+"""Builders of objects for tests: nodes, deployments, replicas, revisions and what a reconciler observes."""
 
 from datetime import UTC, datetime
 
