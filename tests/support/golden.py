@@ -2,23 +2,40 @@
 
 A file holds `$ fleetctl ...` lines, with standard input up to END after `<<END`; `##` begins a comment. Below each command
 are its output, its errors after `! `, and its exit code if it is not 0. `pytest --update-golden` writes them anew.
+
+`% fleetctl ...` runs without the fleet's address; `$ put KEY <<END` writes what an agent or the reconciler would write, as
+YAML, and `$ remove KEY` deletes it; `$ write FILE <<END` writes a file below $DIR. `AGO(5h)` stands for a time. A file that begins with `## empty` starts
+without the objects of `world.yaml`.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
+from machinery.clock import SystemClock
+from manifests.yaml.parser import parse_values
+from store import keys
+from store.port import Delete, Put
 from tests.support.fleetctl_manifests import join_node
-from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 
 FOLDER = Path(__file__).parent.parent / "golden"
 _STDIN = " <<END"
 _MASKS = (
     (re.compile(r'"?\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"?'), "UID"),
     (re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+Z"), "TIME"),
+    (re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d UTC"), "TIME"),
+    (re.compile(r"http://memory-\d+\.invalid:2379"), "ETCD"),
+    (re.compile(r"\bsk-fleet-[\w-]{20,}"), "SECRET"),
+    # Ages of what the file itself has made.
+    (re.compile(r"(?<=   )\ds(?= |$)", re.MULTILINE), "0s"),
 )
+_AGO = re.compile(r"AGO\((\d+)([smhd])\)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +44,18 @@ class GoldenCommand:
 
     head: str
     """The lines of the file that give it: comments, the command, standard input."""
+    prompt: str
     words: tuple[str, ...]
-    stdin: bytes
+    stdin: str
 
 
-def commands_in(text: str) -> Iterator[GoldenCommand]:
+def commands_in(text: str, folder: Path) -> Iterator[GoldenCommand]:
     """Yield the commands of a golden file, without what they printed."""
     lines, comments = iter(text.splitlines()), list[str]()
     for line in lines:
         if line.startswith("##"):
             comments.append(line)
-        if not line.startswith("$ "):
+        if not line.startswith(("$ ", "% ")):
             continue
         head, given = [*comments, line], list[str]()
         if line.endswith(_STDIN):
@@ -46,31 +64,62 @@ def commands_in(text: str) -> Iterator[GoldenCommand]:
                 if inner == "END":
                     break
                 given.append(inner)
-        words = shlex.split(line.removeprefix("$ ").removesuffix(_STDIN))
-        assert words[0] == "fleetctl", line
-        stdin = "".join(f"{inner}\n" for inner in given).encode()
-        yield GoldenCommand(head="\n".join(head), words=tuple(words[1:]), stdin=stdin)
+        words = shlex.split(line[2:].removesuffix(_STDIN).replace("$DIR", str(folder)))
+        stdin = "".join(f"{inner}\n" for inner in given).replace("$DIR", str(folder))
+        yield GoldenCommand(
+            head="\n".join(head),
+            prompt=line[0],
+            words=tuple(words),
+            stdin=_AGO.sub(_time_ago, stdin),
+        )
         comments = []
 
 
-async def golden_text(text: str) -> str:
+def _time_ago(match: re.Match[str]) -> str:
+    """Return a time before now; two seconds more, so that its age in words is the one that is given."""
+    ago = timedelta(**{_UNITS[match[2]]: int(match[1])}, seconds=2)
+    return (SystemClock().now() - ago).isoformat().replace("+00:00", "Z")
+
+
+async def golden_text(text: str, folder: Path) -> str:
     """Return the golden file with what its commands print, one after the other, in a fresh world.
 
     The world has the objects of `world.yaml`, and the nodes mac-1 (site=berlin) and mac-2.
     """
     fleet = MemoryFleet()
-    await join_node(fleet.store, "mac-1", labels={"site": "berlin"})
-    await join_node(fleet.store, "mac-2")
-    await fleet.applied((FOLDER / "world.yaml").read_text())
+    if not text.startswith("## empty"):
+        await join_node(fleet.store, "mac-1", labels={"site": "berlin"})
+        await join_node(fleet.store, "mac-2")
+        await fleet.applied((FOLDER / "world.yaml").read_text())
     parts = []
-    for command in commands_in(text):
-        done = await fleet.ctl(*command.words, stdin=command.stdin)
-        # The usage above an error is the same for each command.
-        err = re.sub(r"\AUsage: .*?^(?=Error: )", "", done.err, flags=re.DOTALL | re.MULTILINE)
-        out = done.out if done.out.endswith("\n") or not done.out else f"{done.out}\n"
-        errors = "".join(f"! {line}\n" for line in err.splitlines())
-        printed = f"{out}{errors}" + (f"[exit {done.code}]\n" if done.code else "")
+    for command in commands_in(text, folder):
+        printed = (await _printed(fleet, command, folder)).replace(str(folder), "$DIR")
         for pattern, mask in _MASKS:
             printed = pattern.sub(mask, printed)
         parts.append(f"{command.head}\n{printed}")
     return "\n".join(parts)
+
+
+async def _printed(fleet: MemoryFleet, command: GoldenCommand, folder: Path) -> str:
+    program, *words = command.words
+    if program == "put":
+        (value,) = parse_values(command.stdin)
+        put = Put(key=f"{keys.ROOT}/{words[0]}", value=json.dumps(value).encode())
+        await fleet.store.commit([], [put])
+        return ""
+    if program == "remove":
+        await fleet.store.commit([], [Delete(key=f"{keys.ROOT}/{words[0]}")])
+        return ""
+    if program == "write":
+        (folder / words[0]).parent.mkdir(parents=True, exist_ok=True)
+        (folder / words[0]).write_text(command.stdin)
+        (folder / words[0]).chmod(0o600)
+        return ""
+    assert program == "fleetctl", command.head
+    run = fleet.ctl if command.prompt == "$" else run_fleetctl
+    done = await run(*words, stdin=command.stdin.encode())
+    # The usage above an error is the same for each command.
+    err = re.sub(r"\AUsage: .*?^(?=Error: )", "", done.err, flags=re.DOTALL | re.MULTILINE)
+    out = done.out if done.out.endswith("\n") or not done.out else f"{done.out}\n"
+    errors = "".join(f"! {line}\n" for line in err.splitlines())
+    return f"{out}{errors}" + (f"[exit {done.code}]\n" if done.code else "")

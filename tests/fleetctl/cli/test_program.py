@@ -95,25 +95,6 @@ def test_unwritable_output_is_an_error() -> None:
     )
 
 
-async def test_a_data_folder_without_a_fleet(tmp_path: Path) -> None:
-    advice = (
-        ". Is the fleet up? `fleetctl up` starts a fleet on this machine; for another fleet, pass the address of its "
-        "etcd with --etcd, FLEET_ETCD or a context (`fleetctl config`).\n"
-    )
-    for words in (("get", "md"), ("label", "md", "x", "a=b")):
-        done = await fleetctl(*words, "--data-dir", str(tmp_path))
-        assert (done.code, done.err) == (1, f"error: no fleet runs in {tmp_path}{advice}")
-    named = await fleetctl("get", "md", "--etcd", f"unix:{tmp_path}/sock")
-    assert named.err == f"error: etcd at unix:{tmp_path}/sock: no etcd runs there{advice}"
-    for transport in ("grpc", "http"):
-        refused = await fleetctl(
-            "get", "md", "--etcd", "http://127.0.0.1:1", "--etcd-transport", transport
-        )
-        assert refused.err == (
-            f"error: etcd at http://127.0.0.1:1: connection refused: no etcd listens there{advice}"
-        )
-
-
 def test_messages_do_not_quote_grpc() -> None:
     expected = "FAILED_PRECONDITION: unix:/x/client:1: connect failed: addr: unix:/x/client:1 error: No such file or directory"
     assert explain_connection_error("unix:/x/client:1", expected) == "no etcd runs there"
@@ -166,19 +147,3 @@ def test_every_switch_is_taken_in_kubectls_spelling() -> None:
                     assert (actual, rest) == (expected, []), (names, flag, text)
                     tried += 1
     assert tried > 200
-
-
-async def test_switches_with_values_reach_their_commands() -> None:
-    for args, answer in (
-        (("apply", "-f", "x.yaml", "--server-side=true"), "apply is always a three-way merge"),
-        (("get", "md", "-A"), "fleets have no namespaces"),
-    ):
-        refused = await fleetctl(*args)
-        assert (refused.code, answer in refused.err) == (2, True), refused.err
-    no_boolean = await fleetctl("get", "md", "--no-headers=maybe")
-    assert "'--no-headers' does not take a value" in no_boolean.err
-    # The subcommand of a group, and an argument behind `--`.
-    done = await fleetctl(
-        "rollout", "status", "--watch=false", "--etcd", "http://127.0.0.1:1", "--", "a=true"
-    )
-    assert (done.code, "no etcd listens there" in done.err) == (1, True)

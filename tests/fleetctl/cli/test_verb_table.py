@@ -111,12 +111,6 @@ async def test_the_version_and_the_help() -> None:
     assert "__complete" not in text
 
 
-async def test_an_option_before_the_verb_is_explained() -> None:
-    done = await fleetctl("--etcd", "http://127.0.0.1:1", "get", "md")
-    assert done.code == 2
-    assert "come after it: fleetctl get md --etcd" in " ".join(done.err.split())
-
-
 # They run a fleet on this machine; init-auth is for an etcd of one's own.
 _WITHOUT_ETCD = {"up", "demo"}
 _WITHOUT_DATA_DIR = {"init-auth"}

@@ -143,13 +143,6 @@ async def test_the_verb_lists_asks_fixes_and_checks_again(
     assert again.out.startswith("Nothing here can be fixed automatically.")
 
 
-async def test_yes_needs_fix_and_json_needs_yes(fleet: MemoryFleet) -> None:
-    done = await fleet.ctl("doctor", "--yes")
-    assert (done.code, "--yes needs --fix" in done.err) == (2, True)
-    done = await fleet.ctl("doctor", "--fix", "-o", "json")
-    assert (done.code, "give --yes" in done.err) == (2, True)
-
-
 async def test_a_fleet_without_a_fixable_problem(fleet: MemoryFleet) -> None:
     done = await fleet.ctl("doctor", "--fix")
     assert done.out.startswith("Nothing here can be fixed automatically.")

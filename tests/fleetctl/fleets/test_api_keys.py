@@ -14,13 +14,12 @@ from fleetctl.verbs.rotate import rotated
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
-from schemas.records import ApiKey, GatewayLease, ModelLimits, PreviousSecret
+from schemas.records import ApiKey, GatewayLease, PreviousSecret
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
 from store.backup import is_backed_up
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put, Transport
-from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -150,29 +149,6 @@ def test_ended_secrets_make_room_and_others_are_not_ended_silently() -> None:
         rotated(key_with(expires=NOW - timedelta(hours=1)), "b" * 64, hours[0], NOW)
 
 
-async def test_roles_and_limits_of_models(
-    shared_fleet: MemoryFleet, shared_transport: Transport
-) -> None:
-    limit = "qwen:7b,requests-per-minute=10,concurrency=2"
-    made = await shared_fleet.ctl("create", "apikey", "ops", "--role", "viewer", "--limit", limit)
-    assert made.code == 0, made.err
-    assert "no deployment or route serves the name qwen:7b yet" in made.err
-    key = await stored(shared_transport, "ops")
-    assert key is not None
-    assert key.role == "viewer"
-    assert key.model_limits == {"qwen:7b": ModelLimits(requests_per_minute=10, concurrency=2)}
-    table = (await shared_fleet.ctl("get", "apikey", "ops", "-o", "wide")).out.splitlines()
-    assert "ROLE" in table[0]
-    assert "viewer" in table[1].split()
-    assert table[1].split()[-1] == "qwen:7b"
-    told = (await shared_fleet.ctl("describe", "apikey", "ops")).out
-    assert "qwen:7b: 10 requests per minute, 2 at once at each gateway" in told
-    made = await shared_fleet.ctl("create", "apikey", "boss", "--admin")
-    boss = await stored(shared_transport, "boss")
-    assert boss is not None
-    assert boss.role == "admin"
-
-
 async def test_unserved_and_uncovered_model_names_are_warnings() -> None:
     transport = MemoryTransport(SystemClock())
     source = ModelSource(path="/m")
@@ -208,93 +184,6 @@ async def test_keys_that_no_gateway_requires_are_said_to_limit_nothing() -> None
         assert ("--auth on" in await api_keys.unrequired_note(memory)) is not is_required
 
 
-async def test_a_key_is_revoked(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
-    for name in ("old", "older"):
-        assert (await shared_fleet.ctl("create", "apikey", name, "--admin")).code == 0
-    missing = await shared_fleet.ctl("delete", "apikey", "old", "oldish")
-    assert (missing.code, missing.out) == (1, "")
-    assert missing.err == "error: there is no apikey oldish. Did you mean old?\n"
-    dry = await shared_fleet.ctl("delete", "ak", "old", "--dry-run=client")
-    assert (dry.code, dry.out) == (0, "apikey/old deleted (dry run)\n")
-    dry = await shared_fleet.ctl("delete", "ak", "old", "--dry-run=server")
-    assert (dry.code, dry.out) == (0, "apikey/old deleted (server dry run)\n")
-    missing = await shared_fleet.ctl("delete", "ak", "nobody", "--dry-run=server")
-    assert (missing.code, missing.out) == (1, "")
-    assert await stored(shared_transport, "old") is not None
-    gone = await shared_fleet.ctl("delete", "apikeys", "old")
-    assert (gone.code, gone.out) == (0, "apikey/old deleted\n")
-    gone = await shared_fleet.ctl("delete", "apikeys", "older", "-o", "name")
-    assert (gone.code, gone.out) == (0, "apikey/older\n")
-    assert await stored(shared_transport, "old") is None
-    ignored = await shared_fleet.ctl("delete", "apikey/old", "--ignore-not-found")
-    assert (ignored.code, ignored.out) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("create", "apikey", "Not_A_Name"), 2, "NAME: 'Not_A_Name' is not valid"),
-        (("create", "apikey", "a", "--model", "no model"), 2, "--model: 'no model'"),
-        (("create", "apikey", "a", "--expires", "soon"), 2, "a duration such as 30d"),
-        (("create", "apikey", "a", "--expires", "2020-01-01"), 2, "is not in the future"),
-        (("create", "apikey", "a", "--concurrency", "0"), 2, "--concurrency"),
-        (("create", "apikey", "a", "--admin", "--role", "user"), 2, "--admin is the same as"),
-        (("create", "apikey", "a", "--role", "root"), 2, "'root' is not one of"),
-        (("create", "apikey", "a", "--limit", "m"), 2, "is not of the form MODEL,LIMIT=N"),
-        (("create", "apikey", "a", "--limit", "m,rpm=1"), 2, "has no limit 'rpm'; there are"),
-        (
-            ("create", "apikey", "a", "--limit", "m,token-per-minute=1"),
-            2,
-            "did you mean tokens-per-minute?",
-        ),
-        (("create", "apikey", "a", "--limit", "m,concurrency=0"), 2, "must be a number from 1"),
-        (
-            ("create", "apikey", "a", "--limit", "m,concurrency=1,concurrency=2"),
-            2,
-            "has concurrency twice",
-        ),
-        (
-            ("create", "apikey", "a", *(("--limit", "m,concurrency=1") * 2)),
-            2,
-            "a model is named twice",
-        ),
-        (
-            ("create", "apikey", "a", "--model", "b", "--limit", "m,concurrency=1"),
-            2,
-            "limits the model 'm', which the key may not use",
-        ),
-        (("rotate",), 2, "expected one API key"),
-        (("rotate", "md", "a"), 2, "expected one API key"),
-        (("rotate", "apikey", "nobody"), 1, "there is no apikey nobody"),
-        (("rotate", "apikey", "a", "--overlap", "soon"), 2, "a duration such as 24h, 7d or 0s"),
-        (("rotate", "apikey", "a", "--overlap", "366d"), 2, "longer than 365d"),
-        (("rotate", "apikey", "a", "--overlap", "1h", "--end-overlap"), 2, "but not both"),
-        (("create", "deployment", "a"), 2, "did you mean modeldeployment?"),
-        (("get", "apikeys", "-w"), 2, "cannot be watched"),
-        (("get", "apikeys", "-l", "a=b"), 2, "have no labels"),
-        (("get", "apikey", "nobody"), 1, 'apikeys "nobody" not found'),
-        (("describe", "apikey"), 2, "expected one API key"),
-        (("delete", "apikey"), 2, "no API key given"),
-        (("label", "apikey/ci", "a=b"), 2, "API keys have no labels"),
-        (("label", "apikeys", "ci", "--list"), 2, "API keys have no labels"),
-    ],
-)
-async def test_refusals(
-    shared_fleet: MemoryFleet, words: tuple[str, ...], code: int, said: str
-) -> None:
-    done = await shared_fleet.ctl(*words)
-    assert (done.code, done.out) == (code, "")
-    assert said in done.err
-
-
-async def test_manifests_cannot_contain_keys(shared_fleet: MemoryFleet) -> None:
-    manifest = b"apiVersion: fleet/v1alpha1\nkind: ApiKey\nmetadata: {name: ci}\n"
-    done = await shared_fleet.ctl("apply", "-f", "-", stdin=manifest)
-    assert (done.code, done.out) == (1, "")
-    assert "do not put secrets in manifests" in done.err
-    assert "fleetctl create apikey NAME" in done.err
-
-
 def test_a_backup_holds_the_hashes() -> None:
     assert is_backed_up(KeyValue(keys.named(keys.API_KEY_PREFIX, "ci"), b"{}", 1, 1))
 
@@ -319,15 +208,3 @@ def test_expiry_times(text: str, ends: datetime) -> None:
 def test_invalid_expiry_times_are_refused(text: str) -> None:
     with pytest.raises(click.UsageError, match="--expires"):
         parse_expiry(text, NOW)
-
-
-@pytest.mark.etcd
-async def test_a_key_is_created_and_rotated_by_a_real_process(shared: Fleet) -> None:
-    made = await shared.ctl("create", "apikey", "ci")
-    assert made.code == 0, made.err
-    listed = await shared.ctl("get", "apikeys", "-o", "name")
-    assert (listed.code, listed.out) == (0, "apikey/ci\n")
-    rotated_key = await shared.ctl("rotate", "apikey", "ci", "--overlap", "1h")
-    assert rotated_key.code == 0, rotated_key.err
-    assert rotated_key.out.startswith("sk-fleet-")
-    assert rotated_key.out != made.out

@@ -6,111 +6,21 @@ import pytest
 
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
-from schemas.deployment import (
-    ModelDeployment,
-    ModelDeploymentSpec,
-    ModelDeploymentStatus,
-    ModelSource,
-)
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
+from schemas.meta import ObjectMeta
 from schemas.route import (
     Backend,
-    HeaderMatch,
     ModelRoute,
     ModelRouteSpec,
     ModelRouteStatus,
-    RouteRule,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-RULE = RouteRule(
-    headers=(HeaderMatch(name="x-team", value="research"), HeaderMatch(name="x-beta")),
-    backends=(Backend(deployment="next", weight=2), Backend(deployment="big")),
-)
-REFUSED = Condition(
-    type="Accepted",
-    status=ConditionStatus.FALSE,
-    reason="BackendNotFound",
-    message="there is no ModelDeployment big",
-    last_transition_time=NOW,
-    observed_generation=1,
-)
 
 
 def route(name: str, status: ModelRouteStatus | None = None, **more: object) -> ModelRoute:
     fields = {"model": name, "backends": (Backend(deployment="qwen", weight=9),), **more}
     meta = ObjectMeta(name=name, creation_timestamp=NOW)
     return ModelRoute(metadata=meta, spec=ModelRouteSpec.model_validate(fields), status=status)
-
-
-@pytest.mark.parametrize(
-    ("is_wide", "rows"),
-    [
-        (
-            False,
-            [
-                "NAME    MODEL    ACCEPTED    BACKENDS    FALLBACKS    AGE",
-                "chat    chat     False       qwen=9      small,tiny   0s",
-                "plain   plain    Unknown     qwen=9                   0s",
-            ],
-        ),
-        (
-            True,
-            [
-                "NAME    MODEL    ACCEPTED    BACKENDS    FALLBACKS    AGE    RULES"
-                "                                     WHY",
-                "chat    chat     False       qwen=9      small,tiny   0s     "
-                "x-team=research,x-beta -> next=2,big=1    "
-                "BackendNotFound: there is no ModelDeployment big",
-                "plain   plain    Unknown     qwen=9                   0s",
-            ],
-        ),
-    ],
-    ids=["narrow", "wide"],
-)
-def test_the_columns_of_a_route(is_wide: bool, rows: list[str]) -> None:
-    status = ModelRouteStatus(conditions=(REFUSED,))
-    full = route("chat", status, rules=(RULE,), fallbacks=("small", "tiny"))
-    shown = printers.table([full, route("plain")], TableContext(now=NOW), is_wide=is_wide)
-    assert [line.split() for line in shown.splitlines()] == [row.split() for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("available", "truth", "reason", "why"),
-    [
-        ("True", "False", "CanaryFailed", "CanaryFailed: of something"),
-        ("True", "False", "Stalled", "Stalled: of something"),
-        ("True", "True", "CanaryRunning", "CanaryRunning: of something"),
-        ("True", "Unknown", "Paused", "Paused: of something"),
-        ("True", "True", "RolloutComplete", ""),
-        ("False", "False", "Stalled", "ReplicasStarting: 0 of 1"),
-    ],
-)
-def test_a_failed_or_running_canary_is_the_why_of_a_deployment(
-    available: str, truth: str, reason: str, why: str
-) -> None:
-    conditions = (
-        Condition(
-            type="Available",
-            status=ConditionStatus(available),
-            reason="ReplicasStarting",
-            message="0 of 1",
-        ),
-        Condition(
-            type="Progressing",
-            status=ConditionStatus(truth),
-            reason=reason,
-            message="of something",
-        ),
-    )
-    deployed = ModelDeployment(
-        metadata=ObjectMeta(name="qwen", creation_timestamp=NOW),
-        spec=ModelDeploymentSpec(model=ModelSource(path="small")),
-        status=ModelDeploymentStatus(conditions=conditions, concurrency=21),
-    )
-    shown = printers.table([deployed], TableContext(now=NOW), is_wide=True, headers=False)
-    assert shown.split() == ["qwen", "0/1", available, "0s", "small", "21", "qwen", *why.split()]
 
 
 @pytest.mark.parametrize(
@@ -185,18 +95,6 @@ def test_the_time_until_a_key_expires_is_rounded(seconds: float, expected: str) 
     key = {"kind": "ApiKey", "metadata": {"name": "ci"}, "spec": {"expires": at}}
     (row,) = printers.rows([key], TableContext(now=NOW), printers.TableOptions())
     assert row[printers.titles("ApiKey", printers.TableOptions()).index("EXPIRES")] == expected
-
-
-def test_replicas_have_a_column_for_their_version() -> None:
-    proof = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
-    spec = ReplicaSpec(
-        deployment="qwen", template="196ca755d39b", model=ModelSource(path="m"), served_names=("m",),
-        context_length=64, concurrency=1, ranks=(RankAssignment(node="mac-1", memory=proof),),
-    )  # fmt: skip
-    replica = Replica(metadata=ObjectMeta(name="qwen-0", creation_timestamp=NOW), spec=spec)
-    text = printers.table([replica], TableContext(now=NOW), is_wide=False)
-    title, row = (line.split() for line in text.splitlines())
-    assert row[title.index("TEMPLATE") + 1] == "196ca755d39b"  # "1 B" is two words
 
 
 def test_the_health_of_cables_is_a_column_and_no_status() -> None:

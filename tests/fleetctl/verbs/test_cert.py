@@ -76,30 +76,6 @@ async def test_a_revoked_name_is_free_and_its_serials_are_published(
     assert await fleet.store.get(keys.named(keys.REVOKED_PREFIX, issued.serial)) is not None
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("describe", "mac-1"), "expected ROLE/NAME, such as node/mac-1"),
-        (("describe", "robot/mac-1"), "roles are node, gateway"),
-        (("revoke", "node/mac-2"), "node/mac-2 has no certificate. Did you mean node/mac-1?"),
-        (("csr", "node/mac-1"), "does not ask for a certificate"),
-    ],
-)
-async def test_mistakes_are_explained(
-    fleet: MemoryFleet, signing: SigningFleet, words: tuple[str, ...], why: str
-) -> None:
-    await signing.join()
-    done = await fleet.ctl("cert", *words)
-    assert done.code != 0
-    assert why in done.err
-
-
-async def test_a_fleet_without_authority_is_told_what_to_do(fleet: MemoryFleet) -> None:
-    done = await fleet.ctl("cert", "list")
-    assert done.code == 1
-    assert "fleetctl secure" in done.err
-
-
 async def test_an_authority_is_exchanged_in_three_steps(
     fleet: MemoryFleet, signing: SigningFleet
 ) -> None:

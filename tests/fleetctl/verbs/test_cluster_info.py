@@ -1,22 +1,6 @@
 """`fleetctl cluster-info`: the addresses of a fleet, and whether its parts are there."""
 
 from fleetctl.verbs.cluster_info import FleetSummary, summary_text
-from tests.support.fleetctl_manifests import apply_deployments, join_node
-from tests.support.fleetctl_runner import MemoryFleet
-
-
-async def test_an_empty_fleet_says_what_to_start(fleet: MemoryFleet) -> None:
-    await apply_deployments(fleet, "qwen")
-    await join_node(fleet.store, "mac-1")
-    done = await fleet.ctl("cluster-info")
-    assert done.code == 0
-    etcd, reconciler, gateway, tls, nodes, deployments, *_ = done.out.splitlines()
-    assert etcd.split()[:2] == ["etcd", fleet.url]
-    assert reconciler.split(maxsplit=1)[1] == "none leads: start fleet-reconciler"
-    assert gateway.split(maxsplit=1)[1] == "none is registered: start fleet-gateway"
-    assert tls.split(maxsplit=1)[1] == "off: the fleet has no certificates"
-    assert nodes.split(maxsplit=1)[1] == "1 of 1 are Ready"
-    assert deployments.split(maxsplit=1)[1] == "0 of 1 are Available"
 
 
 def test_a_whole_fleet() -> None:

@@ -215,9 +215,3 @@ async def test_the_scripts_have_valid_syntax(name: str, tmp_path: Path) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     assert await printed(name, "-n", str(script)) == ""
-
-
-async def test_an_unknown_shell() -> None:
-    done = await run_fleetctl("completion", "tcsh")
-    assert done.code == 2
-    assert "'bash', 'fish', 'zsh'" in done.err

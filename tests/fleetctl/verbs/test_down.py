@@ -23,25 +23,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        pytest.param(
-            ("--yes", *NO_ETCD), 2, "--yes, --etcd belong to --fleet", id="flags-of-fleet"
-        ),
-        pytest.param(("--except", "a"), 2, "--except belongs to --fleet", id="one-flag"),
-        pytest.param(("--fleet", "--grace-period", "1h"), 2, "at most 10m", id="grace"),
-        pytest.param(
-            ("--fleet", "--yes", *NO_ETCD), 1, "which Macs the fleet has is unknown", id="no-etcd"
-        ),
-    ],
-)
-async def test_refusals(words: tuple[str, ...], code: int, expected: str) -> None:
-    done = await fleetctl("down", *words)
-    assert done.code == code, done.out + done.err
-    assert expected in done.err
-
-
 async def test_macs_that_cannot_be_reached_are_named_before_anything_stops(
     shared_fleet: MemoryFleet, shared_transport: Transport, config: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """`fleetctl events`, once and with -w."""
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -11,9 +10,7 @@ from schemas.meta import ObjectMeta
 from store import codec, keys
 from store.port import Put, Transport
 from tests.support.fleet import Fleet
-from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleetctl_stream import streaming
-from tests.support.terminal import CTRL_C, terminal
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
@@ -44,32 +41,6 @@ async def happened(
     await shared_transport.commit([], [put])
 
 
-async def test_events_are_printed(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
-    await happened(shared_transport, "b", "ModelDeployment/once-b", warns=True, ago_s=630, count=3)
-    await happened(shared_transport, "a", "ModelDeployment/once-a", ago_s=60 * 60)
-    done = await shared_fleet.ctl("events", "--for", "md/once-b")
-    assert (done.code, done.out) == (
-        0,
-        "LAST SEEN   TYPE      REASON          OBJECT                   MESSAGE\n"
-        "10m         Warning   Unschedulable   ModelDeployment/once-b   what b says\n",
-    )
-    wide = await shared_fleet.ctl("events", "--for", "md/once-b", "-o", "wide", "--no-headers")
-    assert wide.out.split() == [
-        *("10m", "Warning", "Unschedulable", "ModelDeployment/once-b", "3", "reconciler"),
-        *("what", "b", "says"),
-    ]
-    both = json.loads((await shared_fleet.ctl("events", "-o", "json")).out)["items"]
-    named = [item["metadata"]["name"] for item in both if item["metadata"]["name"] in ("a", "b")]
-    assert named == ["a", "b"]
-    names = await shared_fleet.ctl(
-        "events", "-o", "name", "--for", "md/once-a", "--types", "normal"
-    )
-    assert names.out == "event/a\n"
-    none = await shared_fleet.ctl("events", "--for", "md/once-a", "--types", "Warning")
-    assert (none.code, none.out) == (0, "")
-    assert none.err == "no Warning events found for modeldeployment/once-a\n"
-
-
 async def test_watched_events(shared: Fleet, transport: Transport) -> None:
     await happened(transport, "w1", "Node/watched")
     async with streaming(shared, "events", "-w", "--for", "node/watched") as running:
@@ -82,14 +53,3 @@ async def test_watched_events(shared: Fleet, transport: Transport) -> None:
         assert "what w1 says" in await running.line()
         running.interrupt()
         assert await running.ended() == 130
-
-
-async def test_at_a_terminal(shared: Fleet, transport: Transport) -> None:
-    await happened(transport, "t1", "Node/terminal")
-    where = ("--etcd", str(shared.etcd.address))
-    async with terminal("events", "-w", "--for=node/terminal", "-o", "yaml", *where) as shown:
-        await shown.until("name: t1")
-        await happened(transport, "t2", "Node/terminal")
-        assert "\r\n---\r\n" in await shown.until("name: t2")
-        shown.type(CTRL_C)
-        assert await shown.ended() == 130

@@ -338,43 +338,6 @@ def refused(*words: str) -> str:
     return " ".join(ran.output.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        pytest.param((), "no etcd given", id="no-etcd"),
-        pytest.param(("--etcd", "unix:/run/etcd.sock"), "fleetctl up", id="unix"),
-        pytest.param(("--etcd", "http://10.0.0.1:2379"), "in plain text", id="clear"),
-        pytest.param(("--etcd", "http://etcd.lan:2379"), "in plain text", id="clear-name"),
-        pytest.param(
-            ("--etcd", "http://127.0.0.1:1,http://10.0.0.1:1"), "http://10.0.0.1:1", id="one-clear"
-        ),
-        pytest.param(
-            ("--etcd", "http://127.0.0.1:1", "--etcd-transport", "http"), "gRPC", id="way"
-        ),
-        pytest.param(
-            ("--prepare", "--etcd", "http://127.0.0.1:1", "--node", "Mac 1"),
-            "--node Mac 1",
-            id="node",
-        ),
-        pytest.param(
-            ("--etcd", "http://127.0.0.1:1", "--node", "mac-1"), "need --prepare", id="no-step"
-        ),
-        pytest.param(
-            ("--etcd", "http://127.0.0.1:1", "--prepare", "--force"), "needs --enable", id="force"
-        ),
-        pytest.param(
-            ("--etcd", "http://127.0.0.1:1", "--etcd-prefix", "lab/"), "such as /lab", id="prefix"
-        ),
-        pytest.param(("--etcd", f"http://127.0.0.1:{free_port()}"), "refused", id="nobody"),
-    ],
-)
-def test_insecure_or_invalid_arguments_are_refused(
-    out: Path, words: tuple[str, ...], said: str
-) -> None:
-    assert said in refused("--out", str(out), *words)
-    assert not list(out.glob("*.env"))
-
-
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     etcd = ("--etcd", f"http://127.0.0.1:{free_port()}")
     assert "Missing option '--out'" in refused(*etcd)

@@ -291,23 +291,6 @@ async def test_an_expired_identity_is_replaced(serving: Serving) -> None:
     assert "joined the fleet" in done.out
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("join", "host", "host"), "expected a token and the address"),
-        (("join", "mf1.abc"), "this is no join token"),
-        (("join", "mf1.abc", "host"), "this is no join token"),
-        (("join", "mf1.abc", "http://host:4002"), "write HOST:PORT"),
-    ],
-)
-async def test_wrong_arguments_are_explained(
-    words: tuple[str, ...], told: str, tmp_path: Path
-) -> None:
-    done = await run_fleetctl(*words, "--identity-dir", str(tmp_path / "identity"))
-    assert done.code != 0
-    assert told in done.err
-
-
 async def test_a_folder_that_others_may_read_is_refused(serving: Serving) -> None:
     serving.folder.mkdir(parents=True, mode=0o755)
     serving.folder.chmod(0o755)

@@ -13,12 +13,6 @@ async def test_add_needs_an_archive_that_is_one(fleet: MemoryFleet, tmp_path: Pa
     assert "cannot be read" in done.err
 
 
-async def test_add_needs_a_fleet_that_machines_can_verify(fleet: MemoryFleet) -> None:
-    done = await fleet.ctl("node", "add", "me@mac-2.local")
-    assert done.code == 1
-    assert "`fleetctl up --join ADDRESS`" in done.err
-
-
 async def test_a_lost_node_is_removed_by_name(fleet: MemoryFleet) -> None:
     await fleet.ctl("apply", "-f", "-", stdin=b"apiVersion: fleet/v1alpha1\nkind: Node\nmetadata: {name: lost}\nspec: {}\n")  # fmt: skip
     done = await fleet.ctl("node", "remove", "lost", "--no-drain")
@@ -26,9 +20,3 @@ async def test_a_lost_node_is_removed_by_name(fleet: MemoryFleet) -> None:
     assert "node/lost deleted" in done.out
     assert "the Mac itself was left alone" in done.err
     assert "lost" not in (await fleet.ctl("get", "nodes")).out
-
-
-async def test_a_fingerprint_of_another_kind_is_refused(fleet: MemoryFleet) -> None:
-    done = await fleet.ctl("node", "remove", "me@mac-2.local", "--host-key", "MD5:00")
-    assert done.code == 1
-    assert "expected a fingerprint such as SHA256:" in done.err

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from insight.placement import node_tables
-from manifests.yaml.parser import parse_values
 from reconciler.deployments.explain import NodeExplanation
 from schemas import sizes
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from store import codec
 from store.port import Transport
-from tests.support.fleet import fleetctl
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.hub import REPO, StandInHub
@@ -23,7 +21,7 @@ from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
 from tests.support.model_folders import CONFIG, safetensors
 from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.world import PROOF, deployment
+from tests.support.world import deployment
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -156,66 +154,6 @@ async def test_plan_shows_differences_and_places_and_writes_nothing(
     assert (await shared_transport.status()).revision == before
 
 
-STEP = {"deployment", "replica", "change", "from", "to", "reason", "fetchBytes"}
-"""The fields that every step has."""
-
-
-async def test_a_plan_for_programs(fleet: MemoryFleet) -> None:
-    done = await fleet.ctl("plan", "-f", "-", "-o", "json", stdin=PLANNED.encode())
-    assert (done.code, done.err) == (1, "")
-    tree = json.loads(done.out)
-    assert list(tree) == ["changes", "unplaced", "steps", "macs", "warnings"]
-    qwen, big = tree["changes"]
-    for change in (qwen, big):
-        assert set(change) == {"kind", "name", "change", "fields", "keptByOthers", "diff"}
-    assert [qwen[name] for name in ("kind", "name", "change")] == [
-        "ModelDeployment",
-        "qwen",
-        "configured",
-    ]
-    assert {"path": "spec.contextLength", "old": 1024, "new": 2048} in qwen["fields"]
-    assert "-  contextLength: 1024\n+  contextLength: 2048\n" in qwen["diff"]
-    assert big["change"] == "created"
-    assert {"path": "spec.priority", "old": None, "new": 10} in big["fields"]
-    assert (tree["unplaced"], tree["warnings"]) == (2, [])
-    steps = {step["replica"]: step for step in tree["steps"]}
-    assert list(steps) == ["big-0", "big-1", "big-2", "big-3", "qwen-0", "qwen-1"]
-    assert all(set(step) >= STEP for step in steps.values())
-    placed, refused, replaced = steps["big-0"], steps["big-2"], steps["qwen-0"]
-    assert (placed["change"], placed["to"]) == ("New", ["mac-1"])
-    assert placed["memory"]["totalBytes"] == 14 * 2**30
-    assert refused["to"] == []
-    assert refused["refusal"].startswith("0/6 nodes fit: 3 short of memory")
-    assert [replaced[name] for name in ("change", "from", "to")] == [
-        "Replaced",
-        ["mac-1"],
-        ["mac-1"],
-    ]
-    (first, _) = tree["macs"]
-    assert set(first) == {
-        "node", "chip", "isReady", "offeredBytes", "reservedBytes", "freeBytes", "replicas",
-    }  # fmt: skip
-    assert {"name": "big-0", "bytes": 14 * 2**30, "change": "+", "note": ""} in first["replicas"]
-    again = await fleet.ctl("plan", "-f", "-", "-o", "yaml", stdin=PLANNED.encode())
-    assert again.code == 1
-    assert parse_values(again.out) == [tree]
-    diff = await fleet.ctl("diff", "-f", "-", "-o", "json", stdin=PLANNED.encode())
-    assert (diff.code, json.loads(diff.out)) == (1, {"changes": tree["changes"]})
-
-
-async def test_a_plan_without_changes_for_programs(fleet: MemoryFleet) -> None:
-    printed = (await fleet.ctl("get", "md/qwen", "-o", "yaml")).out.encode()
-    done = await fleet.ctl("plan", "-f", "-", "-o", "json", stdin=printed)
-    assert done.code == 0
-    (change,) = json.loads(done.out)["changes"]
-    assert (change["change"], change["fields"], change["diff"]) == ("unchanged", [], "")
-    diff = await fleet.ctl("diff", "-f", "-", "-o", "yaml", stdin=printed)
-    assert diff.code == 0
-    assert diff.out.startswith(
-        "changes:\n- kind: ModelDeployment\n  name: qwen\n  change: unchanged\n"
-    )
-
-
 async def test_plan_without_changes_reports_unplaced_replicas(
     fleet: MemoryFleet, tmp_path: Path
 ) -> None:
@@ -316,23 +254,6 @@ async def test_draft_model_and_adapter_are_parts_of_the_proof(
     assert "3 yet to inspect the model" in unseen.out
 
 
-async def test_describe_shows_optional_parts_of_the_proof(
-    fleet: MemoryFleet, shared_transport: Transport
-) -> None:
-    memory = PROOF.model_copy(update={"adapter_bytes": 2**20, "draft_bytes": 2**30})
-    owner = deployment(name="both")
-    replicas = [
-        put_replica(owner, 0, "mac-4", memory=memory),
-        put_replica(owner, 1, "mac-4", memory=PROOF),
-    ]
-    await shared_transport.commit([], replicas)
-    rich, plain = [(await fleet.ctl("describe", "replica", f"both-{n}")).out for n in (0, 1)]
-    titles = next(line for line in rich.splitlines() if "WEIGHTS" in line).split()
-    assert titles[-4:] == ["EXTRAS", "SUM", "OVERRIDE", "MEASURED"]
-    assert "adapter 1.0 MiB, draft model 1.0 GiB" in rich
-    assert "EXTRAS" not in plain
-
-
 AUTO = """
 apiVersion: fleet/v1alpha1
 kind: ModelDeployment
@@ -350,9 +271,3 @@ async def test_the_number_of_requests_by_hardware_is_shown(
     [row] = [line.split() for line in done.out.splitlines() if line.startswith("auto-0 ")]
     # 120 GB/s of a plain M4: 8.4 GB in a tenth of a second, less 2 GiB of weights, for 128 MiB of each request.
     assert row[3:5] == ["mac-1", "46"]
-
-
-async def test_a_missing_etcd_is_exit_code_2() -> None:
-    done = await fleetctl("plan", "-f", "-", "--etcd", "unix:/nowhere", stdin=PLANNED.encode())
-    assert done.code == 2
-    assert "Is the fleet up?" in done.err

@@ -23,7 +23,7 @@ from schemas.deployment import (
 )
 from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, ObjectMeta, OwnerReference
 from schemas.replica import Replica
-from schemas.rollout import CanaryDecision, canary_decision
+from schemas.rollout import CanaryDecision
 from store import codec, keys, objects
 from store.port import Put, Transport
 from tests.support.fleet import Fleet
@@ -119,32 +119,6 @@ async def test_status_waits_and_prints_progress(shared: Fleet, transport: Transp
     await applied(shared, "waits", change=("small", "large"))
     now = await shared.ctl("rollout", "status", "md", "waits", "--no-watch")
     assert (now.code, now.out.startswith("Waiting for the reconciler")) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("truth", "reason", "message", "code", "expected"),
-    [
-        (ConditionStatus.TRUE, "CanaryRunning", "step 1 of 2", 0,
-         'Waiting for modeldeployment "ends" rollout to finish: step 1 of 2...\n'),
-        (ConditionStatus.FALSE, "Stalled", "no progress for 10m", 1,
-         'error: rollout of modeldeployment "ends" failed (Stalled): no progress for 10m\n'),
-        (ConditionStatus.FALSE, "CanaryFailed", "8 of 20 requests failed", 1,
-         'error: modeldeployment "ends" was rolled back: 8 of 20 requests failed\n'),
-    ],
-)  # fmt: skip
-async def test_final_states(
-    shared_fleet: MemoryFleet,
-    shared_transport: Transport,
-    truth: ConditionStatus,
-    reason: str,
-    message: str,
-    code: int,
-    expected: str,
-) -> None:
-    await applied(shared_fleet, "ends")
-    await say(shared_transport, "ends", truth, reason, message)
-    done = await shared_fleet.ctl("rollout", "status", "ends", "-w" if code else "--no-watch")
-    assert (done.code, done.err or done.out) == (code, expected)
 
 
 async def test_history_and_undo(shared_fleet: MemoryFleet, shared_transport: Transport) -> None:
@@ -284,57 +258,6 @@ def with_canary(name: str, model: str = "small") -> str:
     """Return a manifest with a canary."""
     text = DEPLOYMENT.replace("NAME", name).replace("small", model)
     return text.replace("spec: {", "spec: {rollout: {canary: {steps: [{weight: 50}]}}, ")
-
-
-async def try_out(transport: Transport, name: str, **canary: object) -> None:
-    """Write that a version is tried, as the reconciler does."""
-    trial = CanaryStatus(template="new", since=SystemClock().now()).model_copy(update=canary)
-    generation = (await read(transport, name)).metadata.generation
-    status = ModelDeploymentStatus(observed_generation=generation, canary=trial)
-    key = keys.status_key("ModelDeployment", name)
-    await transport.commit([], [Put(key=key, value=codec.encode(status))])
-
-
-@pytest.mark.parametrize(("decision", "done"), [("promote", "promoted"), ("abort", "aborted")])
-async def test_a_decision_about_a_canary_is_recorded_for_its_generation(
-    shared_fleet: MemoryFleet, shared_transport: Transport, decision: str, done: str
-) -> None:
-    await shared_fleet.applied(with_canary(done))
-    await try_out(shared_transport, done)
-    told = await shared_fleet.ctl("rollout", decision, "md", done)
-    assert (told.code, told.out) == (0, f"modeldeployment/{done} {done}\n")
-    meta = (await read(shared_transport, done)).metadata
-    assert canary_decision(meta.annotations, meta.generation) == decision
-    # The next version is decided anew.
-    assert canary_decision(meta.annotations, meta.generation + 1) is None
-
-
-@pytest.mark.parametrize(
-    ("canary", "expected"),
-    [
-        (None, ": the reconciler has not looked at its newest generation; try again"),
-        ({"outcome": "Passed"}, ": it has passed. `fleetctl rollout undo NAME` rolls back"),
-        (
-            {"outcome": "Failed", "message": "3 of 40 failed"},
-            ": it failed (3 of 40 failed). `fleetctl rollout restart NAME` tries again, "
-            "`fleetctl rollout undo NAME` rolls back the spec",
-        ),
-    ],
-    ids=["unobserved", "passed", "failed"],
-)
-async def test_only_a_running_canary_is_decided(
-    shared_fleet: MemoryFleet,
-    shared_transport: Transport,
-    canary: dict[str, object] | None,
-    expected: str,
-) -> None:
-    name = str((canary or {"outcome": "unobserved"})["outcome"]).lower()
-    await shared_fleet.applied(with_canary(name))
-    if canary is not None:
-        await try_out(shared_transport, name, **canary)
-    done = await shared_fleet.ctl("rollout", "abort", name)
-    hint = expected.replace("NAME", name)
-    assert done.err == f"error: modeldeployment/{name} has no running canary to abort{hint}\n"
 
 
 @pytest.mark.parametrize(("decision", "models"), [("promote", {"large"}), ("abort", {"small"})])

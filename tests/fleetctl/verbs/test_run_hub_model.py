@@ -5,8 +5,6 @@ import io
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pytest
-
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.verbs.run_hub_model import (
     ServingProgress,
@@ -16,14 +14,12 @@ from fleetctl.verbs.run_hub_model import (
     wait_until_serving,
 )
 from machinery.clock import SystemClock
-from schemas.deployment import HubReference, ModelDeployment, ModelDeploymentStatus
-from schemas.meta import HUB_REFRESHED_AT, Condition, ConditionStatus
-from schemas.records import HubToken
-from schemas.replica import FetchStatus, ReplicaStatus
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.meta import Condition, ConditionStatus
+from schemas.replica import FetchStatus
 from store import codec, keys, objects
 from store.port import Put
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
-from tests.support.nodeagent_plans import wanted
 from tests.support.ports import free_port
 from tests.support.waiting import until_async
 
@@ -83,40 +79,6 @@ def test_progress_has_a_bar_while_bytes_arrive() -> None:
     )
 
 
-async def test_get_and_describe_show_the_progress_of_a_fetch() -> None:
-    fleet = MemoryFleet()
-    fetch = FetchStatus(
-        node="a",
-        phase="Downloading",
-        present_bytes=1 << 30,
-        total_bytes=4 << 30,
-        bytes_per_second=16 << 20,
-        eta_seconds=192,
-        source="huggingface.co",
-    )
-    replica = wanted()
-    puts = [
-        Put(key=keys.spec_key("Replica", replica.name), value=codec.encode(replica)),
-        Put(
-            key=keys.status_key("Replica", replica.name),
-            value=codec.encode(ReplicaStatus(fetches=(fetch,))),
-        ),
-    ]
-    await fleet.store.commit([], puts)
-    table = await fleet.ctl("get", "replicas", "-o", "wide")
-    assert "FETCH" in table.out
-    assert "25 % of 4.0 GiB" in table.out
-    assert "huggingface.co" in table.out
-    field = await fleet.ctl(
-        "get", "replicas", "-o", "jsonpath={.items[0].status.fetches[0].etaSeconds}"
-    )
-    assert field.out == "192"
-    described = await fleet.ctl("describe", "replica", replica.name)
-    (row,) = [line for line in described.out.splitlines() if "16.0 MiB/s" in line]
-    assert row.split()[:5] == [replica.name, "a", "Downloading", "25", "%"]
-    assert "3m12s" in row
-
-
 async def test_run_deploys_nothing_that_no_gateway_could_serve() -> None:
     fleet = MemoryFleet()
     gateway = ("--gateway", f"http://127.0.0.1:{free_port()}")
@@ -173,82 +135,6 @@ def said_to(shown: io.StringIO, text: str) -> Callable[[], Awaitable[bool]]:
         return text in shown.getvalue()
 
     return said
-
-
-async def test_create_writes_a_hub_model_and_refuses_two_sources() -> None:
-    fleet = MemoryFleet()
-    scope = await fleet.ctl("create", "md", "scope", "--hub", REPO, "--source", "modelscope")
-    assert scope.code == 0, scope.err
-    made = await read(fleet, "scope")
-    assert made is not None
-    assert made.spec.model.hub == HubReference(repo=REPO, source="modelscope", revision="master")
-    done = await fleet.ctl("create", "md", "qwen", "--hub", REPO, "--revision", "dev")
-    assert done.code == 0, done.err
-    deployment = await read(fleet, "qwen")
-    assert deployment is not None
-    hub = deployment.spec.model.hub
-    assert hub is not None
-    assert (hub.repo, hub.revision, deployment.spec.model.path) == (REPO, "dev", None)
-    both = await fleet.ctl("create", "md", "other", "--hub", REPO, "--model", "x")
-    assert "give either --hub ORG/NAME or --model FOLDER" in both.err
-
-
-async def test_a_hub_id_as_a_path_is_refused_with_the_right_field(tmp_path: Path) -> None:
-    fleet = MemoryFleet()
-    manifest = tmp_path / "a.yaml"
-    head = "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"
-    manifest.write_text(f"{head}spec:\n  model:\n    path: {REPO}\n")
-    done = await fleet.ctl("apply", "-f", str(manifest))
-    assert done.code == 1
-    assert f"{REPO} looks like a repository of a model hub" in done.err
-    assert f"hub: {{repo: {REPO}}}" in done.err
-    manifest.write_text(f"{head}spec:\n  model:\n    path: ./{REPO}\n")
-    assert (await fleet.ctl("apply", "-f", str(manifest))).code == 0
-
-
-async def test_refresh_marks_a_branch_and_refuses_what_cannot_move() -> None:
-    fleet = MemoryFleet()
-    await fleet.ctl("create", "md", "branch", "--hub", REPO)
-    await fleet.ctl("create", "md", "commit", "--hub", REPO, "--revision", "ab" * 20)
-    await fleet.ctl("create", "md", "folder", "--model", "x")
-    done = await fleet.ctl("rollout", "refresh", "branch")
-    assert (done.code, done.out) == (0, "modeldeployment/branch refreshed\n")
-    deployment = await read(fleet, "branch")
-    assert deployment is not None
-    assert deployment.metadata.annotations[HUB_REFRESHED_AT]
-    assert deployment.metadata.generation == 2
-    assert "a commit, which never moves" in (await fleet.ctl("rollout", "refresh", "commit")).err
-    assert "a model in a folder" in (await fleet.ctl("rollout", "refresh", "folder")).err
-
-
-async def test_a_hub_token_is_read_from_standard_input_and_never_shown() -> None:
-    fleet = MemoryFleet()
-    words = ("create", "hubtoken", "hf", "--endpoint", "https://mirror.example")
-    done = await fleet.ctl(*words, "--token-file", "-", stdin=b"hf_secret\n")
-    assert done.code == 0, done.err
-    assert "hf_secret" not in done.out + done.err
-    item = await fleet.store.get(keys.named(keys.HUB_TOKEN_PREFIX, "hf"))
-    assert item is not None
-    stored = codec.decode(HubToken, item)
-    assert (stored.endpoint, stored.token.get_secret_value()) == (
-        "https://mirror.example",
-        "hf_secret",
-    )
-    assert "hf_secret" not in repr(stored)
-    gone = await fleet.ctl("create", "hubtoken", "hf", "--remove")
-    assert (gone.code, gone.out) == (0, "hubtoken/hf deleted\n")
-    assert (
-        "there is no hubtoken hf" in (await fleet.ctl("create", "hubtoken", "hf", "--remove")).err
-    )
-
-
-@pytest.mark.parametrize("text", [b"", b"two words", b"\xff\xfe", b"x" * 501])
-async def test_what_is_no_token_is_refused_without_quoting_it(text: bytes) -> None:
-    fleet = MemoryFleet()
-    done = await fleet.ctl("create", "hubtoken", "hf", "--token-file", "-", stdin=text)
-    assert done.code == 1
-    assert "standard input holds no token" in done.err
-    assert "two words" not in done.err
 
 
 async def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:

@@ -109,35 +109,6 @@ async def test_the_authority_is_made_once(fleet: MemoryFleet, tmp_path: Path) ->
     assert "Give the folder that belongs to the store" in other.err
 
 
-async def test_a_fleet_without_an_authority_is_told_how_to_get_one(fleet: MemoryFleet) -> None:
-    for words in (("status",), ("--mode", "tls")):
-        done = await fleet.ctl("secure", *words)
-        assert done.code == 1
-        assert "fleetctl secure --authority-dir DIR" in done.err
-
-
-async def test_processes_without_a_certificate_keep_the_mode(secured: MemoryFleet) -> None:
-    await report(secured, None)
-    await secured.store.commit([], [Put(key=keys.issued_key("node", "mac-1"), value=b"{}")])
-    status = await secured.ctl("secure", "status")
-    assert f"fleet {FLEET}, TLS mode permissive" in status.out
-    assert "it has a certificate and does not use it yet; restart it" in status.out
-    assert "gateway edge" in status.out
-    refused = await secured.ctl("secure", "--mode", "strict", BRIEF)
-    assert refused.code == 1
-    assert "the TLS mode stays permissive; 3 parts are not ready for tls" in refused.err
-    assert (
-        "reconciler mac-1/7: it has no certificate; restart it with --identity-dir" in refused.err
-    )
-    assert await mode_of(secured) is TlsMode.PERMISSIVE
-
-
-async def test_a_lease_of_an_unknown_release_keeps_the_mode(secured: MemoryFleet) -> None:
-    await secured.store.commit([], [Put(key=GATEWAY, value=b'{"storedVersion":99,"url":"x"}')])
-    refused = await secured.ctl("secure", "--mode", "tls", BRIEF)
-    assert "gateway edge: its lease cannot be read" in refused.err
-
-
 async def test_plain_engines_keep_the_fleet_from_strict(secured: MemoryFleet) -> None:
     await publish(secured, "http://10.0.0.5:4100")
     async with following(secured):

@@ -20,15 +20,6 @@ def put_mac(name: str, *, alive: bool = True) -> list[Put]:
     return mac(name) if alive else [put_status(name)]
 
 
-async def test_an_empty_fleet(fleet: MemoryFleet) -> None:
-    done = await fleet.ctl("status")
-    assert done.code == 0
-    assert done.out == (
-        "an empty fleet: no Mac has joined, and nothing is deployed\n\n"
-        "no gateway is registered: start fleet-gateway\n"
-    )
-
-
 async def test_machines_that_are_no_macs_are_nodes(fleet: MemoryFleet) -> None:
     linux = node_status("box").model_copy(update={"os": "Debian GNU/Linux", "chip": "AMD EPYC"})
     await fleet.store.commit(

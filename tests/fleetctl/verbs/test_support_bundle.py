@@ -218,34 +218,3 @@ async def test_a_bundle_without_a_store(tmp_path: Path) -> None:
     assert done.code == 0
     assert "warning: missing: all objects in the store" in done.err
     assert set(read(path.read_bytes())) == {"README.txt", "doctor.json"}
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (("--node", "nobody"), "there is no node nobody; there are none"),
-        (("--since", "x"), "--since: "),
-        (("--max-size", "x"), "--max-size: "),
-    ],
-)
-async def test_refusals_leave_no_file(
-    words: tuple[str, ...], refusal: str, shared_fleet: MemoryFleet, tmp_path: Path
-) -> None:
-    done = await bundle(shared_fleet, tmp_path / "bundle.tar.gz", *words)
-    assert done.code in (1, 2)
-    assert refusal in done.err
-    assert list(tmp_path.glob("*bundle*")) == []
-
-
-async def test_a_folder_that_cannot_be_written(shared_fleet: MemoryFleet) -> None:
-    done = await bundle(shared_fleet, Path("/proc/bundle.tar.gz"))
-    assert done.code == 1
-    assert done.err.startswith("error: cannot write /proc/bundle.tar.gz: ")
-
-
-async def test_a_missing_folder_is_not_created(shared_fleet: MemoryFleet, tmp_path: Path) -> None:
-    path = tmp_path / "nowhere" / "bundle.tar.gz"
-    done = await bundle(shared_fleet, path)
-    assert (done.code, done.out) == (1, "")
-    assert done.err == f"error: cannot write {path}: the folder {path.parent} does not exist\n"
-    assert list(tmp_path.iterdir()) == []

@@ -53,16 +53,6 @@ def pids(folder: Path) -> dict[str, int]:
     return {n: r.pid for n, r in records.items() if r is not None and processes.is_running(r)}
 
 
-@pytest.mark.ci
-async def test_plain_http_for_other_machines_needs_a_flag(tmp_path: Path) -> None:
-    done = await fleetctl("up", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0")
-    assert done.code == 2
-    assert "--host 0.0.0.0: other machines can reach 0.0.0.0" in done.err
-    assert "--tls-cert FILE --tls-key FILE" in done.err
-    assert "--insecure-http" in done.err
-    assert not (tmp_path / "data").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "command", "printed"),
     [
@@ -275,30 +265,6 @@ async def test_an_occupied_gateway_port_is_refused_and_one_of_a_dashboard_warned
     assert f"port {port} on 127.0.0.1" in done.err
     assert "--port" in done.err
     assert pids(tmp_path / "data") == {}
-
-
-@pytest.mark.ci
-@pytest.mark.timeout(180)
-async def test_a_data_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "fleet.json").write_text('{"layout_version": 99}')
-    for words in (("up",), ("down",)):
-        done = await on(tmp_path, *words)
-        assert done.code == 1
-        assert "newer mlx-fleet (layout 99" in done.err
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["fleet.json"]
-
-
-@pytest.mark.ci
-@pytest.mark.timeout(180)
-async def test_an_unusable_data_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = await on(tmp_path / "file" / "data", "up")
-    assert done.code == 1
-    assert "cannot use the data folder" in done.err
-    (tmp_path / "fleet.json").write_text("{")
-    damaged = await on(tmp_path, "up")
-    assert damaged.code == 1
-    assert "fleet.json cannot be read" in damaged.err
 
 
 @pytest.mark.ci

@@ -16,9 +16,8 @@ from schemas.meta import Condition, ConditionStatus
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
-from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.fleetctl_stream import streaming
 from tests.support.terminal import terminal
 
 MANIFEST = """
@@ -106,35 +105,6 @@ async def say(shared_transport: Transport, name: str, *, ready: int) -> None:
     await shared_transport.commit([], [Put(key=key, value=codec.encode(status))])
 
 
-@pytest.mark.etcd
-@pytest.mark.timeout(180)
-async def test_several_at_once(shared: Fleet, transport: Transport) -> None:
-    await shared.applied(
-        "---".join(MANIFEST.format(name=name, set="pair") for name in ("wait-a", "wait-b"))
-    )
-    await say(transport, "wait-a", ready=1)
-    await say(transport, "wait-b", ready=0)
-    words = ("wait", "md", "-l", "set=pair", "--for=condition=Available")
-    late = await shared.ctl(*words, "--timeout=0")
-    assert (late.code, late.out) == (1, "modeldeployment/wait-a condition met\n")
-    assert late.err == (
-        "error: timed out after 0 s waiting for condition Available=True of modeldeployment/wait-b; "
-        "it is False (Counted); no reconciler is running: start fleet-reconciler. "
-        "`fleetctl describe modeldeployment/wait-b` shows details\n"
-    )
-    async with streaming(shared, *words) as running:
-        assert await running.line() == "modeldeployment/wait-a condition met\n"
-        await say(transport, "wait-b", ready=2)
-        assert await running.line() == "modeldeployment/wait-b condition met\n"
-        assert await running.ended() == 0
-    path = "--for=jsonpath={.status.readyReplicas}=2"
-    field = await shared.ctl("wait", "md/wait-b", path, "--timeout=0")
-    assert (field.code, field.out) == (0, "modeldeployment/wait-b condition met\n")
-    missing = await shared.ctl("wait", "md/wait-a", "md/wait-c", "--for=condition=Available")
-    assert (missing.code, missing.out) == (1, "")
-    assert missing.err.startswith('error: modeldeployments "wait-c" not found; did you mean wait-')
-
-
 def test_a_wait_in_a_pipe_says_after_three_seconds_what_it_waits_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -184,23 +154,6 @@ async def write_condition(store: Transport, truth: ConditionStatus, reason: str)
     await store.commit([], [Put(key=key, value=codec.encode(status))])
 
 
-async def test_a_wait_without_a_reconciler_says_that_none_is_running(fleet: MemoryFleet) -> None:
-    await fleet.applied(MANIFEST.format(name="x", set="none"))
-    words = ("wait", "md/x", "--for=condition=Available", "--timeout=0")
-    none = "no reconciler is running: start fleet-reconciler"
-    late = await fleet.ctl(*words)
-    assert (late.code, late.err) == (
-        1,
-        "error: timed out after 0 s waiting for condition Available=True of modeldeployment/x; "
-        f"{none}. `fleetctl describe modeldeployment/x` shows details\n",
-    )
-    for other in ("md/y --for=create", "md/x --for=jsonpath={.status.replicas}=2"):
-        done = await fleet.ctl("wait", *other.split(), "--timeout=0")
-        assert (done.code, none in done.err) == (1, "jsonpath" in other)
-    await fleet.store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"{}")])
-    assert none not in (await fleet.ctl(*words)).err
-
-
 @pytest.mark.etcd
 @pytest.mark.timeout(180)
 async def test_a_terminal_shows_the_progress(shared: Fleet, transport: Transport) -> None:
@@ -228,25 +181,3 @@ async def test_create_and_delete(shared_fleet: MemoryFleet) -> None:
         await shared_fleet.applied(MANIFEST.format(name="wait-new", set="new"))
     for done in (named.result(), labelled.result()):
         assert (done.code, done.out) == (0, "modeldeployment/wait-new created\n")
-    never = await shared_fleet.ctl("wait", "md/wait-none", "--for=create", "--timeout=0")
-    assert (never.code, never.err) == (
-        1,
-        "error: timed out after 0 s waiting for creation of modeldeployment/wait-none; it does not exist. "
-        "`fleetctl get modeldeployment` lists all\n",
-    )
-    gone = await shared_fleet.ctl("wait", "md/wait-none", "--for=delete")
-    assert (gone.code, gone.out) == (0, "modeldeployment/wait-none deleted\n")
-    nobody = await shared_fleet.ctl("wait", "md", "-l", "set=none", "--for=delete")
-    assert (nobody.code, nobody.out) == (0, "")
-    vain = await shared_fleet.ctl("wait", "md", "-l", "set=none", "--for=condition=Available")
-    assert (vain.code, vain.err) == (
-        1,
-        "error: no matching modeldeployments found to wait for\n",
-    )
-
-
-async def test_selection() -> None:
-    done = await fleetctl("wait", "--for=delete")
-    assert done.code == 2
-    which = await fleetctl("wait", "md", "--for=delete")
-    assert (which.code, "Give their names" in which.err) == (2, True)
