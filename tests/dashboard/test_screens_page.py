@@ -32,7 +32,7 @@ from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
 from tests.support.macs import mac
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.reconciler_store import pool
+from tests.support.reconciler_world import pool
 from tests.support.waiting import until_async
 from tests.support.world import GEOMETRY, PROOF, deployment, revision
 

@@ -27,7 +27,7 @@ from reconciler.placement.inputs import NodeView
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import RankStatus, Replica, ReplicaStatus
-from tests.support.reconciler_group_situations import counted, group, mac, seen, sharded
+from tests.support.reconciler_world import counted, group, mac, seen, sharded
 from tests.support.world import NOW
 
 Key = tuple[str, str, int]

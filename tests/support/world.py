@@ -1,6 +1,7 @@
 """Builders of objects for tests: nodes, deployments, replicas, revisions and what a reconciler observes."""
 
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.rollout.revisions import content_of, revision_name, template_hash
@@ -14,7 +15,15 @@ from schemas.deployment import (
     Revision,
     RevisionSpec,
 )
-from schemas.meta import ObjectMeta, OwnerReference
+from schemas.meta import (
+    ApiObject,
+    Condition,
+    ConditionStatus,
+    ObjectMeta,
+    OwnerReference,
+    Status,
+    find_condition,
+)
 from schemas.node import ModelGeometry, ModelReport
 from schemas.placement import Placement
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
@@ -34,7 +43,40 @@ GEOMETRY = ModelGeometry(
     vocab_size=32_000,
     max_context=8192,
 )
-PROOF = MemoryProof(weights_bytes=GIB, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+Kind = TypeVar("Kind", bound=ApiObject)
+
+
+def proof(gib: float) -> MemoryProof:
+    """Return a memory proof of this size, all of it weights."""
+    size = int(gib * GIB)
+    return MemoryProof(weights_bytes=size, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+
+
+PROOF = proof(1)
+
+
+def with_metadata(obj: Kind, **changes: object) -> Kind:
+    metadata = obj.metadata.model_copy(update=changes)
+    return obj.model_copy(update={"metadata": metadata})
+
+
+def with_spec(obj: Kind, **changes: object) -> Kind:
+    spec = obj.spec.model_copy(update=changes)  # type: ignore[attr-defined]  # every kind has one
+    return obj.model_copy(update={"spec": spec})
+
+
+def condition(
+    type_: str = "Ready", reason: str = "Fake", message: str = "so it is", *, holds: bool = True
+) -> Condition:
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+    return Condition(type=type_, status=truth, reason=reason, message=message)
+
+
+def condition_of(status: Status, type_: str) -> tuple[str, str, str]:
+    """Return status, reason and message of a condition that must be there."""
+    match = find_condition(status.conditions, type_)
+    assert match is not None, f"there is no condition {type_}: {status.conditions}"
+    return match.status.value, match.reason, match.message
 
 
 def deployment(
@@ -49,7 +91,10 @@ def deployment(
     context_length: int = 1024,
     rollout: Rollout | None = None,
     is_deleting: bool = False,
+    **spec: Any,
 ) -> ModelDeployment:
+    """Return a deployment; `spec` has any further fields of it, by name."""
+    fields = {"model": ModelSource(path=path), "concurrency": 1, **spec}
     return ModelDeployment(
         metadata=ObjectMeta(
             name=name,
@@ -59,15 +104,14 @@ def deployment(
             deletion_timestamp=NOW if is_deleting else None,
         ),
         spec=ModelDeploymentSpec(
-            model=ModelSource(path=path),
             replicas=replicas,
             context_length=context_length,
-            concurrency=1,
             placement=placement or Placement(),
             priority=priority,
             min_available=min_available,
             rollout=rollout or Rollout(),
             resources=Resources(memory=memory) if memory else None,
+            **fields,
         ),
     )
 
@@ -81,16 +125,19 @@ def node(
     labels: dict[str, str] | None = None,
     pools: frozenset[str] = frozenset(),
     leave_reason: str = "",
+    **fields: Any,
 ) -> NodeView:
+    """Return a node; `fields` has any further fields of it, by name."""
+    models = {"qwen": ModelReport(path="qwen", geometry=GEOMETRY)}
+    fields = {"models": models, "allocatable_bytes": int(memory_gib * GIB), **fields}
     return NodeView(
         name=name,
         is_ready=is_ready,
         is_cordoned=is_cordoned,
-        allocatable_bytes=int(memory_gib * GIB),
         labels=labels or {},
         pools=pools,
         leave_reason=leave_reason,
-        models={"qwen": ModelReport(path="qwen", geometry=GEOMETRY)},
+        **fields,
     )
 
 

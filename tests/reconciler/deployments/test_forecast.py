@@ -107,47 +107,35 @@ TAINTED = replace(node("a"), taints=(Taint(key="k", effect="NoExecute"),))
         pytest.param(wanting(1), (NOW_0,), (node("a"),), [], id="nothing-to-do"),
         pytest.param(wanting(2), (NOW_0,), (node("a"), node("b")), ["qwen-1 New >b"], id="new"),
         pytest.param(
-            wanting(1, context_length=9000), (OLD_0,), (node("a"),),
-            ["qwen-0 Kept a>nowhere"], id="what-fits-nowhere-replaces-nothing",
+            wanting(1, context_length=9000), (OLD_0,), (node("a"),), ["qwen-0 Kept a>nowhere"],
+            id="what-fits-nowhere-replaces-nothing",
         ),
         pytest.param(
-            wanting(4), (NOW_0,), (node("a"),),
-            ["qwen-1 New >a", "qwen-2 New >nowhere", "qwen-3 New >nowhere"], id="no-room-for-all",
+            wanting(4), (NOW_0,), (node("a"),), ["qwen-1 New >a", "qwen-2 New >nowhere", "qwen-3 New >nowhere"],
+            id="no-room-for-all",
         ),
-        pytest.param(
-            wanting(1), (NOW_0, NOW_1), (node("a"), node("b")), ["qwen-1 Ends b>"], id="too-many"
-        ),
+        pytest.param(wanting(1), (NOW_0, NOW_1), (node("a"), node("b")), ["qwen-1 Ends b>"], id="too-many"),
         pytest.param(wanting(0), (NOW_0,), (node("a"),), ["qwen-0 Ends a>"], id="to-zero"),
-        pytest.param(
-            wanting(1), (OLD_0,), (node("a"), node("b")), ["qwen-0 Replaced a>b"], id="rolls"
-        ),
-        pytest.param(
-            wanting(1), (OLD_0,), (node("a", memory_gib=4),), ["qwen-0 ReplacedInPlace a>a"],
-            id="no-room-for-both",
-        ),
+        pytest.param(wanting(1), (OLD_0,), (node("a"), node("b")), ["qwen-0 Replaced a>b"], id="rolls"),
+        pytest.param(wanting(1), (OLD_0,), (node("a", memory_gib=4),), ["qwen-0 ReplacedInPlace a>a"], id="no-room-for-both"),
         pytest.param(
             wanting(1, rollout=Rollout(max_surge=0, max_unavailable=1)), (OLD_0,), (node("a"), node("b")),
             ["qwen-0 ReplacedInPlace a>a"], id="without-surge",
         ),
         pytest.param(
-            wanting(1, rollout=Rollout(strategy="Recreate")), (OLD_0,), (node("a"),),
-            ["qwen-0 ReplacedInPlace a>a"], id="recreate",
+            wanting(1, rollout=Rollout(strategy="Recreate")), (OLD_0,), (node("a"),), ["qwen-0 ReplacedInPlace a>a"],
+            id="recreate",
         ),
         pytest.param(
             wanting(1), (NOW_0,), (node("a", leave_reason="draining"), node("b")), ["qwen-0 Replaced a>b"],
             id="its-node-is-drained",
         ),
         pytest.param(
-            wanting(1), (NOW_0,), (replace(node("a", leave_reason="draining"), is_cordoned=True),),
-            ["qwen-0 Replaced a>nowhere"], id="drained-and-nowhere-to-go",
+            wanting(1), (NOW_0,), (replace(node("a", leave_reason="draining"), is_cordoned=True),), ["qwen-0 Replaced a>nowhere"],
+            id="drained-and-nowhere-to-go",
         ),
-        pytest.param(
-            wanting(1), (NOW_0,), (TAINTED, node("b")), ["qwen-0 Replaced a>b"], id="driven-out"
-        ),
-        pytest.param(
-            deployment(memory="3Gi", is_deleting=True), (NOW_0,), (node("a"),), ["qwen-0 Ends a>"],
-            id="being-deleted",
-        ),
+        pytest.param(wanting(1), (NOW_0,), (TAINTED, node("b")), ["qwen-0 Replaced a>b"], id="driven-out"),
+        pytest.param(deployment(memory="3Gi", is_deleting=True), (NOW_0,), (node("a"),), ["qwen-0 Ends a>"], id="being-deleted"),
     ],
 )  # fmt: skip
 def test_one_deployment(

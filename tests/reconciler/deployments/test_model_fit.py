@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from reconciler.deployments.model_fit import fit_group, fit_nodes
 from reconciler.placement.inputs import PlacementRequest, request_for
-from tests.support.reconciler_group_situations import group, mac
+from tests.support.reconciler_world import group, mac
 from tests.support.world import deployment
 
 

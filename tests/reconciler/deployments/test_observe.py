@@ -1,11 +1,11 @@
 """Views of nodes and deployments from the store, through real caches."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from reconciler.deployments import observe
+from reconciler.deployments.observe import DeploymentView
 from reconciler.event_handlers import deployment_name_of
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
@@ -15,33 +15,29 @@ from schemas.meta import ObjectKey, ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from schemas.placement import AntiAffinity, Placement
 from schemas.pools import NodeSelector, ReservedResources
-from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
+from schemas.shardgroup import ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.port import Delete, Operation, Put
 from tests.support.reconciler_agents import node_status, put_endpoint, put_lease, put_node, put_rank
-from tests.support.reconciler_store import CachedStore, pool
-from tests.support.world import GIB, NOW, deployment, replica
+from tests.support.reconciler_world import CachedStore, cached_store, pool
+from tests.support.world import GIB, NOW, deployment, replica, with_metadata
 
 LOOKED = Now(time=NOW)
-MOMENT = Now(time=NOW)
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[CachedStore]:
-    made = CachedStore()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
-        async with asyncio.timeout(30):
-            for informer in made.caches.all():
-                await informer.wait_synced()
-        yield made
-        for task in tasks:
-            task.cancel()
+    async with cached_store() as store:
+        yield store
+
+
+def look(world: CachedStore, name: str = "qwen", now: Now = LOOKED) -> DeploymentView:
+    return observe.observe(world.fleet, name, now, table=NodeTable(()))
 
 
 def nodes_of(world: CachedStore) -> tuple[NodeView, ...]:
     """Return every node as placement sees it."""
-    return NodeViewCache().refresh(world.fleet, MOMENT).nodes
+    return NodeViewCache().refresh(world.fleet, LOOKED).nodes
 
 
 async def test_nodes_and_leases(world: CachedStore) -> None:
@@ -61,12 +57,8 @@ async def test_labels_and_cordon(world: CachedStore) -> None:
     await world.write(put_node("a"))
     (view,) = nodes_of(world)
     assert view.is_cordoned
-    assert view.labels == {
-        "fleet/node": "a",
-        "fleet/os": "mine",
-        "fleet/chip": "Apple-M4",
-        "rack": "1",
-    }
+    own = {"fleet/node": "a", "fleet/chip": "Apple-M4"}
+    assert view.labels == {**own, "fleet/os": "mine", "rack": "1"}
 
 
 async def test_the_largest_reservation_counts(world: CachedStore) -> None:
@@ -83,9 +75,10 @@ async def test_the_largest_reservation_counts(world: CachedStore) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("selector", "members"),
-    [
+async def test_selectors(world: CachedStore) -> None:
+    big = node_status("b", memory_gib=16, chip="Apple M2 Ultra")
+    await world.write(put_node("a"), put_node("b", big))
+    for selector, members in (
         (NodeSelector(), ["a", "b"]),
         (NodeSelector(chips=("Apple M4", "Apple M3")), ["a"]),
         (NodeSelector(min_memory="16Gi"), ["b"]),
@@ -93,25 +86,9 @@ async def test_the_largest_reservation_counts(world: CachedStore) -> None:
         (NodeSelector(match_labels={"fleet/chip": "Apple-M2-Ultra"}), ["b"]),
         (NodeSelector(match_labels={"rack": "1"}), []),
         (NodeSelector(chips=("Apple M4",), min_memory="16Gi"), []),
-    ],
-)
-async def test_selectors(world: CachedStore, selector: NodeSelector, members: list[str]) -> None:
-    big = node_status("b", memory_gib=16, chip="Apple M2 Ultra")
-    await world.write(put_node("a"), put_node("b", big))
-    assert world.fleet.pool_members(pool("p", selector=selector)) == members
+    ):
+        assert world.fleet.pool_members(pool("p", selector=selector)) == members, selector
     assert world.fleet.pool_members(pool("p")) == []
-
-
-async def test_only_exclusive_groups_reserve(world: CachedStore) -> None:
-    def group(name: str, reservation: str, *nodes: str) -> ShardGroup:
-        members = tuple(GroupMember(node=node) for node in nodes)
-        spec = ShardGroupSpec.model_validate({"members": members, "reservation": reservation})
-        return ShardGroup(metadata=ObjectMeta(name=name), spec=spec)
-
-    await world.write(put_node("a"), put_node("b"), put_node("c"))
-    await world.have(group("pair", "Exclusive", "a", "b"), group("shared", "Shared", "b", "c"))
-    seen = {view.name: view.reserved_by_group for view in nodes_of(world)}
-    assert seen == {"a": "pair", "b": "pair", "c": ""}
 
 
 async def test_whatever_is_assigned_takes_memory(world: CachedStore) -> None:
@@ -137,39 +114,32 @@ async def test_a_replica_as_the_planner_sees_it(world: CachedStore) -> None:
     owner, mine = deployment(), replica(0).replica
     await world.have(owner, mine)
     await world.write(put_rank(mine, holds=False), put_lease("a"))
-    (view,) = observe.observe(
-        world.fleet,
-        "qwen",
-        LOOKED,
-        table=NodeTable(()),
-        facts=observe.LeaderFacts(requeue_after_s=7),
-    ).replicas
-    assert (view.is_owned, view.is_ready, view.is_stopped, view.is_node_lost) == (
-        True,
-        False,
-        False,
-        False,
-    )
+    (view,) = look(world).replicas
+    assert view.is_owned
+    assert [view.is_ready, view.is_stopped, view.is_node_lost] == [False] * 3
     assert view.problem == "so it is"
     await world.write(put_endpoint(mine), put_rank(mine))
     lost = Now(time=NOW, lost=frozenset({"a"}))
-    (view,) = observe.observe(world.fleet, "qwen", lost, table=NodeTable(())).replicas
+    (view,) = look(world, "qwen", lost).replicas
     assert (view.is_ready, view.is_node_lost, view.problem) == (True, True, "")
     item = await world.transport.get(keys.spec_key("Replica", "qwen-0"))
     assert item is not None
     assert view.version == item.mod_revision
     await world.write(put_rank(mine, "Stopped"))
-    (view,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
+    (view,) = look(world).replicas
     assert view.is_stopped
 
 
 async def test_words_about_an_earlier_replica_are_void(world: CachedStore) -> None:
     old = replica(0).replica
-    new = old.model_copy(update={"metadata": old.metadata.model_copy(update={"uid": "new"})})
-    await world.have(deployment(), new)
+    await world.have(deployment(), with_metadata(old, uid="new"))
     await world.write(put_endpoint(old), put_rank(old, "Stopped"))
-    (view,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
+    (view,) = look(world).replicas
     assert (view.is_ready, view.is_stopped) == (False, False)
+    # Nor is a deployment of the same name the owner.
+    await world.have(with_metadata(deployment(), uid="second"))
+    (view,) = look(world).replicas
+    assert not view.is_owned
 
 
 async def test_the_cached_nodes_equal_fresh_ones(world: CachedStore) -> None:
@@ -197,13 +167,13 @@ async def test_the_cached_nodes_equal_fresh_ones(world: CachedStore) -> None:
         [Delete(key=keys.spec_key("Replica", "qwen-1")), Delete(key=keys.node_lease_key("a"))],
         [Delete(key=keys.status_key("Node", "a"))],
     ]
-    before = memory.refresh(world.fleet, MOMENT)
+    before = memory.refresh(world.fleet, LOOKED)
     for operations in changes:
         await world.write(*operations)
-        table = memory.refresh(world.fleet, MOMENT)
+        table = memory.refresh(world.fleet, LOOKED)
         assert table.nodes == nodes_of(world)
         assert table.nodes != before.nodes
-        assert memory.refresh(world.fleet, MOMENT) is table
+        assert memory.refresh(world.fleet, LOOKED) is table
         before = table
 
 
@@ -239,19 +209,15 @@ async def test_allocations_have_priority_and_version(world: CachedStore) -> None
 async def test_keeping_apart_holds_for_both_sides(world: CachedStore) -> None:
     by_name = Placement(anti_affinity=AntiAffinity(deployments=("b",)))
     by_label = Placement(anti_affinity=AntiAffinity(match_labels={"team": "x"}))
-    teammate = deployment(name="d")
-    metadata = teammate.metadata.model_copy(update={"labels": {"team": "x"}})
+    teammate = with_metadata(deployment(name="d"), labels={"team": "x"})
     await world.have(
         deployment(name="a", placement=by_name),
         deployment(name="b"),
         deployment(name="c", placement=by_label),
-        teammate.model_copy(update={"metadata": metadata}),
+        teammate,
         deployment(name="e", placement=Placement(anti_affinity=AntiAffinity())),
     )
-    found = {
-        name: observe.observe(world.fleet, name, LOOKED, table=NodeTable(())).apart_from
-        for name in "abcde"
-    }
+    found = {name: look(world, name).apart_from for name in "abcde"}
     assert found == {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": frozenset()}
 
 
@@ -269,10 +235,10 @@ async def test_rivals_are_deployments_of_a_higher_priority_with_missing_replicas
         replica(0, of=deployment(name="above")).replica,
         replica(1, of=deployment(name="above"), is_deleting=True).replica,
     )
-    view = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(()))
+    view = look(world)
     found = [(rival.request.name, rival.missing) for rival in view.rivals]
     assert found == [("highest", 1), ("above", 2)]
-    view = observe.observe(world.fleet, "highest", LOOKED, table=NodeTable(()))
+    view = look(world, "highest")
     assert view.rivals == ()
 
 
@@ -280,20 +246,10 @@ async def test_a_replica_on_a_lost_node_is_missing_for_others(world: CachedStore
     """It preempts room elsewhere; the victim's deployment must not take that room back first."""
     above = deployment(name="above", priority=1, replicas=1)
     await world.have(deployment(), above, replica(0, of=above, on="a").replica)
-    assert observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).rivals == ()
+    assert look(world).rivals == ()
     lost = Now(time=NOW, lost=frozenset({"a"}))
-    (rival,) = observe.observe(world.fleet, "qwen", lost, table=NodeTable(())).rivals
+    (rival,) = look(world, "qwen", lost).rivals
     assert (rival.request.name, rival.missing) == ("above", 1)
-
-
-async def test_a_deployment_of_the_same_name_is_not_the_owner(world: CachedStore) -> None:
-    second = deployment()
-    second = second.model_copy(
-        update={"metadata": second.metadata.model_copy(update={"uid": "second"})}
-    )
-    await world.have(second, replica(0).replica)
-    (view,) = observe.observe(world.fleet, "qwen", LOOKED, table=NodeTable(())).replicas
-    assert not view.is_owned
 
 
 async def test_unplaced_deployments(world: CachedStore) -> None:
@@ -321,23 +277,14 @@ async def test_an_undecodable_object_keeps_its_last_good_value(
     assert world.fleet.unplaced_deployments() == set()
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        keys.SPEC_PREFIX + "stray",
-        keys.SPEC_PREFIX + "Unheard/of",
-        keys.SPEC_PREFIX + "/",
-        keys.STATUS_PREFIX + "stray",
-        keys.STATUS_PREFIX + "Unheard/of",
-        keys.STATUS_PREFIX + "Event/x",
-        keys.RANK_PREFIX + "x",
-        keys.ENDPOINT_PREFIX + "x",
-        keys.NODE_LEASE_PREFIX + "x",
-    ],
-)
-async def test_foreign_keys_below_the_prefix_are_ignored(world: CachedStore, key: str) -> None:
-    await world.write(Put(key=key, value=b"hello"))
-    await world.write(put_node("a"))
+async def test_foreign_keys_below_the_prefixes_are_ignored(world: CachedStore) -> None:
+    prefixes = (keys.RANK_PREFIX, keys.ENDPOINT_PREFIX, keys.NODE_LEASE_PREFIX)
+    stray = [
+        *(f"{keys.SPEC_PREFIX}{name}" for name in ("stray", "Unheard/of", "/")),
+        *(f"{keys.STATUS_PREFIX}{name}" for name in ("stray", "Unheard/of", "Event/x")),
+        *(f"{prefix}x" for prefix in prefixes),
+    ]
+    await world.write(*(Put(key=key, value=b"hello") for key in stray), put_node("a"))
     await world.have(deployment())
     assert world.fleet.node_names() == ["a"]
     assert world.fleet.unplaced_deployments() == {"qwen"}

@@ -25,7 +25,7 @@ from schemas.deployment import (
 from schemas.node import ModelReport
 from schemas.placement import Placement
 from schemas.rollout import Rollout
-from tests.support.reconciler_shorthand import short
+from tests.support.reconciler_world import planned
 from tests.support.world import GEOMETRY, GIB, NOW, deployment, node, observed, replica
 
 OLD, NEW = (
@@ -79,82 +79,48 @@ def view(
 
 
 def steps(seen: DeploymentView) -> list[str]:
-    return [short(action) for action in plan(seen).actions]
+    return planned(seen)
 
 
 @pytest.mark.parametrize(
     ("seen", "wanted"),
     [
+        pytest.param(view(wanting(2), mac("a"), mac("b"), mac("c")), ["p@a"], id="the-first-fetches-alone"),
+        pytest.param(view(wanting(2), mac("a"), mac("b"), preloads=("a",)), [], id="others-wait-for-it"),
         pytest.param(
-            view(wanting(2), mac("a"), mac("b"), mac("c")), ["p@a"], id="the-first-fetches-alone"
-        ),
-        pytest.param(
-            view(wanting(2), mac("a"), mac("b"), preloads=("a",)), [], id="others-wait-for-it"
-        ),
-        pytest.param(
-            view(wanting(2), mac("a", new_gib=0), mac("b"), preloads=("a",)),
-            ["p@b"],
-            id="one-that-is-whole-gives-to-the-next",
+            view(wanting(2), mac("a", new_gib=0), mac("b"), preloads=("a",)), ["p@b"], id="one-that-is-whole-gives-to-the-next",
         ),
         pytest.param(
             view(wanting(), *(mac(name, new_gib=0) for name in "abc"), *map(mac, "defg")),
-            ["p@a", "p@b", "p@c", "p@d", "p@e", "p@f"],
-            id="as-many-fetch-as-have-it",
+            ["p@a", "p@b", "p@c", "p@d", "p@e", "p@f"], id="as-many-fetch-as-have-it",
         ),
         pytest.param(
-            view(wanting(), mac("a", problem="NoSpace: full"), mac("b"), preloads=("a",)),
-            ["p@b"],
+            view(wanting(), mac("a", problem="NoSpace: full"), mac("b"), preloads=("a",)), ["p@b"],
             id="a-fetch-that-fails-holds-up-no-other",
         ),
+        pytest.param(view(wanting(1), mac("a"), mac("b", new_gib=1)), ["p@b"], id="the-fewest-bytes-come-first"),
+        pytest.param(view(wanting(1), mac("a"), mac("b", new_gib=0), preloads=("a",)), [], id="a-node-that-was-chosen-stays"),
+        pytest.param(view(wanting(1), mac("a"), mac("b"), preloads=("a", "b")), ["xp@b"], id="fewer-are-asked"),
+        pytest.param(view(wanting("50%"), mac("a"), mac("b"), mac("c")), ["p@a"], id="a-percentage"),
+        pytest.param(view(wanting(pools=("fast",)), mac("a"), mac("b", pools=frozenset({"fast"}))), ["p@b"], id="a-pool"),
         pytest.param(
-            view(wanting(1), mac("a"), mac("b", new_gib=1)),
-            ["p@b"],
-            id="the-fewest-bytes-come-first",
-        ),
-        pytest.param(
-            view(wanting(1), mac("a"), mac("b", new_gib=0), preloads=("a",)),
-            [],
-            id="a-node-that-was-chosen-stays",
-        ),
-        pytest.param(
-            view(wanting(1), mac("a"), mac("b"), preloads=("a", "b")),
-            ["xp@b"],
-            id="fewer-are-asked",
-        ),
-        pytest.param(
-            view(wanting("50%"), mac("a"), mac("b"), mac("c")), ["p@a"], id="a-percentage"
-        ),
-        pytest.param(
-            view(wanting(pools=("fast",)), mac("a"), mac("b", pools=frozenset({"fast"}))),
-            ["p@b"],
-            id="a-pool",
-        ),
-        pytest.param(
-            view(wanting(), mac("a", is_cordoned=True), mac("b", allocatable_bytes=GIB), mac("c")),
-            ["p@c"],
+            view(wanting(), mac("a", is_cordoned=True), mac("b", allocatable_bytes=GIB), mac("c")), ["p@c"],
             id="only-nodes-that-may-run-a-replica",
         ),
         pytest.param(
-            view(wanting(1), mac("a", is_ready=False), mac("b"), preloads=("a",)),
-            [],
-            id="a-node-that-is-away-keeps-its-place",
+            view(wanting(1), mac("a", is_ready=False), mac("b"), preloads=("a",)), [], id="a-node-that-is-away-keeps-its-place",
         ),
         pytest.param(
-            view(wanting(1), mac("a", leave_reason="drained"), mac("b"), preloads=("a",)),
-            ["xp@a", "p@b"],
+            view(wanting(1), mac("a", leave_reason="drained"), mac("b"), preloads=("a",)), ["xp@a", "p@b"],
             id="a-node-that-is-drained-loses-it",
         ),
+        pytest.param(view(wanting(has_preload=False), mac("a"), preloads=("a",)), ["xp@a"], id="not-asked"),
         pytest.param(
-            view(wanting(has_preload=False), mac("a"), preloads=("a",)), ["xp@a"], id="not-asked"
-        ),
-        pytest.param(
-            view(wanting(is_deleting=True), mac("a"), preloads=("a",)),
-            ["xp@a", "Xqwen"],
-            id="deletion-ends-preloads-first",
+            view(wanting(is_deleting=True), mac("a"), preloads=("a",)), ["xp@a", "Xqwen"], id="deletion-ends-preloads-first",
         ),
         pytest.param(view(None, mac("a"), preloads=("a",)), ["xp@a"], id="deployment-is-gone"),
     ],
-)
+)  # fmt: skip
 def test_preloads(seen: DeploymentView, wanted: list[str]) -> None:
     assert steps(seen) == wanted
 

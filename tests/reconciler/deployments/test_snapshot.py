@@ -15,7 +15,7 @@ from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.reconciler_group_situations import BIG, sharded
+from tests.support.reconciler_world import BIG, sharded
 from tests.support.world import GIB, PROOF, deployment, replica
 
 CLOCK = SystemClock()

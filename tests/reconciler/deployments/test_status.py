@@ -23,7 +23,7 @@ from schemas.meta import (
     stamp_conditions,
 )
 from schemas.replica import FetchStatus, RankStatus
-from tests.support.reconciler_group_situations import on
+from tests.support.reconciler_world import on
 from tests.support.world import NOW, deployment, node, observed, replica
 
 LATER = NOW + timedelta(seconds=5)
@@ -200,17 +200,9 @@ def rank(reason: str, *, holds: bool) -> RankStatus:
         (rank("Loading", holds=False), False, ("False", "Loading", "words")),
         (None, False, ("False", "WaitingForAgent", "its agent has not reported yet")),
         # The agent reports that it serves, but its lease has expired.
-        (
-            rank("Serving", holds=True),
-            False,
-            (
-                "False",
-                "AgentAway",
-                "its agent on a is away; the engine may still serve",
-            ),
-        ),
+        (rank("Serving", holds=True), False, ("False", "AgentAway", "its agent on a is away; the engine may still serve")),
     ],
-)
+)  # fmt: skip
 def test_replica(
     found: RankStatus | None, *, is_serving: bool, wanted: tuple[str, str, str]
 ) -> None:
@@ -253,37 +245,29 @@ def fetching(node: str, reason: str, *, holds: bool = False) -> RankStatus:
     ("reports", "ready", "present"),
     [
         pytest.param(
-            (fetching("a", "Present", holds=True), fetching("b", "NoSpace")),
-            ("False", "NoSpace", "rank 1 on b: NoSpace words"),
-            ("False", "NoSpace", "rank 1 on b: NoSpace words"),
-            id="a failure comes before a rank that waits",
+            (fetching("a", "Present", holds=True), fetching("b", "NoSpace")), ("False", "NoSpace", "rank 1 on b: NoSpace words"),
+            ("False", "NoSpace", "rank 1 on b: NoSpace words"), id="a failure comes before a rank that waits",
         ),
         pytest.param(
-            (fetching("a", "Downloading"), fetching("b", "Gated")),
-            ("False", "Gated", "rank 1 on b: Gated words"),
-            ("False", "Gated", "rank 1 on b: Gated words"),
-            id="a failure comes before a fetch",
+            (fetching("a", "Downloading"), fetching("b", "Gated")), ("False", "Gated", "rank 1 on b: Gated words"),
+            ("False", "Gated", "rank 1 on b: Gated words"), id="a failure comes before a fetch",
         ),
         pytest.param(
             (fetching("a", "Present", holds=True), fetching("b", "Downloading")),
             ("False", "Downloading", "rank 1 on b: Downloading words"),
-            ("False", "Downloading", "rank 1 on b: Downloading words"),
-            id="a fetch comes before a rank that waits",
+            ("False", "Downloading", "rank 1 on b: Downloading words"), id="a fetch comes before a rank that waits",
         ),
         pytest.param(
-            (fetching("a", "Present", holds=True), None),
-            ("False", "WaitingForFiles", "rank 0 on a: Present words"),
-            None,
+            (fetching("a", "Present", holds=True), None), ("False", "WaitingForFiles", "rank 0 on a: Present words"), None,
             id="not present before all have reported",
         ),
         pytest.param(
             (fetching("a", "Present", holds=True), fetching("b", "Present", holds=True)),
-            ("False", "WaitingForFiles", "rank 0 on a: Present words"),
-            ("True", "Present", "Present words"),
+            ("False", "WaitingForFiles", "rank 0 on a: Present words"), ("True", "Present", "Present words"),
             id="all have their files",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_group_shows_the_rank_that_keeps_it_from_starting(
     reports: tuple[RankStatus | None, ...],
     ready: tuple[str, str, str],

@@ -21,7 +21,7 @@ from reconciler.groups.epochs import (
 from schemas.formation import Formation, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import RankStatus, ReplicaStatus
-from tests.support.reconciler_group_situations import on
+from tests.support.reconciler_world import on
 from tests.support.world import NOW
 
 PAIR = on("ab").replica
@@ -283,16 +283,10 @@ def test_the_answer_of_rank_0_is_kept() -> None:
     ("reports", "wanted"),
     [
         ((None, None), ("WaitingForAgent", "the agent on a, b has not reported yet")),
-        (
-            (FOLLOWS, None),
-            ("AgentAway", "its agent on a is away; the engine may still serve"),
-        ),
-        (
-            (SERVES, report("Ready", holds=False)),
-            ("Fake", "rank 1 on b: so it is"),
-        ),
+        ((FOLLOWS, None), ("AgentAway", "its agent on a is away; the engine may still serve")),
+        ((SERVES, report("Ready", holds=False)), ("Fake", "rank 1 on b: so it is")),
     ],
-)
+)  # fmt: skip
 def test_any_rank_may_be_not_ready(
     reports: tuple[RankStatus | None, ...], wanted: tuple[str, str]
 ) -> None:
@@ -305,16 +299,14 @@ def test_any_rank_may_be_not_ready(
 
 STATES = [
     pytest.param(Epoch(awaits_files=True), EpochState.FETCHING, id="fetching"),
-    pytest.param(
-        Epoch(awaits_files=True, over="NodeLost", is_lost=True), EpochState.LOST, id="gone"
-    ),
+    pytest.param(Epoch(awaits_files=True, over="NodeLost", is_lost=True), EpochState.LOST, id="gone"),
     pytest.param(Epoch(), EpochState.STARTING, id="starting"),
     pytest.param(Epoch(served_s=1), EpochState.SERVING, id="serving"),
     pytest.param(Epoch(served_s=61, is_steady=True), EpochState.STEADY, id="steady"),
     pytest.param(Epoch(over="RankEnded", is_steady=True), EpochState.FAILED, id="failed"),
     pytest.param(Epoch(over="NodeLost", is_lost=True), EpochState.LOST, id="lost"),
     pytest.param(Epoch(over="RankEnded", is_given_up=True), EpochState.GIVEN_UP, id="given-up"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("epoch", "state"), STATES)

@@ -63,76 +63,35 @@ def test_two_macs_of_jaccl() -> None:
 
 BREAKS = [
     pytest.param(lambda m: with_status(m, 1, os="Linux"), ["NotAMac"], "mac-1 runs Linux", id="linux"),
+    pytest.param(lambda m: with_status(m, 1, fabric=NodeFabric()), ["FabricUnknown"], "mac-1", id="unseen"),
+    pytest.param(lambda m: with_fabric(m, 1, thunderbolt=4), ["NoThunderbolt5"], "Thunderbolt 4", id="tb4"),
+    pytest.param(lambda m: with_fabric(m, 1, is_rdma_enabled=None, rdma=()), ["NoRdma"], "26.2", id="old-macos"),
+    pytest.param(lambda m: with_fabric(m, 1, is_rdma_enabled=False, rdma=()), ["RdmaOff"], "rdma_ctl enable", id="rdma-off"),
+    pytest.param(lambda m: with_fabric(m, 1, rdma=()), ["NoRdmaDevice"], "ibv_devinfo", id="no-device-at-all"),
     pytest.param(
-        lambda m: with_status(m, 1, fabric=NodeFabric()), ["FabricUnknown"], "mac-1", id="unseen"
+        lambda m: with_fabric(m, 2, os_build="25C56"), ["BuildsDiffer"], "mac-0, mac-1: 25D125; mac-2: 25C56", id="builds",
+    ),
+    pytest.param(lambda m: with_fabric(m, 2, os_build=""), ["BuildsDiffer"], "unknown", id="build-unknown"),
+    pytest.param(lambda m: with_port(m, 0, speed_gbps=40), ["SlowCable"], "carries 40 Gbit/s", id="slow-cable"),
+    pytest.param(
+        lambda m: with_device(m, 0, state="Down"), ["PortDown"], "rdma_en2 of mac-0, the cable to mac-1", id="port-down",
     ),
     pytest.param(
-        lambda m: with_fabric(m, 1, thunderbolt=4), ["NoThunderbolt5"], "Thunderbolt 4", id="tb4"
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 1, is_rdma_enabled=None, rdma=()), ["NoRdma"], "26.2", id="old-macos"
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 1, is_rdma_enabled=False, rdma=()),
-        ["RdmaOff"],
-        "rdma_ctl enable",
-        id="rdma-off",
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 1, rdma=()), ["NoRdmaDevice"], "ibv_devinfo", id="no-device-at-all"
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 2, os_build="25C56"),
-        ["BuildsDiffer"],
-        "mac-0, mac-1: 25D125; mac-2: 25C56",
-        id="builds",
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 2, os_build=""), ["BuildsDiffer"], "unknown", id="build-unknown"
-    ),
-    pytest.param(
-        lambda m: with_port(m, 0, speed_gbps=40), ["SlowCable"], "carries 40 Gbit/s", id="slow-cable"
-    ),
-    pytest.param(
-        lambda m: with_device(m, 0, state="Down"),
-        ["PortDown"],
-        "rdma_en2 of mac-0, the cable to mac-1",
-        id="port-down",
-    ),
-    pytest.param(
-        lambda m: with_status(with_device(m, 0, state="Down"), 0, machine="Mac15,14"),
-        ["PortDown"],
-        "next to Ethernet",
+        lambda m: with_status(with_device(m, 0, state="Down"), 0, machine="Mac15,14"), ["PortDown"], "next to Ethernet",
         id="the-port-of-a-studio",
     ),
+    pytest.param(lambda m: with_port(m, 0, is_bridged=True), ["InBridge"], "Thunderbolt Bridge", id="bridge"),
     pytest.param(
-        lambda m: with_port(m, 0, is_bridged=True), ["InBridge"], "Thunderbolt Bridge", id="bridge"
+        lambda m: with_fabric(m, 0, interfaces=m[0][1].fabric.interfaces[:1]), ["NoLinkAddress", "NoLinkAddress"],
+        "en2 of mac-0, the cable to mac-1, has no IPv4", id="no-address-on-a-link",
     ),
     pytest.param(
-        lambda m: with_fabric(m, 0, interfaces=m[0][1].fabric.interfaces[:1]),
-        ["NoLinkAddress", "NoLinkAddress"],
-        "en2 of mac-0, the cable to mac-1, has no IPv4",
-        id="no-address-on-a-link",
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 0, rdma=m[0][1].fabric.rdma[1:]),
-        ["NoDevice"],
-        "no RDMA device for Thunderbolt 1 of mac-0",
+        lambda m: with_fabric(m, 0, rdma=m[0][1].fabric.rdma[1:]), ["NoDevice"], "no RDMA device for Thunderbolt 1 of mac-0",
         id="port-without-device",
     ),
     pytest.param(
-        lambda m: with_fabric(
-            m,
-            0,
-            interfaces=(
-                m[0][1].fabric.interfaces[0],
-                FabricInterface(name="en2", address="10.1.1.1"),
-                *m[0][1].fabric.interfaces[2:],
-            ),
-        ),
-        ["SameAddress"],
-        "10.1.1.1",
-        id="both-ends-the-same",
+        lambda m: with_fabric(m, 0, interfaces=(m[0][1].fabric.interfaces[0], FabricInterface(name="en2", address="10.1.1.1"), *m[0][1].fabric.interfaces[2:])),
+        ["SameAddress"], "10.1.1.1", id="both-ends-the-same",
     ),
 ]  # fmt: skip
 
@@ -223,14 +182,12 @@ def test_devices_that_a_person_named(here: str, there: str, reasons: list[str]) 
         pytest.param({"address": ""}, {}, "NoAddress", id="none"),
         pytest.param({"address": "10.9.9.9"}, {}, "NotItsAddress", id="moved"),
         pytest.param({}, {"addresses": ("10.9.9.9",)}, "NotItsAddress", id="misspelt"),
-        pytest.param(
-            {"address": "127.0.0.1", "hardware_uuid": "x"}, {}, "LoopbackAddress", id="loopback"
-        ),
+        pytest.param({"address": "127.0.0.1", "hardware_uuid": "x"}, {}, "LoopbackAddress", id="loopback"),
         pytest.param({"address": "127.0.0.1"}, {}, "", id="loopback-of-one-machine"),
         pytest.param({"address": "mac-0.local"}, {}, "", id="a-name"),
         pytest.param({"address": "fe80::1"}, {}, "", id="ipv6-is-not-reported"),
     ],
-)
+)  # fmt: skip
 def test_addresses_that_no_rank_could_take(
     changes: dict[str, object], member: dict[str, object], reason: str
 ) -> None:
@@ -273,27 +230,17 @@ BRIDGE = FabricInterface(name="bridge0", address="10.7.0.1", is_thunderbolt=True
         pytest.param("ring", 2, "192.168.1.0", {}, "192.168.1.0", id="ethernet"),
         pytest.param("ring", 3, "10.0.1.1", {}, "192.168.1.0", id="three-meet-on-the-ethernet"),
         pytest.param("jaccl", 2, "10.0.1.1", {}, "192.168.1.0", id="jaccl-meets-on-the-ethernet"),
+        pytest.param("ring", 3, "10.7.0.1", {"fabric": NodeFabric(interfaces=(BRIDGE,))}, "", id="a-bridge"),
         pytest.param(
-            "ring", 3, "10.7.0.1", {"fabric": NodeFabric(interfaces=(BRIDGE,))}, "", id="a-bridge"
-        ),
-        pytest.param(
-            "ring",
-            2,
-            "169.254.3.4",
-            {
-                "fabric": NodeFabric(
-                    interfaces=(FabricInterface(name="en0", address="169.254.3.4"),)
-                )
-            },
-            "169.254.3.4",
-            id="link-local-on-an-ethernet",
+            "ring", 2, "169.254.3.4", {"fabric": NodeFabric(interfaces=(FabricInterface(name="en0", address="169.254.3.4"),))},
+            "169.254.3.4", id="link-local-on-an-ethernet",
         ),
         pytest.param("ring", 2, "169.254.3.4", {"fabric": NodeFabric()}, "", id="link-local"),
         pytest.param("ring", 2, "10.0.0.9", {"fabric": NodeFabric()}, "10.0.0.9", id="unknown"),
         pytest.param("ring", 2, "", {"address": "mac-0.local"}, "mac-0.local", id="a-name"),
         pytest.param("ring", 2, "", {"address": "fe80::1"}, "fe80::1", id="ipv6"),
     ],
-)
+)  # fmt: skip
 def test_ranks_listen_on_point_to_point_addresses_only(
     backend: Backend, count: int, address: str, changes: dict[str, object], shared: str
 ) -> None:

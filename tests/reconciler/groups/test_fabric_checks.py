@@ -89,12 +89,10 @@ def test_a_result_of_the_future_does_not_stop_checks() -> None:
         pytest.param((8.0, 8.0, 8.0), 3.9, "SlowerThanUsual", id="half"),
         pytest.param((8.0, 8.0, 8.0), 4.1, "Measured", id="above-half"),
         pytest.param((8.0, 8.0), 0.1, "Measured", id="too-short-a-history"),
-        pytest.param(
-            (8.0, 9.0, 8.0, 0.5, 0.5), 0.5, "SlowerThanUsual", id="slow-ones-do-not-count"
-        ),
+        pytest.param((8.0, 9.0, 8.0, 0.5, 0.5), 0.5, "SlowerThanUsual", id="slow-ones-do-not-count"),
         pytest.param((), 0.01, "Measured", id="no-history"),
     ],
-)
+)  # fmt: skip
 def test_a_fall_below_half_of_the_usual_speed_is_unhealthy(
     before: tuple[float, ...], speed: float, reason: str
 ) -> None:

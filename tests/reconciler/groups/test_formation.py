@@ -20,7 +20,7 @@ from schemas.node import Taint
 from schemas.shardgroup import Backend
 from tests.support.reconciler_fabric import group as cabled
 from tests.support.reconciler_fabric import meshed, with_fabric
-from tests.support.reconciler_group_situations import (
+from tests.support.reconciler_world import (
     BIG,
     LAYER,
     counted,
@@ -29,8 +29,8 @@ from tests.support.reconciler_group_situations import (
     on,
     seen,
     sharded,
+    short,
 )
-from tests.support.reconciler_shorthand import short
 from tests.support.world import GIB, node
 
 A, B, C = mac("a"), mac("b"), mac("c")
@@ -56,24 +56,15 @@ PLACED = [
     pytest.param(SPARE, (A, mac("b", 5), C), "+qwen-0@a,c", id="not-full"),
     pytest.param(TRIO, (A, B, C), "+qwen-0@a,b,c", id="three-as-a-pipeline"),
     pytest.param(
-        PAIR,
-        (replace(A, reserved_by_group="pair"), replace(B, reserved_by_group="other")),
-        "+qwen-0@a,b",
+        PAIR, (replace(A, reserved_by_group="pair"), replace(B, reserved_by_group="other")), "+qwen-0@a,b",
         id="a-reservation-is-against-single-macs",
     ),
+    pytest.param(group("abc", size=2, selector={}), (mac("a", 9), B, C), "+qwen-0@b,c", id="a-selector-takes-the-best-alike"),
     pytest.param(
-        group("abc", size=2, selector={}),
-        (mac("a", 9), B, C),
-        "+qwen-0@b,c",
-        id="a-selector-takes-the-best-alike",
-    ),
-    pytest.param(
-        group("ab", fallbacks=[{"model": "qwen-4bit"}]),
-        (mac("a", 6), mac("b", 6)),
-        "+qwen-0@a,b",
+        group("ab", fallbacks=[{"model": "qwen-4bit"}]), (mac("a", 6), mac("b", 6)), "+qwen-0@a,b",
         id="a-fallback-where-the-group-is-too-small",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("where", "nodes", "wanted"), PLACED)
@@ -85,50 +76,32 @@ def test_where_a_replica_goes(where: object, nodes: tuple[NodeView, ...], wanted
 
 REFUSED = [
     pytest.param(
-        PAIR,
-        (A, mac("b", 5)),
-        "1/2 members fit, 2 are needed at once: 1 too small even when empty (need 7.8 GiB, the largest has 5.0)",
-        id="memory",
+        PAIR, (A, mac("b", 5)),
+        "1/2 members fit, 2 are needed at once: 1 too small even when empty (need 7.8 GiB, the largest has 5.0)", id="memory",
     ),
+    pytest.param(PAIR, (A, AWAY), "1/2 members fit, 2 are needed at once: 1 NotReady", id="away"),
+    pytest.param(PAIR, (A,), "1/2 members fit, 2 are needed at once: 1 not joined", id="never-there"),
     pytest.param(
-        PAIR,
-        (A, AWAY),
-        "1/2 members fit, 2 are needed at once: 1 NotReady",
-        id="away",
-    ),
-    pytest.param(
-        PAIR, (A,), "1/2 members fit, 2 are needed at once: 1 not joined", id="never-there"
-    ),
-    pytest.param(
-        group("abc", parallelism="Tensor"),
-        (A, B, C),
-        "llama, 8 heads, 8 KV heads: Tensor works with 2 and 4, not 3; set size: 2, or parallelism: Pipeline, "
-        "which works with 3",
+        group("abc", parallelism="Tensor"), (A, B, C),
+        "llama, 8 heads, 8 KV heads: Tensor works with 2 and 4, not 3; set size: 2, or parallelism: Pipeline, which works with 3",
         id="the-nearest-thing-that-works",
     ),
     pytest.param(
-        group("abc"),
-        (mac("a", 3), mac("b", 3), mac("c", 3)),
-        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 3, free are a 3.0 GiB, "
-        "b 3.0 GiB, c 3.0 GiB; add a member and raise size, or lower the deployment's contextLength",
+        group("abc"), (mac("a", 3), mac("b", 3), mac("c", 3)),
+        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 3, free are a 3.0 GiB, b 3.0 GiB, c 3.0 GiB; add a member and raise size, or lower the deployment's contextLength",
         id="auto-tells-of-the-way-that-the-model-has",
     ),
     pytest.param(
-        group("ab", parallelism="Tensor"),
-        (A, replace(B, chip="Apple M1", gpu_cores=8)),
-        "Tensor needs equal Macs, because each does as much as the weakest: a (unknown chip, 0 GPU cores, "
-        "10.0 GiB), b (Apple M1, 8 GPU cores, 10.0 GiB); set parallelism: Pipeline, or "
-        "allowUnequal: true",
+        group("ab", parallelism="Tensor"), (A, replace(B, chip="Apple M1", gpu_cores=8)),
+        "Tensor needs equal Macs, because each does as much as the weakest: a (unknown chip, 0 GPU cores, 10.0 GiB), b (Apple M1, 8 GPU cores, 10.0 GiB); set parallelism: Pipeline, or allowUnequal: true",
         id="unlike",
     ),
     pytest.param(
-        group("ab", parallelism="Pipeline"),
-        (mac("a", 4), mac("b", 9)),
-        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 2, "
-        "free are a 4.0 GiB, b 9.0 GiB; add a member and raise size, or lower the deployment's contextLength",
+        group("ab", parallelism="Pipeline"), (mac("a", 4), mac("b", 9)),
+        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 2, free are a 4.0 GiB, b 9.0 GiB; add a member and raise size, or lower the deployment's contextLength",
         id="no-split",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("where", "nodes", "wanted"), REFUSED)
@@ -160,22 +133,15 @@ def test_a_group_that_is_not_there_is_named() -> None:
 AUTO = [
     pytest.param((A, B, mac("c", 20)), [PAIR], "+qwen-0@c", id="a-single-mac-that-fits"),
     pytest.param((A, B), [PAIR], "+qwen-0@a,b", id="no-single-mac-ever"),
+    pytest.param((A, B, mac("c", 20, is_cordoned=True)), [PAIR], "", id="a-cordon-may-be-over-tomorrow"),
     pytest.param(
-        (A, B, mac("c", 20, is_cordoned=True)), [PAIR], "", id="a-cordon-may-be-over-tomorrow"
+        (A, B, C, mac("d")), [group("abcd", name="four"), group("cd", name="two")], "+qwen-0@c,d", id="the-smallest-group",
     ),
     pytest.param(
-        (A, B, C, mac("d")),
-        [group("abcd", name="four"), group("cd", name="two")],
-        "+qwen-0@c,d",
-        id="the-smallest-group",
-    ),
-    pytest.param(
-        (A, B, mac("c", 5), mac("d", 5)),
-        [group("ab", name="two"), group("cd", name="one")],
-        "+qwen-0@a,b",
+        (A, B, mac("c", 5), mac("d", 5)), [group("ab", name="two"), group("cd", name="one")], "+qwen-0@a,b",
         id="the-smallest-that-does",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("nodes", "groups", "wanted"), AUTO)
@@ -216,63 +182,24 @@ AGAIN = [
     pytest.param(SPARE, on("ab", epoch=LOST), (A, AWAY, C), "~qwen-0@a,c", id="a-spare"),
     pytest.param(SPARE, on("bc", epoch=OVER), (A, B, C), "~qwen-0@a,b", id="rank-order-again"),
     pytest.param(PAIR, on("ab", epoch=LOST), (A, AWAY), "", id="nobody-is-left"),
+    pytest.param(BACK, on("abc", epoch=LOST), (mac("a"), AWAY, C), "~qwen-0@a,c/1", id="fewer-macs"),
     pytest.param(
-        BACK, on("abc", epoch=LOST), (mac("a"), AWAY, C), "~qwen-0@a,c/1", id="fewer-macs"
+        SPARE, on("ab", epoch=OVER), (A, replace(B, holds=(REBOOT,)), C), "~qwen-0@a,c", id="not-on-what-needs-a-reboot",
     ),
-    pytest.param(
-        SPARE,
-        on("ab", epoch=OVER),
-        (A, replace(B, holds=(REBOOT,)), C),
-        "~qwen-0@a,c",
-        id="not-on-what-needs-a-reboot",
-    ),
-    pytest.param(
-        PAIR,
-        on("ab", epoch=OVER),
-        (A, replace(B, is_cordoned=True)),
-        "~qwen-0@a,b",
-        id="a-cordon-drives-nobody-off",
-    ),
-    pytest.param(
-        SPARE,
-        on("ab", epoch=OVER),
-        (A, replace(B, is_cordoned=True), C),
-        "~qwen-0@a,c",
-        id="but-a-spare-is-better",
-    ),
+    pytest.param(PAIR, on("ab", epoch=OVER), (A, replace(B, is_cordoned=True)), "~qwen-0@a,b", id="a-cordon-drives-nobody-off"),
+    pytest.param(SPARE, on("ab", epoch=OVER), (A, replace(B, is_cordoned=True), C), "~qwen-0@a,c", id="but-a-spare-is-better"),
     pytest.param(PAIR, on("ab", epoch=OVER, failures=1), (A, B), "", id="the-second-waits"),
+    pytest.param(PAIR, on("ab", epoch=replace(OVER, over_s=5.0), failures=1), (A, B), "~qwen-0@a,b", id="five-seconds"),
+    pytest.param(PAIR, on("ab", epoch=STEADY, failures=5), (A, B), "~qwen-0@a,b", id="it-served-a-minute"),
     pytest.param(
-        PAIR,
-        on("ab", epoch=replace(OVER, over_s=5.0), failures=1),
-        (A, B),
-        "~qwen-0@a,b",
-        id="five-seconds",
+        SMALLER, on("ab", epoch=replace(OVER, over_s=10.0), failures=2), (A, B), "~qwen-0@a,b/1", id="three-failures-fall-back",
     ),
+    pytest.param(PAIR, on("ab", epoch=replace(OVER, is_given_up=True), failures=2), (A, B), "", id="given-up"),
     pytest.param(
-        PAIR, on("ab", epoch=STEADY, failures=5), (A, B), "~qwen-0@a,b", id="it-served-a-minute"
-    ),
-    pytest.param(
-        SMALLER,
-        on("ab", epoch=replace(OVER, over_s=10.0), failures=2),
-        (A, B),
-        "~qwen-0@a,b/1",
-        id="three-failures-fall-back",
-    ),
-    pytest.param(
-        PAIR,
-        on("ab", epoch=replace(OVER, is_given_up=True), failures=2),
-        (A, B),
-        "",
-        id="given-up",
-    ),
-    pytest.param(
-        PAIR,
-        on("ab", epoch=replace(OVER, is_given_up=True, over_s=300.0), failures=2),
-        (A, B),
-        "~qwen-0@a,b",
+        PAIR, on("ab", epoch=replace(OVER, is_given_up=True, over_s=300.0), failures=2), (A, B), "~qwen-0@a,b",
         id="given-up-and-tried-again-after-minutes",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("where", "replica", "nodes", "wanted"), AGAIN)

@@ -7,8 +7,7 @@ from reconciler.deployments.placer import PendingAssignment, Placer, PreemptingA
 from reconciler.deployments.plan import plan
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
-from tests.support.reconciler_group_situations import group, mac, seen, sharded
-from tests.support.reconciler_shorthand import short
+from tests.support.reconciler_world import group, mac, seen, sharded, short
 from tests.support.world import GIB
 
 A, B = mac("a"), mac("b")

@@ -18,7 +18,7 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
 from tests.support.etcd import running_etcd
 from tests.support.reconciler_agents import FakeAgent, node_status, put_rank
-from tests.support.reconciler_group_situations import BIG, sharded
+from tests.support.reconciler_world import BIG, sharded
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd

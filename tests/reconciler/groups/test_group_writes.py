@@ -1,9 +1,9 @@
 """Writes for replicas with several ranks, and their views through real caches."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -17,8 +17,8 @@ from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.placement.table import NodeTable
 from schemas.deployment import HubReference, ModelDeployment, ModelSource
-from schemas.formation import EpochSecret, GoldenAnswer
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.formation import EpochSecret, Formation, GoldenAnswer
+from schemas.meta import Condition, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.pools import NodeSelector
 from schemas.replica import LeavingRank, RankAssignment, RankStatus, Replica
@@ -27,9 +27,15 @@ from store import codec, keys
 from store.errors import ConflictError
 from store.port import Delete, Put
 from tests.support.reconciler_agents import put_endpoint, put_lease, put_node
-from tests.support.reconciler_group_situations import on, sharded
-from tests.support.reconciler_store import CachedStore, LeaderStore, do
-from tests.support.world import GIB, NOW, PROOF
+from tests.support.reconciler_world import (
+    CachedStore,
+    LeaderStore,
+    cached_store,
+    do,
+    on,
+    sharded,
+)
+from tests.support.world import GIB, NOW, condition, proof, with_spec
 
 FORM = GroupForm(
     group="pair",
@@ -45,8 +51,7 @@ LATER = Now(time=NOW + timedelta(seconds=5))
 
 
 def rank(node: str, gib: int = 1) -> RankAssignment:
-    memory = PROOF.model_copy(update={"weights_bytes": gib * GIB})
-    return RankAssignment(node=node, addresses=("10.0.0.1",), memory=memory)
+    return RankAssignment(node=node, addresses=("10.0.0.1",), memory=proof(gib))
 
 
 CREATE = CreateReplica(
@@ -57,9 +62,21 @@ CREATE = CreateReplica(
 async def created(store: LeaderStore) -> tuple[Replica, int]:
     await store.lead()
     revision = await do(store.executor, CREATE, await store.have(sharded()), {})
-    replica = await store.replica()
-    assert replica is not None
-    return replica, revision
+    return await store.replica(), revision
+
+
+async def reform(
+    store: LeaderStore, before: Replica, version: int, of: ModelDeployment | None = None, **how: Any
+) -> tuple[Replica, int]:
+    """Write the next epoch of a replica; return what is stored, and its version."""
+    action = ReformReplica(
+        **{"name": "qwen-0", "ranks": before.spec.ranks, "form": FORM, "failures": 1, **how},
+        because="rank 1 on b: it ended",
+        version=version,
+    )
+    owner = await store.have(of or sharded())
+    revision = await do(store.executor, action, owner, {"qwen-0": before})
+    return await store.replica(), revision
 
 
 async def secret_of(store: LeaderStore, node: str) -> EpochSecret | None:
@@ -67,12 +84,16 @@ async def secret_of(store: LeaderStore, node: str) -> EpochSecret | None:
     return None if item is None else codec.decode(EpochSecret, item)
 
 
+def formation_of(replica: Replica) -> Formation:
+    assert replica.spec.formation is not None
+    return replica.spec.formation
+
+
 async def test_all_ranks_are_written_at_once() -> None:
     store = LeaderStore()
     replica, _ = await created(store)
     assert [assignment.node for assignment in replica.spec.ranks] == ["a", "b"]
-    formation = replica.spec.formation
-    assert formation is not None
+    formation = formation_of(replica)
     assert (formation.group, formation.epoch, formation.failures) == ("pair", 1, 0)
     assert formation.environment == {"MLX_METAL_FAST_SYNCH": "1"}
     first, second = [await secret_of(store, node) for node in "ab"]
@@ -88,46 +109,33 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
     store = LeaderStore()
     before, version = await created(store)
     first = await secret_of(store, "a")
-    assert first is not None
-    for node, number in (("a", 0), ("b", 1)):
-        await store.transport.commit(
-            [], [Put(key=keys.rank_key(node, "qwen-0", number), value=b"{}")]
-        )
-    leaving_rank = LeavingRank(node="a", rank=0, memory_bytes=4 * GIB)
-    again = ReformReplica(
-        name="qwen-0",
-        ranks=(rank("c", 2), rank("a", 2)),
-        form=FORM.with_golden(GOLDEN),
-        failures=1,
-        because="rank 1 on b: it ended",
-        leaving=(leaving_rank,),
-        version=version,
-    )
-    deployment = await store.have(sharded())
-    revision = await do(store.executor, again, deployment, {"qwen-0": before})
-    replica = await store.replica()
-    assert replica is not None
-    now = replica.spec.formation
-    assert now is not None
+    reports = [
+        Put(key=keys.rank_key(node, "qwen-0", at), value=b"{}") for at, node in enumerate("ab")
+    ]
+    await store.transport.commit([], reports)
+    leaving = (LeavingRank(node="a", rank=0, memory_bytes=4 * GIB),)
+    ranks = (rank("c", 2), rank("a", 2))
+    how = {"ranks": ranks, "form": FORM.with_golden(GOLDEN), "leaving": leaving}
+    replica, revision = await reform(store, before, version, **how)
+    now = formation_of(replica)
     assert (replica.metadata.uid, now.epoch, now.failures) == (before.metadata.uid, 2, 1)
     assert (now.because, now.golden) == ("rank 1 on b: it ended", GOLDEN)
     # The ranks of the new epoch have a new secret, and b has none any more.
     made = await secret_of(store, "a")
     assert made == await secret_of(store, "c")
     assert made is not None
+    assert first is not None
     assert (made.epoch, made.secret != first.secret) == (2, True)
     assert await secret_of(store, "b") is None
     assert replica.metadata.generation == before.metadata.generation + 1
-    assert replica.spec.leaving == (leaving_rank,)
+    assert replica.spec.leaving == leaving
     # Reports of b are removed; the report of a stays until its rank has ended.
     assert {key for key in await store.keys() if key.startswith("/rank/")} == {"/rank/a/qwen-0/0"}
     with pytest.raises(ConflictError):
-        await do(store.executor, again, deployment, {"qwen-0": before})
+        await reform(store, before, version, **how)
     freed = ReleaseRanks(name="qwen-0", leaving=(), version=revision)
-    await do(store.executor, freed, deployment, {"qwen-0": replica})
-    replica = await store.replica()
-    assert replica is not None
-    assert replica.spec.leaving == ()
+    await do(store.executor, freed, None, {"qwen-0": replica})
+    assert (await store.replica()).spec.leaving == ()
     assert not any(key.startswith("/rank/") for key in await store.keys())
 
 
@@ -139,113 +147,55 @@ async def test_the_epoch_after_a_restore_has_new_secrets() -> None:
     epoch_keys = [keys.epoch_secret_key(node, "qwen-0") for node in "ab"]
     assert all(key.startswith(keys.TRANSIENT_PREFIXES) for key in epoch_keys)
     await store.transport.commit([], [Delete(key=key) for key in epoch_keys])
-    again = ReformReplica(
-        name="qwen-0",
-        ranks=before.spec.ranks,
-        form=FORM,
-        failures=1,
-        because="rank 0 on a: it ended",
-        leaving=(),
-        version=version,
-    )
-    await do(store.executor, again, await store.have(sharded()), {"qwen-0": before})
-    made = [await secret_of(store, node) for node in "ab"]
-    assert made[0] == made[1]
-    assert made[0] is not None
+    await reform(store, before, version)
+    first, second = [await secret_of(store, node) for node in "ab"]
+    assert first == second
+    assert first is not None
     assert lost is not None
-    assert (made[0].epoch, made[0].secret != lost.secret) == (2, True)
-
-
-async def test_a_fallback_may_use_another_model() -> None:
-    store = LeaderStore()
-    before, version = await created(store)
-    again = ReformReplica(
-        name="qwen-0",
-        ranks=before.spec.ranks,
-        form=replace(FORM, model="qwen-4bit", fallback=1),
-        failures=3,
-        because="it ended",
-        version=version,
-    )
-    await do(store.executor, again, await store.have(sharded()), {"qwen-0": before})
-    replica = await store.replica()
-    assert replica is not None
-    assert (replica.spec.model.path, replica.spec.template) == ("qwen-4bit", before.spec.template)
+    assert (first.epoch, first.secret != lost.secret) == (2, True)
 
 
 HUB = HubReference(repo="org/qwen", revision="ab" * 20)
 
 
-def of_hub() -> ModelDeployment:
-    made = sharded()
-    spec = made.spec.model_copy(update={"model": ModelSource(hub=HUB)})
-    return made.model_copy(update={"spec": spec})
-
-
 async def test_the_ranks_of_a_hub_model_wait_until_they_are_started() -> None:
-    store = LeaderStore()
+    store, of_hub = LeaderStore(), sharded(model=ModelSource(hub=HUB))
     await store.lead()
     form = replace(FORM, model=HUB.folder)
-    create = replace(CREATE, form=form, content=content_of(of_hub()))
-    version = await do(store.executor, create, await store.have(of_hub()), {})
+    create = replace(CREATE, form=form, content=content_of(of_hub))
+    version = await do(store.executor, create, await store.have(of_hub), {})
     before = await store.replica()
-    assert before is not None
-    assert before.spec.formation is not None
-    assert before.spec.formation.awaits_files
+    assert formation_of(before).awaits_files
     start = StartRanks(name="qwen-0", version=version)
     version = await do(store.executor, start, None, {"qwen-0": before})
     started = await store.replica()
-    assert started is not None
-    formation = before.spec.formation.model_copy(update={"awaits_files": False})
+    formation = formation_of(before).model_copy(update={"awaits_files": False})
     assert started.spec == before.spec.model_copy(update={"formation": formation})
     assert started.metadata.generation == before.metadata.generation, "it is the same epoch"
-
-    async def reform(form: GroupForm, version: int, before: Replica) -> tuple[Replica, int]:
-        again = ReformReplica(
-            name="qwen-0",
-            ranks=before.spec.ranks,
-            form=form,
-            failures=1,
-            because="it ended",
-            version=version,
-        )
-        # Each epoch waits again: its ranks may need other files.
-        revision = await do(store.executor, again, await store.have(of_hub()), {"qwen-0": before})
-        found = await store.replica()
-        assert found is not None
-        return found, revision
-
-    next_epoch, version = await reform(form, version, started)
-    assert next_epoch.spec.formation is not None
-    assert next_epoch.spec.formation.awaits_files
-    fallback, version = await reform(replace(FORM, model="small", fallback=1), version, next_epoch)
-    assert fallback.spec.formation is not None
+    # Each epoch waits again: its ranks may need other files.
+    next_epoch, version = await reform(store, started, version, of_hub, form=form)
+    assert formation_of(next_epoch).awaits_files
+    small = replace(FORM, model="small", fallback=1)
+    fallback, version = await reform(store, next_epoch, version, of_hub, form=small)
     assert (fallback.spec.model.path, fallback.spec.model.hub) == ("small", None)
-    assert not fallback.spec.formation.awaits_files, "a folder is not fetched"
-    back, _ = await reform(form, version, fallback)
-    assert back.spec.formation is not None
-    assert (back.spec.model.hub, back.spec.formation.awaits_files) == (HUB, True)
+    assert fallback.spec.template == before.spec.template
+    assert not formation_of(fallback).awaits_files, "a folder is not fetched"
+    back, _ = await reform(store, fallback, version, of_hub, form=form)
+    assert (back.spec.model.hub, formation_of(back).awaits_files) == (HUB, True)
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[CachedStore]:
-    made = CachedStore()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
-        async with asyncio.timeout(30):
-            for informer in made.caches.all():
-                await informer.wait_synced()
-        await made.write(*(put_node(name) for name in "abc"), *(put_lease(n) for n in "abc"))
-        yield made
-        for task in tasks:
-            task.cancel()
+    async with cached_store() as store:
+        await store.write(*(put_node(name) for name in "abc"), *(put_lease(n) for n in "abc"))
+        yield store
 
 
-def put_rank(replica: Replica, number: int, type_: str, *, epoch: int = 1) -> Put:
-    said = Condition(type=type_, status=ConditionStatus.TRUE, reason="Fake")
+def put_rank(replica: Replica, number: int, *conditions: Condition | str, epoch: int = 1) -> Put:
+    said = [c if isinstance(c, Condition) else condition(c) for c in conditions]
     node = replica.spec.ranks[number].node
     report = RankStatus(
-        replica_uid=replica.metadata.uid, node=node, epoch=epoch, conditions=(said,)
+        replica_uid=replica.metadata.uid, node=node, epoch=epoch, conditions=tuple(said)
     )
     return Put(key=keys.rank_key(node, replica.name, number), value=codec.encode(report))
 
@@ -297,15 +247,8 @@ async def test_the_problem_of_a_group_is_that_of_the_rank_that_needs_help(
     replica = on("ab", awaits_files=True).replica
     await world.have(sharded(), replica)
     for number, reason in enumerate(("WaitingForFiles", "NoSpace")):
-        node = replica.spec.ranks[number].node
-        ready = Condition(
-            type="Ready", status=ConditionStatus.FALSE, reason=reason, message=f"{reason}."
-        )
-        report = RankStatus(
-            replica_uid=replica.metadata.uid, node=node, epoch=1, conditions=(ready,)
-        )
-        key = keys.rank_key(node, replica.name, number)
-        await world.write(Put(key=key, value=codec.encode(report)))
+        ready = condition("Ready", reason, f"{reason}.", holds=False)
+        await world.write(put_rank(replica, number, ready))
     assert observed(world).problem == "rank 1 on b: NoSpace."
 
 
@@ -332,9 +275,7 @@ async def test_it_has_stopped_when_all_of_it_has(world: CachedStore) -> None:
 
 async def test_leaving_memory_is_waited_for(world: CachedStore) -> None:
     leaving_rank = LeavingRank(node="c", rank=1, memory_bytes=4 * GIB)
-    there = on("ab").replica
-    spec = there.spec.model_copy(update={"leaving": (leaving_rank,)})
-    replica = there.model_copy(update={"spec": spec})
+    replica = with_spec(on("ab").replica, leaving=(leaving_rank,))
     await world.have(sharded(), replica)
     said = RankStatus(replica_uid=replica.metadata.uid, node="c", epoch=1)
     key = keys.rank_key("c", "qwen-0", 1)

@@ -30,52 +30,32 @@ ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
     (SMOL, "Tensor", 3, ""),
     (SMOL, "Tensor", 2, "llama, 9 heads, 3 KV heads: Tensor works with 3, not 2; set size: 3"),
     (
-        SMOL,
-        "Pipeline",
-        3,
+        SMOL, "Pipeline", 3,
         "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3; set parallelism: Tensor",
     ),
     (
-        SMOL,
-        "Pipeline",
-        2,
-        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3, not 2; set "
-        "parallelism: Tensor and size: 3",
+        SMOL, "Pipeline", 2,
+        "llama, 9 heads, 3 KV heads: mlx-lm has no Pipeline for it; Tensor works with 3, not 2; set parallelism: Tensor and size: 3",
     ),
     (piped(), "Pipeline", 4, ""),
+    (piped(), "Pipeline", 5, "qwen2, 4 heads, 2 KV heads: Pipeline works with 2 to 4, not 5; set size: 4"),
     (
-        piped(),
-        "Pipeline",
-        5,
-        "qwen2, 4 heads, 2 KV heads: Pipeline works with 2 to 4, not 5; set size: 4",
-    ),
-    (
-        piped(),
-        "Tensor",
-        3,
+        piped(), "Tensor", 3,
         "qwen2, 4 heads, 2 KV heads: Tensor works with 2, not 3; set size: 2, or parallelism: Pipeline, which works with 3",
     ),
     (
-        split_as(SplitOptions(basis="gemma3")),
-        "Tensor",
-        2,
+        split_as(SplitOptions(basis="gemma3")), "Tensor", 2,
         "gemma3: mlx-lm can split it neither by Tensor nor by Pipeline; run it on one Mac, or use another model",
     ),
     (
-        split_as(None),
-        "Tensor",
-        3,
-        "it is not known yet over how many Macs this llama model can be split; the agents find out "
-        "within a minute",
+        split_as(None), "Tensor", 3,
+        "it is not known yet over how many Macs this llama model can be split; the agents find out within a minute",
     ),
     (
-        split_as(SplitOptions(unknown="ValueError: no rope", tensor=(3,))),
-        "Tensor",
-        3,
-        "the agent could not find out over how many Macs this llama model can be split: ValueError: no rope; it "
-        "tries again once this is fixed",
+        split_as(SplitOptions(unknown="ValueError: no rope", tensor=(3,))), "Tensor", 3,
+        "the agent could not find out over how many Macs this llama model can be split: ValueError: no rope; it tries again once this is fixed",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("geometry", "way", "size", "words"), ROWS)

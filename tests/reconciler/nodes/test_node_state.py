@@ -73,101 +73,60 @@ TWIN = node("b", hardware_uuid="M")
 # Node, surroundings, reason, message.
 HOLDS = [
     pytest.param(
-        node(draining=True),
-        around(),
-        "NodeDraining",
-        "it is being drained; `fleetctl uncordon a` lets new replicas in again",
+        node(draining=True), around(), "NodeDraining", "it is being drained; `fleetctl uncordon a` lets new replicas in again",
         id="draining",
     ),
     pytest.param(
-        node(),
-        around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT),
-        "NodeWithheld",
-        "pool desk: quiet hours until 2026-03-03 07:00 Europe/Berlin",
-        id="quiet-hours",
+        node(), around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT), "NodeWithheld",
+        "pool desk: quiet hours until 2026-03-03 07:00 Europe/Berlin", id="quiet-hours",
     ),
     pytest.param(
-        node(power="Battery"),
-        around(policy(mains_only=True)),
-        "NodeWithheld",
-        "pool desk: mainsOnly, until it runs on mains power again",
-        id="on-battery",
+        node(power="Battery"), around(policy(mains_only=True)), "NodeWithheld",
+        "pool desk: mainsOnly, until it runs on mains power again", id="on-battery",
     ),
     pytest.param(
-        node(is_owner_active=True),
-        around(policy(owner_active="Yield")),
-        "NodeWithheld",
-        "pool desk: ownerActive, until its owner has been away for some minutes",
-        id="owner-active",
+        node(is_owner_active=True), around(policy(owner_active="Yield")), "NodeWithheld",
+        "pool desk: ownerActive, until its owner has been away for some minutes", id="owner-active",
     ),
     pytest.param(
-        node(is_owner_active=True, power="Battery"),
-        around(policy(owner_active="Yield"), policy("lab", mains_only=True)),
+        node(is_owner_active=True, power="Battery"), around(policy(owner_active="Yield"), policy("lab", mains_only=True)),
         "NodeWithheld",
-        "pool desk: ownerActive, until its owner has been away for some minutes; "
-        "pool lab: mainsOnly, until it runs on mains power again",
+        "pool desk: ownerActive, until its owner has been away for some minutes; pool lab: mainsOnly, until it runs on mains power again",
         id="two-pools",
     ),
     pytest.param(
-        node(hardware_uuid="M", created=1),
-        around(peers=(TWIN,)),
-        "DuplicateHardware",
-        "node b is the same machine (hardware UUID M). If this one is a clone, give it its own "
-        "identity; if the Mac was renamed, `fleetctl delete node b`; for two agents on one machine, start both with --part-of-machine",
+        node(hardware_uuid="M", created=1), around(peers=(TWIN,)), "DuplicateHardware",
+        "node b is the same machine (hardware UUID M). If this one is a clone, give it its own identity; if the Mac was renamed, `fleetctl delete node b`; for two agents on one machine, start both with --part-of-machine",
         id="a-clone",
     ),
     pytest.param(
-        node(agent_version="1.2.9"),
-        around(),
-        "VersionSkew",
-        "its agent is 1.2.9, the reconciler is 1.4.0; they may differ by one minor version: upgrade "
-        "its fleet-nodeagent",
+        node(agent_version="1.2.9"), around(), "VersionSkew",
+        "its agent is 1.2.9, the reconciler is 1.4.0; they may differ by one minor version: upgrade its fleet-nodeagent",
         id="old-agent",
     ),
     pytest.param(
-        node(agent_version="2.0.0"),
-        around(),
-        "VersionSkew",
-        "its agent is 2.0.0, the reconciler is 1.4.0; they may differ by one minor version: upgrade "
-        "the reconciler",
+        node(agent_version="2.0.0"), around(), "VersionSkew",
+        "its agent is 2.0.0, the reconciler is 1.4.0; they may differ by one minor version: upgrade the reconciler",
         id="new-agent",
     ),
     pytest.param(
-        node(),
-        around(flapping=FLAP),
-        "NodeFlapping",
-        "it came back 4 times in a row; held back until 2026-03-02 12:01:00 UTC, each time for "
-        "longer",
-        id="flapping",
+        node(), around(flapping=FLAP), "NodeFlapping",
+        "it came back 4 times in a row; held back until 2026-03-02 12:01:00 UTC, each time for longer", id="flapping",
     ),
     *(
         pytest.param(node(conditions=pressed(type_)), around(), type_, f"{type_} it is", id=type_)
         for type_ in ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
     ),
     pytest.param(
-        node(
-            conditions=(
-                Condition(
-                    type="MetalAvailable",
-                    status=ConditionStatus.FALSE,
-                    reason="MetalAborted",
-                    message="the check was ended by SIGABRT",
-                ),
-            )
-        ),
-        around(),
-        "MetalUnavailable",
-        "the check was ended by SIGABRT",
-        id="no-metal",
+        node(conditions=(Condition(type="MetalAvailable", status=ConditionStatus.FALSE, reason="MetalAborted", message="the check was ended by SIGABRT"),)),
+        around(), "MetalUnavailable", "the check was ended by SIGABRT", id="no-metal",
     ),
     pytest.param(
         node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB),
-        around(pool("small", reserved={"disk": "1Gi"}), pool("desk", reserved={"disk": "50Gi"})),
-        "InsufficientDisk",
-        "it has 12.0 GiB of disk free, pool desk reserves 50.0 GiB (spec.reserved.disk)",
-        id="disk",
+        around(pool("small", reserved={"disk": "1Gi"}), pool("desk", reserved={"disk": "50Gi"})), "InsufficientDisk",
+        "it has 12.0 GiB of disk free, pool desk reserves 50.0 GiB (spec.reserved.disk)", id="disk",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("found", "there", "reason", "message"), HOLDS)
@@ -195,10 +154,7 @@ def test_a_short_disk_names_the_amounts() -> None:
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=0),))),
         (node("a", hardware_uuid="M", created=0), around(peers=(node("0", created=None),))),
         (node("a", hardware_uuid="M", created=None), around(peers=(node("b", created=None),))),
-        (
-            node(hardware_uuid="M", is_part=True, created=1),
-            around(peers=(node("b", hardware_uuid="M", is_part=True),)),
-        ),
+        (node(hardware_uuid="M", is_part=True, created=1), around(peers=(node("b", hardware_uuid="M", is_part=True),))),
         (node(agent_version="1.3.0"), around()),
         (node(agent_version="1.5.2"), around()),
         (node(agent_version="hollow"), around()),
@@ -207,12 +163,9 @@ def test_a_short_disk_names_the_amounts() -> None:
         (node(conditions=pressed("ThermalPressure", ConditionStatus.UNKNOWN)), around()),
         (node(conditions=pressed("Ready")), around()),
         (node(disk_free_bytes=0), around(pool(reserved={"disk": "50Gi"}))),
-        (
-            node(disk_bytes=90 * GIB, disk_free_bytes=50 * GIB),
-            around(pool(reserved={"disk": "50Gi"})),
-        ),
+        (node(disk_bytes=90 * GIB, disk_free_bytes=50 * GIB), around(pool(reserved={"disk": "50Gi"}))),
     ],
-)
+)  # fmt: skip
 def test_nothing_holds_it_back(found: Node, there: NodeContext) -> None:
     state = judged(found, there)
     assert (state.holds, state.leave_reason) == ((), "")
@@ -223,8 +176,7 @@ def test_nothing_holds_it_back(found: Node, there: NodeContext) -> None:
     [
         (node(draining=True, power="Battery"), around(policy(mains_only=True)), "draining: fleetctl drain"),
         (
-            node(power="Battery"),
-            around(policy(mains_only=True)),
+            node(power="Battery"), around(policy(mains_only=True)),
             "withheld: pool desk: mainsOnly, until it runs on mains power again",
         ),
         (node(conditions=pressed("MemoryPressure")), around(), ""),
@@ -249,17 +201,13 @@ def life(
         (node(agent_version="1.2.9"), around(), "VersionSkew", "AgentVersion", "its agent is 1.2.9"),
         (
             node(mlx_lm_version="0.31.3"), around(), "VersionSkew", "MlxLmVersion",
-            f"its mlx-lm is 0.31.3, memory proofs were tested with {MLX_LM}: install mlx-lm "
-            f"{MLX_LM} there. Until then replicas may take more memory than proven",
+            f"its mlx-lm is 0.31.3, memory proofs were tested with {MLX_LM}: install mlx-lm " f"{MLX_LM} there. Until then replicas may take more memory than proven",
         ),
         (
-            node(hardware_uuid="M", created=1), around(peers=(TWIN,)), "DuplicateHardware",
-            "SameHardware", "node b is the same machine",
+            node(hardware_uuid="M", created=1), around(peers=(TWIN,)), "DuplicateHardware", "SameHardware",
+            "node b is the same machine",
         ),
-        (
-            node(power="Battery"), around(policy(mains_only=True)), "Withheld", "PoolPolicy",
-            "pool desk: mainsOnly",
-        ),
+        (node(power="Battery"), around(policy(mains_only=True)), "Withheld", "PoolPolicy", "pool desk: mainsOnly"),
     ],
 )  # fmt: skip
 def test_conditions_that_are_true(

@@ -32,7 +32,7 @@ from store.informer import Informer
 from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.reconciler_store import CachedStore, pool
+from tests.support.reconciler_world import CachedStore, pool
 from tests.support.sampling import samples
 from tests.support.world import GIB, NOW, deployment, replica
 

@@ -1,6 +1,6 @@
 """concurrency: Auto by the hardware of known Macs, and by the memory that a Mac has."""
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,47 +13,34 @@ from reconciler.deployments.rollout.revisions import content_of, template_hash
 from reconciler.placement.concurrency import MOST, DecodeCost, requests_at_pace
 from reconciler.placement.inputs import NodeView, PlacementRequest
 from reconciler.placement.memory_proof import describe_proof, proof_of
-from schemas.deployment import ModelDeployment, Resources
+from schemas.deployment import ModelDeployment
 from schemas.kv_cache import KvCache
-from schemas.node import ModelGeometry, ModelReport
+from schemas.node import ModelReport
 from schemas.quantity import DEFAULT_CONCURRENCY
-from tests.support.world import GIB, NOW, deployment, node
+from tests.support.world import GEOMETRY, GIB, NOW, deployment, node
 
 # Qwen3-8B in 4 bits: 36 layers of 8 KV heads with 128 numbers, so a request of 4,096 tokens takes 0.56 GiB.
-EIGHT_BILLION = ModelGeometry(
-    model_type="qwen3",
-    weights_bytes=int(4.3 * GIB),
-    layers=36,
-    kv_heads=8,
-    head_dim=128,
-    kv_element_bytes=2,
-    vocab_size=151_936,
-    parameters=8_190_000_000,
-    hidden_size=4096,
-    ffn_size=12_288,
-    heads=32,
-)
+EIGHT_BILLION = GEOMETRY.model_copy(
+    update={
+        "weights_bytes": int(4.3 * GIB), "layers": 36, "kv_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+        "parameters": 8_190_000_000, "hidden_size": 4096, "ffn_size": 12_288, "heads": 32, "max_context": None,
+    }
+)  # fmt: skip
 
 
-def auto(**fields: object) -> ModelDeployment:
-    made = deployment(context_length=4096)
-    return made.model_copy(
-        update={"spec": made.spec.model_copy(update={"concurrency": "Auto", **fields})}
-    )
+def auto(**fields: Any) -> ModelDeployment:
+    return deployment(**{"context_length": 4096, "concurrency": "Auto", **fields})
 
 
-def request(**fields: object) -> PlacementRequest:
+def request(**fields: Any) -> PlacementRequest:
     return PlacementRequest(name="qwen", spec=auto(**fields).spec)
 
 
 def mac(memory_gib: float, bandwidth_gbps: float, gpu_cores: int) -> NodeView:
     """Return a Mac with this memory for models."""
-    return replace(
-        node("a", memory_gib=memory_gib),
-        models={"qwen": ModelReport(path="qwen", geometry=EIGHT_BILLION)},
-        bandwidth_gbps=bandwidth_gbps,
-        gpu_cores=gpu_cores,
-    )
+    models = {"qwen": ModelReport(path="qwen", geometry=EIGHT_BILLION)}
+    speed = {"bandwidth_gbps": bandwidth_gbps, "gpu_cores": gpu_cores}
+    return node("a", memory_gib=memory_gib, models=models, **speed)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +95,7 @@ def test_more_than_the_default_leave_half_of_the_mac_to_other_models() -> None:
 
 
 def test_a_stated_size_is_for_the_default() -> None:
-    stated = request(resources=Resources(memory="20Gi"))
+    stated = request(memory="20Gi")
     assert proof_of(stated, mac(140, 800, 60)).concurrency == DEFAULT_CONCURRENCY
 
 

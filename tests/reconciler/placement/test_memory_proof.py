@@ -4,36 +4,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.deployments.events import DeploymentEvents
 from reconciler.deployments.status import replica_status
-from reconciler.listers.caches import make_caches
-from reconciler.listers.lister import Lister
 from reconciler.placement import memory_proof
+from reconciler.placement.inputs import request_for
 from reconciler.placement.memory_proof import ProofExtras, prove
-from schemas.event import Event
-from schemas.meta import Condition, ConditionStatus, Status, find_condition
+from schemas.kv_cache import KvCache
+from schemas.meta import Status
 from schemas.node import LayerGroup, ModelGeometry
 from schemas.quantity import parse, show
 from schemas.replica import MemoryProof, RankStatus
 from schemas.vision import Vision
-from store import objects
-from store.events import EventRecorder
-from store.memory import MemoryTransport
-from tests.support.clock import FakeClock
-from tests.support.world import GEOMETRY, GIB, NOW, PROOF, deployment, observed, replica
+from tests.support.reconciler_world import replica_events
+from tests.support.world import (
+    GEOMETRY,
+    GIB,
+    NOW,
+    PROOF,
+    condition,
+    condition_of,
+    deployment,
+    node,
+    replica,
+)
 
 
-def geometry(*, layers: int, kv_heads: int, vocab: int, weights: int = 0) -> ModelGeometry:
-    return ModelGeometry(
-        model_type="any",
-        weights_bytes=weights,
-        layers=layers,
-        kv_heads=kv_heads,
-        head_dim=64,
-        kv_element_bytes=2,
-        vocab_size=vocab,
-        max_context=131_072,
-    )
+def geometry(
+    *, layers: int, kv_heads: int, vocab: int, weights: int = 0, **sizes: int
+) -> ModelGeometry:
+    changes = {"layers": layers, "kv_heads": kv_heads, "vocab_size": vocab, **sizes}
+    return GEOMETRY.model_copy(update={"weights_bytes": weights, "max_context": 131_072, **changes})
 
 
 # Check values of spec/facts.md 4.4: 36 layers x 2 x 8 heads x 64 x 2 bytes; SmolLM2-135M alike.
@@ -41,16 +40,9 @@ GPT_OSS_120B = geometry(layers=36, kv_heads=8, vocab=201_088)
 SMOLLM2_135M = geometry(layers=30, kv_heads=3, vocab=49_152, weights=269_060_552)
 
 
-@pytest.mark.parametrize(
-    ("shape", "per_token"),
-    [
-        pytest.param(GPT_OSS_120B, 73_728, id="gpt-oss-120b"),
-        pytest.param(SMOLLM2_135M, 23_040, id="smollm2-135m"),
-    ],
-)
-def test_bytes_per_token(shape: ModelGeometry, per_token: int) -> None:
-    proof = prove(shape, context_length=4096, concurrency=1)
-    assert proof.kv_cache_bytes == per_token * 4096
+def test_bytes_per_token() -> None:
+    proof = prove(GPT_OSS_120B, context_length=4096, concurrency=1)
+    assert proof.kv_cache_bytes == 73_728 * 4096
 
 
 @pytest.mark.parametrize(
@@ -150,6 +142,63 @@ def test_prefill_counts_activations_and_unfused_attention_scores() -> None:
     assert least.activation_bytes - fused.activation_bytes == 2 * 8 * 2048 * (128 + 512) * 2
 
 
+SMALL = GEOMETRY.model_copy(update={"weights_bytes": GIB // 2, "layers": 4})
+WIDE = FULL.model_copy(update={"count": 16, "kv_heads": 8, "value_dim": 64})
+NARROW = SLIDING.model_copy(update={"count": 4, "kv_heads": 8})
+
+
+def extra(extras: ProofExtras, shape: ModelGeometry = GEOMETRY) -> MemoryProof:
+    return prove(shape, context_length=1024, concurrency=2, extras=extras)
+
+
+def test_bits_make_the_cache_smaller_and_unpack_one_layer() -> None:
+    shape = of_groups(WIDE, NARROW, hidden_size=512, heads=8)
+    plain, packed = extra(ProofExtras(), shape), extra(ProofExtras(kv_bits=8), shape)
+    tokens, window = 2048, 4 * 8 * 128 * 2 * (2 * 128 + 2 * (1024 - 128))
+    assert plain.kv_cache_bytes == 16 * 8 * 128 * 2 * tokens + window
+    # 64 numbers in 64 bytes, a scale and a bias of 2 bytes: 1.06 bytes a number (spec/facts.md 4.4).
+    assert packed.kv_cache_bytes == 16 * 8 * 2 * (64 + 4) * tokens + window
+    four = extra(ProofExtras(kv_bits=4), shape)
+    assert four.kv_cache_bytes == 16 * 8 * 2 * (32 + 4) * tokens + window
+    assert packed.activation_bytes - plain.activation_bytes == 8 * 128 * 2 * tokens
+    # Heads of 96 numbers are packed by 32.
+    of_96 = of_groups(WIDE.model_copy(update={"head_dim": 96, "value_dim": 96}))
+    assert extra(ProofExtras(kv_bits=4), of_96).kv_cache_bytes == 16 * 8 * 2 * (48 + 12) * tokens
+
+
+def test_a_window_bounds_the_cache_and_holds_what_is_being_read() -> None:
+    shape = of_groups(WIDE, prefill_batch=1)
+    proof = prove(shape, context_length=8192, concurrency=4, extras=ProofExtras(kv_window=1000))
+    assert proof.kv_cache_bytes == 16 * 8 * 128 * 2 * (4 * 1000 + 512)
+
+
+def test_a_draft_model_counts_with_its_cache_and_its_tokens_are_read_at_once() -> None:
+    shape = GEOMETRY.model_copy(update={"hidden_size": 512, "ffn_size": 1024, "heads": 8})
+    plain, proof = (
+        extra(e, shape) for e in (ProofExtras(), ProofExtras(draft=SMALL, draft_tokens=3))
+    )
+    cache_of_draft = 4 * 8 * 128 * 2 * 2 * 1280  # 1,027 tokens, in steps of 256
+    assert proof.draft_bytes == GIB // 2 + cache_of_draft + 512 * 32_000 * 4
+    assert proof.kv_cache_bytes == plain.kv_cache_bytes * 1280 // 1024
+    # Logits of a row for each guess and one for the token after them.
+    assert proof.activation_bytes - plain.activation_bytes == 2 * 2 * 3 * 32_000 * 4
+    parts = (proof.weights_bytes, proof.kv_cache_bytes, proof.activation_bytes, proof.draft_bytes)
+    assert proof.total_bytes == proof.sum_bytes == proof.overhead_bytes + sum(parts)
+
+
+def test_tokens_of_all_requests_replace_full_contexts() -> None:
+    def proof_for(concurrency: int, tokens: int | None = None) -> MemoryProof:
+        wanted = deployment(concurrency=concurrency, kv_cache=KvCache(tokens=tokens))
+        return memory_proof.proof_of(request_for(wanted), node("a"))
+
+    shared = proof_for(16, 4096)
+    assert shared.kv_cache_bytes == proof_for(4).kv_cache_bytes
+    # Never more than all of them can have.
+    assert proof_for(2, 4096).kv_cache_bytes == proof_for(2).kv_cache_bytes
+    spec = deployment(concurrency=16, kv_cache=KvCache(tokens=4096)).spec
+    assert "for 4096 tokens of 16 requests, " in memory_proof.describe_proof(shared, spec)
+
+
 shapes = st.builds(
     of_groups,
     st.sampled_from([FULL, SLIDING, LATENT, STATE]),
@@ -196,32 +245,28 @@ def of(peak_bytes: int, *, memory: MemoryProof = PROOF, old: Status | None = Non
 )  # fmt: skip
 def test_the_comparison_with_a_peak(peak: int, shown: str, *, is_corrected: bool) -> None:
     assert memory_proof.compare_with_peak(PROOF, peak) == shown
-    condition = find_condition(of(peak).conditions, "ProofCorrected")
-    assert (condition is not None) is is_corrected
+    types = {condition.type for condition in of(peak).conditions}
+    assert ("ProofCorrected" in types) is is_corrected
 
 
 def test_the_message_of_a_correction() -> None:
-    condition = find_condition(of(5 * GIB // 4).conditions, "ProofCorrected")
-    assert condition is not None
-    assert (condition.status, condition.reason) == (ConditionStatus.TRUE, "MeasuredMore")
-    assert condition.message == (
+    *truth, message = condition_of(of(5 * GIB // 4), "ProofCorrected")
+    assert truth == ["True", "MeasuredMore"]
+    assert message == (
         "qwen-0 used 1.2 GiB on a, 25 % more than the 1.0 GiB of its memory proof. a counts 1.2 GiB "
         "for it from now on; set spec.resources.memory to 2Gi, so that new replicas are placed "
         "with that too"
     )
-    said = of(3 * GIB, memory=PROOF.model_copy(update={"override_bytes": 2 * GIB}))
-    condition = find_condition(said.conditions, "ProofCorrected")
-    assert condition is not None
-    assert "50 % more than the 2.0 GiB of spec.resources.memory. " in condition.message
+    status = of(3 * GIB, memory=PROOF.model_copy(update={"override_bytes": 2 * GIB}))
+    _, _, message = condition_of(status, "ProofCorrected")
+    assert "50 % more than the 2.0 GiB of spec.resources.memory. " in message
 
 
 def test_advice_about_memory_comes_from_the_proof() -> None:
     """Not from the peak of an engine that ended while it loaded: a replica with that size would end, too."""
     small = prove(GEOMETRY, context_length=4096, concurrency=4, override_bytes=100 * 2**20)
     total = prove(GEOMETRY, context_length=4096, concurrency=4).total_bytes
-    ended = Condition(
-        type="Ready", status=ConditionStatus.FALSE, reason="ModelUnusable", message="it ended"
-    )
+    ended = condition("Ready", "ModelUnusable", "it ended", holds=False)
     report = rank(768 * 2**20).model_copy(update={"conditions": (ended,)})
     view = replica(0, memory=small, is_ready=False)
     status = replica_status(view, [report], old=None, now=NOW)
@@ -239,19 +284,10 @@ def test_advice_about_memory_comes_from_the_proof() -> None:
 
 
 async def test_a_correction_is_recorded_once_per_step() -> None:
-    clock = FakeClock()
-    transport = MemoryTransport(clock)
-    recorder = EventRecorder(transport, clock, source="reconciler")
-    teller, view = (
-        DeploymentEvents(Lister(make_caches(transport, clock)), recorder),
-        observed(deployment()),
-    )
-    old: Status = of(0, old=None)
+    statuses: list[Status] = [of(0)]
     for peak in (GIB, 2 * GIB, 2 * GIB, 3 * GIB, 0):
-        new = of(peak, old=old)
-        await teller.record_replica_status(replica(0), view, old, new)
-        old = new
-    events = [event.spec for event in await objects.list_all(transport, Event)]
+        statuses.append(of(peak, old=statuses[-1]))
+    events = await replica_events(statuses[1:], old=statuses[0])
     assert {(e.type, e.reason, e.about.kind, e.about.uid, e.count) for e in events} == {
         ("Warning", "ProofCorrected", "ModelDeployment", "uid-qwen", 1)
     }
@@ -259,9 +295,8 @@ async def test_a_correction_is_recorded_once_per_step() -> None:
 
 
 def test_bits_save_memory_for_a_single_request_and_count_with_shared_tokens() -> None:
-    shape = geometry(layers=28, kv_heads=4, vocab=152_064).model_copy(
-        update={"hidden_size": 3584, "ffn_size": 18_944, "heads": 28, "is_attention_fused": True}
-    )
+    sizes = {"hidden_size": 3584, "ffn_size": 18_944, "heads": 28}
+    shape = geometry(layers=28, kv_heads=4, vocab=152_064, **sizes)
 
     def need(concurrency: int, *, bits: int | None, tokens: int | None = None) -> int:
         extras = ProofExtras(kv_bits=bits, kv_tokens=tokens)
@@ -276,9 +311,8 @@ def test_bits_save_memory_for_a_single_request_and_count_with_shared_tokens() ->
 
 
 def test_images_need_memory_by_their_pixels_and_their_number() -> None:
-    shape = geometry(layers=28, kv_heads=2, vocab=151_936).model_copy(
-        update={"hidden_size": 1536, "ffn_size": 8960, "heads": 12, "is_attention_fused": True}
-    )
+    sizes = {"hidden_size": 1536, "ffn_size": 8960, "heads": 12}
+    shape = geometry(layers=28, kv_heads=2, vocab=151_936, **sizes)
 
     def need(vision: Vision | None) -> int:
         extras = ProofExtras(vision=vision)

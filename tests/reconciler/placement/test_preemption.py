@@ -60,24 +60,17 @@ def names(found: object) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("there", "short", "wanted"),
+    ("there", "wanted"),
     [
-        pytest.param([("a", 4, 0), ("b", 2, 0)], 3, ["a"], id="one-big-rather-than-two-small"),
-        pytest.param([("a", 4, 5), ("b", 4, 0)], 3, ["b"], id="the-lowest"),
-        pytest.param([("a", 4, 5), ("b", 2, 0), ("c", 2, 0)], 3, ["a"], id="few-before-low"),
-        pytest.param([("a", 2, 5), ("b", 2, 0), ("c", 2, 1)], 3, ["b", "c"], id="the-lowest-two"),
-        pytest.param([("a", 4, 10)], 3, None, id="never-an-equal"),
-        pytest.param([("a", 2, 0)], 3, None, id="not-enough"),
-        pytest.param([("a", 4, 0), ("b", 4, 0)], 3, ["a"], id="equals-by-name"),
-        pytest.param([("a", 3, 0), ("b", 4, 0)], 3, ["b"], id="of-equals-the-larger"),
+        pytest.param([("a", 4, 5), ("b", 2, 0), ("c", 2, 0)], ["a"], id="few-before-low"),
+        pytest.param([("a", 4, 10)], None, id="never-an-equal"),
+        pytest.param([("a", 4, 0), ("b", 4, 0)], ["a"], id="equals-by-name"),
+        pytest.param([("a", 3, 0), ("b", 4, 0)], ["b"], id="of-equals-the-larger"),
     ],
 )
-def test_victims(there: list[tuple[str, int, int]], short: int, wanted: list[str] | None) -> None:
-    victims = choose_victims(
-        [tenant(name, gib, priority) for name, gib, priority in there],
-        priority=10,
-        short_bytes=short * GIB,
-    )
+def test_victims(there: list[tuple[str, int, int]], wanted: list[str] | None) -> None:
+    tenants = [tenant(name, gib, priority) for name, gib, priority in there]
+    victims = choose_victims(tenants, priority=10, short_bytes=3 * GIB)
     assert (None if victims is None else [victim.replica for victim in victims]) == wanted
 
 
@@ -99,20 +92,16 @@ def test_of_equal_victims_the_one_whose_model_others_have_goes() -> None:
 
 
 def test_of_equal_nodes_the_one_whose_victim_fetches_the_least_gives_way() -> None:
-    def report(path: str, gib: int) -> ModelReport:
-        return ModelReport(path=path, geometry=GEOMETRY, missing_bytes=gib * GIB)
+    def crowded_by(name: str, victim: str, **missing_gib: int) -> NodeView:
+        models = {
+            path: ModelReport(path=path, geometry=GEOMETRY, missing_bytes=gib * GIB)
+            for path, gib in {"qwen": 0, **missing_gib}.items()
+        }
+        return replace(
+            crowded(name, tenant(f"{victim}-0", 4)._replace(model=victim)), models=models
+        )
 
-    own = {"qwen": ModelReport(path="qwen", geometry=GEOMETRY)}
-    nodes = [
-        replace(
-            crowded("a", tenant("x-0", 4)._replace(model="x")),
-            models={**own, "x": report("x", 0), "y": report("y", 8)},
-        ),
-        replace(
-            crowded("b", tenant("y-0", 4)._replace(model="y")),
-            models={**own, "x": report("x", 40), "y": report("y", 0)},
-        ),
-    ]
+    nodes = [crowded_by("a", "x", x=0, y=8), crowded_by("b", "y", x=40, y=0)]
     assert names(claim(*nodes)) == ("y-0",)
 
 
@@ -138,47 +127,48 @@ def test_no_other_set_is_smaller_or_lower(there: tuple[Allocation, ...], short: 
     assert sorted(victim.priority for victim in victims) == best
 
 
-def test_room_is_taken_before_anybody_is_displaced() -> None:
-    found = claim(crowded("a", tenant("low-0", 8)), node("b"))
-    assert isinstance(found, Assignment)
-    assert found.node == "b"
+@pytest.mark.parametrize(
+    ("nodes", "victims"),
+    [
+        pytest.param(
+            [crowded("a", tenant("x-0", 2), tenant("y-0", 2)), crowded("b", tenant("z-0", 4, priority=5))],
+            ("z-0",), id="the-node-where-the-fewest-have-to-go",
+        ),
+        pytest.param(
+            [crowded("a", tenant("x-0", 4, priority=5)), crowded("b", tenant("y-0", 4, priority=-5))],
+            ("y-0",), id="of-equal-nodes-the-one-where-they-are-lower",
+        ),
+    ],
+)  # fmt: skip
+def test_the_node_of_the_victims(nodes: list[NodeView], victims: tuple[str, ...]) -> None:
+    assert names(claim(*nodes)) == victims
 
 
-def test_the_node_where_the_fewest_have_to_go() -> None:
-    two = crowded("a", tenant("x-0", 2), tenant("y-0", 2))
-    view = crowded("b", tenant("z-0", 4, priority=5))
-    assert names(claim(two, view)) == ("z-0",)
-
-
-def test_of_nodes_alike_the_one_where_they_are_lower() -> None:
-    high = crowded("a", tenant("x-0", 4, priority=5))
-    low = crowded("b", tenant("y-0", 4, priority=-5))
-    assert names(claim(high, low)) == ("y-0",)
+def test_free_memory_is_taken_before_a_replica_is_displaced() -> None:
+    outcome = claim(crowded("a", tenant("low-0", 8)), node("b"))
+    assert isinstance(outcome, Assignment)
+    assert outcome.node == "b"
 
 
 def test_the_note_names_the_victims() -> None:
-    found = claim(crowded("a", tenant("low-0", 4)))
-    assert isinstance(found, PreemptingAssignment)
-    assert summary_line(found.why) == (
+    outcome = claim(crowded("a", tenant("low-0", 4)))
+    assert isinstance(outcome, PreemptingAssignment)
+    assert summary_line(outcome.why) == (
         "0/1 nodes fit: 1 short of memory (need 2.8 GiB, best has 0 B); "
         "preempts low-0 on a, which frees 4.0 GiB"
     )
 
 
 def test_it_waits_for_those_that_end_already() -> None:
-    found = claim(
-        crowded("a", tenant("low-0", 4, is_ending=True)), crowded("b", tenant("low-1", 4))
-    )
-    assert isinstance(found, PendingAssignment)
-    assert summary_line(found.why).endswith("; waits until low-0 on a has ended")
+    ending = crowded("a", tenant("low-0", 4, is_ending=True))
+    outcome = claim(ending, crowded("b", tenant("low-1", 4)))
+    assert isinstance(outcome, PendingAssignment)
+    assert summary_line(outcome.why).endswith("; waits until low-0 on a has ended")
 
 
-def test_an_equal_or_higher_stays() -> None:
+def test_neither_an_equal_nor_a_label_is_overcome() -> None:
     there = crowded("a", tenant("x-0", 4, priority=10), tenant("y-0", 4, priority=11))
     assert isinstance(claim(there), Unschedulable)
-
-
-def test_labels_cause_no_preemption() -> None:
     picky = deployment(priority=10, placement=Placement(node_selector={"rack": "1"}))
     assert isinstance(claim(crowded("a", tenant("low-0", 4)), of=request_for(picky)), Unschedulable)
 
@@ -190,11 +180,10 @@ def test_each_replica_preempts_another_victim() -> None:
     assert isinstance(placer.claim(wanted), Unschedulable)
 
 
-def test_reserved_room_is_not_assigned_to_others() -> None:
+def test_reserved_memory_is_not_assigned_to_others() -> None:
     placer = Placer(NodeTable([crowded("a", tenant("x-0", 2), free_gib=2)]))
     assert names(placer.claim(request_for(deployment(priority=10)))) == ("x-0",)
-    small = request_for(deployment(name="small", memory="1500Mi"))
-    verdict = placer.claim(small)
+    verdict = placer.claim(request_for(deployment(name="small", memory="1500Mi")))
     assert isinstance(verdict, Unschedulable)
     assert "(2.8 GiB are reserved for a higher priority)" in verdict.refusals[0][1].message
 

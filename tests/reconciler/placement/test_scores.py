@@ -1,6 +1,7 @@
 """Scores: each one alone, the profiles, size tiers, and explanations."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,23 +37,23 @@ def where(*nodes: NodeView, of: PlacementRequest | None = None) -> str:
     return placed.node
 
 
-def test_ties_go_by_name() -> None:
-    assert where(node("c"), node("a"), node("b")) == "a"
-
-
-def test_the_node_without_a_sibling_wins() -> None:
-    crowded = replace(node("a", memory_gib=64), replicas={"qwen": 1})
-    assert where(crowded, node("b", memory_gib=4)) == "b"
-
-
-def test_replicas_of_other_deployments_are_no_siblings() -> None:
-    assert where(replace(node("a"), replicas={"other": 9}), node("b")) == "a"
+@pytest.mark.parametrize(
+    ("nodes", "winner"),
+    [
+        pytest.param((node("c"), node("a"), node("b")), "a", id="ties-go-by-name"),
+        pytest.param((node("a", memory_gib=64, replicas={"qwen": 1}), node("b", memory_gib=4)), "b", id="no-sibling"),
+        pytest.param((node("a", replicas={"other": 9}), node("b")), "a", id="others-are-no-siblings"),
+        pytest.param((node("a", used_bytes=GIB), node("b")), "b", id="the-emptier-node"),
+    ],
+)  # fmt: skip
+def test_the_balanced_profile(nodes: tuple[NodeView, ...], winner: str) -> None:
+    assert where(*nodes) == winner
 
 
 def lacking(name: str, missing_gib: float) -> NodeView:
     folder = HUB_MODEL.folder
     report = ModelReport(path=folder, geometry=GEOMETRY, missing_bytes=int(missing_gib * GIB))
-    return replace(node(name), models={folder: report})
+    return node(name, models={folder: report})
 
 
 def hub_request(**placement: object) -> PlacementRequest:
@@ -84,7 +85,7 @@ def test_only_models_of_hubs_have_bytes_to_fetch() -> None:
 @pytest.mark.parametrize("profile", ["Balanced", "BinPack", "Spread", "HardwareAware"])
 def test_where_a_replica_of_ours_ends_the_next_one_begins(profile: str) -> None:
     ends = Allocation(replica="qwen-0", deployment="qwen", bytes=GIB, is_ending=True)
-    there = replace(node("b"), allocations=(ends,), used_bytes=GIB, replicas={"qwen": 1})
+    there = node("b", allocations=(ends,), used_bytes=GIB, replicas={"qwen": 1})
     wanted = request_for(deployment(placement=Placement.model_validate({"profile": profile})))
     placer = Placer(NodeTable((node("a"), there)))
     placer.discount("qwen", ["b"])  # as the planner does with what ends
@@ -95,10 +96,6 @@ def test_where_a_replica_of_ours_ends_the_next_one_begins(profile: str) -> None:
     for tenant in (ends._replace(deployment="other"), ends._replace(is_ending=False)):
         other = replace(there, allocations=(tenant,), used_bytes=0)
         assert where(node("a"), other, of=wanted) == "a"
-
-
-def test_the_emptier_node_wins() -> None:
-    assert where(replace(node("a"), used_bytes=GIB), node("b")) == "b"
 
 
 SOFT = Taint(key="owner", effect="PreferNoSchedule")
@@ -114,8 +111,8 @@ SOFT = Taint(key="owner", effect="PreferNoSchedule")
         ("packing", {"used_bytes": 4 * GIB}),
     ],
 )
-def test_each_score_alone(score: str, better: dict[str, object]) -> None:
-    winner = replace(node("z"), **better)  # type: ignore[arg-type]  # the table has the types
+def test_each_score_alone(score: str, better: dict[str, Any]) -> None:
+    winner = node("z", **better)
     assert where(node("a"), winner, of=only(score)) == "z"
     first, second = explain_nodes(only(score), [node("a"), winner])
     assert [part.name for part in first.parts] == [score]
@@ -123,7 +120,7 @@ def test_each_score_alone(score: str, better: dict[str, object]) -> None:
 
 
 def test_taints_that_only_ask_are_heeded_if_they_can_be() -> None:
-    soft = replace(node("a"), taints=(SOFT,))
+    soft = node("a", taints=(SOFT,))
     assert where(soft, node("b"), of=only("taints")) == "b"
     assert where(soft) == "a"
     tolerant = make_request(tolerations=(Toleration(operator="Exists"),))
@@ -131,7 +128,7 @@ def test_taints_that_only_ask_are_heeded_if_they_can_be() -> None:
 
 
 def test_replicas_are_spread_over_labels() -> None:
-    racks = [replace(node(f"{rack}{at}"), labels={"rack": rack}) for rack in "xy" for at in "12"]
+    racks = [node(f"{rack}{at}", labels={"rack": rack}) for rack in "xy" for at in "12"]
     placer = Placer(NodeTable(racks))
     wanted = make_request(spread_by=("rack",))
     found = [placer.place(wanted) for _ in range(4)]
@@ -143,7 +140,7 @@ def test_replicas_are_spread_over_labels() -> None:
     [("Balanced", "empty"), ("Spread", "empty"), ("BinPack", "full"), ("HardwareAware", "ultra")],
 )
 def test_profiles(profile: str, wanted: str) -> None:
-    full = replace(node("full"), used_bytes=4 * GIB)
+    full = node("full", used_bytes=4 * GIB)
     ultra = replace(
         node("ultra"), used_bytes=3 * GIB, replicas={"qwen": 1}, chip="Apple M3 Ultra",
         gpu_cores=80, memory_bytes=512 * 10**9, bandwidth_gbps=819,
@@ -154,7 +151,7 @@ def test_profiles(profile: str, wanted: str) -> None:
 def sized(name: str, *, gpu_cores: int, gib: int, parameters: int = 32_000_000_000) -> NodeView:
     geometry = GEOMETRY.model_copy(update={"parameters": parameters})
     report = ModelReport(path="qwen", geometry=geometry)
-    return replace(node(name), gpu_cores=gpu_cores, memory_bytes=gib * GIB, models={"qwen": report})
+    return node(name, gpu_cores=gpu_cores, memory_bytes=gib * GIB, models={"qwen": report})
 
 
 def test_nodes_that_are_big_enough_come_first_and_others_after_them() -> None:
@@ -192,21 +189,16 @@ def test_a_model_of_unknown_size_has_no_tier() -> None:
 
 
 def test_the_best_mac_that_was_sold_has_a_hundred_points() -> None:
-    best = replace(node("a"), chip="Apple M3 Ultra", gpu_cores=80, memory_bytes=512 * GIB)
+    best = node("a", chip="Apple M3 Ultra", gpu_cores=80, memory_bytes=512 * GIB)
     assert machine(make_request(), best) == pytest.approx(100)
     newer = replace(best, chip="Apple M9 Ultra", gpu_cores=200, memory_bytes=2**50)
     assert machine(make_request(), newer) == 100
 
 
 def test_the_tier_of_a_30b_model_counts_memory_in_gib() -> None:
-    small, enough = (
-        replace(sized("a", gpu_cores=40, gib=1), memory_bytes=size)
-        for size in (65 * 10**9, 64 * GIB)
-    )
-    assert (is_preferred(make_request(), small), is_preferred(make_request(), enough)) == (
-        False,
-        True,
-    )
+    mac = sized("a", gpu_cores=40, gib=64)
+    assert is_preferred(make_request(), mac)
+    assert not is_preferred(make_request(), replace(mac, memory_bytes=65 * 10**9))
 
 
 def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
@@ -219,7 +211,7 @@ def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
 
 
 def test_an_explanation_has_it_all() -> None:
-    nodes = [node("b"), replace(node("a"), is_cordoned=True), node("c", memory_gib=16)]
+    nodes = [node("b"), node("a", is_cordoned=True), node("c", memory_gib=16)]
     explanations = explain_nodes(make_request(), nodes)
     assert [explanation.node for explanation in explanations] == ["c", "b", "a"]
     best, _, refused = explanations

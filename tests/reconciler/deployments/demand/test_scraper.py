@@ -183,12 +183,9 @@ BUSY = 'fleet_gateway_deployment_in_flight{deployment="m"} 5\n'
         pytest.param(endless, id="no-end"),
         pytest.param(plain(BUSY, id_="somebody-else"), id="another-gateway"),
         pytest.param(plain(BUSY, status="500 No"), id="an-error"),
-        pytest.param(
-            plain(BUSY, status="302 Found", more="location: http://127.0.0.1:1/\r\n"),
-            id="a-redirect",
-        ),
+        pytest.param(plain(BUSY, status="302 Found", more="location: http://127.0.0.1:1/\r\n"), id="a-redirect"),
     ],
-)
+)  # fmt: skip
 async def test_a_gateway_with_a_bad_answer_is_silent_and_disturbs_no_other(answer: Answer) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await answer(writer)

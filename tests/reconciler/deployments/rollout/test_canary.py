@@ -100,29 +100,25 @@ def test_a_trial_that_goes_well() -> None:
     [
         pytest.param(
             measured(20, errors=2),
-            "step 1 of 2: 10.0% of the requests failed, 5% is allowed (20 requests, 2 failed, no streams)",
-            id="errors",
+            "step 1 of 2: 10.0% of the requests failed, 5% is allowed (20 requests, 2 failed, no streams)", id="errors",
         ),
         pytest.param(
             measured(20, ttft=(10, 10, 0)),
-            "step 1 of 2: the first token took 3.70 s (p95), 2s is allowed "
-            "(20 requests, 0 failed, first token p95 3.70 s)",
+            "step 1 of 2: the first token took 3.70 s (p95), 2s is allowed (20 requests, 0 failed, first token p95 3.70 s)",
             id="slow-to-begin",
         ),
         pytest.param(
             measured(20, ttft=(0, 0, 20)),
-            "step 1 of 2: the first token took 4.00 s (p95), 2s is allowed "
-            "(20 requests, 0 failed, first token p95 4.00 s)",
+            "step 1 of 2: the first token took 4.00 s (p95), 2s is allowed (20 requests, 0 failed, first token p95 4.00 s)",
             id="slower-than-any-bucket",
         ),
         pytest.param(
             measured(20, speed=9.5),
-            "step 1 of 2: a request got 9.5 tokens/s, 10 is required "
-            "(20 requests, 0 failed, no streams, 9.5 tokens/s)",
+            "step 1 of 2: a request got 9.5 tokens/s, 10 is required (20 requests, 0 failed, no streams, 9.5 tokens/s)",
             id="slow-to-go-on",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_bad_version_fails_at_once(found: VersionMetrics, said: str) -> None:
     for is_ready in (True, False):
         failed, again_s = look(under_way(), found, after_s=1, is_ready=is_ready)

@@ -54,31 +54,21 @@ def places_with(root: Path, *files: str) -> GitSettings:
     ("files", "repository", "reason", "told"),
     [
         pytest.param(
-            ["token"],
-            "https://git.example.com/x.git",
-            "CredentialsRefused",
-            "credentials.passwordFile: token is not bound to a host, so it is not sent to git.example.com. "
-            "If it belongs there, run: mkdir -p {root}/credentials/git.example.com && "
-            "mv {root}/credentials/token {root}/credentials/git.example.com/",
+            ["token"], "https://git.example.com/x.git", "CredentialsRefused",
+            "credentials.passwordFile: token is not bound to a host, so it is not sent to git.example.com. If it belongs there, run: mkdir -p {root}/credentials/git.example.com && mv {root}/credentials/token {root}/credentials/git.example.com/",
             id="unbound",
         ),
         pytest.param(
-            ["git.example.com/token"],
-            "https://evil.example/x.git",
-            "CredentialsRefused",
-            "credentials.passwordFile: token is bound to git.example.com, so it is not sent to evil.example",
-            id="another-host",
+            ["git.example.com/token"], "https://evil.example/x.git", "CredentialsRefused",
+            "credentials.passwordFile: token is bound to git.example.com, so it is not sent to evil.example", id="another-host",
         ),
         pytest.param(
-            [],
-            "https://git.example.com/x.git",
-            "CredentialsMissing",
-            "credentials.passwordFile: token is missing in the reconciler's --git-credentials folder: expected "
-            "{root}/credentials/git.example.com/token. Every Mac that runs a reconciler needs it",
+            [], "https://git.example.com/x.git", "CredentialsMissing",
+            "credentials.passwordFile: token is missing in the reconciler's --git-credentials folder: expected {root}/credentials/git.example.com/token. Every Mac that runs a reconciler needs it",
             id="missing",
         ),
     ],
-)
+)  # fmt: skip
 async def test_a_credential_is_sent_to_its_host_only(
     tmp_path: Path, files: list[str], repository: str, reason: str, told: str
 ) -> None:

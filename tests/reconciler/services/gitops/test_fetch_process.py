@@ -24,34 +24,20 @@ from tests.support.tcp_server import tcp_server
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        pytest.param(
-            {"a.yaml": Link("/etc/passwd")},
-            "a.yaml: is a symbolic link, which is not followed",
-            id="link-out",
-        ),
+        pytest.param({"a.yaml": Link("/etc/passwd")}, "a.yaml: is a symbolic link, which is not followed", id="link-out"),
         pytest.param(
             {"a.yaml": pool("a"), "sites/x": Link("../base"), "base/b.yaml": pool("b")},
-            "sites/x: is a symbolic link, which is not followed",
-            id="link-to-a-folder",
+            "sites/x: is a symbolic link, which is not followed", id="link-to-a-folder",
         ),
-        pytest.param(
-            {"a.yaml": pool("a"), "vendor": Module()},
-            "vendor: is a submodule, which is not fetched",
-            id="submodule",
-        ),
-        pytest.param(
-            {"a.yaml": "a: 1\n" + "# much\n" * 700_000},
-            "a.yaml: is too large for a manifest",
-            id="large-file",
-        ),
+        pytest.param({"a.yaml": pool("a"), "vendor": Module()}, "vendor: is a submodule, which is not fetched", id="submodule"),
+        pytest.param({"a.yaml": "a: 1\n" + "# much\n" * 700_000}, "a.yaml: is too large for a manifest", id="large-file"),
         pytest.param({"a.yaml": b"\xff\x00"}, "a.yaml: is not UTF-8", id="no-text"),
         pytest.param(
             {"a.yaml": "a: &a [x, x]\n" + "".join(f"b{n}: [*a, *a]\n" for n in range(30_000))},
-            "the file holds more than 100,000 values",
-            id="aliases",
+            "the file holds more than 100,000 values", id="aliases",
         ),
     ],
-)
+)  # fmt: skip
 def test_strange_trees_are_refused(
     tmp_path: Path, files: dict[str, str | bytes | Link | Module], said: str
 ) -> None:

@@ -50,37 +50,27 @@ BEFORE = GitSourceStatus(applied_revision="main@aa", observed_revision="main@aa"
     ("old", "found", "wanted"),
     [
         pytest.param(
-            None,
-            SourceResult(observed="main@aa", applied="main@aa", inventory=ONE),
-            {"Ready": "True", "Reconciling": "False", "Stalled": "False"},
-            id="applied",
+            None, SourceResult(observed="main@aa", applied="main@aa", inventory=ONE),
+            {"Ready": "True", "Reconciling": "False", "Stalled": "False"}, id="applied",
         ),
         pytest.param(
-            BEFORE,
-            SourceResult(observed="main@bb", problem=BROKEN),
-            {"Ready": "False", "Reconciling": "False", "Stalled": "True"},
-            id="broken",
+            BEFORE, SourceResult(observed="main@bb", problem=BROKEN),
+            {"Ready": "False", "Reconciling": "False", "Stalled": "True"}, id="broken",
         ),
         pytest.param(
-            BEFORE,
-            SourceResult(applied="main@aa", inventory=ONE, problem=AWAY),
-            {"Ready": "Unknown", "Reconciling": "True", "Stalled": "False"},
-            id="away",
+            BEFORE, SourceResult(applied="main@aa", inventory=ONE, problem=AWAY),
+            {"Ready": "Unknown", "Reconciling": "True", "Stalled": "False"}, id="away",
         ),
         pytest.param(
-            None,
-            SourceResult(problem=AWAY),
-            {"Ready": "False", "Reconciling": "True", "Stalled": "False"},
+            None, SourceResult(problem=AWAY), {"Ready": "False", "Reconciling": "True", "Stalled": "False"},
             id="away-from-the-start",
         ),
         pytest.param(
-            BEFORE,
-            SourceResult(is_suspended=True),
-            {"Ready": "Unknown", "Reconciling": "False", "Stalled": "False"},
+            BEFORE, SourceResult(is_suspended=True), {"Ready": "Unknown", "Reconciling": "False", "Stalled": "False"},
             id="suspended",
         ),
     ],
-)
+)  # fmt: skip
 def test_conditions(
     old: GitSourceStatus | None, found: SourceResult, wanted: dict[str, str]
 ) -> None:
@@ -130,16 +120,10 @@ def pool(*, truth: ConditionStatus, observed: int = 1) -> NodePool:
     [
         pytest.param(None, ("nodepool/a does not exist",), id="missing"),
         pytest.param(pool(truth=ConditionStatus.TRUE), (), id="well"),
-        pytest.param(
-            pool(truth=ConditionStatus.FALSE), ("nodepool/a is not Ready: Why",), id="unwell"
-        ),
-        pytest.param(
-            pool(truth=ConditionStatus.TRUE, observed=0),
-            ("nodepool/a is not Ready yet",),
-            id="old-news",
-        ),
+        pytest.param(pool(truth=ConditionStatus.FALSE), ("nodepool/a is not Ready: Why",), id="unwell"),
+        pytest.param(pool(truth=ConditionStatus.TRUE, observed=0), ("nodepool/a is not Ready yet",), id="old-news"),
     ],
-)
+)  # fmt: skip
 def test_health(there: ApiObject | None, said: tuple[str, ...]) -> None:
     check = HealthCheck(kind="NodePool", name="a")
     assert source_status.failing_health_checks([check], {ObjectKey("NodePool", "a"): there}) == said
