@@ -42,57 +42,30 @@ def over(base: str, patch: str) -> object:
         pytest.param("a: [1, 2]", "a: [3]", {"a": [3]}, id="lists-of-values-are-replaced"),
         pytest.param("a: 1\nb: 2", "a: null", {"b": 2}, id="null-removes"),
         pytest.param(
-            "a: [{name: x, v: 1}, {name: y, v: 1}]",
-            "a: [{name: y, v: 2}, {name: z}]",
-            {"a": [{"name": "x", "v": 1}, {"name": "y", "v": 2}, {"name": "z"}]},
-            id="by-name",
+            "a: [{name: x, v: 1}, {name: y, v: 1}]", "a: [{name: y, v: 2}, {name: z}]",
+            {"a": [{"name": "x", "v": 1}, {"name": "y", "v": 2}, {"name": "z"}]}, id="by-name",
         ),
         pytest.param(
-            "a: [{deployment: x, weight: 1}]",
-            "a: [{deployment: x, weight: 2}]",
-            {"a": [{"deployment": "x", "weight": 2}]},
+            "a: [{deployment: x, weight: 1}]", "a: [{deployment: x, weight: 2}]", {"a": [{"deployment": "x", "weight": 2}]},
             id="by-deployment",
         ),
         pytest.param(
-            "a: [{key: x, effect: p}, {key: x, effect: q}]",
-            "a: [{key: x, effect: r}]",
-            {"a": [{"key": "x", "effect": "r"}]},
+            "a: [{key: x, effect: p}, {key: x, effect: q}]", "a: [{key: x, effect: r}]", {"a": [{"key": "x", "effect": "r"}]},
             id="what-does-not-tell-items-apart-replaces",
         ),
-        pytest.param(
-            "a: [{name: x}, {name: y}]",
-            "a: [{name: x, $patch: delete}]",
-            {"a": [{"name": "y"}]},
-            id="an-item-goes",
-        ),
-        pytest.param(
-            "a: [{name: x}]",
-            "a: [{$patch: replace}, {name: z}]",
-            {"a": [{"name": "z"}]},
-            id="a-list-is-replaced",
-        ),
-        pytest.param(
-            "a: {b: 1, c: 2}", "a: {$patch: replace, c: 3}", {"a": {"c": 3}}, id="replaced"
-        ),
+        pytest.param("a: [{name: x}, {name: y}]", "a: [{name: x, $patch: delete}]", {"a": [{"name": "y"}]}, id="an-item-goes"),
+        pytest.param("a: [{name: x}]", "a: [{$patch: replace}, {name: z}]", {"a": [{"name": "z"}]}, id="a-list-is-replaced"),
+        pytest.param("a: {b: 1, c: 2}", "a: {$patch: replace, c: 3}", {"a": {"c": 3}}, id="replaced"),
         pytest.param("a: {b: 1}\nd: 1", "a: {$patch: delete}", {"d": 1}, id="deleted"),
         pytest.param("a: 1", "$patch: delete", None, id="the-object-goes"),
+        pytest.param("a: 1", "b: null", ["1:1 b: null removes what the base does not have"], id="nothing-to-remove"),
         pytest.param(
-            "a: 1",
-            "b: null",
-            ["1:1 b: null removes what the base does not have"],
-            id="nothing-to-remove",
+            "a: [{name: x}]", "a: [{name: y, $patch: delete}]",
+            ["1:5 a[0]: $patch: delete of name y, which the base does not have"], id="no-such-item",
         ),
-        pytest.param(
-            "a: [{name: x}]",
-            "a: [{name: y, $patch: delete}]",
-            ["1:5 a[0]: $patch: delete of name y, which the base does not have"],
-            id="no-such-item",
-        ),
-        pytest.param(
-            "a: {b: 1}", "a: {$patch: merge}", ["1:5 a.$patch: unknown directive merge"], id="word"
-        ),
+        pytest.param("a: {b: 1}", "a: {$patch: merge}", ["1:5 a.$patch: unknown directive merge"], id="word"),
     ],
-)
+)  # fmt: skip
 def test_a_patch_is_merged_into_its_base(base: str, patch: str, wanted: object) -> None:
     found = over(base, patch)
     if isinstance(wanted, list):
@@ -205,45 +178,36 @@ def test_an_object_of_two_bases_is_reported_at_the_overlay(tmp_path: Path) -> No
     ("overlay", "said"),
     [
         pytest.param(
-            HEAD + "kind: Overlay\n",
-            "1:1: Overlay: base: is required but not given. Write: base: [../../base]",
-            id="no-base",
+            HEAD + "kind: Overlay\n", "1:1: Overlay: base: is required but not given. Write: base: [../../base]", id="no-base",
         ),
         pytest.param(
-            OVERLAY.replace("base: [../base]", "bases: [../base]"),
-            "3:1: Overlay: bases: unknown field. Did you mean base?",
+            OVERLAY.replace("base: [../base]", "bases: [../base]"), "3:1: Overlay: bases: unknown field. Did you mean base?",
             id="typo",
         ),
         pytest.param(
             OVERLAY + "patches: [{path: x.yaml}]\n",
-            "4:1: Overlay: patches: unknown field. Remove it: every manifest of the folder that is not in "
-            "resources is a patch",
+            "4:1: Overlay: patches: unknown field. Remove it: every manifest of the folder that is not in resources is a patch",
             id="kustomize",
         ),
         pytest.param(
             OVERLAY + "resources: [no.yaml]\n",
-            "4:13: Overlay: resources[0]: no.yaml has no manifest of the folder. "
-            "Name files of this folder; other folders belong into base",
+            "4:13: Overlay: resources[0]: no.yaml has no manifest of the folder. Name files of this folder; other folders belong into base",
             id="no-resource",
         ),
         pytest.param(
-            OVERLAY.replace("../base]", "../bass]"),
-            "3:8: Overlay: base[0]: {root}/bass does not exist",
-            id="no-folder",
+            OVERLAY.replace("../base]", "../bass]"), "3:8: Overlay: base[0]: {root}/bass does not exist", id="no-folder",
         ),
         pytest.param(
-            OVERLAY.replace("../base]", ".]"),
-            "3:1: Overlay: base: is circular: {root}/site -> {root}/site. Break the circle",
+            OVERLAY.replace("../base]", ".]"), "3:1: Overlay: base: is circular: {root}/site -> {root}/site. Break the circle",
             id="circle",
         ),
         pytest.param(
             OVERLAY.replace("../base]", "/etc]"),
-            '3:8: Overlay: base[0]: expected a folder relative to this one, got "/etc". '
-            "Write: base: [../../base]",
+            '3:8: Overlay: base[0]: expected a folder relative to this one, got "/etc". ' "Write: base: [../../base]",
             id="absolute",
         ),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_overlay_is_reported(tmp_path: Path, overlay: str, said: str) -> None:
     write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=overlay)
     wanted = f"{tmp_path}/site/overlay.yaml:{said.format(root=tmp_path)}"
@@ -267,39 +231,27 @@ LISTED = OVERLAY + "resources: [new.yaml]\n"
     ("overlay", "file", "text", "told"),
     [
         pytest.param(
-            OVERLAY,
-            "p.yaml",
-            CHAT.replace("chat", "chatt").replace("{model: {path: m}}", "{replicas: 2}"),
-            "no base has ModelDeployment/chatt, so there is nothing to patch. Did you mean chat? "
-            "A new object needs spec.model",
+            OVERLAY, "p.yaml", CHAT.replace("chat", "chatt").replace("{model: {path: m}}", "{replicas: 2}"),
+            "no base has ModelDeployment/chatt, so there is nothing to patch. Did you mean chat? A new object needs spec.model",
             id="incomplete",
         ),
         pytest.param(
-            OVERLAY,
-            "p.yaml",
-            CHAT.replace("chat", "chta"),
-            "no base has ModelDeployment/chta, so there is nothing to patch. Did you mean chat? "
-            "If it is a new object, write in the overlay: resources: [p.yaml]",
+            OVERLAY, "p.yaml", CHAT.replace("chat", "chta"),
+            "no base has ModelDeployment/chta, so there is nothing to patch. Did you mean chat? If it is a new object, write in the overlay: resources: [p.yaml]",
             id="complete",
         ),
         pytest.param(
-            LISTED,
-            "p.yaml",
-            CHAT.replace("chat", "coder"),
-            "no base has ModelDeployment/coder, so there is nothing to patch. The bases have: chat. "
-            "If it is a new object, write in the overlay: resources: [p.yaml]",
+            LISTED, "p.yaml", CHAT.replace("chat", "coder"),
+            "no base has ModelDeployment/coder, so there is nothing to patch. The bases have: chat. If it is a new object, write in the overlay: resources: [p.yaml]",
             id="not-listed",
         ),
         pytest.param(
-            LISTED,
-            "new.yaml",
-            CHAT,
-            "is new by the overlay's resources, but {root}/base/chat.yaml has it, too. "
-            "Remove the file from resources to patch the object",
+            LISTED, "new.yaml", CHAT,
+            "is new by the overlay's resources, but {root}/base/chat.yaml has it, too. Remove the file from resources to patch the object",
             id="not-new",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_patch_is_told_from_a_new_object(
     tmp_path: Path, overlay: str, file: str, text: str, told: str
 ) -> None:
