@@ -1,53 +1,32 @@
 """Events about deployments: when replicas become ready and stop being so, and when a deployment is gone."""
 
-from collections.abc import Sequence
-
 from reconciler.deployments.actions import RemoveDeployment
 from reconciler.deployments.events import DeploymentEvents
 from reconciler.deployments.observe import ReplicaView
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from schemas.event import Event
-from schemas.meta import Condition, ConditionStatus
 from schemas.replica import FetchStatus, ReplicaStatus
 from store import objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
 from tests.support.clock import FakeClock
-from tests.support.world import deployment, observed, replica
+from tests.support.reconciler_world import replica_events
+from tests.support.world import condition, deployment, observed, replica
 
-SERVING = ReplicaStatus(
-    conditions=(Condition(type="Ready", status=ConditionStatus.TRUE, reason="Serving"),)
-)
-LOADING = ReplicaStatus(
-    conditions=(
-        Condition(type="Ready", status=ConditionStatus.FALSE, reason="Loading", message="it loads"),
-    )
-)
+SERVING = ReplicaStatus(conditions=(condition("Ready", "Serving"),))
+LOADING = ReplicaStatus(conditions=(condition("Ready", "Loading", "it loads", holds=False),))
 
 
 async def recorded(
-    statuses: Sequence[ReplicaStatus], view: ReplicaView
+    *statuses: ReplicaStatus, view: ReplicaView | None = None
 ) -> list[tuple[str, str, str]]:
     """Return type, reason and message of the events of a replica with these statuses in turn."""
-    clock = FakeClock()
-    transport = MemoryTransport(clock)
-    events = DeploymentEvents(
-        Lister(make_caches(transport, clock)),
-        EventRecorder(transport, clock, source="reconciler"),
-    )
-    deployment_view, old = observed(deployment(), (view,)), None
-    for new in statuses:
-        await events.record_replica_status(view, deployment_view, old, new)
-        old = new
-    return [
-        (event.spec.type, event.spec.reason, event.spec.message)
-        for event in await objects.list_all(transport, Event)
-    ]
+    return [(e.type, e.reason, e.message) for e in await replica_events(statuses, view)]
 
 
 async def test_a_replica_that_becomes_ready_is_an_event_once() -> None:
-    found = await recorded([LOADING, LOADING, SERVING, SERVING], replica(0))
+    found = await recorded(LOADING, LOADING, SERVING, SERVING)
     assert found == [("Normal", "ReplicaReady", "qwen-0 on a serves")]
 
 
@@ -59,39 +38,32 @@ def fetching(reason: str, message: str = "", *, present_bytes: int = 0) -> Repli
         total_bytes=4 << 30,
         source="hub.example",
     )
-    truth = ConditionStatus.TRUE if reason == "Present" else ConditionStatus.FALSE
-    condition = Condition(type="ModelPresent", status=truth, reason=reason, message=message)
+    present = condition("ModelPresent", reason, message, holds=reason == "Present")
     is_running = reason in ("Downloading", "Verifying")
-    return ReplicaStatus(conditions=(condition,), fetches=(running,) if is_running else ())
+    return ReplicaStatus(conditions=(present,), fetches=(running,) if is_running else ())
 
 
 async def test_a_fetch_that_begins_and_ends_is_an_event_and_its_steps_are_none() -> None:
-    found = await recorded(
-        [
-            fetching("Downloading"),
-            fetching("Downloading", present_bytes=1 << 30),
-            fetching("Verifying"),
-            fetching("Present", "4.0 GiB in 3m, 4.0 GiB of it from hub.example"),
-        ],
-        replica(0),
+    took = "4.0 GiB in 3m, 4.0 GiB of it from hub.example"
+    events = await recorded(
+        fetching("Downloading"),
+        fetching("Downloading", present_bytes=1 << 30),
+        fetching("Verifying"),
+        fetching("Present", took),
     )
-    assert sorted(found) == [
+    assert sorted(events) == [
         ("Normal", "Downloading", "qwen-0: a fetches 4.0 GiB from hub.example"),
-        (
-            "Normal",
-            "ModelFetched",
-            "a has the model of qwen-0: 4.0 GiB in 3m, 4.0 GiB of it from hub.example",
-        ),
+        ("Normal", "ModelFetched", f"a has the model of qwen-0: {took}"),
     ]
 
 
 async def test_a_replica_that_stops_serving_is_a_warning() -> None:
-    found = await recorded([SERVING, LOADING], replica(0))
+    found = await recorded(SERVING, LOADING)
     assert ("Warning", "ReplicaNotReady", "qwen-0 on a: Loading: it loads") in found
 
 
 async def test_a_replica_that_ends_on_purpose_is_none() -> None:
-    assert await recorded([LOADING, LOADING], replica(0, is_deleting=True)) == []
+    assert await recorded(LOADING, LOADING, view=replica(0, is_deleting=True)) == []
 
 
 async def test_a_deleted_deployment_is_an_event() -> None:

@@ -8,47 +8,27 @@ from reconciler.deployments.forecast import ForecastKind, ForecastStep, forecast
 from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.placer import Assignment, PendingAssignment, PreemptingAssignment
 from reconciler.deployments.rollout.revisions import template_hash
-from reconciler.placement.inputs import Allocation, NodeView
+from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment, Revision
 from schemas.node import Taint
-from schemas.replica import MemoryProof
 from schemas.rollout import Rollout
-from tests.support.world import GIB, OLD, deployment, node, observed, replica, revision
+from tests.support.reconciler_world import housing
+from tests.support.world import (
+    GIB,
+    OLD,
+    deployment,
+    node,
+    observed,
+    proof,
+    replica,
+    revision,
+    with_spec,
+)
 
-THREE = MemoryProof(weights_bytes=3 * GIB, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+THREE = proof(3)
 WANTED = deployment(memory="3Gi")
-
-
-def housing(*nodes: NodeView, replicas: tuple[ReplicaView, ...], priority: int = 0) -> NodeTable:
-    """Return the nodes with the replicas on them, all of 3 GiB."""
-
-    def allocations(name: str) -> tuple[Allocation, ...]:
-        return tuple(
-            Allocation(
-                replica=view.name,
-                deployment=view.replica.spec.deployment,
-                bytes=3 * GIB,
-                priority=priority,
-            )
-            for view in replicas
-            if view.node == name
-        )
-
-    return NodeTable(
-        [
-            replace(
-                view,
-                allocations=allocations(view.name),
-                used_bytes=3 * GIB * len(allocations(view.name)),
-                replicas={
-                    t.deployment: len(allocations(view.name)) for t in allocations(view.name)
-                },
-            )
-            for view in nodes
-        ]
-    )
 
 
 def shown(steps: tuple[ForecastStep, ...]) -> list[str]:
@@ -84,7 +64,7 @@ def seen_of(
 def steps_of(
     wanted: ModelDeployment, replicas: tuple[ReplicaView, ...], *nodes: NodeView
 ) -> list[str]:
-    table = housing(*nodes, replicas=replicas)
+    table = housing(nodes, replicas)
     return shown(forecast([seen_of(wanted, replicas, table)], table))
 
 
@@ -94,11 +74,10 @@ NOW_1 = replica(1, of=WANTED, on="b", memory=THREE)
 
 
 def wanting(replicas: int, **spec: object) -> ModelDeployment:
-    changed = WANTED.spec.model_copy(update={"replicas": replicas, **spec})
-    return WANTED.model_copy(update={"spec": changed})
+    return with_spec(WANTED, replicas=replicas, **spec)
 
 
-TAINTED = replace(node("a"), taints=(Taint(key="k", effect="NoExecute"),))
+TAINTED = node("a", taints=(Taint(key="k", effect="NoExecute"),))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +132,7 @@ def test_the_higher_priority_places_first_and_preempts() -> None:
         replica(0, of=low, on="a", memory=THREE),
         replica(1, of=low, on="b", memory=THREE),
     )
-    table = housing(node("a", memory_gib=4), node("b", memory_gib=4), replicas=there)
+    table = housing([node(name, memory_gib=4) for name in "ab"], there)
     high = deployment(name="high", memory="3Gi", priority=5)
     mid = deployment(name="mid", memory="3Gi", priority=1, replicas=2)
     steps = forecast(
@@ -171,7 +150,7 @@ def test_the_higher_priority_places_first_and_preempts() -> None:
 
 def test_ending_replicas_make_room_for_waiting_ones() -> None:
     there = (replica(0, of=WANTED, on="a", memory=THREE),)
-    table = housing(node("a", memory_gib=4), replicas=there, priority=1)
+    table = housing([node("a", memory_gib=4)], there, priority=1)
     gone = seen_of(wanting(0, priority=1), there, table)
     after = forecast([gone, seen_of(deployment(name="next", memory="3Gi"), (), table)], table)
     assert shown(after) == ["qwen-0 Ends a>", "next-0 New >a waits"]
@@ -180,7 +159,7 @@ def test_ending_replicas_make_room_for_waiting_ones() -> None:
 def test_a_paused_rollout_makes_more_of_the_old_version() -> None:
     before = deployment(memory="2Gi")
     there = (replica(0, of=before, on="a", memory=THREE),)
-    table = housing(node("a"), replicas=there)
+    table = housing([node("a")], there)
     paused = wanting(2, rollout=Rollout(paused=True))
     view = seen_of(paused, there, table, revisions=(revision(before), revision(paused, 2)))
     view = replace(view, stable_template=template_hash(before))

@@ -1,6 +1,7 @@
 """Preloads: which nodes fetch a model before they get a replica, in which order, and what a rollout fetches first."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,10 +24,9 @@ from schemas.deployment import (
     Preload,
 )
 from schemas.node import ModelReport
-from schemas.placement import Placement
 from schemas.rollout import Rollout
 from tests.support.reconciler_world import planned
-from tests.support.world import GEOMETRY, GIB, NOW, deployment, node, observed, replica
+from tests.support.world import GEOMETRY, GIB, NOW, deployment, node, observed, replica, with_spec
 
 OLD, NEW = (
     ModelSource(hub=HubReference(repo="mlx-community/qwen", revision=commit * 20))
@@ -37,7 +37,7 @@ assert OLD.hub is not None
 
 
 def mac(
-    name: str, *, new_gib: float = 4, old_gib: float = 0, problem: str = "", **fields: object
+    name: str, *, new_gib: float = 4, old_gib: float = 0, problem: str = "", **fields: Any
 ) -> NodeView:
     """Return a node that lacks so many bytes of the new and the old commit."""
     reports = {
@@ -49,25 +49,18 @@ def mac(
         )
         for source, gib in ((NEW, new_gib), (OLD, old_gib))
     }
-    return replace(node(name), models=reports, **fields)  # type: ignore[arg-type]  # by test
+    return node(name, models=reports, **fields)
 
 
 def wanting(
     nodes: int | str = "100%",
     *,
-    replicas: int = 0,
     pools: tuple[str, ...] = (),
-    rollout: Rollout | None = None,
     has_preload: bool = True,
-    placement: Placement | None = None,
-    is_deleting: bool = False,
+    **fields: Any,
 ) -> ModelDeployment:
-    model_deployment = deployment(
-        replicas=replicas, rollout=rollout, placement=placement, is_deleting=is_deleting
-    )
     preload = Preload(nodes=nodes, pools=pools) if has_preload else None
-    spec = model_deployment.spec.model_copy(update={"model": NEW, "preload": preload})
-    return model_deployment.model_copy(update={"spec": spec})
+    return deployment(**{"replicas": 0, "model": NEW, "preload": preload, **fields})
 
 
 def view(
@@ -76,10 +69,6 @@ def view(
     assert NEW.hub is not None
     views = tuple(PreloadView(node=name, source=NEW.hub, version=9) for name in preloads)
     return replace(observed(wanted, (), nodes), preloads=views)
-
-
-def steps(seen: DeploymentView) -> list[str]:
-    return planned(seen)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +111,7 @@ def steps(seen: DeploymentView) -> list[str]:
     ],
 )  # fmt: skip
 def test_preloads(seen: DeploymentView, wanted: list[str]) -> None:
-    assert steps(seen) == wanted
+    assert planned(seen) == wanted
 
 
 def test_a_new_commit_replaces_the_old_one_step_by_step() -> None:
@@ -203,25 +192,24 @@ def rolling(*nodes: NodeView, preloads: tuple[str, ...] = ()) -> DeploymentView:
     wanted = wanting(
         replicas=len(nodes), rollout=Rollout(max_surge=0, max_unavailable=0), has_preload=False
     )
-    spec = wanted.spec.model_copy(update={"model": OLD})
-    before = wanted.model_copy(update={"spec": spec})
-    olds = tuple(replica(at, on=one.name, of=before) for at, one in enumerate(nodes))
+    before = with_spec(wanted, model=OLD)
+    olds = tuple(replica(at, on=view.name, of=before) for at, view in enumerate(nodes))
     return replace(view(wanted, *nodes, preloads=preloads), replicas=olds)
 
 
 def test_a_replica_in_place_serves_until_its_node_has_the_new_files() -> None:
-    assert steps(rolling(mac("a"))) == ["p@a"]
+    assert planned(rolling(mac("a"))) == ["p@a"]
     fetching = rolling(mac("a", new_gib=1), preloads=("a",))
-    assert steps(fetching) == []
+    assert planned(fetching) == []
     assert fetching.deployment is not None
     progress = compute_progress(fetching, None, canary=CanaryProgress(), old=None, now=NOW)
     assert "the old replica serves while a fetches the new version" in progress.condition.message
     done = rolling(mac("a", new_gib=0), preloads=("a",))
-    assert steps(done) == ["-qwen-0 OutdatedInPlace", "xp@a"]
+    assert planned(done) == ["-qwen-0 OutdatedInPlace", "xp@a"]
 
 
 def test_in_place_the_node_with_the_fewest_bytes_comes_first() -> None:
-    assert steps(rolling(mac("a"), mac("b", new_gib=1))) == ["p@b"]
-    assert steps(rolling(mac("a"), mac("b", new_gib=0))) == ["-qwen-1 OutdatedInPlace"]
+    assert planned(rolling(mac("a"), mac("b", new_gib=1))) == ["p@b"]
+    assert planned(rolling(mac("a"), mac("b", new_gib=0))) == ["-qwen-1 OutdatedInPlace"]
     failing = mac("b", new_gib=1, problem="NoSpace: full")
-    assert steps(rolling(mac("a"), failing, preloads=("b",))) == ["xp@b", "p@a"]
+    assert planned(rolling(mac("a"), failing, preloads=("b",))) == ["xp@b", "p@a"]

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +14,12 @@ from reconciler.deployments.actions import (
 )
 from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.plan import plan
-from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
+from reconciler.placement.inputs import NodeView, Rival, request_for
 from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment
-from schemas.node import Taint
-from schemas.placement import Placement, Toleration
 from schemas.replica import RankAssignment
-from tests.support.world import GIB, NOW, deployment, node, observed, replica, revision
+from tests.support.reconciler_world import housing
+from tests.support.world import GIB, NOW, deployment, node, observed, replica, with_metadata
 
 
 @dataclass
@@ -39,45 +37,20 @@ class World:
             r.replica.spec.deployment for r in self.replicas.values() if not r.is_deleting
         )
         rivals = [
-            Rival(
-                request=request_for(model_deployment),
-                missing=model_deployment.spec.replicas - there[model_deployment.name],
-            )
-            for model_deployment in sorted(
-                self.deployments.values(), key=lambda d: (-d.spec.priority, d.name)
-            )
-            if model_deployment.spec.priority > me.spec.priority
-            and model_deployment.spec.replicas > there[model_deployment.name]
+            Rival(request=request_for(other), missing=other.spec.replicas - there[other.name])
+            for other in sorted(self.deployments.values(), key=lambda d: (-d.spec.priority, d.name))
+            if other.spec.priority > me.spec.priority and other.spec.replicas > there[other.name]
         ]
         mine = [r for r in self.replicas.values() if r.replica.spec.deployment == name]
-        return DeploymentView(
-            name=name,
-            deployment=me,
-            replicas=tuple(mine),
-            table=NodeTable(tuple(map(self.seen, self.nodes.values()))),
-            rivals=tuple(rivals),
-            revisions=(revision(me),),
-        )
+        table = NodeTable(tuple(map(self.seen, self.nodes.values())))
+        view = observed(me, tuple(mine))
+        return replace(view, name=name, table=table, rivals=tuple(rivals))
 
     def seen(self, bare: NodeView) -> NodeView:
-        there = [
-            Allocation(
-                replica=r.name,
-                deployment=r.replica.spec.deployment,
-                bytes=r.replica.spec.ranks[0].memory.total_bytes,
-                priority=self.deployments[r.replica.spec.deployment].spec.priority,
-                version=r.version,
-                is_ending=r.is_deleting,
-            )
-            for r in self.replicas.values()
-            if r.node == bare.name
-        ]
-        return replace(
-            bare,
-            used_bytes=sum(allocation.bytes for allocation in there),
-            allocations=tuple(there),
-            replicas=dict(Counter(allocation.deployment for allocation in there)),
-        )
+        (view,) = housing([bare], tuple(self.replicas.values())).nodes
+        priorities = {name: owner.spec.priority for name, owner in self.deployments.items()}
+        there = [a._replace(priority=priorities[a.deployment]) for a in view.allocations]
+        return replace(view, allocations=tuple(there))
 
     def reconcile(self, name: str) -> int:
         """Plan for one deployment and do it; return how many actions there were."""
@@ -101,8 +74,7 @@ class World:
 
     def mark(self, name: str) -> None:
         there = self.replicas[name]
-        metadata = there.replica.metadata.model_copy(update={"deletion_timestamp": NOW})
-        marked = there.replica.model_copy(update={"metadata": metadata})
+        marked = with_metadata(there.replica, deletion_timestamp=NOW)
         self.replicas[name] = replace(there, replica=marked, is_ready=False, is_stopped=False)
 
     def agents_act(self) -> None:
@@ -127,7 +99,7 @@ class World:
 def world(nodes: dict[str, float], *deployments: ModelDeployment) -> World:
     return World(
         nodes={name: node(name, memory_gib=gib) for name, gib in nodes.items()},
-        deployments={model_deployment.name: model_deployment for model_deployment in deployments},
+        deployments={owner.name: owner for owner in deployments},
     )
 
 
@@ -179,24 +151,6 @@ def test_a_lower_priority_leaves_room_for_a_higher_one() -> None:
     assert on(fleet) == {"high-0": "a"}
 
 
-@pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule"])
-def test_these_taints_do_not_move_replicas(effect: str) -> None:
-    taint = Taint.model_validate({"key": "owner", "effect": effect})
-    view = observed(deployment(), (replica(0),), (replace(node("a"), taints=(taint,)),))
-    assert plan(view).actions == ()
-
-
-def test_no_execute_moves_running_replicas() -> None:
-    taint = Taint(key="owner", effect="NoExecute")
-    nodes = (replace(node("a"), taints=(taint,)), node("b"))
-    action, _ = plan(observed(deployment(), (replica(0),), nodes)).actions
-    assert isinstance(action, DeleteReplica)
-    assert (action.name, action.because) == ("qwen-0", "Evicted")
-    tolerant = deployment(placement=Placement(tolerations=(Toleration(operator="Exists"),)))
-    stays = observed(tolerant, (replica(0, of=tolerant),), nodes)
-    assert plan(stays).actions == ()
-
-
 sizes = st.sampled_from(["1Gi", "2Gi", "3Gi", "5Gi"])
 worlds = st.builds(
     lambda nodes, wanted: world(nodes, *wanted),
@@ -222,10 +176,7 @@ def test_plans_converge_in_any_order_without_oscillation(fleet: World, dice: obj
     fleet.settle(order)
     assert all(plan(fleet.look(name)).actions == () for name in order)
     # No replica was preempted by an equal, and none is unplaced that a preemption would help.
-    priorities = {
-        model_deployment.name: model_deployment.spec.priority
-        for model_deployment in fleet.deployments.values()
-    }
+    priorities = {name: owner.spec.priority for name, owner in fleet.deployments.items()}
     for victim, by in fleet.preempted:
         assert priorities[victim.rpartition("-")[0]] < priorities[by]
     # No replica is displaced more often than there are priorities above its own.

@@ -7,16 +7,15 @@ from machinery.clock import SystemClock
 from reconciler.deployments import snapshot
 from reconciler.deployments.placer import PreemptingAssignment
 from schemas.deployment import ModelDeployment
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.meta import ObjectMeta
 from schemas.node import ModelReport, Node, NodeLifeStatus, NodeSpec
-from schemas.replica import RankAssignment
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_world import BIG, sharded
-from tests.support.world import GIB, PROOF, deployment, replica
+from tests.support.world import condition, deployment, proof, replica
 
 CLOCK = SystemClock()
 
@@ -27,10 +26,8 @@ def node(name: str, *, is_cordoned: bool = False) -> Node:
 
 async def store_of(*deployments: ModelDeployment) -> MemoryTransport:
     transport = MemoryTransport(CLOCK)
-    puts = [
-        codec.put_spec(api_object)
-        for api_object in (*deployments, node("a"), node("b", is_cordoned=True))
-    ]
+    objects = (*deployments, node("a"), node("b", is_cordoned=True))
+    puts = [codec.put_spec(obj) for obj in objects]
     await transport.commit([], [*puts, put_node("a"), put_node("b"), put_lease("a")])
     return transport
 
@@ -41,50 +38,42 @@ async def test_a_snapshot_reads_the_store_and_writes_nothing() -> None:
     there = replica(0, of=low, on="a").replica
     await transport.commit([], [codec.put_spec(there)])
     before = (await transport.status()).revision
-    fleet_snapshot = await snapshot.take(transport, CLOCK)
-    assert [model_deployment.name for model_deployment in fleet_snapshot.deployments()] == ["low"]
-    table = fleet_snapshot.table()
+    fleet = await snapshot.take(transport, CLOCK)
+    assert [model_deployment.name for model_deployment in fleet.deployments()] == ["low"]
+    table = fleet.table()
     assert {view.name: (view.is_ready, view.is_cordoned) for view in table.nodes} == {
         "a": (True, False),
         "b": (False, True),
     }
-    outlook = fleet_snapshot.outlook("low", table)
+    outlook = fleet.outlook("low", table)
     assert [view.name for view in outlook.observed.replicas] == ["low-0"]
-    assert [(explanation.node, explanation.fits) for explanation in outlook.nodes] == [
+    assert [(n.node, n.fits) for n in outlook.nodes] == [
         ("a", True),
         ("b", False),
     ]
     assert outlook.line == "1/2 nodes fit: 1 NotReady"
-    assert fleet_snapshot.unreadable() == []
+    assert fleet.unreadable() == []
     assert (await transport.status()).revision == before
 
 
 async def test_supposed_objects_count_as_written() -> None:
-    fleet_snapshot = await snapshot.take(await store_of(), CLOCK)
-    assert fleet_snapshot.table().nodes[0].is_cordoned is False
-    fleet_snapshot.suppose([node("a", is_cordoned=True), deployment(name="new")])
-    assert fleet_snapshot.table().nodes[0].is_cordoned is True
-    assert (
-        fleet_snapshot.outlook("new", fleet_snapshot.table()).line
-        == "0/2 nodes fit: 1 cordoned, 1 NotReady"
-    )
-    fleet_snapshot.suppose([node("a")])
-    assert fleet_snapshot.outlook("new", fleet_snapshot.table()).nodes[0].fits
+    fleet = await snapshot.take(await store_of(), CLOCK)
+    assert fleet.table().nodes[0].is_cordoned is False
+    fleet.suppose([node("a", is_cordoned=True), deployment(name="new")])
+    assert fleet.table().nodes[0].is_cordoned is True
+    assert fleet.outlook("new", fleet.table()).line == "0/2 nodes fit: 1 cordoned, 1 NotReady"
+    fleet.suppose([node("a")])
+    assert fleet.outlook("new", fleet.table()).nodes[0].fits
 
 
 async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> None:
-    high, mid = (
-        deployment(name="high", priority=9, memory="3Gi"),
-        deployment(name="mid", priority=5),
-    )
-    low = deployment(name="low")
+    high = deployment(name="high", priority=9, memory="3Gi")
+    mid, low = deployment(name="mid", priority=5), deployment(name="low")
     transport = await store_of(high, mid, low)
-    memory = PROOF.model_copy(update={"override_bytes": 4 * GIB})
-    there = replica(0, of=low, on="a").replica
-    spec = there.spec.model_copy(update={"ranks": (RankAssignment(node="a", memory=memory),)})
-    await transport.commit([], [codec.put_spec(there.model_copy(update={"spec": spec}))])
-    fleet_snapshot = await snapshot.take(transport, CLOCK)
-    outlook = fleet_snapshot.outlook("mid", fleet_snapshot.table())
+    there = replica(0, of=low, on="a", memory=proof(4)).replica
+    await transport.commit([], [codec.put_spec(there)])
+    fleet = await snapshot.take(transport, CLOCK)
+    outlook = fleet.outlook("mid", fleet.table())
     assert isinstance(outlook.outcome, PreemptingAssignment)
     assert outlook.line == (
         "0/2 nodes fit: 1 short of memory (need 2.8 GiB, best has 1.0), 1 NotReady; preempts low-0 on "
@@ -94,16 +83,11 @@ async def test_higher_priorities_place_before_and_lower_ones_are_preempted() -> 
 
 async def test_a_node_that_comes_and_goes_is_held_back_here_too() -> None:
     transport = await store_of(deployment(name="one"))
-    flapping = Condition(
-        type="Flapping",
-        status=ConditionStatus.TRUE,
-        reason="CameBackTooOften",
-        message="it came back",
-    )
+    flapping = condition("Flapping", "CameBackTooOften", "it came back")
     value = codec.encode(NodeLifeStatus(conditions=(flapping,)))
     await transport.commit([], [Put(key=keys.node_life_key("a"), value=value)])
-    fleet_snapshot = await snapshot.take(transport, CLOCK)
-    assert fleet_snapshot.outlook("one", fleet_snapshot.table()).line == (
+    fleet = await snapshot.take(transport, CLOCK)
+    assert fleet.outlook("one", fleet.table()).line == (
         "0/2 nodes fit: 1 held back (it came back), 1 NotReady"
     )
 
@@ -112,9 +96,9 @@ async def test_undecodable_keys_are_named() -> None:
     transport = await store_of()
     key = keys.spec_key("ModelDeployment", "broken")
     await transport.commit([], [Put(key=key, value=b"{}")])
-    fleet_snapshot = await snapshot.take(transport, CLOCK)
-    assert fleet_snapshot.unreadable() == [key]
-    assert replace(fleet_snapshot, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
+    fleet = await snapshot.take(transport, CLOCK)
+    assert fleet.unreadable() == [key]
+    assert replace(fleet, now=datetime(2026, 1, 1, tzinfo=UTC)).deployments() == []
 
 
 async def test_a_group_explains_the_rank_of_each_node() -> None:
@@ -130,9 +114,9 @@ async def test_a_group_explains_the_rank_of_each_node() -> None:
         status = made.model_copy(update={"models": reports, "address": f"169.254.0.{ord(name)}"})
         puts += [put_node(name, status), put_lease(name)]
     await transport.commit([], puts)
-    fleet_snapshot = await snapshot.take(transport, CLOCK)
-    outlook = fleet_snapshot.outlook("qwen", fleet_snapshot.table())
-    assert [(explanation.node, explanation.fits) for explanation in outlook.nodes] == [
+    fleet = await snapshot.take(transport, CLOCK)
+    outlook = fleet.outlook("qwen", fleet.table())
+    assert [(n.node, n.fits) for n in outlook.nodes] == [
         ("b", True),
         ("a", True),
         ("c", False),
@@ -140,8 +124,8 @@ async def test_a_group_explains_the_rank_of_each_node() -> None:
     assert outlook.line == "2/3 nodes fit: 1 no members of the ShardGroup"
     assert all(explanation.memory is not None for explanation in outlook.nodes if explanation.fits)
     await transport.commit([], [Delete(key=keys.node_lease_key("a"))])
-    fleet_snapshot = await snapshot.take(transport, CLOCK)
-    outlook = fleet_snapshot.outlook("qwen", fleet_snapshot.table())
+    fleet = await snapshot.take(transport, CLOCK)
+    outlook = fleet.outlook("qwen", fleet.table())
     assert outlook.line == "ShardGroup pair: 1/2 members fit, 2 are needed at once: 1 NotReady"
     refused = {
         explanation.node: explanation.refusal.reason

@@ -7,8 +7,7 @@ import pytest
 
 from reconciler.deployments import status
 from reconciler.deployments.autoscaling.autoscaler import ScalingDecision
-from reconciler.deployments.observe import DeploymentView
-from reconciler.deployments.placer import place_replica
+from reconciler.deployments.observe import DeploymentView, ReplicaView
 from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.status import replica_status
 from reconciler.placement.inputs import request_for
@@ -23,34 +22,26 @@ from schemas.meta import (
     stamp_conditions,
 )
 from schemas.replica import FetchStatus, RankStatus
-from tests.support.reconciler_world import on
-from tests.support.world import NOW, deployment, node, observed, replica
+from tests.support.reconciler_world import on, unplaced
+from tests.support.world import (
+    NOW,
+    condition,
+    condition_of,
+    deployment,
+    node,
+    observed,
+    replica,
+    with_spec,
+)
 
 LATER = NOW + timedelta(seconds=5)
-
-
-def get(found: Status, type_: str) -> Condition:
-    condition = find_condition(found.conditions, type_)
-    assert condition is not None
-    return condition
-
-
-def said(found: Status, type_: str) -> tuple[str, str, str]:
-    condition = get(found, type_)
-    return condition.status.value, condition.reason, condition.message
-
-
-def unschedulable() -> Unschedulable:
-    verdict = place_replica(request_for(deployment()), [node("small", memory_gib=1)])
-    assert isinstance(verdict, Unschedulable)
-    return verdict
+SMALL = unplaced(request_for(deployment()), node("small", memory_gib=1))
 
 
 def of_deployment(
-    *replicas: object, wanted: int = 2, why: Unschedulable | None = None
+    *replicas: ReplicaView, wanted: int = 2, why: Unschedulable | None = None
 ) -> ModelDeploymentStatus:
-    view = observed(deployment(replicas=wanted), replicas)  # type: ignore[arg-type]  # ReplicaViews
-    return whole(view, why)
+    return whole(observed(deployment(replicas=wanted), replicas), why)
 
 
 def whole(
@@ -65,12 +56,40 @@ def whole(
     return status.deployment_status(seen, why, moved, old=old, now=now)
 
 
-def test_all_is_well() -> None:
+TROUBLED = replace(replica(1, on="b", is_ready=False), problem="it ended")
+AVAILABLE = [
+    pytest.param(2, (replica(0), replica(1)), ("True", "AllReplicasReady", "2 of 2 replicas ready"), id="all-is-well"),
+    pytest.param(2, tuple(map(replica, range(3))), ("True", "AllReplicasReady", "2 of 2 replicas ready, 1 more is serving"), id="surge"),
+    pytest.param(2, tuple(map(replica, range(4))), ("True", "AllReplicasReady", "2 of 2 replicas ready, 2 more are serving"), id="surges"),
+    pytest.param(0, (), ("True", "ScaledToZero", "0 of 0 replicas ready"), id="scaled-to-zero"),
+    pytest.param(2, (replica(0), replica(1, is_ready=False)), ("False", "ReplicasStarting", "1 of 2 replicas ready"), id="starting"),
+    pytest.param(
+        2, (replica(0), TROUBLED), ("False", "ReplicaNotReady", "1 of 2 replicas ready; qwen-1 on b: it ended"), id="in-trouble",
+    ),
+    pytest.param(
+        1, (replace(replica(0), is_owned=False), replica(5)), ("True", "AllReplicasReady", "1 of 1 replicas ready"),
+        id="replicas-of-an-earlier-deployment-do-not-count",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "replicas", "expected"), AVAILABLE)
+def test_available(
+    wanted: int, replicas: tuple[ReplicaView, ...], expected: tuple[str, str, str]
+) -> None:
+    made = of_deployment(*replicas, wanted=wanted)
+    assert condition_of(made, "Available") == expected
+    owned = [view for view in replicas if view.is_owned]
+    assert (made.replicas, made.observed_generation) == (len(owned), 1)
+    assert made.ready_replicas == sum(view.is_ready for view in owned)
+
+
+def test_placed() -> None:
     made = of_deployment(replica(0), replica(1))
-    assert said(made, "Available") == ("True", "AllReplicasReady", "2 of 2 replicas ready")
-    assert said(made, "Placed") == ("True", "AllPlaced", "")
-    assert (made.replicas, made.ready_replicas, made.observed_generation) == (2, 2, 1)
+    assert condition_of(made, "Placed") == ("True", "AllPlaced", "")
     assert made.concurrency == replica(0).replica.spec.concurrency > 0
+    made = of_deployment(replica(0))
+    assert condition_of(made, "Placed") == ("False", "Placing", "1 of 2 replicas have a node")
 
 
 def test_the_replica_with_the_fewest_requests_tells_what_limits_them() -> None:
@@ -78,28 +97,10 @@ def test_the_replica_with_the_fewest_requests_tells_what_limits_them() -> None:
     spec = view.replica.spec
     memory = spec.ranks[0].memory.model_copy(update={"concurrency_limit": "GPUCores"})
     ranks = (spec.ranks[0].model_copy(update={"memory": memory}),)
-    fewer = spec.model_copy(update={"concurrency": spec.concurrency - 1, "ranks": ranks})
-    slow = replace(view, replica=view.replica.model_copy(update={"spec": fewer}))
+    fewer = with_spec(view.replica, concurrency=spec.concurrency - 1, ranks=ranks)
+    slow = replace(view, replica=fewer)
     made = of_deployment(replica(1), slow)
     assert (made.concurrency, made.concurrency_limit) == (spec.concurrency - 1, "GPUCores")
-
-
-@pytest.mark.parametrize(
-    ("count", "message"),
-    [
-        (3, "2 of 2 replicas ready, 1 more is serving"),
-        (4, "2 of 2 replicas ready, 2 more are serving"),
-    ],
-)
-def test_a_surge_is_not_counted_among_the_desired_replicas(count: int, message: str) -> None:
-    made = of_deployment(*(replica(number) for number in range(count)))
-    assert said(made, "Available") == ("True", "AllReplicasReady", message)
-    assert made.ready_replicas == count
-
-
-def test_scaled_to_zero_is_available() -> None:
-    made = of_deployment(wanted=0)
-    assert said(made, "Available") == ("True", "ScaledToZero", "0 of 0 replicas ready")
 
 
 def test_autoscaling_says_why() -> None:
@@ -110,7 +111,7 @@ def test_autoscaling_says_why() -> None:
         autoscaled_replicas=2,
     )
     made = whole(view)
-    assert said(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
+    assert condition_of(made, "Scaling") == ("True", "AtMaximum", "more would be of use")
     assert made.desired_replicas == 2
     unknown = status.scaling_condition(
         ScalingDecision(desired=2, reason="DemandUnknown", message="silent")
@@ -118,46 +119,22 @@ def test_autoscaling_says_why() -> None:
     assert unknown.status is ConditionStatus.UNKNOWN
 
 
-def test_starting() -> None:
-    made = of_deployment(replica(0), replica(1, is_ready=False))
-    assert said(made, "Available") == ("False", "ReplicasStarting", "1 of 2 replicas ready")
-
-
-def test_placing() -> None:
-    made = of_deployment(replica(0))
-    assert said(made, "Placed") == ("False", "Placing", "1 of 2 replicas have a node")
-
-
-def test_trouble_names_replica_node_and_words() -> None:
-    made = of_deployment(
-        replica(0), replace(replica(1, on="b", is_ready=False), problem="it ended")
-    )
-    assert said(made, "Available") == (
-        "False",
-        "ReplicaNotReady",
-        "1 of 2 replicas ready; qwen-1 on b: it ended",
-    )
-
-
 def test_unschedulable_says_why_per_node() -> None:
-    made = of_deployment(replica(0), why=unschedulable())
+    made = of_deployment(replica(0), why=SMALL)
     line = "0/1 nodes fit: 1 too small even when empty (need 2.8 GiB, the largest has 1.0)"
-    assert said(made, "Placed") == ("False", "Unschedulable", line)
-    assert said(made, "Available")[1:] == ("Unschedulable", f"1 of 2 replicas ready; {line}")
+    assert condition_of(made, "Placed") == ("False", "Unschedulable", line)
+    assert condition_of(made, "Available")[1:] == (
+        "Unschedulable",
+        f"1 of 2 replicas ready; {line}",
+    )
     assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]
 
 
 def test_twenty_refusals_are_enough() -> None:
-    verdict = place_replica(
-        request_for(deployment()), [node(f"n{i}", is_ready=False) for i in range(50)]
+    verdict = unplaced(
+        request_for(deployment()), *(node(f"n{i}", is_ready=False) for i in range(50))
     )
-    assert isinstance(verdict, Unschedulable)
     assert len(of_deployment(why=verdict).refusals) == 20
-
-
-def test_replicas_of_an_earlier_deployment_do_not_count() -> None:
-    made = of_deployment(replace(replica(0), is_owned=False), replica(5), wanted=1)
-    assert (made.replicas, made.ready_replicas) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +164,8 @@ def test_a_repeated_computation_changes_nothing() -> None:
 
 
 def rank(reason: str, *, holds: bool) -> RankStatus:
-    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-    condition = Condition(type="Ready", status=truth, reason=reason, message="words")
-    return RankStatus(replica_uid="uid-qwen-0", node="a", conditions=(condition,))
+    said = condition("Ready", reason, "words", holds=holds)
+    return RankStatus(replica_uid="uid-qwen-0", node="a", conditions=(said,))
 
 
 @pytest.mark.parametrize(
@@ -208,16 +184,16 @@ def test_replica(
 ) -> None:
     view = replica(0, is_ready=is_serving)
     made = replica_status(view, [found], old=None, now=NOW)
-    assert said(made, "Ready") == wanted
+    assert condition_of(made, "Ready") == wanted
 
 
 def test_the_last_report_of_an_agent_that_is_away_does_not_count() -> None:
     view = replace(replica(0, is_ready=False), away_nodes=frozenset({"a"}))
     made = replica_status(view, [rank("WarmingUp", holds=False)], old=None, now=NOW)
     away = "its agent on a is away; the engine may still serve"
-    assert said(made, "Ready") == ("False", "AgentAway", away)
+    assert condition_of(made, "Ready") == ("False", "AgentAway", away)
     never = replica_status(view, [None], old=None, now=NOW)
-    assert said(never, "Ready")[1] == "WaitingForAgent"
+    assert condition_of(never, "Ready")[1] == "WaitingForAgent"
 
 
 def test_a_replica_has_the_fetches_of_its_ranks_except_of_agents_that_are_away() -> None:
@@ -230,14 +206,9 @@ def test_a_replica_has_the_fetches_of_its_ranks_except_of_agents_that_are_away()
 
 
 def fetching(node: str, reason: str, *, holds: bool = False) -> RankStatus:
-    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-    ready = Condition(
-        type="Ready",
-        status=ConditionStatus.FALSE,
-        reason="WaitingForFiles" if holds else reason,
-        message=f"{reason} words",
-    )
-    present = ready.model_copy(update={"type": "ModelPresent", "status": truth, "reason": reason})
+    message = f"{reason} words"
+    ready = condition("Ready", "WaitingForFiles" if holds else reason, message, holds=False)
+    present = condition("ModelPresent", reason, message, holds=holds)
     return RankStatus(replica_uid="u", node=node, epoch=1, conditions=(ready, present))
 
 
@@ -275,11 +246,11 @@ def test_a_group_shows_the_rank_that_keeps_it_from_starting(
 ) -> None:
     view = replace(on("ab", awaits_files=True), is_ready=False)
     made = replica_status(view, reports, old=None, now=NOW)
-    assert said(made, "Ready") == ready
+    assert condition_of(made, "Ready") == ready
     if present is None:
         assert find_condition(made.conditions, "ModelPresent") is None
     else:
-        assert said(made, "ModelPresent") == present
+        assert condition_of(made, "ModelPresent") == present
 
 
 def test_the_priorities_of_the_macs_with_replicas_are_told_to_gateways() -> None:

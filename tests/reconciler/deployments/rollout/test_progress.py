@@ -11,7 +11,16 @@ from reconciler.placement.refusals import RefusalCount, Unschedulable
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ENDED_BECAUSE, find_condition
 from schemas.rollout import Canary, CanaryStep, Rollout
-from tests.support.world import NOW, deployment, node, observed, replica, revision
+from tests.support.world import (
+    NOW,
+    condition_of,
+    deployment,
+    node,
+    observed,
+    replica,
+    revision,
+    with_metadata,
+)
 
 BEFORE = deployment(replicas=2, context_length=512)
 WANTED = deployment(replicas=2)
@@ -43,10 +52,8 @@ def look(
     return status.deployment_status(found, why, moved, old=old, now=now)
 
 
-def said(found: ModelDeploymentStatus, type_: str = "Progressing") -> tuple[str, str, str]:
-    condition = find_condition(found.conditions, type_)
-    assert condition is not None
-    return condition.status.value, condition.reason, condition.message
+def said(status: ModelDeploymentStatus, type_: str = "Progressing") -> tuple[str, str, str]:
+    return condition_of(status, type_)
 
 
 def old(ordinal: int) -> ReplicaView:
@@ -162,8 +169,7 @@ def test_a_failed_canary_names_the_running_revision() -> None:
 def test_the_condition_preempted_names_the_winner_until_all_are_placed() -> None:
     victim = replica(1, is_deleting=True)
     note = {ENDED_BECAUSE: "Preempted: big-0 has priority 9, qwen-1 has 0"}
-    metadata = victim.replica.metadata.model_copy(update={"annotations": note})
-    victim = replace(victim, replica=victim.replica.model_copy(update={"metadata": metadata}))
+    victim = replace(victim, replica=with_metadata(victim.replica, annotations=note))
     first = look(seen(replica(0), victim))
     assert said(first, "Preempted") == (
         "True",
