@@ -4,11 +4,9 @@ import pytest
 
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.event import Event
-from schemas.meta import ApiObject, ObjectMeta, Status
-from schemas.node import Node, NodeStatus
+from schemas.meta import ObjectMeta
 from schemas.pools import NodePoolStatus
-from schemas.replica import Endpoint, EndpointSpec, Replica, ReplicaStatus
+from schemas.replica import Endpoint, EndpointSpec
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put
@@ -32,10 +30,6 @@ def test_a_spec_is_read_back_with_the_version_of_its_key() -> None:
     assert model_deployment == deployment().model_copy(
         update={"metadata": obj.metadata.model_copy(update={"resource_version": "9"})}
     )
-
-
-def test_none_values_are_omitted() -> None:
-    assert codec.encode(ObjectMeta(name="a")).find(b"null") == -1
 
 
 @pytest.mark.parametrize(
@@ -63,21 +57,6 @@ def test_an_unreadable_document_is_reported_with_place_and_remedy(value: bytes, 
 def test_bytes_that_are_no_document_are_reported(value: bytes) -> None:
     with pytest.raises(codec.UndecodableError, match=r"^/k: document: .*run the newer version"):
         codec.decode(NodePoolStatus, item("/k", value))
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (ModelDeployment, ModelDeploymentStatus),
-        (Replica, ReplicaStatus),
-        (Node, NodeStatus),
-        (Endpoint, None),
-        (Event, None),
-        (ApiObject, None),
-    ],
-)
-def test_the_status_type_of_a_kind(kind: type[ApiObject], expected: type[Status] | None) -> None:
-    assert codec.status_type(kind) is expected
 
 
 def test_a_status_joins_its_object() -> None:
@@ -115,16 +94,6 @@ async def test_objects_are_read_with_their_statuses() -> None:
     assert [(obj.name, obj.status) for obj in model_deployments] == [("a", STATUS), ("b", None)]
     assert await objects.get(store, ModelDeployment, "a") == model_deployments[0]
     assert await objects.get(store, ModelDeployment, "c") is None
-
-
-async def test_leased_kinds_are_read_from_beside_the_specs() -> None:
-    store = MemoryTransport(SystemClock())
-    key = keys.endpoint_key("a", "qwen-0")
-    await store.commit([], [Put(key=key, value=codec.encode(ENDPOINT))])
-    assert [e.spec for e in await objects.list_all(store, Endpoint)] == [ENDPOINT.spec]
-    obj = await objects.get(store, Endpoint, "qwen-0")
-    assert obj is not None
-    assert obj.metadata.resource_version == "2"
 
 
 def test_a_value_that_watches_share_is_decoded_once() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from schemas.event import Event, ObjectReference
 from store import codec, keys
-from store.errors import StoreError
 from store.events import EventRecorder
 from store.memory import MemoryTransport
 from store.port import Put
@@ -144,9 +143,3 @@ async def test_a_lease_that_the_store_forgot_costs_one_event(
     await recorder.record(ABOUT, "Placed", "on b")
     await recorder.record(ABOUT, "Placed", "on c")
     assert [event.spec.message for event in await events(store)] == ["on c"]
-
-
-async def test_programming_errors_are_not_hidden(recorder: EventRecorder) -> None:
-    with pytest.raises(ValueError, match="type"):
-        await recorder.record(ABOUT, "Placed", "on a", type_="Odd")  # type: ignore[arg-type]
-    assert not issubclass(codec.UndecodableError, StoreError)

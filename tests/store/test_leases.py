@@ -14,7 +14,6 @@ import pytest
 from machinery.clock import SystemClock
 from store.errors import ConflictError, PermissionDeniedError, StoreError, UnavailableError
 from store.etcd.connect import connect
-from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.leases import Election, Leadership, LeaseSession
 from store.memory import MemoryTransport
@@ -102,27 +101,6 @@ async def test_without_an_answer_a_lease_ends_at_its_deadline(
         assert (session.valid(), keeping.done()) == (True, False)
         await clock.advance(0.3)
         assert (session.valid(), keeping.done()) == (False, True)
-
-
-async def test_a_lease_survives_a_short_outage(store: FaultyTransport, clock: FakeClock) -> None:
-    session = await opened(store, clock)
-    async with kept(session) as keeping:
-        store.leave()
-        await clock.advance(5.5)
-        store.come_back()
-        await clock.advance(5.5)
-        assert (session.valid(), keeping.done()) == (True, False)
-
-
-async def test_a_frozen_owner_notices_before_it_acts(
-    store: FaultyTransport, clock: FakeClock
-) -> None:
-    session = await opened(store, clock)
-    await clock.advance(6)  # keep() did not run: the process was stopped
-    assert not session.valid()
-    async with asyncio.timeout(30):
-        await session.keep()
-    assert store.renewals == 0
 
 
 async def test_closing_without_a_store_is_no_failure(
@@ -215,12 +193,6 @@ async def test_a_machine_that_slept_briefly_continues(
         assert (session.valid(), keeping.done(), store.renewals) == (True, False, 1)
 
 
-def test_the_system_clock_counts_sleep() -> None:
-    clock = SystemClock()
-    first = clock.elapsed()
-    assert 0 <= clock.elapsed() - first < 1
-
-
 def election(transport: Transport, key: str, ttl_s: int = 10) -> Election:
     return Election(transport, SystemClock(), key=key, ttl_s=ttl_s)
 
@@ -311,19 +283,6 @@ async def test_a_campaign_survives_an_outage() -> None:
         faulty.come_back()
         async with asyncio.timeout(30):
             assert (await second).valid()
-
-
-@pytest.mark.etcd
-async def test_a_campaign_started_before_etcd_wins(tmp_path: Path) -> None:
-    etcd = EmbeddedEtcd(locate(None), tmp_path, SystemClock())
-    transport = connect(etcd.address)
-    async with asyncio.TaskGroup() as group:
-        standing = group.create_task(election(transport, "/leader").campaign("a"))
-        await etcd.start()
-        async with asyncio.timeout(30):
-            assert (await standing).valid()
-    await transport.close()
-    await etcd.supervisor.stop()
 
 
 @pytest.mark.etcd

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from machinery.clock import SystemClock
 from store.errors import CompactedError, ConflictError, LeaseLostError, TooLargeError
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, KeyChange, ModRevisionGuard, Put, Transport
 from tests.support.store_informers import compact
 from tests.support.waiting import until_async
@@ -40,17 +38,11 @@ async def test_get_returns_what_was_put(transport: Transport, corner: str) -> No
     assert item is not None
     assert (item.value.decode(), item.mod_revision) == ("grüße 日本", revision)
     assert item.create_revision == revision
-
-
-async def test_get_of_nothing_is_none(transport: Transport, corner: str) -> None:
+    await put(transport, f"{corner}b", b"")
+    empty = await transport.get(f"{corner}b")
+    assert empty is not None
+    assert empty.value == b""
     assert await transport.get(f"{corner}nothing") is None
-
-
-async def test_an_empty_value_is_a_value(transport: Transport, corner: str) -> None:
-    await put(transport, f"{corner}a", b"")
-    item = await transport.get(f"{corner}a")
-    assert item is not None
-    assert item.value == b""
 
 
 async def test_list_returns_the_prefix_only(transport: Transport, corner: str) -> None:
@@ -218,12 +210,3 @@ async def test_a_deletion_at_the_compacted_revision_is_not_lost(
     await compact(transport, shared_etcd)
     with pytest.raises(CompactedError):
         await watched(transport, corner, after=seen, wanted=1)
-
-
-async def test_compaction_in_memory_ends_watches() -> None:
-    transport = MemoryTransport(SystemClock())
-    start = await put(transport, "/a")
-    await put(transport, "/a")
-    transport.compact()
-    with pytest.raises(CompactedError):
-        await watched(transport, "/", after=start, wanted=1)

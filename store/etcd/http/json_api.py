@@ -5,7 +5,7 @@ bytes are base64, zeros and empty values are omitted.
 
 The only importer of etcd3-py. Only AioClient's URL, prefix, headers and raw calls are used. Its constructor blocks and
 fails while etcd is down, its codec costs milliseconds a call, and its streams lose events, so those are replaced: see
-docs/adr/0002-etcd-clients.md and tests/store/etcd/http/test_etcd3_streams.py.
+docs/adr/0002-etcd-clients.md.
 """
 
 import asyncio

@@ -26,23 +26,21 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 
 @asynccontextmanager
-async def killed(cluster: Cluster, member: Member) -> AsyncIterator[None]:
+async def killed(member: Member) -> AsyncIterator[None]:
     await member.kill()
     try:
         yield
     finally:
         await member.start()
-    await cluster.serves()
 
 
 @asynccontextmanager
-async def frozen(cluster: Cluster, member: Member) -> AsyncIterator[None]:
+async def frozen(member: Member) -> AsyncIterator[None]:
     member.freeze()
     try:
         yield
     finally:
         member.thaw()
-    await cluster.serves()
 
 
 FAULTS = {"killed": killed, "frozen": frozen}
@@ -51,8 +49,9 @@ FAULTS = {"killed": killed, "frozen": frozen}
 async def hurt_one(load: Load, cluster: Cluster, fault: str, member: Member) -> None:
     """Take one member away and bring it back; the cluster serves all the time."""
     async with load.leases():
-        async with FAULTS[fault](cluster, member):
+        async with FAULTS[fault](member):
             await load.goes_on()
+        await cluster.serves()
         await load.goes_on()
 
 
@@ -60,40 +59,26 @@ async def hurt_two(load: Load, cluster: Cluster, fault: str, members: Sequence[M
     """Take the quorum away and bring it back; only then does the cluster serve again."""
     async with AsyncExitStack() as away:
         for member in members:
-            await away.enter_async_context(_only_fault(fault, member))
+            await away.enter_async_context(FAULTS[fault](member))
         await load.notices()
     await cluster.serves()
     await load.goes_on()
 
 
-@asynccontextmanager
-async def _only_fault(fault: str, member: Member) -> AsyncIterator[None]:
-    """Run the fault without waiting for service: one member alone cannot serve."""
-    if fault == "killed":
-        await member.kill()
-        try:
-            yield
-        finally:
-            await member.start()
-        return
-    member.freeze()
-    try:
-        yield
-    finally:
-        member.thaw()
-
-
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.soak)])
 async def test_killed_and_frozen_members_lose_nothing(
-    way: str, fault: str, cluster: Cluster, corner: str
+    way: str, fault: str, times: int, cluster: Cluster, corner: str
 ) -> None:
     await cluster.serves()
     async with loaded(way, cluster, corner) as load:
-        await hurt_one(load, cluster, fault, await cluster.leader())
-        await hurt_one(load, cluster, fault, (await cluster.followers())[0])
-        leader = await cluster.leader()
-        await hurt_two(load, cluster, fault, [leader, (await cluster.followers())[0]])
-        await cluster.leader()
+        for turn in range(times):
+            await hurt_one(load, cluster, fault, await cluster.leader())
+            await hurt_one(load, cluster, fault, (await cluster.followers())[turn % 2])
+            leader = await cluster.leader()
+            await hurt_two(load, cluster, fault, [leader, (await cluster.followers())[0]])
+            await cluster.leader()
 
 
 async def test_a_renewal_detects_a_frozen_member_in_time(way: str, cluster: Cluster) -> None:
@@ -112,7 +97,7 @@ async def _notices(transport: Transport, cluster: Cluster, member: Member) -> bo
     clock = SystemClock()
     lease = await transport.grant(60)
     assert await transport.keep_alive(lease) == 60
-    async with frozen(cluster, member):
+    async with frozen(member):
         asked_at = clock.monotonic()
         try:
             await transport.keep_alive(lease)
@@ -120,17 +105,5 @@ async def _notices(transport: Transport, cluster: Cluster, member: Member) -> bo
             assert clock.monotonic() - asked_at < CALL_S  # another call would take that long
             assert await transport.keep_alive(lease) == 60
             return True
+    await cluster.serves()
     return False
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_killed_and_frozen_members_lose_nothing_thirty_times(
-    way: str, fault: str, cluster: Cluster, corner: str
-) -> None:
-    async with loaded(way, cluster, corner) as load:
-        for turn in range(30):
-            await hurt_one(load, cluster, fault, await cluster.leader())
-            await hurt_one(load, cluster, fault, (await cluster.followers())[turn % 2])
-            await hurt_two(load, cluster, fault, await cluster.followers())

@@ -34,12 +34,12 @@ def some_operations(dice: random.Random, corner: str) -> list[Operation]:
     ]
 
 
-async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str, rounds: int) -> None:
+async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str) -> None:
     """Write, delete, compact to the newest revision and cut connections, all at random."""
     dice = random.Random(corner)
     async with going(way, tcp.address) as writer:
         revision = 0
-        for turn in range(rounds):
+        for turn in range(_ROUNDS):
             if turn % 2:
                 dice.choice(crowd.proxies).cut_all()
             for _ in range(dice.randrange(1, 8)):
@@ -49,26 +49,18 @@ async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str, rounds: int) -
             await SystemClock().sleep(dice.uniform(0, 0.1))
 
 
-@pytest.mark.ci
-async def test_compaction_during_every_watch_loses_nothing(
-    way: str, tcp: TcpEtcd, corner: str
-) -> None:
-    async with crowd(way, tcp.url, corner) as watching:
-        lists_before = watching.lists
-        await stir(tcp, watching, way, corner, _ROUNDS)
-        assert watching.lists > lists_before, "nobody was ever compacted away"
-        async with going(way, tcp.address) as direct:
-            end = await direct.commit([], [Put(key=f"{corner}end", value=b"")])
-            items, _ = await stored(direct, corner)
-            await watching.equals(items, end, limit_s=60)
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_compaction_during_every_watch_for_long(way: str, tcp: TcpEtcd, corner: str) -> None:
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.ci), pytest.param(50, marks=pytest.mark.soak)]
+)
+async def test_compaction_during_every_watch_loses_nothing(
+    way: str, times: int, tcp: TcpEtcd, corner: str
+) -> None:
     async with crowd(way, tcp.url, corner) as watching, going(way, tcp.address) as direct:
-        for _ in range(50):
-            await stir(tcp, watching, way, corner, _ROUNDS)
+        lists_before = watching.lists
+        for _ in range(times):
+            await stir(tcp, watching, way, corner)
+            assert watching.lists > lists_before, "nobody was ever compacted away"
             end = await direct.commit([], [Put(key=f"{corner}end", value=b"")])
             items, _ = await stored(direct, corner)
             await watching.equals(items, end, limit_s=60)

@@ -12,7 +12,6 @@ from tests.support.chaos_fuzz import FLAGS, run_seeds
 from tests.support.chaos_transports import DEFAULT, WAYS
 from tests.support.sampling import samples
 from tests.support.store_tcp_etcd import TcpEtcd
-from tests.support.tcp_proxy import random_plan
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(480)]
 
@@ -43,11 +42,3 @@ async def test_network_faults_lose_nothing_with_fresh_seeds(way: str, tcp: TcpEt
     first = random.randrange(10_000, 1_000_000_000)
     print(f"seeds from {first}")
     await run_seeds(range(first, first + 10_000), way, tcp.url)
-
-
-def test_a_seed_determines_the_whole_run() -> None:
-    def fates(seed: int) -> list[object]:
-        return [random_plan(seed)(number) for number in range(50)]
-
-    assert fates(7) == fates(7)
-    assert fates(7) != fates(8)

@@ -80,32 +80,28 @@ async def freeze_leader(cluster: Cluster) -> None:
     await cluster.serves()
 
 
-@pytest.mark.ci
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "times", [pytest.param(3, marks=pytest.mark.ci), pytest.param(100, marks=pytest.mark.soak)]
+)
 async def test_killing_a_member_keeps_history_linearizable(
-    way: str, etcd: EmbeddedEtcd, corner: str
+    way: str, times: int, etcd: EmbeddedEtcd, corner: str
 ) -> None:
     async with recorded([go(way, etcd.address) for _ in range(2)], corner) as recording:
-        await rounds(recording, lambda: kill(etcd), 3)
+        await rounds(recording, lambda: kill(etcd), times)
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("harm", [replace_leader, freeze_leader])
 async def test_a_new_leader_keeps_history_linearizable(
-    way: str, harm: Callable[[Cluster], Awaitable[None]], cluster: Cluster, corner: str
+    way: str,
+    times: int,
+    harm: Callable[[Cluster], Awaitable[None]],
+    cluster: Cluster,
+    corner: str,
 ) -> None:
     await cluster.serves()
     transports = [go(way, cluster.address(n)) for n in range(3)]
     async with recorded(transports, corner) as recording:
-        await rounds(recording, lambda: harm(cluster), 2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-async def test_killing_a_member_keeps_history_linearizable_a_hundred_times(
-    way: str, etcd: EmbeddedEtcd, cluster: Cluster, corner: str
-) -> None:
-    async with recorded([go(way, etcd.address)], f"{corner}one/") as recording:
-        await rounds(recording, lambda: kill(etcd), 100)
-    transports = [go(way, cluster.address(n)) for n in range(3)]
-    async with recorded(transports, f"{corner}three/") as recording:
-        await rounds(recording, lambda: replace_leader(cluster), 50)
-        await rounds(recording, lambda: freeze_leader(cluster), 50)
+        await rounds(recording, lambda: harm(cluster), times)

