@@ -6,7 +6,6 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
-from schemas.node import Node
 from schemas.rollout import Canary, CanaryStep, Rollout
 from store import codec, keys, objects
 from store.memory import MemoryTransport
@@ -56,46 +55,6 @@ async def test_a_manifest_is_mended_previewed_and_applied(
         obj = await objects.get(running.store, ModelDeployment, "small")
         assert obj is not None
         assert obj.spec.context_length == 2048
-
-
-async def test_a_mac_is_drained_by_keyboard(browser: Browser, running: RunningDashboard) -> None:
-    async with open_page(browser, running.url) as (page, _):
-        await page.goto("/macs/mac-1")
-        await page.get_by_role("button", name="Drain", exact=True).focus()
-        await page.keyboard.press("Enter")
-        dialog = page.get_by_role("dialog")
-        await expect(dialog).to_contain_text("from mac-1 to mac-2")
-        await expect(dialog).to_contain_text("fleetctl drain mac-1")
-        await check_access(page)
-        await dialog.get_by_role("button", name="Drain", exact=True).focus()
-        await page.keyboard.press("Enter")
-        await expect(dialog.locator("[data-done]")).to_be_visible()
-        await page.keyboard.press("Escape")
-        await expect(page.get_by_role("dialog")).to_have_count(0)
-        # What is shown comes from the store, not from the click.
-        await expect(page.locator("main")).to_contain_text("draining")
-        obj = await objects.get(running.store, Node, "mac-1")
-        assert obj is not None
-        assert obj.spec.draining
-
-
-async def test_a_rollout_is_undone_after_its_diff_was_shown(
-    browser: Browser, running: RunningDashboard
-) -> None:
-    old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
-    puts = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(new, 2))]
-    await running.store.commit([], [*puts, codec.put_spec(new)])
-    async with open_page(browser, running.url) as (page, _):
-        await page.goto("/models/qwen")
-        await expect(page.get_by_role("table", name="Revisions")).to_contain_text("difference")
-        await page.get_by_role("button", name="Undo the rollout").click()
-        dialog = page.get_by_role("dialog")
-        await expect(dialog.locator(".removed", has_text="2048")).to_be_visible()
-        await dialog.get_by_label("Revision").select_option("1")
-        await expect(dialog).to_contain_text("fleetctl rollout undo qwen --to-revision 1")
-        await dialog.get_by_role("button", name="Undo the rollout").click()
-        await expect(dialog.locator("[data-done]")).to_be_visible()
-        await expect(page.locator("main dl")).to_contain_text("1024 tokens")
 
 
 async def test_a_change_is_put_back_to_the_state_before_it(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 from pathlib import Path
@@ -15,26 +14,20 @@ from dashboard.sessions import IDLE_S, LIFE_S, Session, Sessions, session_secret
 from insight.tickets import issue_login_ticket
 from machinery.clock import SystemClock
 from machinery.process_secrets import OpenSecretError
-from schemas.records import TICKET_TTL_S, ApiKey, Role
-from store import codec, keys
+from schemas.records import Role
+from store import keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.clock import FakeClock
+from tests.support.dashboard_fleets import api_key, put_api_key
 from tests.support.dashboards import RunningDashboard, running_dashboard
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
 
 
-def api_key(name: str, role: Role, secret: str) -> ApiKey:
-    digest = hashlib.sha256(secret.encode()).hexdigest()
-    return ApiKey(name=name, hash=digest, created=CLOCK.now(), role=role)
-
-
 def put_key(name: str, role: Role, secret: str) -> Put:
-    return Put(
-        key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(api_key(name, role, secret))
-    )
+    return put_api_key(api_key(name, role, secret))
 
 
 @pytest.fixture
@@ -139,16 +132,6 @@ async def test_a_login_link_is_good_once_and_at_one_dashboard(memory: MemoryTran
         await running.get("/api/v1/snapshot", 401, headers={"cookie": cookie.replace("link", "l")})
         assert await memory.get(ticket.key) is None
         assert (await log_in(running, "x"))[0] == 400
-
-
-async def test_a_login_link_ends_after_a_minute() -> None:
-    clock = FakeClock()
-    store = MemoryTransport(clock)
-    ticket = await issue_login_ticket(store, "run1")
-    await clock.advance(TICKET_TTL_S - 2)
-    assert await store.get(ticket.key) is not None
-    await clock.advance(3)
-    assert await store.get(ticket.key) is None
 
 
 async def test_guesses_are_limited(memory: MemoryTransport) -> None:

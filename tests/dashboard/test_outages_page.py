@@ -14,7 +14,7 @@ from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put, Transport
 from tests.support.browser import needs_browser, open_page
-from tests.support.dashboard_site import hostile_answer
+from tests.support.dashboard_site import hostile_answer, opened
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running
@@ -154,10 +154,7 @@ async def test_the_seventh_window_loads_and_all_of_them_follow(
 async def test_a_hidden_page_gets_no_bytes_and_goes_on_when_it_is_seen(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     await store.commit([], mac("mac-1"))
-    async with (
-        running_dashboard(store) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
+    async with opened(browser, store) as (page, dashboard):
 
         async def figure(name: str) -> float:
             async with dashboard.http.get(f"{dashboard.url}/metrics") as answer:
@@ -197,38 +194,13 @@ async def test_a_stream_that_opens_late_is_waited_for(browser: Browser) -> None:
         await asyncio.sleep(3)  # the lateness itself
         await route.continue_()
 
-    async with (
-        running_dashboard(store) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
+    async with opened(browser, store) as (page, _):
         await page.add_init_script(
             "const now = performance.now.bind(performance); performance.now = () => now() + 60_000;"
         )
         await page.route("**/api/v1/stream*", answer_late)
         await page.goto("/macs")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible(timeout=30_000)
-
-
-async def test_a_part_that_does_not_arrive_is_asked_for_again(browser: Browser) -> None:
-    store = MemoryTransport(CLOCK)
-    await store.commit([], mac("mac-1"))
-    refused: list[str] = []
-
-    async def refuse_twice(route: Route) -> None:
-        if len(refused) < 2:
-            refused.append(route.request.url)
-            await route.abort()
-        else:
-            await route.continue_()
-
-    async with (
-        running_dashboard(store) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
-        await page.route("**/screens/map.js*", refuse_twice)
-        await page.goto("/map")
-        await expect(page.get_by_role("heading", name="Map")).to_be_visible()
-        assert len(refused) == 2
 
 
 async def test_a_screen_that_fails_leaves_the_others_as_they_are(browser: Browser) -> None:
@@ -239,10 +211,7 @@ async def test_a_screen_that_fails_leaves_the_others_as_they_are(browser: Browse
     async def answer_nothing(route: Route) -> None:
         await route.fulfill(json={"metrics": {}})
 
-    async with (
-        running_dashboard(store) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
+    async with opened(browser, store) as (page, _):
         await page.route("**/api/v1/series?*", answer_nothing)
         await page.goto("/")
         await expect(page.get_by_role("alert")).to_contain_text("This screen has failed")

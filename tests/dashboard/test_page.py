@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +11,10 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Route, expect
 
-from fleetctl.fleets.api_keys import secret_of
 from insight.tickets import issue_login_ticket
 from manifests.change_log import AuditedTransport, ChangeAuthor
-from schemas.deployment import ModelDeploymentStatus
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.records import ApiKey
+from schemas.meta import ObjectMeta
 from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
@@ -29,14 +25,14 @@ from tests.support.browser import (
     needs_browser,
     open_page,
 )
-from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
-from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.dashboard_fleets import put_key
+from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, opened, running_site
+from tests.support.dashboards import CLOCK, dashboard_process, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import World, deployment
+from tests.support.gateway_world import World
 from tests.support.macs import mac
-from tests.support.ports import free_port
 
 pytestmark = [needs_browser, pytest.mark.browser]
 SCREENS = {
@@ -235,42 +231,12 @@ _NOTE_ANNOUNCEMENTS = """
 """
 
 
-async def test_a_problem_of_two_conditions_is_shown_once_with_its_command(
-    browser: Browser,
-) -> None:
-    numbers, cause = "0 of 2 replicas ready", "0/1 nodes fit: 1 NodeCordoned"
-    conditions = tuple(
-        Condition(type=type_, status=ConditionStatus.FALSE, reason="Unschedulable", message=message)
-        for type_, message in (("Available", f"{numbers}; {cause}"), ("Placed", cause))
-    )
-    status = ModelDeploymentStatus(desired_replicas=2, conditions=conditions)
-    store = MemoryTransport(CLOCK)
-    wanted = deployment("qwen", replicas=2)
-    key = keys.status_key("ModelDeployment", "qwen")
-    await store.commit([], [codec.put_spec(wanted), Put(key=key, value=codec.encode(status))])
-    async with (
-        running_dashboard(store) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
-        await page.goto("/")
-        await expect(page.locator("[data-sentence]")).to_contain_text(
-            f"qwen: {numbers} (Unschedulable: {cause})"
-        )
-        cures = page.locator("p.cure").filter(has_text="qwen")
-        await expect(cures).to_have_text(
-            "`fleetctl explain placement qwen` gives the reason for each Mac."
-        )
-
-
 async def test_problems_that_change_often_are_announced_once_in_five_seconds(
     browser: Browser,
 ) -> None:
     store = MemoryTransport(CLOCK)
     await store.commit([], mac("mac-1"))
-    async with (
-        running_dashboard(store) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
+    async with opened(browser, store) as (page, _):
         await page.goto("/")
         await expect(page.locator("[data-state]")).to_have_text("live")
         await page.evaluate(_NOTE_ANNOUNCEMENTS)
@@ -336,19 +302,13 @@ async def test_the_yaml_of_an_object_is_read_when_it_is_opened(
 
 async def test_a_key_opens_the_page_and_a_wrong_one_does_not(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
-    secret = secret_of("sk-fleet-" + "a" * 43)
-    key = ApiKey(name="ann", hash=secret.hash, created=CLOCK.now(), role="viewer")
-    put = Put(key=keys.named(keys.API_KEY_PREFIX, "ann"), value=codec.encode(key))
-    await store.commit([], [put, *mac("mac-1")])
-    async with (
-        running_dashboard(store, asks_for_keys=True) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
+    await store.commit([], [put_key("viewer"), *mac("mac-1")])
+    async with opened(browser, store, asks_for_keys=True) as (page, _):
         await page.goto("/macs")
         await page.get_by_label("API key").fill("sk-fleet-wrong")
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("alert")).to_be_visible()
-        await page.get_by_label("API key").fill(secret.text)
+        await page.get_by_label("API key").fill("sk-viewer")
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
         (cookie,) = await page.context.cookies()
@@ -443,57 +403,29 @@ async def test_a_second_visit_asks_for_nothing_but_the_page_and_what_changes(
 async def test_a_killed_dashboard_comes_back_in_the_same_page(
     browser: Browser, tmp_path: Path
 ) -> None:
-    port = free_port()
-    async with running_etcd(tmp_path / "etcd") as etcd:
+    async with (
+        running_etcd(tmp_path / "etcd") as etcd,
+        dashboard_process(str(etcd.address), tmp_path / "state") as dashboard,
+    ):
         store = connect(etcd.address)
         await store.commit([], mac("mac-1"))
-        words = (
-            "-m",
-            "dashboard",
-            "--etcd",
-            str(etcd.address),
-            "--auth",
-            "off",
-            "--port",
-            str(port),
-        )
-
-        async def start() -> asyncio.subprocess.Process:
-            process = await asyncio.create_subprocess_exec(sys.executable, *words)
-            async with asyncio.timeout(60):
-                while process.returncode is None:
-                    try:
-                        _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    except OSError:
-                        await asyncio.sleep(0.1)
-                        continue
-                    writer.close()
-                    return process
-            raise AssertionError("the dashboard ended")
-
-        process = await start()
-        try:
-            async with open_page(browser, f"http://127.0.0.1:{port}") as (page, faults):
-                await page.goto("/macs")
-                await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
-                await page.evaluate("window.isOld = true")
-                process.send_signal(signal.SIGKILL)
-                await process.wait()
-                await expect(page.locator("[data-state='lost']")).to_be_visible()
-                await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
-                await store.commit([], mac("mac-2"))
-                process = await start()
-                await expect(page.locator("[data-state]")).to_have_text("live")
-                await expect(page.get_by_role("link", name="mac-2")).to_be_visible()
-                await expect(page.locator("tbody tr")).to_have_count(2)
-                assert await page.evaluate("window.isOld")
-                # The browser reports the connections that were refused meanwhile.
-                faults.found = [one for one in faults.found if "net::ERR" not in one]
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            await store.close()
+        await dashboard.start()
+        async with open_page(browser, dashboard.url) as (page, faults):
+            await page.goto("/macs")
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+            await page.evaluate("window.isOld = true")
+            await dashboard.end(signal.SIGKILL)
+            await expect(page.locator("[data-state='lost']")).to_be_visible()
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+            await store.commit([], mac("mac-2"))
+            await dashboard.start()
+            await expect(page.locator("[data-state]")).to_have_text("live")
+            await expect(page.get_by_role("link", name="mac-2")).to_be_visible()
+            await expect(page.locator("tbody tr")).to_have_count(2)
+            assert await page.evaluate("window.isOld")
+            # The browser reports the connections that were refused meanwhile.
+            faults.found = [fault for fault in faults.found if "net::ERR" not in fault]
+        await store.close()
 
 
 MARKDOWN = """# Title

@@ -11,10 +11,8 @@ import pytest
 from dashboard import question_process
 from dashboard.question_process import PlannerQuestion, answer, forecast_question
 from insight.fleet_caches import make_fleet_caches
-from insight.placement import explain_placement, placement_tree
 from insight.simulated_macs import FleetNode
 from insight.what_if import Supposition
-from reconciler.deployments import snapshot
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.wire.errors import RefusedError
@@ -50,23 +48,6 @@ async def ask(it: RunningDashboard, status: int = 200, **question: object) -> di
         return found
 
 
-async def test_the_page_gets_the_reasons_of_the_command(store: Transport) -> None:
-    await write_fleet(store, big=24, small=2)
-    async with running_dashboard(store) as it:
-        found = await it.get("/api/v1/explain/deployment/qwen")
-        # `fleetctl explain placement` reads the store like this.
-        report = explain_placement(await snapshot.take(store, CLOCK), "qwen")
-        assert report is not None
-        told = placement_tree(report)
-        assert told == {key: found[key] for key in told}
-        nodes = {one["node"]: one for one in found["nodes"]}
-        assert nodes["big"]["fits"]
-        assert nodes["small"]["refusal"]["need"] > nodes["small"]["refusal"]["have"]
-        assert (found["placed"], found["desired"]) == (1, 2)
-        refusal = await it.get("/api/v1/explain/deployment/none", 404)
-        assert "There is no ModelDeployment 'none'" in refusal["error"]["message"]
-
-
 async def test_a_lost_mac_moves_its_replicas_and_nothing_is_written(store: Transport) -> None:
     await write_fleet(store, one=24, two=24)
     async with running_dashboard(store) as it:
@@ -95,22 +76,6 @@ spec:
   servedNames: [qwen]
   replicas: 1
 """
-
-
-async def test_a_manifest_is_previewed_with_its_diff_or_its_errors(store: Transport) -> None:
-    await write_fleet(store, one=24)
-    before = (await store.list("/")).items
-    async with running_dashboard(store) as it:
-        found = await ask(it, manifest=MANIFEST.replace("name: qwen", "name: other"))
-        (change,) = found["changes"]
-        assert (change["name"], change["isNew"]) == ("other", True)
-        assert any(one["deployment"] == "other" for one in found["steps"])
-        wrong = await ask(it, manifest=MANIFEST.replace("replicas: 1", "replica: 1"))
-        (error,) = wrong["errors"]
-        assert error["line"] == 8
-        assert (error["path"], error["hint"]) == ("spec.replica", "Did you mean replicas?")
-    written = {item.key for item in (await store.list("/")).items} - {one.key for one in before}
-    assert all("/lease/Dashboard/" in key for key in written)
 
 
 async def test_wrong_questions_are_refused(store: Transport) -> None:

@@ -1,35 +1,23 @@
 """Logins at a dashboard that starts while etcd is away: with the keys of its folder, and without them."""
 
-import hashlib
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gateway.state.persistence import GatewaySnapshot, KnownObjects, SnapshotFile
-from schemas.records import ApiKey, Role
-from store import codec, keys
+from store import keys
 from store.errors import UnavailableError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.port import Delete, Put
+from store.port import Delete
+from tests.support.dashboard_fleets import api_key, put_api_key
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.macs import mac
 from tests.support.waiting import until, until_async
 
 pytestmark = pytest.mark.etcd
-
-
-def api_key(name: str, role: Role, secret: str, *, life_s: float | None = None) -> ApiKey:
-    digest = hashlib.sha256(secret.encode()).hexdigest()
-    now = CLOCK.now()
-    expires = None if life_s is None else now + timedelta(seconds=life_s)
-    return ApiKey(name=name, hash=digest, created=now, expires=expires, role=role)
-
-
-def put_key(key: ApiKey) -> Put:
-    return Put(key=keys.named(keys.API_KEY_PREFIX, key.name), value=codec.encode(key))
 
 
 async def test_saved_keys_open_a_dashboard_until_etcd_says_otherwise(tmp_path: Path) -> None:
@@ -39,7 +27,7 @@ async def test_saved_keys_open_a_dashboard_until_etcd_says_otherwise(tmp_path: P
     eve = api_key("eve", "admin", "sk-eve", life_s=-1)
     async with running_etcd(tmp_path / "etcd") as etcd:
         store = connect(etcd.address)
-        await store.commit([], [*mac("mac-1"), *map(put_key, (ann, bob, eve))])
+        await store.commit([], [*mac("mac-1"), *map(put_api_key, (ann, bob, eve))])
         async with running_dashboard(store, asks_for_keys=True, state_dir=folder) as first:
             headers = await first.log_in("sk-bob")
 

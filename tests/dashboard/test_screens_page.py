@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from dashboard.api.log_routes import PageLines
 from insight.logs import LineFilter, LineReader
@@ -20,13 +20,13 @@ from schemas.gitsource import Drift, DriftedField, GitSource, GitSourceSpec, Git
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import ModelReport, NodeLifeStatus
 from schemas.replica import RankAssignment, Replica, ReplicaSpec
-from store import codec, keys, objects
+from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet, put_key
-from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
-from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, opened, running_site
+from tests.support.dashboards import CLOCK, running_dashboard, serving
 from tests.support.gateway_calls import send_chats, streams_three_tokens
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
@@ -106,10 +106,7 @@ async def test_keys_are_listed_by_role_and_never_with_their_hash(browser: Browse
 async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     await store.commit([], [put_key("user")])
-    async with (
-        running_dashboard(store, asks_for_keys=True) as running,
-        open_page(browser, running.url) as (page, _),
-    ):
+    async with opened(browser, store, asks_for_keys=True) as (page, _):
         await page.goto("/keys")
         await page.get_by_label("API key").fill("sk-user")
         await page.keyboard.press("Enter")
@@ -166,22 +163,16 @@ async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text=text)
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
     store = MemoryTransport(CLOCK)
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    status = node_status("mac-1", memory_gib=64).model_copy(update={"agent_url": url})
-    writes = [put_node("mac-1", status), put_lease("mac-1"), *mac("book-of-anna", TOO_WARM)]
-    await store.commit([], writes)
     expected = "GPU 63 % · CPU 50 % · 51 °C · 42 W"
     async with (
+        serving("/metrics", metrics) as (url,),
         running_dashboard(store) as running,
         open_page(browser, running.url, width=1200) as (page, _),
     ):
+        status = node_status("mac-1", memory_gib=64).model_copy(update={"agent_url": url})
+        writes = [put_node("mac-1", status), put_lease("mac-1"), *mac("book-of-anna", TOO_WARM)]
+        await store.commit([], writes)
         await page.goto("/map")
         await expect(page.locator(".figures")).to_have_text(expected)
         await check_access(page)
@@ -192,7 +183,6 @@ async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser
         assert await page.evaluate("document.documentElement.scrollWidth") <= 1200
         await page.goto("/")
         await expect(page.locator(".figure-card", has_text="Power")).to_contain_text("42 W")
-    await runner.cleanup()
 
 
 async def test_a_mac_has_its_models_its_pools_and_the_age_of_its_last_word(
@@ -206,10 +196,7 @@ async def test_a_mac_has_its_models_its_pools_and_the_age_of_its_last_word(
     )
     status = node_status("mac-1").model_copy(update={"models": models})
     await store.commit([], [put_node("mac-1", status), put_lease("mac-1")])
-    async with (
-        running_dashboard(store) as running,
-        open_page(browser, running.url) as (page, _),
-    ):
+    async with opened(browser, store) as (page, _):
         await page.goto("/macs/mac-1")
         disk = page.locator("[data-disk] li")
         await expect(disk).to_contain_text(
@@ -234,36 +221,6 @@ async def test_a_mac_has_its_models_its_pools_and_the_age_of_its_last_word(
         await check_access(page)
 
 
-async def test_a_git_source_is_synced_suspended_and_resumed(browser: Browser) -> None:
-    spec = GitSourceSpec(repository="https://git.example.com/fleet.git")
-    source = GitSource(metadata=ObjectMeta(name="fleet", uid="g", generation=1), spec=spec)
-    store = MemoryTransport(CLOCK)
-    await store.commit([], [codec.put_spec(source)])
-
-    async def act(page: Page, name: str) -> GitSource:
-        await page.get_by_role("button", name=name, exact=True).click()
-        dialog = page.get_by_role("dialog")
-        await dialog.get_by_role("button", name=name, exact=True).click()
-        await expect(dialog.locator("[data-done]")).to_be_visible()
-        await check_access(page)
-        await page.keyboard.press("Escape")
-        obj = await objects.get(store, GitSource, "fleet")
-        assert obj is not None
-        return obj
-
-    async with (
-        running_dashboard(store, can_write=True) as running,
-        open_page(browser, running.url) as (page, _),
-    ):
-        await page.goto("/git")
-        before = await objects.get(store, GitSource, "fleet")
-        assert (await act(page, "Sync now")) != before
-        assert (await act(page, "Suspend")).spec.suspend
-        await expect(page.get_by_role("button", name="Sync now")).to_have_count(0)
-        assert not (await act(page, "Resume")).spec.suspend
-        await expect(page.get_by_role("button", name="Suspend")).to_be_visible()
-
-
 async def test_two_revisions_and_two_moments_of_a_model_are_compared(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -271,10 +228,7 @@ async def test_two_revisions_and_two_moments_of_a_model_are_compared(
     models = [deployment(context_length=1024 * number) for number in (1, 2, 3)]
     revisions = [revision(one, number) for number, one in enumerate(models, 1)]
     await store.commit([], [codec.put_spec(api_object) for api_object in (*revisions, models[0])])
-    async with (
-        running_dashboard(store, state_dir=tmp_path) as running,
-        open_page(browser, running.url) as (page, _),
-    ):
+    async with opened(browser, store, state_dir=tmp_path) as (page, running):
 
         async def are_recorded(count: int) -> bool:
             path = "/api/v1/objects/ModelDeployment/qwen/changes"
@@ -363,10 +317,7 @@ async def test_a_thousand_macs_are_cells_and_lead_to_a_mac(browser: Browser) -> 
     store = MemoryTransport(CLOCK)
     for at in range(0, 1000, 50):
         await store.commit([], [p for number in range(at, at + 50) for p in mac(f"m{number:04}")])
-    async with (
-        running_dashboard(store) as running,
-        open_page(browser, running.url) as (page, _),
-    ):
+    async with opened(browser, store) as (page, _):
         await page.goto("/map")
         canvas = page.get_by_role("img", name="1000 Macs, 1000 online")
         await canvas.click(position={"x": 3, "y": 3})
@@ -376,10 +327,7 @@ async def test_a_thousand_macs_are_cells_and_lead_to_a_mac(browser: Browser) -> 
 async def test_an_earlier_moment_is_shown_without_actions(browser: Browser, tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)
-    async with (
-        running_dashboard(store, state_dir=tmp_path, can_write=True) as running,
-        open_page(browser, running.url) as (page, _),
-    ):
+    async with opened(browser, store, state_dir=tmp_path, can_write=True) as (page, _):
         await page.goto("/macs")
         await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
         await asyncio.sleep(7)  # the bar moves in steps of five seconds

@@ -11,7 +11,6 @@ import pytest
 from dashboard.assets import Assets
 from machinery.process_log import JsonFormatter, LogRing
 from manifests.change_log import AuditedTransport, ChangeAuthor
-from schemas.event import Event, EventSpec, ObjectReference
 from schemas.gitsource import Drift, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease
@@ -19,6 +18,7 @@ from schemas.records import DashboardLease, GatewayLease
 from schemas.trust import PendingJoin
 from store import codec, keys
 from store.port import Delete, Put, Transport
+from tests.support.dashboard_site import event
 from tests.support.dashboards import CLOCK, read_events, running_dashboard
 from tests.support.gateway_world import deployment
 from tests.support.macs import GIB, put_status
@@ -37,18 +37,6 @@ TOO_WARM = Condition(
 
 
 async def write_fleet(store: Transport) -> None:
-    event = Event(
-        metadata=ObjectMeta(name="e1"),
-        spec=EventSpec(
-            about=ObjectReference(kind="Node", name="mac-1"),
-            type="Warning",
-            reason="NodeNotReady",
-            message="the node lost its lease",
-            source="reconciler",
-            first_seen=CLOCK.now(),
-            last_seen=CLOCK.now(),
-        ),
-    )
     lease = GatewayLease(url="http://127.0.0.1:1", version="1")
     await store.commit(
         [],
@@ -60,7 +48,7 @@ async def write_fleet(store: Transport) -> None:
             put_status("mac-3"),
             codec.put_spec(deployment("qwen", replicas=2)),
             Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, "g1"), value=codec.encode(lease)),
-            Put(key=keys.event_key("reconciler", "e1"), value=codec.encode_spec(event)),
+            event("e1", "the node lost its lease"),
             Put(key=keys.ELECTION_RECONCILER, value=b"mac-1/7 1.0"),
         ],
     )

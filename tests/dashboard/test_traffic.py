@@ -2,8 +2,8 @@
 
 import asyncio
 import operator
-from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.support.dashboards import (
     ended,
     read_events,
     running_dashboard,
+    serving,
 )
 from tests.support.gateway_calls import send_chats
 from tests.support.gateway_engine_scripts import chat
@@ -65,6 +66,7 @@ MAC_METRICS = shape(
     avgLatencyMs=NUMBER,
     modelsLoaded=many({"type": "string"}),
 )
+FEED = "/api/dashboard/feed"
 COUNTS = {"type": "object", "additionalProperties": INTEGER}
 SNAPSHOT = shape(
     uptimeSeconds=NUMBER,
@@ -285,35 +287,24 @@ async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(
         await asyncio.sleep(60)
         return web.Response()
 
-    async def serve(answer: Any) -> tuple[web.AppRunner, str]:
-        app = web.Application()
-        app.router.add_get("/api/dashboard/feed", answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with (
+        serving(FEED, lie, hang) as (liar_url, sleeper_url),
+        running_gateway(memory),
+        running_dashboard(memory) as dashboard,
+    ):
+        gateways = [put_gateway("liar", liar_url), put_gateway("slow", sleeper_url)]
+        await memory.commit([], [*gateways, put_gateway("gone", "http://127.0.0.1:9")])
 
-    liar, liar_url = await serve(lie)
-    sleeper, sleeper_url = await serve(hang)
-    try:
-        async with running_gateway(memory), running_dashboard(memory) as dashboard:
-            gateways = [put_gateway("liar", liar_url), put_gateway("slow", sleeper_url)]
-            await memory.commit([], [*gateways, put_gateway("gone", "http://127.0.0.1:9")])
+        async def problems() -> dict[str, str] | None:
+            found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
+            return found if len(found) == 3 else None
 
-            async def problems() -> dict[str, str] | None:
-                found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
-                return found if len(found) == 3 else None
-
-            found = await until_async(problems)
-            assert "its answer cannot be read" in found["liar"]
-            assert "does not answer within 3 s" in found["slow"]
-            assert "does not answer" in found["gone"]
-            states = dashboard.dashboard.traffic.gateways
-            assert sum(not state.problem for state in states.values()) == 1
-    finally:
-        await liar.cleanup()
-        await sleeper.cleanup()
+        found = await until_async(problems)
+        assert "its answer cannot be read" in found["liar"]
+        assert "does not answer within 3 s" in found["slow"]
+        assert "does not answer" in found["gone"]
+        states = dashboard.dashboard.traffic.gateways
+        assert sum(not state.problem for state in states.values()) == 1
 
 
 def lies() -> dict[str, tuple[dict[str, Any], str]]:
@@ -336,13 +327,9 @@ async def test_wrong_figures_and_clocks_of_gateways_change_no_figure_of_others(
 ) -> None:
     """Each of them is valid JSON of the right types."""
     cases = lies()
-    app = web.Application()
-    ports: dict[int, str] = {}
 
-    async def lie(request: web.Request) -> web.Response:
-        assert request.url.port is not None
-        name = ports[request.url.port]
-        one = {
+    async def lie(name: str, request: web.Request) -> web.Response:
+        entry = {
             "time": CLOCK.now().isoformat(),
             "id": name,
             "gateway": name,
@@ -352,59 +339,48 @@ async def test_wrong_figures_and_clocks_of_gateways_change_no_figure_of_others(
             "tokens": {"prompt": 1, "output": 0},
             **cases[name][0],
         }
-        told = [] if request.query["after"] else [one]
+        told = [] if request.query["after"] else [entry]
         body = {"gateway": name, "cursor": "1", "isComplete": True, "requests": told, "running": []}
         return web.json_response(body)
 
-    app.router.add_get("/api/dashboard/feed", lie)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    puts: list[Put] = []
-    for name in cases:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[-1][1]
-        ports[port] = name
-        puts.append(put_gateway(name, f"http://127.0.0.1:{port}"))
     refused = {name: word for name, (_, word) in cases.items() if word}
-    try:
-        async with (
-            running(FakeEngine("m-0", chat)) as engine,
-            running_gateway(memory) as gateway,
-            running_dashboard(memory, state_dir=tmp_path) as dashboard,
-        ):
-            await memory.commit([], puts)
+    async with (
+        serving(FEED, *(partial(lie, name) for name in cases)) as urls,
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(memory) as gateway,
+        running_dashboard(memory, state_dir=tmp_path) as dashboard,
+    ):
+        await memory.commit([], [put_gateway(*pair) for pair in zip(cases, urls, strict=True)])
 
-            async def are_refused() -> dict[str, str] | None:
-                found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
-                return found if len(found) == len(refused) else None
+        async def are_refused() -> dict[str, str] | None:
+            found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
+            return found if len(found) == len(refused) else None
 
-            found = await until_async(are_refused, limit_s=30, what="a reason for each")
-            for name, word in refused.items():
-                assert word in found[name]
-            await World(memory).serve("m", engine)
-            await gateway.knows("m", ready=1)
-            await send_chats(dashboard.http, gateway, 3)
-            mended = len(cases) - len(refused)
-            await finished(dashboard, 3 + mended)
-            overview = await dashboard.get("/api/dashboard/overview")
-            # Those of the future ended when they were read.
-            assert overview["requests"]["total24h"] == 3 + mended
-            assert overview["latency"]["current"] > 0
-            newest = await dashboard.get("/api/dashboard/requests")
-            now_ms = CLOCK.now().timestamp() * 1000
-            assert all(one["timestamp"] <= now_ms for one in newest)
-            async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
-                shown = (await response.text()).splitlines()
-            assert f"fleet_dashboard_gateways_clock_wrong {mended}" in shown
+        found = await until_async(are_refused, limit_s=30, what="a reason for each")
+        for name, word in refused.items():
+            assert word in found[name]
+        await World(memory).serve("m", engine)
+        await gateway.knows("m", ready=1)
+        await send_chats(dashboard.http, gateway, 3)
+        mended = len(cases) - len(refused)
+        await finished(dashboard, 3 + mended)
+        overview = await dashboard.get("/api/dashboard/overview")
+        # Those of the future ended when they were read.
+        assert overview["requests"]["total24h"] == 3 + mended
+        assert overview["latency"]["current"] > 0
+        newest = await dashboard.get("/api/dashboard/requests")
+        now_ms = CLOCK.now().timestamp() * 1000
+        assert all(one["timestamp"] <= now_ms for one in newest)
+        async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
+            shown = (await response.text()).splitlines()
+        assert f"fleet_dashboard_gateways_clock_wrong {mended}" in shown
 
-            async def are_written() -> bool:
-                rows = (await dashboard.get("/api/v1/requests"))["requests"]
-                return len(rows) == 3 + mended
+        async def are_written() -> bool:
+            rows = (await dashboard.get("/api/v1/requests"))["requests"]
+            return len(rows) == 3 + mended
 
-            await until_async(are_written, limit_s=30, what="the requests in the history")
-            assert (await dashboard.get("/health"))["history"]["status"] == "ok"
-    finally:
-        await runner.cleanup()
+        await until_async(are_written, limit_s=30, what="the requests in the history")
+        assert (await dashboard.get("/health"))["history"]["status"] == "ok"
 
 
 def test_times_are_those_of_the_own_clock() -> None:
@@ -423,65 +399,3 @@ def test_times_are_those_of_the_own_clock() -> None:
     assert [round(request.time_s + request.whole_s - now_s) for request in requests] == [0, 0, 0]
     # After an hour in which nothing was read, what is an hour old is right.
     assert on_own_clock(wrong[1:], now_s - 3600, now_s) == (wrong[1:], False)
-
-
-async def test_a_websocket_of_a_foreign_page_or_without_a_key_is_refused(
-    memory: MemoryTransport,
-) -> None:
-    async with running_dashboard(memory) as dashboard, aiohttp.ClientSession() as http:
-        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await http.ws_connect(f"{dashboard.url}/ws/dashboard", origin="https://evil.example")
-        assert refused.value.status == 403
-        async with http.ws_connect(f"{dashboard.url}/ws/dashboard") as socket:
-            await socket.ping()
-            await socket.send_str("x" * 5000)
-            async with asyncio.timeout(10):
-                while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
-                    pass
-            assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1009)
-    async with (
-        running_dashboard(memory, asks_for_keys=True) as dashboard,
-        aiohttp.ClientSession() as http,
-    ):
-        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await http.ws_connect(f"{dashboard.url}/ws/dashboard")
-        assert refused.value.status == 401
-
-
-async def test_two_hundred_gateways_are_read_each_second_and_a_silent_one_delays_none(
-    memory: MemoryTransport,
-) -> None:
-    reads: Counter[str] = Counter()
-
-    async def feed(request: web.Request) -> web.Response:
-        port = request.url.port
-        assert port is not None
-        name = f"g{port}"
-        reads[name] += 1
-        if reads[name] > 1 and name == silent:
-            await asyncio.sleep(60)
-        body = {"gateway": name, "cursor": "1", "isComplete": True, "requests": [], "running": []}
-        return web.json_response(body)
-
-    app = web.Application()
-    app.router.add_get("/api/dashboard/feed", feed)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    ports: list[int] = []
-    for _ in range(200):
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ports.append(runner.addresses[-1][1])
-    silent = f"g{ports[0]}"
-    try:
-        puts = [put_gateway(f"g{port}", f"http://127.0.0.1:{port}") for port in ports]
-        for start in range(0, len(puts), 100):
-            await memory.commit([], puts[start : start + 100])
-        async with running_dashboard(memory) as dashboard:
-            await until(lambda: len(reads) == 200, limit_s=60, what="the first read of each")
-            others = [f"g{port}" for port in ports[1:]]
-            await until(lambda: min(reads[other] for other in others) >= 4, limit_s=60)
-            assert reads[silent] < min(reads[other] for other in others)
-            queue = await dashboard.get("/queue")
-            assert set(queue["gatewaysSilent"]) <= {silent}
-    finally:
-        await runner.cleanup()

@@ -17,8 +17,9 @@ from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.support.browser import check_access, needs_browser, open_page
-from tests.support.dashboards import CLOCK, ended, running_dashboard
+from tests.support.browser import check_access, needs_browser
+from tests.support.dashboard_site import opened
+from tests.support.dashboards import CLOCK, ended, running_dashboard, serving
 from tests.support.etcd import running_etcd
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.gateway_world import World, deployment, endpoint, running_gateway
@@ -42,15 +43,8 @@ async def measured_engine() -> AsyncIterator[str]:
             text="".join(f"fleet_engine_{name} {value}\n" for name, value in values.items())
         )
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving("/metrics", metrics) as (url,):
+        yield url
 
 
 @pytest.mark.etcd
@@ -107,10 +101,7 @@ async def test_the_page_shows_usage_objectives_and_energy(browser: Browser, tmp_
     spec = qwen.spec.model_copy(update={"objectives": objectives})
     declared = codec.put_spec(qwen.model_copy(update={"spec": spec}))
     await store.commit([], [*mac("mac-1"), *mac("mac-2"), declared])
-    async with (
-        running_dashboard(store, state_dir=tmp_path) as dashboard,
-        open_page(browser, dashboard.url) as (page, _),
-    ):
+    async with opened(browser, store, state_dir=tmp_path) as (page, dashboard):
         await page.goto("/macs")
         await page.get_by_text("Current usage").click()
         table = page.locator("[data-usage]")

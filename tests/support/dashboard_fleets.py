@@ -1,6 +1,7 @@
 """A small fleet for the dashboard's tests: Macs with models and room, a deployment that runs, and one that is pending."""
 
 import hashlib
+from datetime import timedelta
 
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectMeta
@@ -53,8 +54,17 @@ def _mac(name: str, gib: int, chip: str) -> list[Put]:
     return [put_node(name, node_status(name, memory_gib=gib, chip=chip)), put_lease(name)]
 
 
+def api_key(name: str, role: Role, secret: str, *, life_s: float | None = None) -> ApiKey:
+    """Return an API key that ends after so many seconds; one in the past with a negative number."""
+    digest, now = hashlib.sha256(secret.encode()).hexdigest(), CLOCK.now()
+    expires = None if life_s is None else now + timedelta(seconds=life_s)
+    return ApiKey(name=name, hash=digest, created=now, expires=expires, role=role)
+
+
+def put_api_key(key: ApiKey) -> Put:
+    return Put(key=keys.named(keys.API_KEY_PREFIX, key.name), value=codec.encode(key))
+
+
 def put_key(role: Role) -> Put:
     """Return the write of an API key `sk-ROLE` with this role, named as the role."""
-    digest = hashlib.sha256(f"sk-{role}".encode()).hexdigest()
-    key = ApiKey(name=role, hash=digest, created=CLOCK.now(), role=role)
-    return Put(key=keys.named(keys.API_KEY_PREFIX, role), value=codec.encode(key))
+    return put_api_key(api_key(role, role, f"sk-{role}"))

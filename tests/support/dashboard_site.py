@@ -3,12 +3,16 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from playwright.async_api import Browser, Page
 
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
+from tests.support.browser import open_page
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
@@ -76,3 +80,15 @@ async def running_site() -> AsyncIterator[Site]:
         await gateway.knows("qwen", ready=1)
         async with running_dashboard(store) as dashboard:
             yield Site(store, dashboard, gateway, engine)
+
+
+@asynccontextmanager
+async def opened(
+    browser: Browser, store: Transport, **settings: Any
+) -> AsyncIterator[tuple[Page, RunningDashboard]]:
+    """Run a dashboard over the store with these settings, and open a page of it."""
+    async with (
+        running_dashboard(store, **settings) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        yield page, dashboard

@@ -4,7 +4,7 @@ import asyncio
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+from aiohttp import web
 from fastapi import FastAPI
 
 from dashboard.server import Dashboard, DashboardSettings
@@ -23,6 +24,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,23 @@ class RunningDashboard:
         ) as response:
             assert response.status == 200, await response.text()
             return {"cookie": response.headers["set-cookie"].partition(";")[0]}
+
+
+@asynccontextmanager
+async def serving(path: str, *answers: Handler) -> AsyncIterator[list[str]]:
+    """Serve each answer at this path, on a port of its own; yield the addresses."""
+    runners: list[web.AppRunner] = []
+    try:
+        for answer in answers:
+            app = web.Application()
+            app.router.add_get(path, answer)
+            runners.append(web.AppRunner(app, shutdown_timeout=0.1))
+            await runners[-1].setup()
+            await web.TCPSite(runners[-1], "127.0.0.1", 0).start()
+        yield [f"http://127.0.0.1:{runner.addresses[0][1]}" for runner in runners]
+    finally:
+        for runner in runners:
+            await runner.cleanup()
 
 
 @asynccontextmanager

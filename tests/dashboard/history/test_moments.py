@@ -11,10 +11,10 @@ from dashboard.history.moments import MomentReader, NoMomentError
 from dashboard.history.queries import HistoryReader
 from dashboard.history.records import Batch, KeyRevision, Sample
 from machinery.clock import SystemClock
-from schemas.event import Event, EventSpec, ObjectReference
-from schemas.meta import ObjectMeta
 from store import codec, keys
-from store.port import Delete, Put, Transport
+from store.memory import MemoryTransport
+from store.port import Delete, Transport
+from tests.support.dashboard_site import event
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.gateway_world import deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
@@ -103,27 +103,15 @@ async def test_what_changed_while_no_recorder_ran_is_found(
 
 @pytest.mark.etcd
 async def test_events_outlive_their_lease(store: Transport, tmp_path: Path) -> None:
-    event = Event(
-        metadata=ObjectMeta(name="e1"),
-        spec=EventSpec(
-            about=ObjectReference(kind="Node", name="mac-1"),
-            type="Warning",
-            reason="NodeNotReady",
-            message="the node lost its lease",
-            source="reconciler",
-            first_seen=CLOCK.now(),
-            last_seen=CLOCK.now(),
-        ),
-    )
-    key = keys.event_key("reconciler", "e1")
-    await store.commit([], [Put(key=key, value=codec.encode(event))])
+    put = event("e1", "the node lost its lease")
+    await store.commit([], [put])
     async with running_dashboard(store, state_dir=tmp_path) as it:
 
         async def count(query: str = "") -> int:
             return int((await it.get(f"/api/v1/events{query}"))["total"])
 
         await until_async(lambda: count(), what="the event in the history")
-        await store.commit([], [Delete(key=key)])
+        await store.commit([], [Delete(key=put.key)])
 
         async def is_forgotten() -> bool:
             return not (await it.get("/api/v1/snapshot?view=events"))["views"]["events"]
@@ -176,3 +164,27 @@ async def test_a_gap_is_told_from_what_was_known(tmp_path: Path) -> None:
         assert (moment.age_s, moment.revision) == (age_s, 7), at_s
     with pytest.raises(NoMomentError):
         await reader.at(NOW_S)
+
+
+async def test_wrong_queries_are_refused_with_what_is_right(tmp_path: Path) -> None:
+    async with running_dashboard(MemoryTransport(CLOCK), state_dir=tmp_path) as it:
+        for path, words in (
+            ("series?subject=mac-1&metric=cpu_ratio", "is not fleet, node/NAME or model/NAME"),
+            ("series?subject=node/a&metric=cpu", "it has cpu_ratio,"),
+            ("series?subject=fleet", "Name 1 to 20 metrics"),
+            ("series?metric=active&from=yesterday", "is no time: write `now`"),
+            ("series?metric=active&from=1h&to=2h", "must be before 'to'"),
+            ("series?metric=active&from=600h&step=1m", "use a longer step"),
+            ("requests?status=good", "No request ends as 'good'"),
+        ):
+            refusal = await it.get(f"/api/v1/{path}", 400)
+            assert words in refusal["error"]["message"]
+
+
+async def test_without_a_folder_there_is_no_history() -> None:
+    async with running_dashboard(MemoryTransport(CLOCK)) as it:
+        refusal = await it.get("/api/v1/series?metric=active", 404)
+        assert "--state-dir" in refusal["error"]["message"]
+        assert (await it.get("/health"))["history"]["status"].startswith("off")
+        # The last requests are known all the same, as the page lists them.
+        assert await it.get("/api/v1/requests") == {"requests": []}

@@ -1,4 +1,4 @@
-"""Figures of a recorder that stood still, and of a gateway that was killed: real processes."""
+"""The history of a recorder that stood still, was killed or has no disk, and of a killed gateway: real processes."""
 
 import asyncio
 import math
@@ -103,6 +103,10 @@ class Scene:
 
         await until_async(are_there, limit_s=60, what=f"{count} requests in the history")
         assert len(found) == len({one["id"] for one in found}) == count
+        return found
+
+    async def history(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.recorder.get("/health"))["history"]
         return found
 
 
@@ -308,3 +312,39 @@ async def test_a_clock_that_jumps_makes_no_figure_wrong(tmp_path: Path) -> None:
         await recorder.end(signal.SIGKILL)
         await recorder.start()
         await it.counted(17)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of running processes are Linux's")
+async def test_a_full_disk_costs_history_and_nothing_else(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        gateway, recorder = it.gateway, it.recorder
+        await recorder.start()
+        await gateway.chats(1)
+        await it.recorded(1)
+        recorder.limit_files(1024)
+        await gateway.chats(4)
+
+        async def is_reported() -> bool:
+            return str((await it.history())["status"]).startswith("not written: ")
+
+        await until_async(is_reported, limit_s=60, what="a report of the full disk")
+        assert await recorder.metric("fleet_dashboard_history_written") == 0
+        # What is in memory is shown as ever.
+        assert len(await recorder.get("/api/dashboard/requests")) == 5
+        recorder.limit_files()
+        await it.recorded(5)
+        history = await it.history()
+        assert (history["status"], history["lost"]) == ("ok", 0)
+
+
+async def test_a_damaged_file_is_set_aside_and_a_new_one_begins(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        folder = tmp_path / "recorder"
+        folder.mkdir(mode=0o700)
+        (folder / "history.db").write_bytes(b"\0damaged" * 4096)
+        await it.recorder.start()
+        await it.gateway.chats(2)
+        await it.recorded(2)
+        assert (folder / "history.db.damaged").exists()
+        history = await it.history()
+        assert (history["status"], history["damaged"]) == ("ok", 1)
