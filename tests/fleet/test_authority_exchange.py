@@ -12,25 +12,10 @@ from cryptography import x509
 
 from identity.authority import is_signed_by, load_authorities, load_certificate
 from identity.folder import IdentityFolder
-from tests.support import netns
-from tests.support.two_macs import Mac, joined, two_macs
+from tests.support.two_macs import MARKS, SPREAD, Mac, joined, two_macs
 from tests.support.waiting import until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.fleet,
-    pytest.mark.etcd,
-    pytest.mark.mlx,
-    pytest.mark.timeout(540),
-    pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]
-
-MANIFEST = b"""
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec: {model: {path: tiny}, replicas: 3, contextLength: 512, placement: {spreadBy: [fleet/node]}}
-"""
+pytestmark = [*MARKS, pytest.mark.mlx, pytest.mark.timeout(540)]
 
 _TRIES = 30
 
@@ -85,12 +70,9 @@ async def under_load(mac: Mac, key: str) -> AsyncIterator[list[str]]:
 
 async def test_the_authority_is_exchanged_under_load(tmp_path: Path, models_dir: Path) -> None:
     async with two_macs(tmp_path, models_dir) as (first, second):
-        up = await first.run(
-            *first.up_words("--join", first.address), "--detach", "--data-dir", str(first.data)
-        )
-        assert up.code == 0, up.err + first.last_words()
+        await first.up()
         await joined(first, second)
-        await first.ok("apply", "-f", "-", stdin=MANIFEST)
+        await first.ok("apply", "-f", "-", stdin=SPREAD)
         await first.ok("wait", "md/tiny", "--for=condition=Available", "--timeout=120s")
         key = (await first.ok("create", "apikey", "ci")).strip()
         words = ("cert", "rotate-authority", "--authority-dir", str(first.data / "authority"))
@@ -110,7 +92,7 @@ async def test_the_authority_is_exchanged_under_load(tmp_path: Path, models_dir:
                 limit_s=90,
                 what="the end of the old authority",
             )
-            await first.ok("apply", "-f", "-", stdin=MANIFEST.replace(b"512", b"640"))
+            await first.ok("apply", "-f", "-", stdin=SPREAD.replace(b"512", b"640"))
             await first.ok("rollout", "status", "md/tiny", "--timeout=90s")
         assert "TLS mode strict" in await first.ok("secure", "status")
 

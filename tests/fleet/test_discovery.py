@@ -8,23 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import netns
-from tests.support.two_macs import Mac, two_macs
+from tests.support.two_macs import MARKS, Mac, two_macs
 from tests.support.waiting import until_async
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.fleet,
-    pytest.mark.etcd,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]
+pytestmark = [*MARKS, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
 async def macs(tmp_path: Path, models_dir: Path) -> AsyncIterator[tuple[Mac, Mac]]:
     async with two_macs(tmp_path, models_dir) as (first, second):
-        await first.ok(*first.up_words("--join", first.address), "--detach", limit_s=180)
+        await first.up()
         yield first, second
 
 

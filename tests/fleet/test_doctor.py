@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, model_deployment, running_fleet
 from tests.support.waiting import until_async
-
-MANIFEST = """apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec: {model: {path: tiny}, contextLength: 512}
-"""
 
 
 async def levels(fleet: Fleet) -> dict[str, str]:
@@ -34,7 +28,7 @@ async def levels(fleet: Fleet) -> dict[str, str]:
 @pytest.mark.timeout(180)
 async def test_a_fleet_that_is_well_and_one_that_is_not(tmp_path: Path, models_dir: Path) -> None:
     async with running_fleet(tmp_path / "fleet", models_dir) as fleet:
-        await fleet.applied(MANIFEST)
+        await fleet.applied(model_deployment(contextLength=512))
         await fleet.available("tiny")
 
         async def is_well() -> bool:

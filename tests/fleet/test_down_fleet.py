@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.engines.engine_processes import find_engines
 from store.etcd.member.binary import locate
-from tests.support.fleet import Done, engine_port
+from tests.support.fleet import Done, engine_port, model_deployment
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.ports import free_port
 from tests.support.release_nodes import ReleaseNode
@@ -19,15 +19,7 @@ from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.full, pytest.mark.fleet, pytest.mark.timeout(400)]
 
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec:
-  model: {path: tiny}
-  replicas: 2
-  contextLength: 2048
-"""
+MANIFEST = model_deployment(replicas=2, contextLength=2048)
 PROGRAMS = ("fleetctl", "fleet-nodeagent", "fleet-reconciler", "fleet-gateway", "python")
 BODY = {
     "model": "tiny",

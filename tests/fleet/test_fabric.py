@@ -5,25 +5,14 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 import pytest
 
 from nodeagent.fabric.rank_process import FABRIC_MODULE
-from schemas.meta import ObjectMeta
-from schemas.shardgroup import (
-    FabricCheck,
-    FabricPolicy,
-    GroupMember,
-    ShardGroup,
-    ShardGroupSpec,
-)
-from store import codec, keys, objects
+from store import keys
 from store.etcd.connect import connect
-from store.port import Delete
-from tests.support.fleet import Fleet, fleetctl
+from tests.support.fleet import Fleet
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.ci, pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -121,74 +110,6 @@ async def test_a_group_is_measured(fleet: Fleet) -> None:
         assert (await condition(fleet, node))[
             "message"
         ] == "shardgroup/pair: sums are right over ring"
-
-
-@pytest.mark.full
-async def test_the_leader_checks_a_group_that_is_due(fleet: Fleet) -> None:
-    """Real agents and ranks on loopback; the group was created long ago, so its first check is due."""
-    transport = connect(fleet.etcd.address)
-    group = ShardGroup(
-        metadata=ObjectMeta(
-            name="old",
-            uid="uid-old",
-            generation=1,
-            creation_timestamp=datetime(2026, 1, 1, tzinfo=UTC),
-        ),
-        spec=ShardGroupSpec(
-            members=(GroupMember(node="mac-1"), GroupMember(node="mac-2")),
-            fabric=FabricPolicy(check_interval="24h"),
-        ),
-    )
-
-    async def checks() -> tuple[FabricCheck, ...]:
-        obj = await objects.get(transport, ShardGroup, "old")
-        return () if obj is None or obj.status is None else obj.status.fabric_checks
-
-    await transport.commit([], [codec.put_spec(group)])
-    fleet.start_reconciler()
-    try:
-        (check,) = await until_async(checks, limit_s=90, what="the result of a regular check")
-        assert (check.outcome, check.nodes) == ("Healthy", ("mac-1", "mac-2")), check
-        assert check.gb_per_second is not None
-        done = await fleet.ctl("fabric", "history", "old")
-        assert (done.code, "Healthy" in done.out) == (0, True)
-        await nothing_left(fleet)
-    finally:
-        fleet.kill("reconciler")
-        await fleet.ended("reconciler")
-        await transport.commit([], [Delete(key=keys.spec_key("ShardGroup", "old"))])
-        await transport.close()
-
-
-async def test_a_group_is_exported_and_imported(fleet: Fleet, tmp_path: Path) -> None:
-    """The file has the addresses of the agents if the group leaves them out."""
-    file = tmp_path / "pair.json"
-    done = await fleet.ctl("export", "hostfile", "pair", "-o", str(file))
-    assert done.code == 0, done.err
-    assert done.err == "left out: spec.parallelism\n"
-    assert [(host["ssh"], host["ips"]) for host in json.loads(file.read_text())["hosts"]] == [
-        ("mac-1", ["127.0.0.1"]),
-        ("mac-2", ["127.0.0.1"]),
-    ]
-    again = await fleetctl("import", "hostfile", str(file), "--name", "again")
-    assert again.code == 0, again.err
-    applied = await fleet.ctl("apply", "-f", "-", stdin=again.out.encode())
-    assert applied.out == "shardgroup/again created\n", applied.err
-    assert (await fleet.ctl("delete", "sg/again")).code == 0
-    refused = await fleet.ctl("export", "hostfile", "pair", "--as", "devices")
-    assert refused.code == 1
-    assert "no RDMA devices for a device matrix" in refused.err
-
-
-async def test_the_only_group_needs_no_name(fleet: Fleet) -> None:
-    done = await fleet.ctl("fabric", "bench", "--sizes", "4K", "--rounds", "1", "--verbose")
-    assert done.code == 0, done.err + fleet.words()
-    assert "shardgroup/pair: ring over 2 ranks (mac-1, mac-2)" in done.out
-    assert "rank 1, mac-2\n  4 KB: " in done.out
-    assert "rank 0, mac-1: 1 of 1 sizes" in done.err
-    missing = await fleet.ctl("fabric", "bench", "pear")
-    assert missing.code == 1
-    assert 'shardgroups "pear" not found; did you mean pair?' in missing.err
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -12,7 +12,8 @@ from models.model_files import PARTIAL_MARK
 from schemas.meta import find_condition
 from tests.seeds import literals
 from tests.support.commands import run_module
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, model_deployment
+from tests.support.fleet_load import hub_fleet
 from tests.support.hub import COMMIT, StandInHub
 from tests.support.shards import Group, ask, group_of, ranks_of
 from tests.support.waiting import until, until_async
@@ -32,25 +33,8 @@ spec:
   parallelism: {parallelism}
 ---
 """
-SHARDED = f"""
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: big}}
-spec:
-  model: {{hub: {{repo: {REPO}}}}}
-  sharding: pair
-  contextLength: 512
-  concurrency: 2
-"""
-ALONE = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: alone}
-spec:
-  model: {%s}
-  contextLength: 512
-  concurrency: 2
-"""
+SIZE: dict[str, object] = {"contextLength": 512, "concurrency": 2}
+SHARDED = model_deployment("big", model={"hub": {"repo": REPO}}, sharding="pair", **SIZE)
 
 
 def chat(model: str) -> dict[str, object]:
@@ -86,19 +70,11 @@ async def two_agents(
     if ballast:
         files["ballast.txt"] = bytes(ballast)
     hub = StandInHub(repos={repo: files})
-    fleet = Fleet(root / "f", root)
-    async with hub.serve():
-        try:
-            await fleet.etcd.start()
-            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
-            for node in NODES:
-                own = flags.get(node, ())
-                fleet.start_agent(node, "--models-dir", str(models_of(root, node)), *own)
-            fleet.start_gateway()
-            await fleet.joined(2)
-            yield fleet, hub
-        finally:
-            await fleet.stop()
+    agents = {
+        node: ("--models-dir", str(models_of(root, node)), *flags.get(node, ())) for node in NODES
+    }
+    async with hub_fleet(root, hub, agents) as fleet:
+        yield fleet, hub
 
 
 def weights(folder: Path) -> set[str]:
@@ -117,7 +93,7 @@ async def test_each_rank_of_a_pipeline_fetches_its_layers_and_answers_as_the_who
     async with two_agents(tmp_path, model) as (fleet, hub):
         (models_of(tmp_path, "node-1")).mkdir(exist_ok=True)
         (models_of(tmp_path, "node-1") / "whole").symlink_to(model)
-        await fleet.applied(ALONE % "path: whole")
+        await fleet.applied(model_deployment("alone", model={"path": "whole"}, **SIZE))
         await fleet.available("alone", limit_s=120)
         await fleet.routed("alone", 1)
         wanted = await ask(fleet, [chat("alone")])
@@ -145,7 +121,7 @@ async def test_each_rank_of_a_pipeline_fetches_its_layers_and_answers_as_the_who
 
         # Another deployment needs all of it: only the rest is fetched.
         hub.seen.clear()
-        await fleet.applied(ALONE % f"hub: {{repo: {REPO}}}")
+        await fleet.applied(model_deployment("alone", model={"hub": {"repo": REPO}}, **SIZE))
         await fleet.available("alone", limit_s=120)
         await fleet.routed("alone", 1)
         assert await ask(fleet, [chat("alone")]) == wanted
@@ -199,34 +175,6 @@ async def test_ranks_wait_for_each_others_files_over_kills_of_their_agents(
             assert len((await ask(fleet, [chat("big")]))[0]) > 0
             assert weights(models_of(tmp_path, "node-2") / FOLDER) == weights(model)
             assert not (first / FOLDER / PARTIAL_MARK).exists()
-
-
-async def test_the_failure_of_one_rank_is_that_of_the_deployment_with_its_remedy(
-    tmp_path: Path, model: Path
-) -> None:
-    flags = {"node-2": ("--disk-reserve", "4000Ti")}
-    async with two_agents(tmp_path, model, flags=flags) as (fleet, _):
-        await fleet.applied(GROUP.format(parallelism="Tensor") + SHARDED)
-        async with group_of(fleet, "big") as group:
-
-            async def is_refused() -> bool:
-                return await reasons(group) == ["NoSpace", "WaitingForFiles"]
-
-            await until_async(is_refused, limit_s=90, what="a rank without room")
-
-            async def is_told() -> str:
-                text = await group.told()
-                return text if "rank 1 on node-2: " in text else ""
-
-            told = await until_async(is_told, limit_s=30, every_s=0.5, what="the rank's reason")
-            assert "remove or unpin one, or free space" in told
-            assert await group.epoch() == 1, (
-                "a rank that cannot start yet is no failure of the epoch"
-            )
-        assert "NoSpace" in told
-        assert ranks_of(fleet) == []
-        groups = await fleet.ctl("describe", "shardgroup/pair")
-        assert "NoSpace" in groups.out, groups.out
 
 
 async def test_the_ring_of_localais_page_answers_after_its_import(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from schemas.replica import Replica
 from store import objects
 from store.etcd.connect import connect
 from store.port import Transport
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, model_deployment
+from tests.support.fleet_load import hub_fleet
 from tests.support.hub import COMMIT, StandInHub
 from tests.support.waiting import until, until_async
 
@@ -21,15 +22,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.timeout(300)]
 REPO = "mlx-community/Tiny-Test-4bit"
 NAME = "tiny-test-4bit"
 FOLDER = f"mlx-community--Tiny-Test-4bit@{COMMIT[:12]}"
-DEPLOYMENT = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: tiny}}
-spec:
-  model: {{hub: {{repo: {repo}}}}}
-  contextLength: 256
-  concurrency: 1
-"""
+DEPLOYMENT = model_deployment(model={"hub": {"repo": REPO}}, contextLength=256, concurrency=1)
 MIB = 1 << 20
 # Read as a tokenizer's file by nobody; it makes the download long enough to be killed in.
 BALLAST = "ballast.txt"
@@ -40,27 +33,13 @@ async def fleet_with_hub(
     root: Path, model: Path, *, ballast: int = 0
 ) -> AsyncIterator[tuple[Fleet, StandInHub]]:
     """Run a fleet whose node has no models, and a hub that has this one."""
-    models = root / "models"
-    models.mkdir()
     files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
     if ballast:
         files[BALLAST] = random.Random(7).randbytes(ballast)
-    hub = StandInHub(repos={REPO: files})
-    fleet = Fleet(root / "f", models)
-    async with hub.serve():
-        try:
-            await fleet.etcd.start()
-            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
-            fleet.start_agent("node-1")
-            fleet.start_gateway()
-            await fleet.joined(1)
-            yield fleet, hub
-        finally:
-            await fleet.stop()
-
-
-async def deploy(fleet: Fleet) -> None:
-    await fleet.applied(DEPLOYMENT.format(repo=REPO))
+    hub, models = StandInHub(repos={REPO: files}), root / "models"
+    models.mkdir()
+    async with hub_fleet(root, hub, {"node-1": ("--models-dir", str(models))}) as fleet:
+        yield fleet, hub
 
 
 async def read_conditions(store: Transport) -> str:
@@ -131,7 +110,7 @@ async def test_an_agent_killed_in_the_middle_goes_on_where_it_was(
     size = 24 * MIB
     async with fleet_with_hub(tmp_path, models_dir / "tiny", ballast=size) as (fleet, hub):
         hub.faults.bytes_per_s = 4 * MIB
-        await deploy(fleet)
+        await fleet.applied(DEPLOYMENT)
         await shown(fleet, "Downloading: ")
         await until(lambda: hub.body_bytes > size // 3, limit_s=60, what="a third of the bytes")
         fleet.kill("node-1")
@@ -142,46 +121,3 @@ async def test_an_agent_killed_in_the_middle_goes_on_where_it_was(
         whole = sum(len(content) for content in hub.repos[REPO].values())
         # At most what was on the wire, or not recorded yet, comes twice.
         assert hub.body_bytes < whole + size // 2, (hub.body_bytes, whole)
-
-
-async def test_a_wrong_bit_starts_no_engine_and_names_the_file(
-    tmp_path: Path, models_dir: Path
-) -> None:
-    ballast = 8 * MIB
-    async with fleet_with_hub(tmp_path, models_dir / "tiny", ballast=ballast) as (fleet, hub):
-        hub.faults.flip_bit_at = ballast - 1
-        await deploy(fleet)
-        found = await shown(fleet, "HashMismatch")
-        assert BALLAST in found
-        assert fleet.engine_pids("node-1") == set()
-        assert not (tmp_path / "models" / FOLDER).exists()
-
-
-async def test_a_hub_that_is_down_is_a_condition_and_its_return_converges(
-    tmp_path: Path, models_dir: Path
-) -> None:
-    async with fleet_with_hub(tmp_path, models_dir / "tiny") as (fleet, hub):
-        hub.faults.status, hub.faults.failures = 503, 1_000_000
-        await deploy(fleet)
-        found = await shown(fleet, "SourceUnreachable")
-        assert "503" in found
-        hub.faults.failures = 0
-        await fleet.available("tiny", limit_s=150)
-
-
-async def test_a_gated_model_needs_a_token_which_only_the_fetching_node_gets(
-    tmp_path: Path, models_dir: Path
-) -> None:
-    async with fleet_with_hub(tmp_path, models_dir / "tiny") as (fleet, hub):
-        hub.token = "hf_" + "s3cret" * 4
-        await deploy(fleet)
-        await shown(fleet, "Unauthorized")
-        made = await fleet.ctl(
-            *("create", "hubtoken", "hub", "--endpoint", hub.endpoint, "--token-file", "-"),
-            stdin=hub.token.encode(),
-        )
-        assert made.code == 0, made.err
-        await fleet.ctl("rollout", "refresh", "md/tiny")
-        await fleet.available("tiny", limit_s=150)
-        logs = "".join(path.read_text() for path in fleet.root.glob("**/*.log"))
-        assert "s3cret" not in logs + (await fleet.ctl("events")).out

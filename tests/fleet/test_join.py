@@ -18,24 +18,10 @@ from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.names import Identity, Role
 from machinery.clock import SystemClock
-from tests.support import netns
-from tests.support.two_macs import Mac, joined, two_macs
+from tests.support.fleet import model_deployment
+from tests.support.two_macs import MARKS, SPREAD, Mac, joined, two_macs
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.fleet,
-    pytest.mark.etcd,
-    pytest.mark.mlx,
-    pytest.mark.timeout(420),
-    pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]
-
-MANIFEST = b"""
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec: {model: {path: tiny}, replicas: 3, contextLength: 512, placement: {spreadBy: [fleet/node]}}
-"""
+pytestmark = [*MARKS, pytest.mark.mlx, pytest.mark.timeout(420)]
 
 
 @pytest.fixture
@@ -78,15 +64,12 @@ async def status_of(url: str, context: ssl.SSLContext | None, name: str = "") ->
 
 async def test_a_second_mac_joins_with_three_commands(macs: tuple[Mac, Mac]) -> None:
     first, second = macs
-    up = await first.run(
-        *first.up_words("--join", first.address), "--detach", "--data-dir", str(first.data)
-    )
-    assert up.code == 0, up.err + first.last_words()
-    assert f"fleet ready: {first.url}/v1" in up.out
-    assert f"fleetctl join TOKEN {first.address}:4002" in up.out
+    shown = await first.up()
+    assert f"fleet ready: {first.url}/v1" in shown
+    assert f"fleetctl join TOKEN {first.address}:4002" in shown
     token = await joined(first, second)
     assert token.startswith("mf1.")
-    await first.ok("apply", "-f", "-", stdin=MANIFEST)
+    await first.ok("apply", "-f", "-", stdin=SPREAD)
     await first.ok("wait", "md/tiny", "--for=condition=Available", "--timeout=120s")
     key = (await first.ok("create", "apikey", "ci")).strip()
     found = await engines(first)
@@ -138,8 +121,7 @@ async def it_comes_back(first: Mac, key: str) -> None:
     """Kill the supervisor, and start the fleet again without --join and with it: objects stay."""
     os.kill(first.supervisor(), signal.SIGKILL)
     for flags in ((), ("--join", first.address)):
-        again = await first.run(*first.up_words(*flags), "--detach", "--data-dir", str(first.data))
-        assert again.code == 0, again.err + first.last_words()
+        await first.ok(*first.up_words(*flags), "--detach")
         assert "tiny" in await first.ok("get", "md")
         await first.ok("wait", "md/tiny", "--for=condition=Available", "--timeout=120s")
         if flags:
@@ -153,15 +135,13 @@ async def test_a_start_that_is_killed_at_any_step_is_finished_by_the_next(
 ) -> None:
     first, _ = macs
     words = (*first.up_words("--join", first.address), "--data-dir", str(first.data))
-    plain = await first.run(*first.up_words(), "--detach", "--data-dir", str(first.data))
-    assert plain.code == 0, plain.err
-    await first.ok("apply", "-f", "-", stdin=MANIFEST.replace(b"replicas: 3", b"replicas: 0"))
+    await first.ok(*first.up_words(), "--detach")
+    await first.ok("apply", "-f", "-", stdin=model_deployment(replicas=0).encode())
     await first.ok("down")
     for limit_s in (0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0):
         with suppress(TimeoutError):
             await first.run(*words, limit_s=limit_s)
-    up = await first.run(*words, "--detach")
-    assert up.code == 0, up.err + first.last_words()
+    await first.up()
     assert "tiny" in await first.ok("get", "md")
     assert "TLS mode strict" in await first.ok("secure", "status")
     token = await first.ok("token", "create", "-o", "token")

@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-import tarfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +14,11 @@ import pytest
 from identity.authority import identity_of, load_certificate
 from identity.folder import IdentityFolder
 from machinery import processes
-from store.archive import ArchiveReader
 from store.etcd import users
-from tests.support import netns
-from tests.support.two_macs import Mac, joined, two_macs
+from tests.support.canaries import leaks, parts_of
+from tests.support.two_macs import MARKS, Mac, joined, two_macs
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.fleet,
-    pytest.mark.etcd,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]
+pytestmark = [*MARKS, pytest.mark.timeout(300)]
 
 # The folders in which secrets lie. etcd has passwords as hashes.
 PLACES = ("authority", "passwords", "identities", "identity", "etcd")
@@ -36,11 +28,7 @@ PLACES = ("authority", "passwords", "identities", "identity", "etcd")
 async def macs(tmp_path: Path) -> AsyncIterator[tuple[Mac, Mac]]:
     (tmp_path / "models").mkdir()
     async with two_macs(tmp_path, tmp_path / "models") as (first, second):
-        up = await first.run(
-            *first.up_words("--join", first.address, "--log-level", "debug"),
-            *("--detach", "--data-dir", str(first.data)),
-        )
-        assert up.code == 0, up.err + first.last_words()
+        await first.up("--log-level", "debug")
         yield first, second
 
 
@@ -104,20 +92,12 @@ async def outputs(first: Mac, folder: Path) -> dict[str, str]:
         shown[" ".join(words)] = done.out + done.err
     bundle, backup = folder / "bundle.tar.gz", folder / "backup"
     await first.ok("support-bundle", "-o", str(bundle))
-    with tarfile.open(bundle) as archive:
-        for member in archive.getmembers():
-            file = archive.extractfile(member)
-            assert file is not None
-            shown[f"bundle: {member.name}"] = file.read().decode()
     authority = ("--with-ca", "--authority-dir", str(first.data / "authority"))
     passphrase = folder / "passphrase"
     passphrase.touch(mode=0o600)
     passphrase.write_text("a passphrase of decent length")
     await first.ok("backup", str(backup), *authority, "--passphrase-file", str(passphrase))
-    with backup.open("rb") as raw:
-        for entry in ArchiveReader(raw).entries():
-            shown[f"backup: {entry.key}"] = entry.value.decode(errors="replace")
-    return shown
+    return {**shown, **dict(parts_of(bundle, backup))}
 
 
 def files_of(root: Path) -> Iterator[tuple[str, str]]:
@@ -125,15 +105,6 @@ def files_of(root: Path) -> Iterator[tuple[str, str]]:
     for path in root.rglob("*"):
         if path.is_file() and not set(path.relative_to(root).parts[:-1]) & set(PLACES):
             yield str(path), path.read_bytes().decode(errors="replace")
-
-
-def leaks(secrets: dict[str, str], channels: Iterable[tuple[str, str]]) -> list[str]:
-    return [
-        f"{name} in {channel}"
-        for channel, text in channels
-        for name, value in secrets.items()
-        if value in text
-    ]
 
 
 async def test_no_key_password_or_token_leaves_its_place(

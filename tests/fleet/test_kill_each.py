@@ -7,26 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, model_deployment, running_fleet
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until_async
 
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: {name}}}
-spec:
-  model: {{path: tiny}}
-  replicas: {replicas}
-  contextLength: 512
-"""
+
+def manifest(name: str, replicas: int) -> str:
+    return model_deployment(name, replicas=replicas, contextLength=512)
 
 
 @asynccontextmanager
 async def serving(root: Path, models_dir: Path) -> AsyncIterator[Fleet]:
     """Run a fleet that serves `tiny`."""
     async with running_fleet(root, models_dir, grace_s=3.0) as fleet:
-        await fleet.applied(MANIFEST.format(name="tiny", replicas=1))
+        await fleet.applied(manifest("tiny", 1))
         await fleet.available("tiny")
         await fleet.routed("tiny", 1)
         yield fleet
@@ -43,7 +37,7 @@ async def answered(fleet: Fleet, count: int = 4) -> None:
 
 async def converges(fleet: Fleet, name: str) -> None:
     """A new deployment can be applied after the kills, and comes to serve."""
-    await fleet.applied(MANIFEST.format(name=name, replicas=1))
+    await fleet.applied(manifest(name, 1))
     await fleet.available(name)
     await fleet.available("tiny")
     await fleet.routed("tiny", 1)
@@ -67,15 +61,15 @@ async def test_each_process_killed_alone(tmp_path: Path, models_dir: Path) -> No
 
 async def reconciler_killed(fleet: Fleet) -> None:
     fleet.kill("reconciler")
-    await fleet.applied(MANIFEST.format(name="after-reconciler", replicas=1))
+    await fleet.applied(manifest("after-reconciler", 1))
     await answered(fleet)
     fleet.restart("reconciler")
     await fleet.available("after-reconciler")
     await fleet.ctl("delete", "md/after-reconciler", "--no-wait")
-    await fleet.applied(MANIFEST.format(name="after-agent", replicas=0))
+    await fleet.applied(manifest("after-agent", 0))
     done = await fleet.ctl("wait", "md/after-reconciler", "--for=delete")
     assert done.code == 0, done.err
-    await fleet.applied(MANIFEST.format(name="after-reconciler", replicas=0))
+    await fleet.applied(manifest("after-reconciler", 0))
 
 
 async def gateway_killed(fleet: Fleet) -> None:
@@ -104,7 +98,7 @@ async def agent_killed(fleet: Fleet) -> None:
 
 async def etcd_killed(fleet: Fleet) -> None:
     """Killed under writes: what was acknowledged is there afterwards, requests go on meanwhile."""
-    await fleet.applied(MANIFEST.format(name="while-etcd-was-killed", replicas=0))
+    await fleet.applied(manifest("while-etcd-was-killed", 0))
     await fleet.kill_etcd()
     await answered(fleet)
     refused = await fleet.ctl("get", "nodes")

@@ -11,32 +11,23 @@ import pytest
 
 from identity.names import Role
 from schemas.trust import TlsMode
-from tests.support.fleet import Fleet
-from tests.support.fleet_load import replicas, under_load
+from tests.support.fleet import Fleet, model_deployment
+from tests.support.fleet_load import hub_fleet, replicas, under_load
 from tests.support.hub import COMMIT, StandInHub
 from tests.support.identities import TestAuthority
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.timeout(300)]
 
 REPO = "mlx-community/Tiny-Test-4bit"
-MOVED = "ab" * 20
 MIB = 1 << 20
 # Nothing reads it; it makes the download long enough to look at the fleet meanwhile.
 BALLAST = "ballast.txt"
-DEPLOYMENT = f"""
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: tiny}}
-spec:
-  model: {{hub: {{repo: {REPO}}}}}
-  contextLength: 256
-  concurrency: 2
-"""
-
-
-def ballast(seed: int) -> bytes:
-    return random.Random(seed).randbytes(16 * MIB)
+DEPLOYMENT: dict[str, object] = {
+    "model": {"hub": {"repo": REPO}},
+    "contextLength": 256,
+    "concurrency": 2,
+}
 
 
 @asynccontextmanager
@@ -46,25 +37,16 @@ async def macs(
     """Run a fleet whose Macs have disks of their own, and a hub; if `trusted`, agents have identities."""
     authority = TestAuthority(root / "ids")
     files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
-    hub = StandInHub(repos={REPO: files | {BALLAST: ballast(1)}})
-    fleet = Fleet(root / "f", root)
-    async with hub.serve():
-        try:
-            await fleet.etcd.start()
-            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
-            fleet.start_gateway()
-            for name in names:
-                (root / name).mkdir()
-                flags = ["--models-dir", str(root / name)]
-                if trusted:
-                    identity = authority.issue(Role.NODE, name)
-                    identity.write_trust(authority.snapshot(mode=TlsMode.PERMISSIVE))
-                    flags += ["--identity-dir", str(identity.path)]
-                fleet.start_agent(name, *flags)
-            await fleet.joined(len(names))
-            yield fleet, hub
-        finally:
-            await fleet.stop()
+    hub = StandInHub(repos={REPO: files | {BALLAST: random.Random(1).randbytes(16 * MIB)}})
+    agents = {name: ["--models-dir", str(root / name)] for name in names}
+    for name in names:
+        (root / name).mkdir()
+        if trusted:
+            identity = authority.issue(Role.NODE, name)
+            identity.write_trust(authority.snapshot(mode=TlsMode.PERMISSIVE))
+            agents[name] += ["--identity-dir", str(identity.path)]
+    async with hub_fleet(root, hub, agents) as fleet:
+        yield fleet, hub
 
 
 def folder(root: Path, node: str, commit: str = COMMIT) -> Path:
@@ -91,7 +73,7 @@ async def test_a_drain_switches_requests_only_when_the_new_replica_has_fetched_a
     tmp_path: Path, models_dir: Path
 ) -> None:
     async with macs(tmp_path, models_dir / "tiny", "node-1", "node-2") as (fleet, hub):
-        await fleet.applied(DEPLOYMENT)
+        await fleet.applied(model_deployment(**DEPLOYMENT))
         await fleet.available("tiny", limit_s=120)
         (first,) = await nodes_of(fleet)
         other = "node-2" if first == "node-1" else "node-1"
@@ -130,7 +112,7 @@ async def test_the_first_request_of_a_moved_replica_finds_its_prompt_in_the_cach
 ) -> None:
     prompt = "the code of the safe is 7 4 1 9 2 5 " * 8
     async with macs(tmp_path, models_dir / "tiny", "node-1", "node-2", trusted=True) as (fleet, _):
-        await fleet.applied(DEPLOYMENT.replace("256", "1024"))
+        await fleet.applied(model_deployment(**DEPLOYMENT | {"contextLength": 1024}))
         await fleet.available("tiny", limit_s=120)
         (first,) = await nodes_of(fleet)
         await fleet.routed("tiny", 1)
@@ -146,7 +128,7 @@ async def test_preloaded_files_wait_without_an_engine_and_make_a_drain_independe
     tmp_path: Path, models_dir: Path
 ) -> None:
     async with macs(tmp_path, models_dir / "tiny", "node-1", "node-2") as (fleet, hub):
-        await fleet.applied(DEPLOYMENT + "  preload: {nodes: 2}\n")
+        await fleet.applied(model_deployment(**DEPLOYMENT, preload={"nodes": 2}))
         await fleet.available("tiny", limit_s=120)
         (first,) = await nodes_of(fleet)
         other = "node-2" if first == "node-1" else "node-1"
@@ -167,27 +149,3 @@ async def test_preloaded_files_wait_without_an_engine_and_make_a_drain_independe
             drained = await fleet.ctl("drain", first, "--timeout=60s", limit_s=90)
             assert drained.code == 0, drained.err + fleet.words()
             assert await nodes_of(fleet) == [other]
-
-
-async def test_a_rollout_in_place_ends_the_old_replica_after_the_new_files_came(
-    tmp_path: Path, models_dir: Path
-) -> None:
-    rollout = "  rollout: {maxSurge: 0, maxUnavailable: 0}\n"
-    async with macs(tmp_path, models_dir / "tiny", "node-1") as (fleet, hub):
-        await fleet.applied(DEPLOYMENT + rollout)
-        await fleet.available("tiny", limit_s=120)
-        hub.branches["main"] = MOVED
-        hub.repos[REPO][BALLAST] = ballast(2)
-        hub.faults.bytes_per_s = 2 * MIB
-        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
-            new = folder(tmp_path, "node-1", MOVED)
-            gaps = group.create_task(endpoint_gaps(fleet, new))
-            await fleet.ctl("rollout", "refresh", "md/tiny")
-        assert gaps.result() == 0, fleet.words()
-
-        async def is_done() -> bool:
-            done = await fleet.ctl("rollout", "status", "md/tiny", "--no-watch")
-            return done.code == 0
-
-        await until_async(is_done, limit_s=90, every_s=1.0, what="the rollout")
-        await fleet.available("tiny", limit_s=60)

@@ -114,10 +114,7 @@ class Stand:
 async def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stand]:
     bundle = Index.create(tmp_path / "index", monkeypatch).runnable(tmp_path)
     async with two_macs(tmp_path, tmp_path / "models") as (first, second):
-        up = await first.run(
-            *first.up_words("--join", first.address), "--detach", "--data-dir", str(first.data)
-        )
-        assert up.code == 0, up.err + first.last_words()
+        await first.up()
         with ssh_machine.ssh_machine(tmp_path / "machine", second.address, second.prefix) as made:
             yield Stand(first, second, made, bundle)
 
@@ -168,17 +165,6 @@ async def test_a_machine_becomes_a_node_and_leaves_without_a_trace(stand: Stand)
     after = stand.machine.tree(*LIVING)
     assert after.keys() - before.keys() <= {"/var/lib/mlx-fleet", "/var/lib/mlx-fleet/models"}
     assert {name: one for name, one in after.items() if name in before} == before
-
-
-async def test_a_run_that_is_killed_after_each_step_is_finished_by_the_next(stand: Stand) -> None:
-    for number in range(1, 12):
-        await stand.run_until(stand.words(), f"{number}/11  ")
-    done = await stand.add()
-    assert done.code == 0, done.out + done.err
-    tree = stand.machine.tree(*LIVING)
-    third = await stand.add()
-    assert ALREADY in third.out, third.out + third.err
-    assert stand.machine.tree(*LIVING) == tree
 
 
 async def test_a_run_that_is_killed_within_a_step_is_finished_by_the_next(stand: Stand) -> None:

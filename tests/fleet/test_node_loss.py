@@ -5,20 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, model_deployment, running_fleet
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until_async
 
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec:
-  model: {path: tiny}
-  replicas: 2
-  contextLength: 2048
-  concurrency: 4
-"""
 CLIENTS = 16
 
 
@@ -27,7 +17,7 @@ CLIENTS = 16
 @pytest.mark.timeout(240)
 async def test_sixteen_streams_and_a_dying_node(tmp_path: Path, models_dir: Path) -> None:
     async with running_fleet(tmp_path, models_dir, nodes=2, grace_s=1.0) as fleet:
-        await fleet.applied(MANIFEST)
+        await fleet.applied(model_deployment(replicas=2, contextLength=2048, concurrency=4))
         await fleet.available("tiny")
         await fleet.routed("tiny", 2)
         victim = await replica_on(fleet, "node-2")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
-from tests.support.fleet import Done, Fleet
+from tests.support.fleet import Done, Fleet, model_deployment
 from tests.support.fleet_load import rolled_out, under_load
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.fleetctl_stream import streaming
@@ -18,16 +18,7 @@ pytestmark = [pytest.mark.full, pytest.mark.fleet, pytest.mark.timeout(600)]
 
 CLOCK = SystemClock()
 OLD, NEW, BROKEN = "0.1.1", "0.2.0", "0.2.1"
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec:
-  model: {path: tiny}
-  replicas: 4
-  contextLength: 512
-  minAvailable: 1
-"""
+MANIFEST = model_deployment(replicas=4, contextLength=512, minAvailable=1)
 
 
 @pytest.fixture(scope="module")

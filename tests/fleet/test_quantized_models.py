@@ -8,31 +8,18 @@ import pytest
 from machinery.clock import SystemClock
 from models.model_store.integrity import check_model
 from models.model_store.store import ModelStore
-from tests.support import netns
+from tests.support.fleet import model_deployment
 from tests.support.hub import COMMIT
 from tests.support.mlx_models import module
 from tests.support.model_store import add_model
-from tests.support.two_macs import Mac, joined, two_macs
+from tests.support.two_macs import MARKS, Mac, joined, two_macs
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.fleet,
-    pytest.mark.etcd,
-    pytest.mark.mlx,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]
+pytestmark = [*MARKS, pytest.mark.mlx, pytest.mark.timeout(400)]
 
 REPO = "fleet/Tiny-1f2e3d4c5b6a-4bit-g64"
-MANIFEST = f"""
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: small}}
-spec:
-  model: {{hub: {{repo: {REPO}}}}}
-  contextLength: 256
-  concurrency: 1
-""".encode()
+MANIFEST = model_deployment(
+    "small", model={"hub": {"repo": REPO}}, contextLength=256, concurrency=1
+).encode()
 
 
 @pytest.fixture
@@ -51,9 +38,7 @@ async def test_a_mac_serves_what_another_one_quantized(macs: tuple[Mac, Mac]) ->
         COMMIT,
         {one.name: one.read_bytes() for one in source.iterdir()},
     )
-    words = first.up_words("--join", first.address)
-    up = await first.run(*words, "--detach", "--data-dir", str(first.data))
-    assert up.code == 0, up.err + first.last_words()
+    await first.up()
     await joined(first, second)
 
     made = await first.ok("models", "quantize", "org/Tiny", "--node", "node-1")

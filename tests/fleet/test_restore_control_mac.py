@@ -8,25 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import netns
-from tests.support.two_macs import Mac, joined, registered, start_agent, two_macs
+from tests.support.two_macs import (
+    MARKS,
+    SPREAD,
+    Mac,
+    joined,
+    registered,
+    start_agent,
+    two_macs,
+)
 from tests.support.waiting import until
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.fleet,
-    pytest.mark.etcd,
-    pytest.mark.mlx,
-    pytest.mark.timeout(420),
-    pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]
-
-MANIFEST = b"""
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec: {model: {path: tiny}, replicas: 3, contextLength: 512, placement: {spreadBy: [fleet/node]}}
-"""
+pytestmark = [*MARKS, pytest.mark.mlx, pytest.mark.timeout(420)]
 
 
 @pytest.fixture
@@ -46,10 +39,9 @@ async def test_a_backup_on_a_bare_mac_brings_the_fleet_back(
     macs: tuple[Mac, Mac], tmp_path: Path
 ) -> None:
     first, second = macs
-    up = (*first.up_words("--join", first.address), "--detach")
-    assert "fleet ready" in await first.ok(*up)
+    assert "fleet ready" in await first.up()
     await joined(first, second)
-    await first.ok("apply", "-f", "-", stdin=MANIFEST)
+    await first.ok("apply", "-f", "-", stdin=SPREAD)
     await first.ok("wait", "md/tiny", "--for=condition=Available", "--timeout=120s")
     passphrase = tmp_path / "passphrase"
     passphrase.touch(mode=0o600)
@@ -66,7 +58,7 @@ async def test_a_backup_on_a_bare_mac_brings_the_fleet_back(
     try:
         restored = await bare.ok("restore", str(backup), *sealed)
         assert "restored the fleet's authority" in restored
-        assert "fleet ready" in await bare.ok(*bare.up_words("--join", bare.address), "--detach")
+        assert "fleet ready" in await bare.up()
         assert "tiny" in await bare.ok("get", "md")
         await it_comes_back(bare, second)
         await bare.ok("wait", "md/tiny", "--for=condition=Available", "--timeout=120s")

@@ -4,22 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, model_deployment, running_fleet
 from tests.support.fleet_load import replicas, rolled_out, under_load
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.full
 
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: tiny}}
-spec:
-  model: {{path: tiny}}
-  replicas: 2
-  contextLength: {context}
-  minAvailable: 1
-"""
+
+def manifest(context: int) -> str:
+    return model_deployment(replicas=2, contextLength=context, minAvailable=1)
 
 
 # Without a pause the clients take all that the machine has.
@@ -30,12 +23,12 @@ async def test_nothing_is_dropped_by_a_rollout_a_drain_or_a_way_back(
     tmp_path: Path, models_dir: Path, pause_s: float
 ) -> None:
     async with running_fleet(tmp_path, models_dir, nodes=2) as fleet:
-        await fleet.applied(MANIFEST.format(context=512))
+        await fleet.applied(manifest(512))
         await rolled_out(fleet)
         await fleet.routed("tiny", 2)
         before = await replicas(fleet)
         async with under_load(fleet, pause_s):
-            await fleet.applied(MANIFEST.format(context=768))
+            await fleet.applied(manifest(768))
             await rolled_out(fleet)
             assert not before.keys() & (await replicas(fleet)).keys()
             drained = await fleet.ctl("drain", "node-1", "--timeout=60s", limit_s=90)
@@ -57,11 +50,11 @@ async def test_without_room_for_one_more_replicas_are_replaced_in_place(
     tmp_path: Path, models_dir: Path
 ) -> None:
     async with running_fleet(tmp_path, models_dir, nodes=2, memory="1Gi") as fleet:
-        await fleet.applied(MANIFEST.format(context=512))
+        await fleet.applied(manifest(512))
         await rolled_out(fleet)
         await fleet.routed("tiny", 2)
         async with under_load(fleet):
-            await fleet.applied(MANIFEST.format(context=768))
+            await fleet.applied(manifest(768))
             await rolled_out(fleet)
         assert set((await replicas(fleet)).values()) == {"node-1", "node-2"}
         done = await fleet.ctl("get", "events")
@@ -74,7 +67,7 @@ async def left_running(fleet: Fleet) -> None:
     engines = fleet.engine_pids("node-1") | fleet.engine_pids("node-2")
     done = await fleet.ctl("delete", "md/tiny", "--cascade=orphan")
     assert done.code == 0, done.err
-    await fleet.applied(MANIFEST.format(context=768))
+    await fleet.applied(manifest(768))
     await rolled_out(fleet)
     assert fleet.engine_pids("node-1") | fleet.engine_pids("node-2") == engines
 

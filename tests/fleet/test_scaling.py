@@ -6,41 +6,28 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, model_deployment, running_fleet
 from tests.support.fleet_load import replicas, rolled_out, under_load
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.full
 
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec:
-  model: {path: tiny}
-  contextLength: 512
-  autoscaling: {minReplicas: 0, maxReplicas: 2, idleTime: 3s, scaleDownStabilization: 1s}
-"""
+SCALED = {"minReplicas": 0, "maxReplicas": 2, "idleTime": "3s", "scaleDownStabilization": "1s"}
 
-CANARY = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: tiny}}
-spec:
-  model: {{path: tiny}}
-  contextLength: {context}
-  rollout:
-    canary:
-      steps: [{{weight: 50, pause: 2s}}]
-      analysis: {{minRequests: 5, minTokensPerSecond: {least}}}
-"""
+
+def canary(context: int, least: int) -> str:
+    """Return a version that must generate so many tokens a second."""
+    analysis = {"minRequests": 5, "minTokensPerSecond": least}
+    steps = [{"weight": 50, "pause": "2s"}]
+    rollout = {"canary": {"steps": steps, "analysis": analysis}}
+    return model_deployment(contextLength=context, rollout=rollout)
 
 
 @pytest.mark.fleet
 @pytest.mark.timeout(300)
 async def test_load_decides(tmp_path: Path, models_dir: Path) -> None:
     async with running_fleet(tmp_path, models_dir) as fleet:
-        await fleet.applied(MANIFEST)
+        await fleet.applied(model_deployment(contextLength=512, autoscaling=SCALED))
         await rolled_out(fleet)
         await ended(fleet)
         await woken(fleet)
@@ -74,15 +61,15 @@ async def status(fleet: Fleet) -> dict[str, object]:
 
 async def tried(fleet: Fleet) -> None:
     """One version is too slow for what is asked, and is rolled back; the next is good, and stays."""
-    await fleet.applied(CANARY.format(context=512, least=0))
+    await fleet.applied(canary(512, 0))
     await rolled_out(fleet)
     before = (await status(fleet))["stableTemplate"]
     async with under_load(fleet):
-        await fleet.applied(CANARY.format(context=640, least=1_000_000))
+        await fleet.applied(canary(640, 1_000_000))
         done = await fleet.ctl("rollout", "status", "md/tiny", "--timeout=90s", limit_s=120)
         assert done.code == 1
         assert "tokens/s, 1000000 is required" in done.err, done.err
         assert (await status(fleet))["stableTemplate"] == before
-        await fleet.applied(CANARY.format(context=768, least=1))
+        await fleet.applied(canary(768, 1))
         await rolled_out(fleet)
     assert (await status(fleet))["stableTemplate"] != before

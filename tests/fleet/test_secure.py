@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.support import netns
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, model_deployment
 from tests.support.fleet_load import rolled_out, under_load
 from tests.support.waiting import until_async
 
@@ -23,12 +23,7 @@ pytestmark = [
 ]
 
 NODES = ("node-1", "node-2")
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec: {model: {path: tiny}, replicas: 2, contextLength: 512, placement: {spreadBy: [fleet/node]}}
-"""
+MANIFEST = model_deployment(replicas=2, contextLength=512, placement={"spreadBy": ["fleet/node"]})
 
 
 @pytest.fixture

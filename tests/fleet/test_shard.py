@@ -15,22 +15,13 @@ import pytest
 
 from schemas.replica import Replica
 from tests.support.commands import run_module
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, model_deployment, running_fleet
 from tests.support.shards import Group, Heard, ask, asking, group_of, listen, nothing_runs, ranks_of
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.timeout(600)]
 
-ALONE = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: alone}
-spec:
-  model: {path: tiny}
-  contextLength: 512
-  concurrency: 8
-"""
-SHARDED = """
+GROUP = """
 apiVersion: fleet/v1alpha1
 kind: ShardGroup
 metadata: {{name: {group}}}
@@ -38,16 +29,14 @@ spec:
   members: [{{node: node-1}}, {{node: node-2}}, {{node: node-3}}]
   {shape}
 ---
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: {name}}}
-spec:
-  model: {{path: tiny}}
-  sharding: {group}
-  contextLength: 512
-  concurrency: 8
 """
 CLIENTS = 8
+
+
+def sharded(name: str, group: str, shape: str) -> str:
+    """Return the manifests of a group and its deployment."""
+    size = model_deployment(name, sharding=group, contextLength=512, concurrency=8)
+    return GROUP.format(group=group, shape=shape) + size
 
 
 def chat(model: str, number: int) -> dict[str, Any]:
@@ -72,7 +61,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 @pytest.fixture(scope="module")
 async def wanted(fleet: Fleet) -> list[str]:
     """Return what one process answers to each client, which goes afterwards."""
-    await fleet.applied(ALONE)
+    await fleet.applied(model_deployment("alone", contextLength=512, concurrency=8))
     await fleet.available("alone")
     await fleet.routed("alone", 1)
     texts = await ask(fleet, [chat("alone", number) for number in range(CLIENTS)])
@@ -81,7 +70,7 @@ async def wanted(fleet: Fleet) -> list[str]:
 
 
 async def test_a_pair_outlives_a_rank(fleet: Fleet, wanted: list[str]) -> None:
-    await fleet.applied(SHARDED.format(group="pair", name="big", shape="size: 2"))
+    await fleet.applied(sharded("big", "pair", "size: 2"))
     async with group_of(fleet, "big") as group:
         replica = await group.serving()
         assert (nodes(replica), way(replica)) == (["node-1", "node-2"], ("Tensor", 0))
@@ -93,7 +82,7 @@ async def test_a_pair_outlives_a_rank(fleet: Fleet, wanted: list[str]) -> None:
 
 @pytest.mark.ci
 async def test_a_pair_outlives_agents_files_and_macs(fleet: Fleet, wanted: list[str]) -> None:
-    await fleet.applied(SHARDED.format(group="pair", name="big", shape="size: 2"))
+    await fleet.applied(sharded("big", "pair", "size: 2"))
     async with group_of(fleet, "big") as group:
         await group.serving()
         await agents_killed(group, wanted)
@@ -112,7 +101,7 @@ async def test_two_stand_in_for_three(fleet: Fleet, wanted: list[str]) -> None:
         done = await fleet.ctl("wait", "node/node-2", "--for=condition=Ready=False")
         assert done.code == 0, done.err
         shape = "fallbacks: [{size: 2, parallelism: Pipeline}]"
-        await fleet.applied(SHARDED.format(group="trio", name="three", shape=shape))
+        await fleet.applied(sharded("three", "trio", shape))
         async with group_of(fleet, "three") as group:
             replica = await group.serving()
             assert (nodes(replica), way(replica)) == (["node-1", "node-3"], ("Pipeline", 1))

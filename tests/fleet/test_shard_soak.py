@@ -17,9 +17,9 @@ import pytest
 from machinery import processes
 from tests.support import netns
 from tests.support.commands import run_module
-from tests.support.fleet import Fleet, engine_port, running_fleet
+from tests.support.fleet import Fleet, engine_port, model_deployment, running_fleet
 from tests.support.shards import Group, Heard, ask, asking, group_of, listen, nothing_runs
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.mlx, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -31,15 +31,14 @@ spec:
   members: [{members}]
   parallelism: {parallelism}
 ---
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {{name: big}}
-spec:
-  model: {{path: tiny}}
-  sharding: several
-  contextLength: 4096
-  concurrency: {concurrency}
 """
+
+
+def big(members: str, parallelism: str, concurrency: int) -> str:
+    """Return the manifests of a group and its deployment."""
+    size = {"contextLength": 4096, "concurrency": concurrency}
+    group = MANIFEST.format(members=members, parallelism=parallelism)
+    return group + model_deployment("big", sharding="several", **size)
 
 
 def chat(text: str, tokens: int = 40) -> dict[str, Any]:
@@ -69,9 +68,7 @@ async def test_unequal_macs_get_layers_by_their_memory(tmp_path: Path) -> None:
         fleet.start_agent("node-2", memory="1200Mi")
         await fleet.joined(2)
         members = "{node: node-1}, {node: node-2}"
-        await fleet.applied(
-            MANIFEST.format(members=members, parallelism="Pipeline", concurrency=64)
-        )
+        await fleet.applied(big(members, "Pipeline", 64))
         async with group_of(fleet, "big") as group:
             replica = await group.serving()
             first, second = replica.spec.ranks
@@ -83,51 +80,6 @@ async def test_unequal_macs_get_layers_by_their_memory(tmp_path: Path) -> None:
             os.kill(group.rank(1).pid, signal.SIGKILL)
             await group.serving(after=epoch)
             assert await ask(fleet, [chat(f"client {n}") for n in range(4)]) == before
-            await ended(group)
-
-
-async def test_three_ranks_and_then_two(tmp_path: Path) -> None:
-    """A serving group loses a Mac for good, has no spare, and goes on as its fallback says; then it says why it cannot."""
-    shape = ("--arch", "llama", "--heads", "6", "--kv-heads", "6", "--hidden", "96")
-    async with fleet_of(tmp_path, *shape, nodes=3) as fleet:
-        members = ", ".join(f"{{node: node-{number}}}" for number in range(1, 4))
-        manifest = MANIFEST.format(members=members, parallelism="Tensor", concurrency=4)
-        await fleet.applied(manifest.replace("Tensor\n", "Tensor\n  fallbacks: [{size: 2}]\n"))
-        async with group_of(fleet, "big") as group:
-            assert len((await group.serving()).spec.ranks) == 3
-            before, epoch = await ask(fleet, [chat("we hold", 16)]), await group.epoch()
-            fleet.kill("node-2")
-            assert fleet.kill_engines("node-2") == 1
-
-            async def on_two() -> bool:
-                replica = await group.serving(after=epoch)
-                return [rank.node for rank in replica.spec.ranks] == ["node-1", "node-3"]
-
-            await until_async(on_two, limit_s=120, what="a group of two")
-            assert await ask(fleet, [chat("we hold", 16)]) == before
-            fleet.kill("node-3")
-            assert fleet.kill_engines("node-3") == 1
-            said = await group.unavailable("Unschedulable")
-            assert "1/3 members fit" in said
-            await ended(group)
-
-
-async def test_four_ranks(tmp_path: Path) -> None:
-    """With more than two, survivors of a dead rank wait in MLX for ever: they end all the same."""
-    async with fleet_of(tmp_path, "--arch", "llama", nodes=4) as fleet:
-        members = ", ".join(f"{{node: node-{number}}}" for number in range(1, 5))
-        await fleet.applied(MANIFEST.format(members=members, parallelism="Tensor", concurrency=4))
-        async with group_of(fleet, "big") as group:
-            assert len((await group.serving()).spec.ranks) == 4
-            before = await ask(fleet, [chat("we hold", 16)])
-            for number, sent in ((3, signal.SIGKILL), (0, signal.SIGSTOP)):
-                pid, epoch, heard = group.rank(number).pid, await group.epoch(), Heard()
-                async with asking(fleet) as client, asyncio.TaskGroup() as tasks:
-                    tasks.create_task(listen(client, chat("we hold"), heard))
-                    await until(heard.has_begun, what="the stream")
-                    os.kill(pid, sent)
-                    await group.serving(after=epoch)
-                assert await ask(fleet, [chat("we hold", 16)]) == before
             await ended(group)
 
 
@@ -161,7 +113,7 @@ async def cut_and_mended(fleet: Fleet, networks: netns.Networks) -> None:
         f"{{node: node-{number + 1}, addresses: [{networks.place(number).peer_host}]}}"
         for number in range(2)
     )
-    await fleet.applied(MANIFEST.format(members=members, parallelism="Tensor", concurrency=4))
+    await fleet.applied(big(members, "Tensor", 4))
     async with group_of(fleet, "big") as group:
         await group.serving()
         before, epoch, heard = await ask(fleet, [chat("we hold", 16)]), await group.epoch(), Heard()

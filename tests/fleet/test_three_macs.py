@@ -12,6 +12,7 @@ import pytest
 from machinery.clock import SystemClock
 from store.etcd.member.binary import sound_binaries, unsafe_users
 from tests.support import netns
+from tests.support.fleet import model_deployment
 from tests.support.netns import Networks
 from tests.support.newcomers import Newcomer
 
@@ -32,12 +33,7 @@ pytestmark = [
     pytest.mark.skipif(ETCD is None, reason="needs an etcd that other machines may reach"),
 ]
 
-MANIFEST = """
-apiVersion: fleet/v1alpha1
-kind: ModelDeployment
-metadata: {name: tiny}
-spec: {model: {path: tiny}, replicas: 4, contextLength: 512, placement: {maxReplicasPerNode: 1}}
-"""
+MANIFEST = model_deployment(replicas=4, contextLength=512, placement={"maxReplicasPerNode": 1})
 
 
 @pytest.fixture

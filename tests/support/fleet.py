@@ -1,6 +1,7 @@
 """A whole fleet of real processes, each of which a test can kill and start again."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -72,6 +73,13 @@ async def from_scratch(words: Sequence[str], stdin: bytes) -> tuple[int, bytes, 
     out, err = await process.communicate(stdin)
     assert process.returncode is not None
     return process.returncode, out, err
+
+
+def model_deployment(name: str = "tiny", /, **spec: object) -> str:
+    """Return the manifest of a deployment; without `model` it is of the folder `tiny`."""
+    spec = {"model": {"path": "tiny"}, **spec}
+    head = {"apiVersion": "fleet/v1alpha1", "kind": "ModelDeployment"}
+    return json.dumps({**head, "metadata": {"name": name}, "spec": spec}) + "\n"
 
 
 class Member(Protocol):

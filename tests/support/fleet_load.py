@@ -1,11 +1,13 @@
-"""Load on a whole fleet, and the state of its rollout."""
+"""Whole fleets with a hub or under load, and the state of a rollout."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from tests.support.fleet import Fleet
+from tests.support.hub import StandInHub
 from tests.support.streams import Stream, stream
 
 
@@ -29,6 +31,25 @@ async def under_load(fleet: Fleet, pause_s: float = 0.3) -> AsyncIterator[list[S
         is_over.set()
     assert asked
     assert all(one.succeeded for one in asked), [one.error for one in asked if not one.succeeded]
+
+
+@asynccontextmanager
+async def hub_fleet(
+    root: Path, hub: StandInHub, agents: Mapping[str, Sequence[str]]
+) -> AsyncIterator[Fleet]:
+    """Run a hub and a fleet that asks it; `agents` are the flags of each agent."""
+    fleet = Fleet(root / "f", root)
+    async with hub.serve():
+        try:
+            await fleet.etcd.start()
+            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
+            for name, flags in agents.items():
+                fleet.start_agent(name, *flags)
+            fleet.start_gateway()
+            await fleet.joined(len(agents))
+            yield fleet
+        finally:
+            await fleet.stop()
 
 
 async def rolled_out(fleet: Fleet) -> None:

@@ -18,13 +18,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from machinery import processes
 from machinery.clock import SystemClock
 from nodeagent.engines.engine_processes import stop_all
-from tests.support.fleet import Done, engine_port
-from tests.support.netns import Networks
+from tests.support.fleet import Done, engine_port, model_deployment
+from tests.support.netns import Networks, available
 from tests.support.ports import free_port
+
+MARKS = (
+    pytest.mark.full,
+    pytest.mark.fleet,
+    pytest.mark.etcd,
+    pytest.mark.skipif(not available(), reason="needs network namespaces"),
+)
+"""Of every test on two machines."""
+SPREAD = model_deployment(
+    replicas=3, contextLength=512, placement={"spreadBy": ["fleet/node"]}
+).encode()
+"""A model with a replica on each node."""
 
 
 @dataclass(slots=True)
@@ -87,6 +100,11 @@ class Mac:
             *("up", "--nodes", "2", "--node-memory", "2Gi", "--models-dir", str(self.models)),
             *("--port", str(self.port), "--engine-port", str(engine_port()), *flags),
         )
+
+    async def up(self, *flags: str) -> str:
+        """Start a fleet here that other machines may join; return what is printed."""
+        words = self.up_words("--join", self.address, *flags)
+        return await self.ok(*words, "--detach", limit_s=180)
 
     def start(self, name: str, *command: str) -> None:
         """Start a process on this machine, with the last part of the command line of a program."""
