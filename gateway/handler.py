@@ -5,6 +5,7 @@ it must wait, for a slot, a replica or another engine.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.apis.adapter import ApiAdapter, ModelMissingError, ResponseTranslat
 from gateway.apis.openai import with_model
 from gateway.auth.access_control import AccessControl
 from gateway.auth.rate_limits import RateLimiter
+from gateway.canonical_prompts import canonicalize
 from gateway.forwarding.engine_stream import EngineStream, StreamReceiver
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.mirror import Mirror
@@ -56,7 +58,11 @@ _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _ATTEMPTS = wire_headers.ATTEMPTS.encode()
 _NODE = wire_headers.NODE.encode()
 _REPLICA = wire_headers.REPLICA.encode()
+_CANONICAL = wire_headers.CANONICAL.encode()
 _RESUMED_LINE = wire_headers.RESUMED.encode() + b": %d\r\n"
+
+
+log = logging.getLogger(__name__)
 
 
 class InferenceHandler(RequestHandler):
@@ -149,9 +155,24 @@ class InferenceHandler(RequestHandler):
             request, context.translator = adapter.read(http_request)
         context.request, http_request.body = request, b""
         self._admit_model(context, request)
+        self._canonicalize(context, request)
         self._forwarder.start(request, context.retry_state, context, context.began_s)
         if context.mirrored is not None:
             self.mirror.offer(request, context.mirrored)
+
+    def _canonicalize(self, context: RequestContext, request: InferenceRequest) -> None:
+        """Make the prompt canonical before its prefix is looked up here and at engines, and tell the client."""
+        served = self._forwarder.table_cache.table.models.get(request.model)
+        if served is None or served.routing.canonical_prompts == "Off":
+            return
+        rules = canonicalize(request)
+        if rules:
+            line = (_CANONICAL, ", ".join(rules).encode())
+            context.extra_headers = (*context.extra_headers, line)
+            log.debug(
+                "prompt made canonical",
+                extra={"request": request.request_id.decode("ascii"), "rules": rules},
+            )
 
     def _check_large_body(self, context: RequestContext) -> None:
         """Check key and size before a large body is translated. Raises RefusedError."""

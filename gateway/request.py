@@ -46,7 +46,7 @@ class HttpRequest(msgspec.Struct, kw_only=True):
 
 
 class InferenceRequest(msgspec.Struct, kw_only=True):
-    """One request to a model, in OpenAI's format. Never changed but for `key_salt`."""
+    """One request to a model, in OpenAI's format. Never changed but for `key_salt`, and by `canonicalize`."""
 
     path: str
     """Path of the request to the engine."""

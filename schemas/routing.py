@@ -13,6 +13,7 @@ MAX_RATE = 1_000_000_000
 """The largest limit in a minute."""
 _DEPTH, _TIMEOUT = 100, "30s"
 CacheSharing = Literal["Key", "Deployment"]
+CanonicalPrompts = Literal["Auto", "Off"]
 
 Weight = Annotated[int, Field(ge=0, le=1000)]
 
@@ -191,6 +192,10 @@ class Routing(ApiModel):
     """Clients that share cached prompts. Key: those with the same API key. Deployment: all; the time of an answer and
     its cached_tokens then tell whether another client has sent the same beginning. A route needs it as well as each
     of its deployments."""
+    canonical_prompts: CanonicalPrompts = "Auto"
+    """Changes of the prompts of known coding agents, so that their beginnings are cached. Auto: dates, folders and ids
+    move from the system prompt to the first user message, and tools are sorted by name; the response header
+    x-fleet-canonical names the rules. Off: prompts pass unchanged."""
     site_affinity: bool = True
     """Prefer endpoints at the gateway's own site while there are any."""
     retries: Retries = Retries()

@@ -32,6 +32,7 @@ _EXPOSED = ", ".join(
         wire_headers.NODE,
         wire_headers.REPLICA,
         wire_headers.ATTEMPTS,
+        wire_headers.CANONICAL,
         wire_headers.STORE,
         *sorted((*wire_headers.RATE_LIMIT_REQUESTS, *wire_headers.RATE_LIMIT_TOKENS)),
         *sorted(

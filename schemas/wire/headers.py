@@ -49,6 +49,8 @@ ATTEMPTS: Final = "x-fleet-attempts"
 RESUMED: Final = "x-fleet-resumed"
 """The number of times that an answer continued on another engine; one that did not continue has none. Of a stream it is a
 trailer, because it is known at the end only."""
+CANONICAL: Final = "x-fleet-canonical"
+"""The rules that made the request's prompt canonical (gateway/canonical_prompts.py), as `AGENT/RULE`, parted by commas."""
 STORE: Final = "x-fleet-store"
 """`STORE_STALE` while the gateway has no connection to etcd and serves from its last table."""
 STORE_STALE: Final = "stale"
