@@ -154,7 +154,7 @@ async def _report(model: str, options: dict[str, Any]) -> FitReport:
         if model not in deployments:
             missing = not_found_message(kind_of("md"), model, sorted(deployments))
             raise FleetctlError(
-                f"{missing}. A repository is ORGANISATION/NAME, and a folder begins with /, ./ or ~"
+                f"{missing}\nA repository is ORGANISATION/NAME, and a folder begins with /, ./ or ~"
             )
         model_deployment = deployments[model]
         request = request_for(model_deployment)

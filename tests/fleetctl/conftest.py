@@ -1,8 +1,10 @@
 """Stores for the tests of fleetctl: in memory (`fleet`, `shared_fleet`), and real etcds (`store`, `shared`)."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 import pytest
 
@@ -10,6 +12,10 @@ from store.etcd.connect import connect
 from store.port import Transport
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.golden import FOLDER, golden_fleet, golden_text, matches_golden
+
+Golden: TypeAlias = Callable[..., Awaitable[None]]
+"""Runs a golden file: its name, the fleet or None for that of `world.yaml`, and what names in it stand for."""
 
 
 @pytest.fixture
@@ -65,3 +71,17 @@ def shared_fleet() -> MemoryFleet:
 def shared_transport(shared_fleet: MemoryFleet) -> Transport:
     """Return the shared store itself, to write what agents and the reconciler write."""
     return shared_fleet.store
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Return a function that compares what the commands of a golden file print with that file."""
+
+    async def run(name: str, fleet: MemoryFleet | None = None, **names: str) -> None:
+        text = (FOLDER / f"{name}.txt").read_text()
+        # Paths of one length, on which the widths of columns depend.
+        with TemporaryDirectory(dir="/tmp") as folder:
+            fleet = fleet or await golden_fleet(text)
+            matches_golden(request, name, await golden_text(text, fleet, {"DIR": folder, **names}))
+
+    return run

@@ -4,17 +4,20 @@ A file holds `$ fleetctl ...` lines, with standard input up to END after `<<END`
 are its output, its errors after `! `, and its exit code if it is not 0. `pytest --update-golden` writes them anew.
 
 `% fleetctl ...` runs without the fleet's address; `$ put KEY <<END` writes what an agent or the reconciler would write, as
-YAML, and `$ remove KEY` deletes it; `$ write FILE <<END` writes a file below $DIR. `AGO(5h)` stands for a time. A file that begins with `## empty` starts
-without the objects of `world.yaml`.
+YAML, and `$ remove KEY` deletes it; `$ write FILE <<END` writes a file below $DIR. `AGO(5h)` stands for a time. A file that
+begins with `## empty` starts without the objects of `world.yaml`. Files below `worlds` run in the world of a test, which
+gives names to what differs from run to run, such as $HUB for a URL.
 """
 
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+
+import pytest
 
 from machinery.clock import SystemClock
 from manifests.yaml.parser import parse_values
@@ -27,7 +30,7 @@ FOLDER = Path(__file__).parent.parent / "golden"
 _STDIN = " <<END"
 _MASKS = (
     (re.compile(r'"?\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"?'), "UID"),
-    (re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+Z"), "TIME"),
+    (re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+(Z|\+00:00)"), "TIME"),
     (re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d UTC"), "TIME"),
     (re.compile(r"http://memory-\d+\.invalid:2379"), "ETCD"),
     (re.compile(r"\bsk-fleet-[\w-]{20,}"), "SECRET"),
@@ -49,7 +52,16 @@ class GoldenCommand:
     stdin: str
 
 
-def commands_in(text: str, folder: Path) -> Iterator[GoldenCommand]:
+def matches_golden(request: pytest.FixtureRequest, name: str, text: str) -> None:
+    """Compare a text with a golden file, or write the file anew."""
+    path = FOLDER / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), "if this is right: pytest --update-golden"
+
+
+def commands_in(text: str, names: Mapping[str, str]) -> Iterator[GoldenCommand]:
     """Yield the commands of a golden file, without what they printed."""
     lines, comments = iter(text.splitlines()), list[str]()
     for line in lines:
@@ -64,8 +76,8 @@ def commands_in(text: str, folder: Path) -> Iterator[GoldenCommand]:
                 if inner == "END":
                     break
                 given.append(inner)
-        words = shlex.split(line[2:].removesuffix(_STDIN).replace("$DIR", str(folder)))
-        stdin = "".join(f"{inner}\n" for inner in given).replace("$DIR", str(folder))
+        words = shlex.split(_named(line[2:].removesuffix(_STDIN), names))
+        stdin = _named("".join(f"{inner}\n" for inner in given), names)
         yield GoldenCommand(
             head="\n".join(head),
             prompt=line[0],
@@ -75,29 +87,39 @@ def commands_in(text: str, folder: Path) -> Iterator[GoldenCommand]:
         comments = []
 
 
+def _named(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"${name}", value)
+    return text
+
+
 def _time_ago(match: re.Match[str]) -> str:
     """Return a time before now; two seconds more, so that its age in words is the one that is given."""
     ago = timedelta(**{_UNITS[match[2]]: int(match[1])}, seconds=2)
     return (SystemClock().now() - ago).isoformat().replace("+00:00", "Z")
 
 
-async def golden_text(text: str, folder: Path) -> str:
-    """Return the golden file with what its commands print, one after the other, in a fresh world.
+async def golden_text(text: str, fleet: MemoryFleet, names: Mapping[str, str]) -> str:
+    """Return the golden file with what its commands print, one after the other."""
+    parts = []
+    for command in commands_in(text, names):
+        printed = await _printed(fleet, command, Path(names["DIR"]))
+        for name, value in names.items():
+            printed = printed.replace(value, f"${name}")
+        for pattern, mask in _MASKS:
+            printed = pattern.sub(mask, printed)
+        parts.append(f"{command.head}\n{printed}")
+    return "\n".join(parts)
 
-    The world has the objects of `world.yaml`, and the nodes mac-1 (site=berlin) and mac-2.
-    """
+
+async def golden_fleet(text: str) -> MemoryFleet:
+    """Return a fresh world: the objects of `world.yaml`, and the nodes mac-1 (site=berlin) and mac-2."""
     fleet = MemoryFleet()
     if not text.startswith("## empty"):
         await join_node(fleet.store, "mac-1", labels={"site": "berlin"})
         await join_node(fleet.store, "mac-2")
         await fleet.applied((FOLDER / "world.yaml").read_text())
-    parts = []
-    for command in commands_in(text, folder):
-        printed = (await _printed(fleet, command, folder)).replace(str(folder), "$DIR")
-        for pattern, mask in _MASKS:
-            printed = pattern.sub(mask, printed)
-        parts.append(f"{command.head}\n{printed}")
-    return "\n".join(parts)
+    return fleet
 
 
 async def _printed(fleet: MemoryFleet, command: GoldenCommand, folder: Path) -> str:

@@ -51,16 +51,6 @@ async def test_the_help_cuts_no_sentence_off() -> None:
     assert "the earlier one serves again." in " ".join(inner.out.split())
 
 
-def test_a_summary_takes_one_line_of_the_help() -> None:
-    long = {
-        name
-        for names in SECTIONS.values()
-        for name in names
-        if max(map(len, names)) + len(SUMMARIES[name]) > 78 - len("    ")
-    }
-    assert long == set()
-
-
 _MODULES = "import json, sys\n{}\nprint(json.dumps(sorted(sys.modules)))"
 # The import of each takes a large part of the time that `fleetctl get` should take, or more.
 _DEAR = {

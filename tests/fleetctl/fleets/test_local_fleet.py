@@ -73,11 +73,6 @@ def test_an_agent_knows_the_nodes_of_an_earlier_start(tmp_path: Path) -> None:
     assert "--part-of-machine" in agent.command, "the other node becomes DuplicateHardware"
 
 
-def test_the_gateway_stores_its_state_in_the_data_folder() -> None:
-    command = local_fleet.gateway_program(order(1), "unix:/etcd").command
-    assert command[command.index("--state-dir") + 1] == "/fleet/gateway"
-
-
 def test_engines_listen_on_sockets_unless_told_otherwise() -> None:
     def commands(settings: LocalFleetSettings) -> list[str]:
         agents = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
@@ -115,10 +110,3 @@ def test_a_fleet_that_others_may_join_gives_each_process_its_own_identity(tmp_pa
     reconciler = " ".join(local_fleet.reconciler_program(settings, "unix:/etcd").command)
     assert f"--authority-dir {tmp_path}/authority" in reconciler
     assert "--advertise-etcd https://10.0.0.5:2379" in reconciler
-
-
-def test_a_fleet_that_no_others_may_join_is_as_before(tmp_path: Path) -> None:
-    settings = replace(order(1), data_dir=DataDir(tmp_path))
-    programs = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
-    programs.append(local_fleet.reconciler_program(settings, "unix:/etcd"))
-    assert not [word for program in programs for word in program.command if "identity" in word]

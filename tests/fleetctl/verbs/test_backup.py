@@ -184,13 +184,6 @@ async def test_overwriting_needs_force(store: Fleet, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-async def test_an_unreachable_store_leaves_no_file(tmp_path: Path) -> None:
-    done = await fleetctl("backup", str(tmp_path / "f"), "--data-dir", str(tmp_path / "d"))
-    assert done.code == 1
-    assert "Is the fleet up?" in done.err
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_an_invalid_file_is_refused_before_any_change(tmp_path: Path) -> None:
     good = write(tmp_path / "good", 50).read_bytes()
     bad = {

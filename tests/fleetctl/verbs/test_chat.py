@@ -240,32 +240,6 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
         assert engine.abandoned == 1
 
 
-@asynccontextmanager
-async def one_model(*names: str) -> AsyncIterator[str]:
-    """Run a gateway with these models; yield its address."""
-    transport = MemoryTransport(SystemClock())
-    async with running(FakeEngine("m-0", echoes)) as engine, running_gateway(transport) as gateway:
-        for name in names:
-            await World(transport).serve(name, engine)
-            await gateway.knows(name, ready=1)
-        await until(lambda: gateway.gateway.table_cache.is_synced, what="the first list")
-        yield gateway.url
-
-
-async def test_without_a_name_the_only_model_is_taken() -> None:
-    async with one_model("qwen") as url:
-        done = await run_fleetctl("chat", "-m", "hi", "--gateway", url)
-        assert (done.code, done.out) == (0, "HI (1)\n")
-    async with one_model() as url:
-        done = await run_fleetctl("chat", "-m", "hi", "--gateway", url)
-        assert done.err == (
-            "error: the fleet serves no model yet; `fleetctl get md` shows what is deployed\n"
-        )
-    async with talking() as (url, _):
-        done = await run_fleetctl("chat", "-m", "hi", "--gateway", url)
-        assert (done.code, done.err) == (1, "error: which model? Name one of: qwen, smol\n")
-
-
 @pytest.mark.timeout(180)
 async def test_at_a_terminal_a_model_is_chosen_from_a_list() -> None:
     async with talking() as (url, _), terminal("chat", "--gateway", url, "--no-history") as shown:

@@ -67,13 +67,6 @@ async def test_a_machine_is_examined_without_a_fleet_and_with_a_broken_configura
     assert "store" not in found
 
 
-async def test_a_machine_is_shown_as_a_table(tmp_path: Path) -> None:
-    done = await run_fleetctl("doctor", "--local", "--models-dir", str(tmp_path / "none"))
-    assert f"{tmp_path / 'none'} does not exist" in done.out
-    assert f"mkdir -p {tmp_path / 'none'}" in done.out
-    assert " OK, " in done.out.splitlines()[-1]
-
-
 async def test_a_failed_check_of_this_machine_is_an_exit_code(home: Path, tmp_path: Path) -> None:
     definitions = user_layout("plain", home, sys.platform).definitions
     definitions.mkdir(parents=True)

@@ -14,7 +14,6 @@ from store.etcd.connect import connect
 from store.port import Delete, Operation, Put, Transport
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_manifests import put_replica
-from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleetctl_stream import streaming
 from tests.support.reconciler_agents import FakeAgent, put_lease, put_node
 from tests.support.world import GIB, PROOF, deployment
@@ -74,21 +73,6 @@ async def test_a_drain_writes_the_spec_and_waits(shared: Fleet, transport: Trans
     node = await objects.get(transport, Node, "from-1")
     assert node is not None
     assert (node.spec.unschedulable, node.spec.draining) == (False, False)
-
-
-async def test_a_dry_run_writes_nothing(
-    shared_fleet: MemoryFleet, shared_transport: Transport
-) -> None:
-    await fleet_of(shared_transport, "dry", ("dry-1",), min_available=1)
-    before = (await shared_transport.status()).revision
-    done = await shared_fleet.ctl("drain", "dry-1", "--dry-run=client")
-    assert done.code == 0
-    assert done.out == (
-        "node/dry-1 cordoned (dry run)\n"
-        "evicting replica/dry-0 (dry run)\n"
-        "node/dry-1 drained (dry run)\n"
-    )
-    assert (await shared_transport.status()).revision == before
 
 
 async def test_ctrl_c_ends_the_wait_but_not_the_drain(shared: Fleet, transport: Transport) -> None:

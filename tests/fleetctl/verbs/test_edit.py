@@ -243,16 +243,6 @@ async def test_editors_that_fail(
         assert done.err.startswith(said)
 
 
-async def test_as_json(
-    shared_fleet: MemoryFleet, shared_transport: Transport, editor: ScriptedEditor
-) -> None:
-    await applied(shared_fleet, "jason")
-    editor.types('"replicas": 2', '"replicas": 6')
-    done = await shared_fleet.ctl("edit", "md/jason", "-o", "json")
-    assert done.out == "modeldeployment/jason edited\n"
-    assert (await there(shared_transport, "jason")).spec.replicas == 6
-
-
 async def test_at_a_terminal(shared: Fleet, transport: Transport, editor: ScriptedEditor) -> None:
     """The editor owns the terminal: it reads the input, and Ctrl-C reaches only it."""
     await applied(shared, "typed")

@@ -122,16 +122,6 @@ async def test_a_stalled_source_names_the_release_that_frees_it(
     assert await field(git, "md/freed", "spec", "contextLength") == 512
 
 
-async def test_release_keeps_the_values(fleet: MemoryFleet) -> None:
-    await fleet.applied(chat("lone", 1024))
-    done = await fleet.ctl("apply", "--release", "-f", "-", stdin=chat("lone", 1024).encode())
-    assert done.out == "modeldeployment/lone released\n"
-    found = json.loads((await fleet.ctl("get", "md/lone", "-o", "json")).out)
-    assert found["spec"]["contextLength"] == 1024
-    unclear = await fleet.ctl("apply", "md/lone")
-    assert (unclear.code, "fleetctl apply -f md/lone" in unclear.err) == (2, True)
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("words", "fields"),
@@ -217,29 +207,6 @@ async def test_an_edit_of_what_git_keeps_is_a_warning(
     editor.types("replicas: 1", "replicas: 1  # as in Git")
     done = await git.ctl("edit", "-f", str(file))
     assert "warning: modeldeployment/edited is kept by gitsource/edited" in done.err
-
-
-@pytest.mark.ci
-async def test_a_change_of_what_git_leaves_out_is_no_warning(
-    git: MemoryFleet, tmp_path: Path
-) -> None:
-    repo = Repository(tmp_path / "quiet.git")
-    repo.commit({"a.yaml": pool("quiet")})
-    await kept(git, repo, "quiet")
-    done = await git.ctl("label", "np/quiet", "rack=7")
-    assert (done.code, done.err) == (0, "")
-
-
-@pytest.mark.ci
-async def test_warnings_follow_the_state_of_the_source(git: MemoryFleet, tmp_path: Path) -> None:
-    repo = Repository(tmp_path / "mood.git")
-    repo.commit({"a.yaml": pool("mood")})
-    await kept(git, repo, "mood", "  driftPolicy: Warn\n")
-    done = await git.ctl("patch", "np/mood", "-p", "spec: {priority: 3}")
-    assert "which reports the change as drift; commit the change to file://" in done.err
-    assert (await git.ctl("suspend", "gs/mood")).code == 0
-    done = await git.ctl("patch", "np/mood", "-p", "spec: {priority: 4}")
-    assert "is suspended: `fleetctl resume gs/mood` restores its manifest\n" in done.err
 
 
 @pytest.mark.ci

@@ -19,7 +19,6 @@ from store import codec, keys
 from store.errors import PermissionDeniedError
 from store.etcd import users as etcd_users
 from store.etcd.connect import connect
-from store.etcd.member.binary import parse_version_number, unsafe_users
 from store.etcd.users import Right, fleet_accounts, key_permission, prefix_permission
 from store.port import Put
 from tests.support import store_admin
@@ -181,14 +180,6 @@ async def test_each_run_without_a_step_says_which_one_is_next(etcd: TcpEtcd, out
 
 
 @pytest.mark.etcd
-async def test_nothing_is_locked_before_enable(etcd: TcpEtcd, out: Path) -> None:
-    assert (await step(etcd, out, "--prepare", "--node", "mac-1")).code == 0
-    anonymous = connect(etcd.address)
-    assert await anonymous.get(keys.node_lease_key("mac-1")) is None
-    await anonymous.close()
-
-
-@pytest.mark.etcd
 async def test_enable_refuses_while_a_process_has_no_password(etcd: TcpEtcd, out: Path) -> None:
     early = await step(etcd, out, "--enable")
     assert early.code == 1
@@ -213,17 +204,6 @@ async def test_enable_refuses_while_a_process_has_no_password(etcd: TcpEtcd, out
     assert "warning: reconciler old/7 0 is locked out until" in forced.out
     async with as_root(etcd, out) as root:
         assert await root.is_on()
-
-
-@pytest.mark.etcd
-async def test_versions_with_known_holes_are_named(etcd: TcpEtcd, out: Path) -> None:
-    transport = connect(etcd.address)
-    version = (await transport.status()).version
-    await transport.close()
-    why = unsafe_users(parse_version_number(version))
-    said = (await step(etcd, out, "--prepare")).out
-    assert ("warning: etcd at" in said) == bool(why)
-    assert why in said
 
 
 def contents(out: Path) -> dict[str, tuple[str, int]]:
@@ -348,11 +328,3 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o770)
     assert f"chmod 700 {shared}" in refused(*etcd, "--out", str(shared))
-
-
-def test_insecure_allows_plain_http(out: Path) -> None:
-    said = refused("--etcd", "http://127.0.0.2:1,http://nobody.invalid:1", "--out", str(out))
-    assert "in plain text" in said
-    said = refused("--etcd", "http://nobody.invalid:1", "--out", str(out), "--insecure")
-    assert "in plain text" not in said
-    assert "nobody.invalid" in said

@@ -143,25 +143,6 @@ async def test_without_an_address_the_fleet_of_the_token_is_found_by_a_seed(
     )
 
 
-async def test_a_port_where_nobody_listens_is_explained(serving: Serving) -> None:
-    token = (await serving.stand.token(GATEWAY)).render()
-    silent = f"127.0.0.1:{free_port()}"
-    words = ("--identity-dir", str(serving.folder), "--timeout=1")
-    done = await run_fleetctl("join", token, silent, *words)
-    assert done.code == 1
-    assert f"https://{silent} does not answer (connection refused). On the fleet's side" in done.err
-    assert "`fleetctl up --join ADDRESS`" in done.err
-
-
-async def test_a_search_that_finds_nothing_says_what_to_do(serving: Serving) -> None:
-    token = (await serving.stand.token(GATEWAY)).render()
-    words = ("--identity-dir", str(serving.folder), "--source=seeds", "--timeout=1")
-    done = await run_fleetctl("join", token, *words)
-    assert done.code == 1
-    assert "the fleet of this token was not found within 1 s" in done.err
-    assert "fleetctl discover" in done.err
-
-
 async def test_a_second_run_says_so_and_asks_nobody(serving: Serving) -> None:
     token = await serving.stand.token(TokenOptions(role="gateway", uses=2, labels={}))
     await serving.join(token.render(), "--name=edge-1")

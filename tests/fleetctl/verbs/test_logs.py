@@ -138,25 +138,6 @@ async def test_no_ticket_outlives_the_command(fleet: Fleet, transport: Transport
     await until_async(none_is_left, what="the end of the tickets")
 
 
-async def test_timestamps_and_prefixes(fleet: Fleet) -> None:
-    done = await logs(fleet, "node/mac-1", "--timestamps", "--prefix", "--since", "1h")
-    assert done.code == 0
-    for line in done.out.splitlines():
-        prefix, stamp, text = line.split(" ", 2)
-        assert prefix == "[node/mac-1]"
-        assert json.loads(text)["time"] == stamp
-
-
-async def test_only_lines_with_a_text(fleet: Fleet) -> None:
-    # Its reading is a line itself.
-    await logs(fleet, "node/mac-1", "--tail", "1")
-    done = await logs(fleet, "node/mac-1", "--grep", "A LOG is read")
-    assert done.code == 0
-    assert {json.loads(line)["message"] for line in done.out.splitlines()} == {"a log is read"}
-    none = await logs(fleet, "node/mac-1", "--grep", "no line has this text")
-    assert (none.code, none.out) == (0, "")
-
-
 async def test_one_replica_of_a_deployment_or_all(fleet: Fleet) -> None:
     done = await logs(fleet, "deploy/bad", "--tail", "1")
     assert done.err == "Found 2 replicas, using replica/bad-0\n"
@@ -175,34 +156,6 @@ async def test_an_unreachable_mac_does_not_hide_the_others(fleet: Fleet) -> None
         'error: replica/lost-0/rank-0: nodes "mac-9" not found; did you mean mac-1?\n'
     )
     assert done.out.count("no end of line\n") == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        ("bad-0x", 1, 'error: replicas "bad-0x" not found; did you mean bad-0?\n'),
-        ("mac-1", 1, 'error: replicas "mac-1" not found; did you mean node/mac-1?\n'),
-        ("deploy/lost", 1, 'error: nodes "mac-9" not found; did you mean mac-1?\n'),
-        ("deploy/nothing", 1, 'error: modeldeployments "nothing" not found\n'),
-        ("node/mac-2", 1, 'error: nodes "mac-2" not found; did you mean mac-1?\n'),
-        ("bad-0 --rank 1", 1, "error: replica/bad-0 has no rank 1: it has rank 0 only\n"),
-        (
-            "bad-1 --previous",
-            1,
-            "error: node/mac-1: replica bad-1 was started once on mac-1: there is no previous run\n",
-        ),
-        ("-l app=mail", 0, "no replicas found\n"),
-        (
-            "-f -l app=chat --max-log-requests 2",
-            1,
-            "error: you are attempting to follow 3 logs, but at most 2 are followed at once; raise the limit "
-            "with --max-log-requests\n",
-        ),
-    ],
-)  # fmt: skip
-async def test_refusals(fleet: Fleet, words: str, code: int, error: str) -> None:
-    done = await logs(fleet, *words.split())
-    assert (done.code, done.out, done.err) == (code, "", error)
 
 
 async def test_a_log_is_followed_until_ctrl_c(fleet: Fleet) -> None:

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, NodeStatus
 from store import codec
@@ -138,21 +136,6 @@ async def test_a_deployment_is_judged_for_one_more_replica(fleet: MemoryFleet) -
     absent = await fleet.ctl("models", "fit", "qwem")
     assert absent.code == 1
     assert "ORGANISATION/NAME" in absent.err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        pytest.param(("qwen", "--memory", "8Gi"), "--memory asks no fleet", id="deployment"),
-        pytest.param(("/nowhere", "--memory", "8Gi"), "ModelNotFound: ", id="no-folder"),
-    ],
-)
-async def test_a_question_that_cannot_be_answered_says_why(
-    words: tuple[str, ...], message: str
-) -> None:
-    done = await run_fleetctl("models", "fit", *words)
-    assert done.code == 1
-    assert message in done.err
 
 
 async def test_a_model_of_the_list_is_judged_offline_in_the_order_asked() -> None:

@@ -23,17 +23,16 @@ from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
 from schemas.deployment import (
     HubReference,
-    ModelDeployment,
-    ModelDeploymentSpec,
     ModelSource,
 )
 from schemas.meta import ObjectMeta
-from schemas.node import ModelReport, Node, NodeStatus
+from schemas.node import Node
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.events import EventRecorder
 from store.port import Put
 from store.tickets import TicketChecker
+from tests.fleetctl.conftest import Golden
 from tests.support.agent_api import STATUS, Replicas
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
@@ -41,7 +40,6 @@ from tests.support.mlx_models import module
 from tests.support.model_store import add_model
 from tests.support.modelscope import StandInModelScope
 from tests.support.waiting import until
-from tests.support.world import GEOMETRY
 
 CLOCK = SystemClock()
 NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"
@@ -127,91 +125,18 @@ async def macs(tmp_path: Path) -> AsyncIterator[Macs]:
             task.cancel()
 
 
-async def test_the_list_has_every_model_of_every_mac_with_its_users(macs: Macs) -> None:
-    macs.add("mac-1")
-    macs.add("mac-2", repo="org/other")
-    await macs.use("mac-1")
-    done = await macs.ctl("models", "list")
-    assert (done.code, done.err) == (0, "")
-    title, first, second = done.out.splitlines()
-    assert title.split() == ["NODE", "NAME", "SIZE", "LOADED", "PINNED", "USED", "BY"]
-    assert first.split() == ["mac-1", NAME, "396", "KiB", "-", "-", "replica/tiny-0"]
-    assert second.split()[0] == "mac-2"
-    unused = await macs.ctl("models", "list", "--unused", "-o", "json")
-    nodes = json.loads(unused.out)["nodes"]
-    assert [(node["node"], len(node["models"])) for node in nodes] == [("mac-1", 0), ("mac-2", 1)]
-    assert nodes[1]["models"][0]["commit"] == COMMIT
-    named = await macs.ctl("models", "list", "mlx-community/*", "-o", "yaml")
-    assert named.out.count("name:") == 1
-    assert COMMIT in (await macs.ctl("models", "list", "-o", "wide", "--nodes", "mac-2")).out
-
-
-async def test_folders_that_deployments_name_are_listed_with_what_is_wrong(macs: Macs) -> None:
-    message = "no such folder: /models/Qwen"
-    reports = {
-        "mac-1": ModelReport(path="Qwen", reason="ModelNotFound", message=message),
-        "mac-2": ModelReport(path="Qwen", geometry=GEOMETRY),
-    }
-    for node, report in reports.items():
-        item = await macs.fleet.store.get(keys.status_key("Node", node))
-        assert item is not None
-        status = codec.decode(NodeStatus, item).model_copy(update={"models": (report,)})
-        put = Put(key=keys.status_key("Node", node), value=codec.encode(status))
-        await macs.fleet.store.commit([], [put])
-    made = ModelDeployment(
-        metadata=ObjectMeta(name="qwen"),
-        spec=ModelDeploymentSpec(model=ModelSource(path="Qwen")),
-    )
-    await macs.fleet.store.commit([], [codec.put_spec(made)])
-    done = await macs.ctl("models", "list")
-    assert (done.code, done.err) == (0, "")
-    title, first, second = done.out.splitlines()
-    assert title.split() == ["NODE", "FOLDER", "SIZE", "STATE", "USED", "BY"]
-    assert first.split() == ["mac-1", "Qwen", "-", *message.split(), "modeldeployment/qwen"]
-    assert second.split()[-2:] == ["present", "modeldeployment/qwen"]
-    shown = json.loads((await macs.ctl("models", "list", "-o", "json")).out)["nodes"]
-    assert [one["folders"][0]["problem"] for one in shown] == [message, ""]
-
-    checked = await macs.ctl("models", "check")
-    assert checked.out.splitlines() == [f"mac-1: Qwen: {message}", "mac-2: Qwen: present"]
-    assert (checked.code, checked.err) == (0, "")
-    await macs.use("mac-1", path="Qwen")
-    assert (await macs.ctl("models", "check")).code == 1
-    assert (await macs.ctl("models", "check", "Qw*", "--nodes", "mac-2")).code == 0
-    await macs.use("mac-2", path="Qwen")
-    assert (await macs.ctl("models", "check", "--nodes", "mac-2")).code == 0
-    assert (await macs.ctl("models", "check", "gwen")).code == 1
-    macs.add("mac-1")
-    assert "\n\nNODE" in (await macs.ctl("models", "list")).out
-    assert "FOLDER" not in (await macs.ctl("models", "list", "--unused")).out
-    assert "FOLDER" not in (await macs.ctl("models", "list", "mlx-community/*")).out
-
-
-async def test_a_mac_that_does_not_answer_is_told_and_hides_no_other(macs: Macs) -> None:
-    macs.add("mac-1")
-    await macs.register("mac-2", "http://127.0.0.1:1")
-    done = await macs.ctl("models", "list")
-    assert done.code == 1
-    assert NAME in done.out
-    assert "node/mac-2 does not answer" in done.err
-    done = await macs.ctl("models", "list", "--nodes", "mac-9")
-    assert "no node mac-9; this fleet has mac-1, mac-2" in done.err
-
-
-async def test_a_pull_brings_the_model_to_the_named_macs(macs: Macs) -> None:
+async def test_models_of_the_macs_are_pulled_listed_pinned_and_removed(
+    macs: Macs, golden: Golden
+) -> None:
     async with StandInHub(repos={REPO: tiny_files()}).serve() as hub:
-        where = ("--hub-endpoint", hub.endpoint)
-        done = await macs.ctl("models", "pull", REPO, "--nodes", "mac-2", *where)
-        assert (done.code, done.out) == (0, f"mac-2: {NAME} present\n"), done.err
-        assert (macs.names("mac-1"), macs.names("mac-2")) == ([], [NAME])
-        done = await macs.ctl("models", "pull", REPO, "--all", *where)
-        assert done.code == 0, done.err
-        assert macs.names("mac-1") == [NAME]
-        done = await macs.ctl("models", "pull", "org/absent", "--all", *where)
-        assert done.code == 1
-        assert "NotFound" in done.err
-    done = await macs.ctl("models", "pull", REPO)
-    assert (done.code, "give --nodes NAME,..., --all" in done.err) == (2, True)
+        names = {
+            "HUB": hub.endpoint,
+            "HOST": hub.endpoint.partition("//")[2],
+            "MACS": str(macs.root),
+        }
+        names["MAC1"] = macs.urls["mac-1"]
+        await golden("worlds/models_fleet", macs.fleet, **names)
+    assert (macs.names("mac-1"), macs.names("mac-2")) == ([NAME], [])
 
 
 async def grants(macs: Macs) -> list[str]:
@@ -270,45 +195,6 @@ async def test_a_pull_from_modelscope_brings_the_same_contents_to_each_mac(macs:
         before = hub.body_bytes
         again = await macs.ctl("models", "pull", REPO, "--all", "--revision", "v1", *where)
         assert (again.code, hub.body_bytes) == (0, before), "the same contents have the same name"
-
-
-async def test_a_removal_refuses_what_is_used_or_pinned_and_says_why(macs: Macs) -> None:
-    for node in MACS:
-        macs.add(node)
-    await macs.use("mac-1")
-    # Nobody is asked about what stays.
-    done = await macs.ctl("models", "rm", NAME, "--all")
-    assert (done.code, done.out, done.err.count("is used by replica/tiny-0; it stays")) == (
-        1,
-        "",
-        2,
-    )
-    assert macs.names("mac-2") == [NAME]
-    assert (
-        await macs.ctl("models", "pin", REPO, "--nodes", "mac-2")
-    ).out == f"mac-2: {NAME} pinned\n"
-    done = await macs.ctl("models", "rm", REPO, "--nodes", "mac-2", "--yes")
-    assert (done.code, "is pinned" in done.err) == (1, True)
-    assert (await macs.ctl("models", "unpin", REPO, "--all")).out == (
-        f"mac-1: {NAME} was not pinned\nmac-2: {NAME} unpinned\n"
-    )
-    done = await macs.ctl("models", "rm", REPO, "--all", "--yes")
-    assert done.code == 1
-    assert f"{NAME} is used by replica/tiny-0" in done.err
-    assert (macs.names("mac-1"), macs.names("mac-2")) == ([NAME], [NAME])
-
-
-async def test_what_nothing_uses_is_removed(macs: Macs) -> None:
-    macs.add("mac-2")
-    done = await macs.ctl("models", "rm", REPO, "--all", "--dry-run")
-    assert (done.code, done.out.count(NAME)) == (0, 1)
-    assert macs.names("mac-2") == [NAME]
-    assert (await macs.ctl("models", "list", "nosuch")).err == (
-        "no such models on the Macs that answered\n"
-    )
-    done = await macs.ctl("models", "rm", REPO, "--all", "--yes")
-    assert (done.code, done.out) == (0, f"mac-2: {NAME} removed, 396 KiB freed\n"), done.err
-    assert macs.names("mac-2") == []
 
 
 async def test_the_check_finds_what_is_absent_or_damaged_where_it_is_needed(macs: Macs) -> None:
@@ -412,22 +298,6 @@ async def test_a_job_that_fails_is_told_with_its_reason(macs: Macs) -> None:
     assert (done.code, json.loads(done.out)["phase"]) == (1, "Failed")
 
 
-async def test_what_cannot_be_done_is_refused_with_what_to_do(macs: Macs) -> None:
-    done = await macs.ctl("models", "quantize", "org/none")
-    assert (done.code, "no Mac that answered has org/none" in done.err) == (1, True)
-    assert "models pull" in done.err
-    macs.add("mac-1")
-    for words, code, message in (
-        (("--bits", "7"), 2, "bits 7 is not supported; choose one of 2, 3, 4, 5, 6, 8"),
-        (("--group-size", "50"), 2, "group size 50 is not supported; choose one of 32, 64, 128"),
-        (("--name", "a/b"), 2, "'a/b' is no name of a model"),
-        (("--node", "mac-2"), 1, f"node/mac-2 does not have {NAME}, which mac-1 has"),
-        (("--node", "mac-9"), 1, "no node mac-9; this fleet has mac-1, mac-2"),
-    ):
-        done = await macs.ctl(*QUANTIZE, *words)
-        assert (done.code, message in done.err) == (code, True), done.err
-
-
 @pytest.mark.mlx
 async def test_too_little_memory_is_refused_before_anything_is_written(macs: Macs) -> None:
     add_source(macs, "mac-1")
@@ -436,11 +306,3 @@ async def test_too_little_memory_is_refused_before_anything_is_written(macs: Mac
     assert done.code == 1
     assert "mac-1: InsufficientMemory: " in done.err
     assert list(macs.store("mac-1").fetches.iterdir()) == []
-
-
-async def test_a_mac_that_is_away_is_told(macs: Macs) -> None:
-    macs.add("mac-1")
-    await macs.register("mac-2", "http://127.0.0.1:1")
-    done = await macs.ctl(*QUANTIZE, "--node", "mac-2")
-    assert done.code == 1
-    assert "mac-2" in done.err

@@ -154,48 +154,6 @@ async def test_plan_shows_differences_and_places_and_writes_nothing(
     assert (await shared_transport.status()).revision == before
 
 
-async def test_plan_without_changes_reports_unplaced_replicas(
-    fleet: MemoryFleet, tmp_path: Path
-) -> None:
-    printed = (await fleet.ctl("get", "md/qwen", "-o", "yaml")).out
-    (tmp_path / "manifests").mkdir(exist_ok=True)
-    (tmp_path / "manifests" / "qwen.yaml").write_text(printed)
-    done = await fleet.ctl("plan", "-R", "-f", str(tmp_path / "manifests"))
-    assert (done.code, done.err) == (0, "")
-    # The replica in the store has the version "t", which has no revision.
-    assert [line.split()[:4] for line in done.out.splitlines()[2:4]] == [
-        ["qwen-0", "replaced", "mac-1", "mac-2"],
-        ["qwen-1", "new", "-", "mac-1"],
-    ]
-    cordoned = "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata: {name: mac-2}\nspec: {unschedulable: true}\n"
-    other = await fleet.ctl("plan", "-f", "-", stdin=cordoned.encode())
-    rows = [line.split()[:4] for line in other.out.splitlines() if line.startswith("qwen-")]
-    assert rows == [
-        ["qwen-0", "replaced", "mac-1", "mac-1"],
-        ["qwen-1", "new", "-", "mac-1"],
-    ]
-
-
-async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: Path) -> None:
-    manifest = (
-        b"apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: fresh}\n"
-        b"spec: {model: {path: tiny}, contextLength: 64}\n"
-    )
-    unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
-    assert unseen.out.partition("\n\nMacs that change")[0].splitlines()[-1] == (
-        "modeldeployment/fresh: 1 replica cannot be placed: 0/6 nodes fit: 3 yet to inspect the model, 1 cordoned, "
-        "1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does "
-        "not name); agents inspect the model after the apply. Use --models-dir to inspect files on this machine"
-    )
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "tiny" / "model.safetensors").write_bytes(safetensors())
-    supposed = await fleet.ctl("plan", "-f", "-", "--models-dir", str(tmp_path), stdin=manifest)
-    row = next(line for line in supposed.out.splitlines() if line.startswith("fresh-0"))
-    assert row.split()[:4] == ["fresh-0", "new", "-", "mac-2"]
-    assert "768 MiB" in row
-
-
 @pytest.mark.parametrize(
     ("stand_in", "source", "flag"),
     [

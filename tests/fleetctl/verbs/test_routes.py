@@ -130,15 +130,6 @@ async def test_the_key_comes_from_a_file_the_environment_or_the_context(
         assert (context.code, context.err) == (0, "no requests found\n")
 
 
-async def test_no_gateway_answers() -> None:
-    done = await fleetctl("routes", "--gateway", "http://127.0.0.1:9")
-    assert done.code == 1
-    assert done.err.startswith("error: no gateway answers (http://127.0.0.1:9: ")
-    wrong = await fleetctl("routes", "--gateway", "10.0.0.5:4000")
-    assert wrong.code == 2
-    assert "http://HOST:PORT" in wrong.err
-
-
 @asynccontextmanager
 async def answering(status: int, body: bytes) -> AsyncIterator[str]:
     async def answer(_: web.Request) -> web.Response:

@@ -13,11 +13,9 @@ from nodeagent.engines.stop_order import StopOrder
 from store import codec, keys
 from store.port import Put
 from tests.support.agent_api import STATUS, serving
-from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 from tests.support.identities import TestAuthority
 from tests.support.ports import free_port
-from tests.support.waiting import until_async
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"at": 1}', '{"at": "now"}'])
@@ -108,37 +106,6 @@ async def test_a_certificate_of_another_role_stops_nothing(
         assert (done.code, done.out) == (1, "NODE    RESULT\nmac-2   refused\n")
         assert "only a certificate of the role admin stops engines" in done.err
         assert StopOrder(authority.root).refusal() == ""
-
-
-@pytest.mark.etcd
-@pytest.mark.full
-async def test_a_fleet_without_certificates_takes_the_order_by_tickets_and_so_from_etcd(
-    store: Fleet,
-) -> None:
-    store.start_agent("mac-1")
-    await store.joined(1)
-
-    async def stopped(*words: str) -> Done:
-        return await store.ctl("stop", "--all", *words)
-
-    async def is_reported() -> bool:
-        return (await stopped("--undo")).code == 0
-
-    await until_async(is_reported, limit_s=60, what="the address of the agent")
-    done = await stopped("--yes")
-    assert (done.code, done.out) == (
-        0,
-        "NODE    RESULT\nmac-1   0 engines ended, none starts until --undo\n",
-    )
-    order = StopOrder(store.root / "mac-1")
-    assert order.refusal()
-    assert "engines may start again" in (await stopped("--undo")).out
-    assert order.refusal() == ""
-    await store.kill_etcd()
-    done = await stopped("--yes")
-    assert done.code == 1
-    assert "mac-1   refused" in done.out
-    assert "`fleetctl stop --local` on this Mac" in done.err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleetctl_stream import streaming
 from tests.support.gitrepo import Repository, pool
 from tests.support.reconciler_gitops import leading
-from tests.support.terminal import terminal
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd
@@ -78,18 +77,6 @@ async def test_each_problem_is_printed_once_in_a_pipe(shared: Fleet, transport: 
         await told(transport, "away", ConditionStatus.TRUE, "Applied")
         assert await piped.line() == "gitsource/away so it is\n"
         assert await piped.ended() == 0
-
-
-@pytest.mark.usefixtures("away")
-async def test_a_terminal_shows_the_progress(shared: Fleet, transport: Transport) -> None:
-    async with terminal("sync", "away", "--etcd", str(shared.etcd.address)) as shown:
-        await shown.until("\r\x1b[Kgitsource/away: waiting for the reconciler")
-        await told(transport, "away", ConditionStatus.FALSE, "Unreachable")
-        await shown.until("\r\x1b[Kgitsource/away: Unreachable: so it is")
-        await told(transport, "away", ConditionStatus.TRUE, "Applied")
-        end = await shown.until("gitsource/away so it is\r\n")
-        assert end.endswith("\r\x1b[Kgitsource/away so it is\r\n")
-        assert await shown.ended() == 0
 
 
 def test_conditions_of_earlier_requests_are_ignored() -> None:

@@ -74,14 +74,6 @@ async def test_create_takes_limits_and_what_the_machine_gets(
     assert "@" in record.created_by
 
 
-async def test_create_says_what_is_missing() -> None:
-    done = await MemoryFleet().ctl("token", "create")
-    assert done.code == 1
-    assert "no certificate authority yet" in done.err
-    assert "`fleetctl secure --authority-dir DIR`" in done.err
-    assert "`fleetctl up --join ADDRESS`" in done.err
-
-
 async def test_create_warns_of_a_port_that_others_cannot_reach(
     secured: tuple[MemoryFleet, TestAuthority],
 ) -> None:

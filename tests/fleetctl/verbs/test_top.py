@@ -3,7 +3,6 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -179,16 +178,6 @@ async def test_models(fleet: Fleet, transport: Transport) -> None:
             "firstTokenS": None,
             "partial": [],
         }
-
-
-async def test_a_dead_agent_is_a_warning(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.start_agent("node-3")
-    await fleet.joined(3)
-    fleet.kill("node-3")
-    # The lease still lives for a moment, but the agent does not answer.
-    done = await ctl(fleet, "top", "nodes", "node-3", "--over=100ms", "--no-headers")
-    assert (done.code, done.out.split()) == (0, ["node-3", *("?" * 8)])
-    assert done.err.startswith("warning: node/node-3")
 
 
 async def test_live_at_a_terminal(fleet: Fleet, transport: Transport) -> None:

@@ -34,6 +34,7 @@ from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeStatus
 from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
 from schemas.wire.health import StoreView
+from tests.support.golden import matches_golden
 
 GIB = 2**30
 
@@ -144,191 +145,54 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("different", "line"),
-    [
-        pytest.param(
-            {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.9)},
-            "WARN store: etcd 3.6.1 at unix:/x took 900 ms to answer",
-            id="slow-store",
-        ),
-        pytest.param(
-            {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, write_error="no space")},
-            "FAIL store: the store accepts no writes: no space",
-            id="full-store",
-        ),
-        pytest.param(
-            {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, is_restoring=True)},
-            "WARN store: `fleetctl restore` is running, or was interrupted",
-            id="restoring",
-        ),
-        pytest.param(
-            {"leader": ""},
-            "FAIL leader: no reconciler leads: running models keep serving, but nothing is placed, replaced or scaled",
-            id="no-leader",
-        ),
-        pytest.param(
-            {"skew": ("gateway a is 0.1.0, reconciler is 0.3.0: upgrade gateway a",)},
-            "WARN versions: gateway a is 0.1.0, reconciler is 0.3.0",
-            id="skew",
-        ),
-        pytest.param(
-            {"ready": frozenset()}, "FAIL nodes: node/mac-1: its agent does not renew its lease", id="lost"
-        ),
-        pytest.param({"nodes": ()}, "WARN nodes: there are no nodes, so no model can run", id="no-nodes"),
-        pytest.param(
-            {"nodes": (node("mac-1", condition("MemoryPressure", ConditionStatus.TRUE, "2 GB are left")),)},
-            "WARN nodes: node/mac-1: MemoryPressure=True: 2 GB are left",
-            id="pressure",
-        ),
-        pytest.param(
-            {"nodes": (node("mac-1", condition("DuplicateHardware", ConditionStatus.TRUE, "mac-2 is the same")),)},
-            "WARN nodes: node/mac-1: DuplicateHardware=True: mac-2 is the same",
-            id="clone",
-        ),
-        pytest.param(
-            {"nodes": (node("mac-1", condition("NeedsReboot", ConditionStatus.TRUE, "24 GB stay wired")),)},
-            "WARN nodes: node/mac-1: NeedsReboot=True: 24 GB stay wired",
-            id="needs-reboot",
-        ),
-        pytest.param(
-            {"nodes": (node("mac-1", condition("ApiServing", ConditionStatus.FALSE, "port 4001 is taken")),)},
-            "WARN nodes: node/mac-1: ApiServing=False: port 4001 is taken",
-            id="port-taken",
-        ),
-        pytest.param(
-            {"nodes": (node("mac-1", condition("MetalAvailable", ConditionStatus.FALSE, "no GPU")),)},
-            "WARN nodes: node/mac-1: MetalAvailable=False: no GPU",
-            id="no-metal",
-        ),
-        pytest.param(
-            {"nodes": (node("mac-1", free=2 * GIB),)},
-            "WARN disk: node/mac-1: 2.0 GiB free of 1000.0 GiB",
-            id="little-disk",
-        ),
-        pytest.param(
-            {"disk": DiskReading(path="/data", total_bytes=100 * GIB, free_bytes=2**20)},
-            "FAIL disk: /data: 1.0 MiB free of 100.0 GiB",
-            id="no-disk",
-        ),
-        pytest.param(
-            {"full_disks": {"dashboard/1f2e": "/state"}},
-            "FAIL disk: dashboard/1f2e: the disk of /state, where it writes its state, is almost full",
-            id="full-state-disk",
-        ),
-        pytest.param(
-            {"agents": (ProbeResult(label="node/mac-1", url="", error="no answer"),)},
-            "WARN agents: node/mac-1: no answer",
-            id="agent-silent",
-        ),
-        pytest.param(
-            agents(holds_lease=False),
-            "WARN agents: node/mac-1 answers, but has lost its lease",
-            id="agent-lost",
-        ),
-        pytest.param(
-            agents(offset_s=7.2),
-            "WARN clocks: node/mac-1: its clock is 7 s ahead of this machine's",
-            id="clock-ahead",
-        ),
-        pytest.param(
-            agents(offset_s=-90.0),
-            "FAIL clocks: node/mac-1: its clock is 90 s behind this machine's",
-            id="clock-far-behind",
-        ),
-        pytest.param(
-            {"gateways": ()}, "WARN gateways: no gateway is registered, so clients cannot reach the models", id="no-gateway"
-        ),
-        pytest.param(
-            {"gateways": (ProbeResult(label="gateway/a", url="http://mac-1:4000", store=FRESH),)},
-            "WARN gateways: gateway/a serves plain HTTP at http://mac-1:4000: others on the network can read keys and prompts",
-            id="plain-http",
-        ),
-        pytest.param(
-            {"gateways": (ProbeResult(label="gateway/a", url="x", error="refused"),)},
-            "FAIL gateways: gateway/a: refused",
-            id="gateway-silent",
-        ),
-        pytest.param(
-            {"engines": (ProbeResult(label="replica/q-0", url="x", error="no connection to x"),)},
-            "WARN engines: replica/q-0: no connection to x",
-            id="engine-silent",
-        ),
-        pytest.param(
-            agents(store=StoreView(staleness_s=3.0, refusal="user name is empty")),
-            "FAIL store views: node/mac-1: the store refuses it: user name is empty",
-            id="locked-out",
-        ),
-        pytest.param(
-            agents(store=StoreView(staleness_s=None)),
-            "FAIL store views: node/mac-1: it has never read the store",
-            id="never-read-the-store",
-        ),
-        pytest.param(
-            agents(store=StoreView(staleness_s=31.0)),
-            "WARN store views: node/mac-1: it has heard nothing from the store for 31 s",
-            id="old-view",
-        ),
-        pytest.param(
-            agents(store=StoreView(staleness_s=240.0)),
-            "FAIL store views: node/mac-1: it has heard nothing from the store for 240 s",
-            id="frozen-view",
-        ),
-        pytest.param(
-            agents(store=None),
-            "WARN store views: 1 process does not report how old their view of the store is: node/mac-1",
-            id="view-unknown-is-not-ok",
-        ),
-        pytest.param(
-            control(unobserved=(
-                UnobservedChange(label="modeldeployment/q", generation=2, observed_generation=1, age_s=226.0),
-            )),
-            "FAIL leader: reconciler mac-1/7 holds its lease, but does not act: it has not observed modeldeployment/q "
-            "(generation 2, observed 1, for 226 s)",
-            id="frozen-reconciler",
-        ),
-        pytest.param(
-            control(foreign_endpoints=(ForeignEndpoint(replica="chat-0", node="mac-2", reason="it is of mac-1"),)),
-            "FAIL endpoints: node/mac-2 publishes an endpoint of replica/chat-0 that does not count: it is of mac-1",
-            id="foreign-endpoint",
-        ),
-        pytest.param(
-            control(etcd=replace(ETCD, exposed=("http://10.0.0.5:2379",))),
-            "WARN store: etcd at http://10.0.0.5:2379 is reached over the network, and has no users",
-            id="open-etcd",
-        ),
-        pytest.param(
-            control(etcd=replace(ETCD, exposed=("http://10.0.0.5:2379",), has_users=None)),
-            "WARN store: etcd at http://10.0.0.5:2379 is reached over the network, and whether it has users is unknown",
-            id="users-unknown-is-not-ok",
-        ),
-        pytest.param(
-            control(etcd=replace(ETCD, size_bytes=450 * 2**20, largest_prefix="event/Node/mac-2/",
-                                 largest_bytes=400 * 2**20)),
-            "WARN quota: etcd's database uses 450 MiB of 512 MiB; the largest prefix is event/Node/mac-2/ with 400 MiB",
-            id="nearly-full",
-        ),
-        pytest.param(
-            control(etcd=replace(ETCD, quota_bytes=None, is_full=True)),
-            "FAIL quota: etcd's database uses 12.0 MiB of its quota",
-            id="full",
-        ),
-        pytest.param(
-            control(etcd=EtcdHealth(error="no answer")),
-            "WARN quota: the size of etcd's database is unknown: no answer",
-            id="size-unknown-is-not-ok",
-        ),
-        pytest.param(
-            control(etcd=replace(ETCD, quota_bytes=None)),
-            "WARN quota: etcd's database has 12.0 MiB in use; its quota is unknown",
-            id="quota-unknown-is-not-ok",
-        ),
-    ],
-)  # fmt: skip
-def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], line: str) -> None:
-    bad = [finding for finding in findings(**different) if finding.level != "OK"]
-    assert [f"{one.level} {one.check}: {one.message}" for one in bad] == [line]
-    assert bad[0].advice
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "slow-store": {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.9)},
+    "full-store": {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, write_error="no space")},
+    "restoring": {"store": StoreHealth(address="unix:/x", version="3.6.1", read_s=0.1, is_restoring=True)},
+    "no-leader": {"leader": ""},
+    "skew": {"skew": ("gateway a is 0.1.0, reconciler is 0.3.0: upgrade gateway a",)},
+    "lost": {"ready": frozenset()},
+    "no-nodes": {"nodes": ()},
+    "pressure": {"nodes": (node("mac-1", condition("MemoryPressure", ConditionStatus.TRUE, "2 GB are left")),)},
+    "clone": {"nodes": (node("mac-1", condition("DuplicateHardware", ConditionStatus.TRUE, "mac-2 is the same")),)},
+    "needs-reboot": {"nodes": (node("mac-1", condition("NeedsReboot", ConditionStatus.TRUE, "24 GB stay wired")),)},
+    "port-taken": {"nodes": (node("mac-1", condition("ApiServing", ConditionStatus.FALSE, "port 4001 is taken")),)},
+    "no-metal": {"nodes": (node("mac-1", condition("MetalAvailable", ConditionStatus.FALSE, "no GPU")),)},
+    "little-disk": {"nodes": (node("mac-1", free=2 * GIB),)},
+    "no-disk": {"disk": DiskReading(path="/data", total_bytes=100 * GIB, free_bytes=2**20)},
+    "full-state-disk": {"full_disks": {"dashboard/1f2e": "/state"}},
+    "agent-silent": {"agents": (ProbeResult(label="node/mac-1", url="", error="no answer"),)},
+    "agent-lost": agents(holds_lease=False),
+    "clock-ahead": agents(offset_s=7.2),
+    "clock-far-behind": agents(offset_s=-90.0),
+    "no-gateway": {"gateways": ()},
+    "plain-http": {"gateways": (ProbeResult(label="gateway/a", url="http://mac-1:4000", store=FRESH),)},
+    "gateway-silent": {"gateways": (ProbeResult(label="gateway/a", url="x", error="refused"),)},
+    "engine-silent": {"engines": (ProbeResult(label="replica/q-0", url="x", error="no connection to x"),)},
+    "locked-out": agents(store=StoreView(staleness_s=3.0, refusal="user name is empty")),
+    "never-read-the-store": agents(store=StoreView(staleness_s=None)),
+    "old-view": agents(store=StoreView(staleness_s=31.0)),
+    "frozen-view": agents(store=StoreView(staleness_s=240.0)),
+    "view-unknown-is-not-ok": agents(store=None),
+    "frozen-reconciler": control(unobserved=( UnobservedChange(label="modeldeployment/q", generation=2, observed_generation=1, age_s=226.0), )),
+    "foreign-endpoint": control(foreign_endpoints=(ForeignEndpoint(replica="chat-0", node="mac-2", reason="it is of mac-1"),)),
+    "open-etcd": control(etcd=replace(ETCD, exposed=("http://10.0.0.5:2379",))),
+    "users-unknown-is-not-ok": control(etcd=replace(ETCD, exposed=("http://10.0.0.5:2379",), has_users=None)),
+    "nearly-full": control(etcd=replace(ETCD, size_bytes=450 * 2**20, largest_prefix="event/Node/mac-2/", largest_bytes=400 * 2**20)),
+    "full": control(etcd=replace(ETCD, quota_bytes=None, is_full=True)),
+    "size-unknown-is-not-ok": control(etcd=EtcdHealth(error="no answer")),
+    "quota-unknown-is-not-ok": control(etcd=replace(ETCD, quota_bytes=None)),
+}  # fmt: skip
+
+
+def test_each_problem_has_one_finding_with_advice(request: pytest.FixtureRequest) -> None:
+    texts = []
+    for name, different in SITUATIONS.items():
+        bad = [finding for finding in findings(**different) if finding.level != "OK"]
+        assert len(bad) == 1, name
+        assert bad[0].advice
+        texts.append(f"## {name}\n{format_findings(bad)}\n")
+    matches_golden(request, "worlds/doctor_findings", "\n".join(texts))
 
 
 def test_the_remedy_of_a_node_that_needs_a_restart_has_its_name() -> None:
