@@ -46,7 +46,7 @@ async def test_a_full_store_recovers_by_itself(tmp_path: Path) -> None:
         )
         assert up.code == 0, up.err
         assert "note: etcd 3.5.1 is for trying out: killed, it can lose the last writes" in up.err
-        assert "`brew install etcd` or `apt install etcd-server`" in up.err
+        assert "`brew install etcd` (or `apt install etcd-server`)" in up.err
         await until_async(is_refused, limit_s=30, what="a full store")
         await until_async(is_written, limit_s=30, what="a write after the rescue")
         assert "etcd accepts writes again" in (folder / "logs" / "up.log").read_text()
@@ -70,4 +70,4 @@ async def test_a_full_store_recovers_by_itself(tmp_path: Path) -> None:
 
 async def announce_peer(address: EtcdAddress) -> None:
     """Announce a second member, as an operator might by hand."""
-    await store_admin.add_learner(address, ["http://127.0.0.1:1"])
+    await store_admin.add_learner(address, "http://127.0.0.1:1")
