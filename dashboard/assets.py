@@ -50,7 +50,14 @@ class Assets:
                 name, body = path.relative_to(folder).as_posix(), path.read_bytes()
                 digest.update(name.encode() + b"\0" + body)
                 if path.suffix in _TYPES:
-                    files[name] = _asset(path, body)
+                    packed = (
+                        gzip.compress(body, mtime=0) if len(body) >= _LEAST_PACKED_BYTES else None
+                    )
+                    files[name] = Asset(
+                        media_type=_TYPES[path.suffix] + "; charset=utf-8",
+                        body=body,
+                        packed=packed,
+                    )
         version = digest.hexdigest()[:12]
         shell = folder / _SHELL
         text = shell.read_text() if shell.is_file() else ""
@@ -63,12 +70,3 @@ class Assets:
     def path_of(self, name: str) -> str:
         """Return the path of a file in URLs."""
         return f"{PREFIX}{self.version}/{name}"
-
-
-def _asset(path: Path, body: bytes) -> Asset:
-    packed = gzip.compress(body, mtime=0) if len(body) >= _LEAST_PACKED_BYTES else None
-    return Asset(
-        media_type=_TYPES[path.suffix] + "; charset=utf-8",
-        body=body,
-        packed=packed,
-    )

@@ -157,7 +157,11 @@ class FleetModel:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.caches.run())
             await self.caches.wait_synced()
-            self._fill()
+            for view in VIEWS:
+                self._rows[view] = {
+                    str(row["name"]): row for row in fleet_views.rows(self.caches, view)
+                }
+            self._ready.set()
             shown_s = self._clock.monotonic()
             while True:
                 await self._is_dirty.wait()
@@ -172,13 +176,6 @@ class FleetModel:
         self._dirty |= fleet_views.affected(self.caches, key)
         if self._dirty:
             self._is_dirty.set()
-
-    def _fill(self) -> None:
-        for view in VIEWS:
-            self._rows[view] = {
-                str(row["name"]): row for row in fleet_views.rows(self.caches, view)
-            }
-        self._ready.set()
 
     def _update(self) -> None:
         dirty, self._dirty = self._dirty, set()

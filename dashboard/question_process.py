@@ -80,7 +80,26 @@ def answer(
         RefusedError: the question is too large, makes no sense, or was not answered by the deadline.
 
     """
-    placements = _count_placements(caches, question)
+    specs = caches.objects.specs
+    wanted = {
+        api_object.name: api_object.spec.replicas
+        for api_object in specs.by_index(BY_KIND, "ModelDeployment").values()
+        if isinstance(api_object, ModelDeployment)
+    }
+    for key, value, version in question.objects:
+        kind, name = keys.kind_and_name(key)
+        if kind == "ModelDeployment":
+            api_object = decode(kind, KeyValue(key, value, version, version))
+            wanted[name] = (
+                api_object.spec.replicas if isinstance(api_object, ModelDeployment) else 0
+            )
+    missing = sum(
+        max(0, count - specs.count(BY_DEPLOYMENT, name)) for name, count in wanted.items()
+    )
+    missing += sum(specs.count(BY_NODE, name) for name in question.lost)
+    joining = sum(FleetNode.model_validate_json(one).count for one in question.added)
+    macs = specs.count(BY_KIND, "Node") + joining
+    placements = (missing + 1) * macs
     if placements > MOST_PLACEMENTS:
         raise invalid(
             f"This question compares {placements:,} placements (replicas that are missing, times Macs); at most "
@@ -110,30 +129,6 @@ def _not_answered(end: ChildEnd, limits: ChildLimits) -> RefusedError:
         f"The planner {reason} and was ended. Ask about fewer replicas or fewer Macs at a time."
     )
     return RefusedError(Refusal(status=503, message=message, type="server_error", retry_after_s=5))
-
-
-def _count_placements(caches: FleetCaches, question: PlannerQuestion) -> int:
-    """Return how many pairs of a missing replica and a Mac the planner would compare."""
-    specs = caches.objects.specs
-    wanted = {
-        api_object.name: api_object.spec.replicas
-        for api_object in specs.by_index(BY_KIND, "ModelDeployment").values()
-        if isinstance(api_object, ModelDeployment)
-    }
-    for key, value, version in question.objects:
-        kind, name = keys.kind_and_name(key)
-        if kind == "ModelDeployment":
-            api_object = decode(kind, KeyValue(key, value, version, version))
-            wanted[name] = (
-                api_object.spec.replicas if isinstance(api_object, ModelDeployment) else 0
-            )
-    missing = sum(
-        max(0, count - specs.count(BY_DEPLOYMENT, name)) for name, count in wanted.items()
-    )
-    missing += sum(specs.count(BY_NODE, name) for name in question.lost)
-    joining = sum(FleetNode.model_validate_json(one).count for one in question.added)
-    macs = specs.count(BY_KIND, "Node") + joining
-    return (missing + 1) * macs
 
 
 def _documents(caches: FleetCaches) -> Iterator[tuple[str, bytes, int]]:

@@ -145,18 +145,18 @@ class Sessions:
         found = self._read(cookie)
         if found is not None:
             self._secrets.pop(found.id, None)
-            self._forget_ended()
+            # Forget sessions that would be over by now; when there are too many others, end all
+            # that began as early.
+            now_s, ended = self._now().timestamp(), self._ended
+            ended.ends_s = {id_: ends_s for id_, ends_s in ended.ends_s.items() if ends_s > now_s}
+            if len(ended.ends_s) >= self._most:
+                by_end = sorted(ended.ends_s, key=ended.ends_s.__getitem__)
+                ended.until_s = ended.ends_s[by_end[self._most // 2]]
+                ended.ends_s = {
+                    k: end_s for k, end_s in ended.ends_s.items() if end_s > ended.until_s
+                }
             self._ended.ends_s[found.id] = found.ends_s
             self._save_ended()
-
-    def _forget_ended(self) -> None:
-        """Forget sessions that would be over by now; when there are too many others, end all that began as early."""
-        now_s, ended = self._now().timestamp(), self._ended
-        ended.ends_s = {id_: ends_s for id_, ends_s in ended.ends_s.items() if ends_s > now_s}
-        if len(ended.ends_s) >= self._most:
-            by_end = sorted(ended.ends_s, key=ended.ends_s.__getitem__)
-            ended.until_s = ended.ends_s[by_end[self._most // 2]]
-            ended.ends_s = {k: end_s for k, end_s in ended.ends_s.items() if end_s > ended.until_s}
 
     def _save_ended(self) -> None:
         if self._file is None:

@@ -155,7 +155,22 @@ async def serve(
     service: Service, listener: EngineListener, credentials: Credentials | None = None
 ) -> tuple[int, str]:
     """Serve until the service ends, TLS with credentials; return the exit code and the reason."""
-    config = _server_config(service)
+    limits = EngineConnectionLimits(is_crowded=lambda: service.admission.is_crowded)
+    config = uvicorn.Config(
+        make_app(service),
+        http=cast(
+            "type[EngineHttpProtocol]",
+            partial(EngineHttpProtocol, limits, limits.limiter()),
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # malformed requests of strangers are not worth a line
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=SERVER_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )
     tls = None if credentials is None else EngineTls(credentials, service.metrics.tls)
     acceptor = None if tls is None else tls.options().acceptor
     server = HttpServer(config, service.request_stop, acceptor)
@@ -175,25 +190,6 @@ async def serve(
         if following is not None:
             following.cancel()
     return code, service.message
-
-
-def _server_config(service: Service) -> uvicorn.Config:
-    limits = EngineConnectionLimits(is_crowded=lambda: service.admission.is_crowded)
-    return uvicorn.Config(
-        make_app(service),
-        http=cast(
-            "type[EngineHttpProtocol]",
-            partial(EngineHttpProtocol, limits, limits.limiter()),
-        ),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",  # malformed requests of strangers are not worth a line
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=SERVER_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-    )
 
 
 def raise_file_limit() -> str:

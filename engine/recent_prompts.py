@@ -4,7 +4,7 @@ The prefix cache itself cannot move: keys and values are thousands of times larg
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,15 +49,15 @@ class PromptHistory:
         for job in jobs:
             # Whoever takes over reads prompts with the model alone.
             if len(job.prompt) >= _MIN_TOKENS and not job.adapter:
-                self._add(_Prompt(job.cache_salt, _beginning(job.prompt)))
-
-    def _add(self, new: _Prompt) -> None:
-        covering = next((prompt for prompt in self._prompts if new.begins(prompt)), new)
-        self._prompts = deque(prompt for prompt in self._prompts if not prompt.begins(covering))
-        self._prompts.appendleft(covering)
-        self._tokens = sum(len(prompt.tokens) for prompt in self._prompts)
-        while len(self._prompts) > MAX_PROMPTS or self._tokens > MAX_TOKENS:
-            self._tokens -= len(self._prompts.pop().tokens)
+                new = _Prompt(job.cache_salt, tuple(job.prompt[:MAX_PROMPT_TOKENS]))
+                covering = next((prompt for prompt in self._prompts if new.begins(prompt)), new)
+                self._prompts = deque(
+                    prompt for prompt in self._prompts if not prompt.begins(covering)
+                )
+                self._prompts.appendleft(covering)
+                self._tokens = sum(len(prompt.tokens) for prompt in self._prompts)
+                while len(self._prompts) > MAX_PROMPTS or self._tokens > MAX_TOKENS:
+                    self._tokens -= len(self._prompts.pop().tokens)
 
     def report(self) -> RecentPrompts:
         """Return the prompts, newest first."""
@@ -66,7 +66,3 @@ class PromptHistory:
                 RecentPrompt(salt=prompt.salt, tokens=prompt.tokens) for prompt in self._prompts
             )
         )
-
-
-def _beginning(prompt: Sequence[int]) -> tuple[int, ...]:
-    return tuple(prompt[:MAX_PROMPT_TOKENS])

@@ -161,7 +161,9 @@ class RequestLog:
         path = scope["path"]
         is_valid = REQUEST_ID.fullmatch(request_id) is not None
         record = RequestRecord(
-            id=request_id.decode("ascii") if is_valid else self._new_id(),
+            id=request_id.decode("ascii")
+            if is_valid
+            else (f"{self.entropy.getrandbits(128):032x}"),
             endpoint=path if path in endpoints else _OTHER_ENDPOINT,
             begun_s=self.clock.monotonic(),
             is_generation=scope["method"] == "POST" and not path.startswith(_CANCELLATIONS),
@@ -278,9 +280,6 @@ class RequestLog:
             if (per_token_s := ticket.per_token_s()) is not None:
                 metrics.times.per_token.observe(per_token_s, endpoint)
         return line
-
-    def _new_id(self) -> str:
-        return f"{self.entropy.getrandbits(128):032x}"
 
 
 def _header_value(scope: Scope, name: bytes) -> bytes:

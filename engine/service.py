@@ -401,19 +401,6 @@ class Service:
         log.info("draining", extra={"in_flight": self.admission.in_flight})
         # Waiting requests have received nothing yet, so another replica can serve them from the start.
         self.admission.refuse_queued(errors.draining())
-        await self._until_idle_or_hurried()
-        self.admission.refuse_all(errors.draining())
-        if self.peers is not None:
-            self.peers.is_parting = True
-        self._worker.stop()
-        try:
-            async with asyncio.timeout(_UNLOAD_TIMEOUT_S):
-                await self._ended.wait()
-        except TimeoutError:
-            log.exception("the worker thread does not end; ending the process without it")
-            self._exit_code = ExitCode.CRASHED
-
-    async def _until_idle_or_hurried(self) -> None:
         async with asyncio.TaskGroup() as group:
             waits: list[asyncio.Task[Any]] = [
                 # Rank 0 knows the running requests, and stops this rank after the last one.
@@ -434,6 +421,16 @@ class Service:
                 "drain timeout or second stop; cancelling running requests",
                 extra={"in_flight": self.admission.in_flight},
             )
+        self.admission.refuse_all(errors.draining())
+        if self.peers is not None:
+            self.peers.is_parting = True
+        self._worker.stop()
+        try:
+            async with asyncio.timeout(_UNLOAD_TIMEOUT_S):
+                await self._ended.wait()
+        except TimeoutError:
+            log.exception("the worker thread does not end; ending the process without it")
+            self._exit_code = ExitCode.CRASHED
 
 
 async def _as_value(work: Coroutine[Any, Any, T]) -> T | RefusedError:

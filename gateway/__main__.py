@@ -275,7 +275,11 @@ def main(**flags: Any) -> None:
         place=place,
     )
     url = own_url(flags, sockets, advertised, etcd, is_tls=certificate is not None)
-    _return_large_blocks()
+    # Let glibc give each large block back to the system when it is freed. It raises its threshold
+    # with each such block, and bodies then leave holes in a heap that never shrinks.
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
     # Imported objects stay for the life of the process: to scan them would cost pauses of 50 ms.
     gc.collect()
     gc.freeze()
@@ -283,16 +287,6 @@ def main(**flags: Any) -> None:
         runner.run(_serve(etcd, clock, limits, url, sockets, tracer))
     if tracer is not None:
         tracer.close()
-
-
-def _return_large_blocks() -> None:
-    """Let glibc give each large block back to the system when it is freed.
-
-    It raises its threshold with each such block, and bodies then leave holes in a heap that never shrinks.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 async def _serve(

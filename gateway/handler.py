@@ -147,7 +147,12 @@ class InferenceHandler(RequestHandler):
         if context.began_s > self._staleness.fresh_until_s and not context.extra_headers:
             context.extra_headers = (_STALE,)
         if len(http_request.body) > self._head_check.usual_body:
-            self._check_large_body(context)
+            # Check key and size before a large body is translated. Raises RefusedError.
+            name = context.adapter.find_model(context.http_request.body)
+            model = self._forwarder.table_cache.table.models.get(name)
+            if model is not None:
+                self._allow(context, name)
+                check_model_body(context, model)
         try:
             request, context.translator = adapter.read(http_request)
         except ModelMissingError:
@@ -174,14 +179,6 @@ class InferenceHandler(RequestHandler):
                 extra={"request": request.request_id.decode("ascii"), "rules": rules},
             )
 
-    def _check_large_body(self, context: RequestContext) -> None:
-        """Check key and size before a large body is translated. Raises RefusedError."""
-        name = context.adapter.find_model(context.http_request.body)
-        model = self._forwarder.table_cache.table.models.get(name)
-        if model is not None:
-            self._allow(context, name)
-            check_model_body(context, model)
-
     def _is_unsynced(self) -> bool:
         """Return whether there is no routing table since the start. Raises RefusedError: too many wait for it."""
         self._awaits_store = not self._forwarder.table_cache.is_synced
@@ -202,7 +199,17 @@ class InferenceHandler(RequestHandler):
     def on_result(self, context: RequestContext, result: ForwardResult) -> None:
         try:
             if type(result) is WholeResponse and not context.response.status:
-                self._send_whole(result, context)
+                status, body = result.status, result.body
+                context.outcome = "ok" if status < 400 else outcome_of(status)
+                if context.translator is None:
+                    head = _header_block(result.passed, result.endpoint, context)
+                else:
+                    headers = _header_list(result.passed, result.endpoint, context)
+                    status, headers, body = context.translator.whole(status, headers, body)
+                    head = header_lines(headers)
+                if context.kept_answer is not None:
+                    self.idempotency.complete(context.kept_answer, status, head, body)
+                context.response.whole(status, head, body)
             elif isinstance(result, EngineStream):
                 self._begin_stream(result, context)
                 return
@@ -230,7 +237,11 @@ class InferenceHandler(RequestHandler):
         except RefusedError as error:
             self._refuse(context, error.refusal)
         except asyncio.CancelledError:
-            self._end_cancelled(context)
+            # End a request whose task was cancelled: the client left, or the request was cut off.
+            self._release_engine(context)
+            if context.cut_off_reason is not None and not context.response.is_gone:
+                self.break_off(context, context.cut_off_reason)
+            self.finish(context)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self.fail(context, error)
 
@@ -260,15 +271,12 @@ class InferenceHandler(RequestHandler):
             context.task = None
             stream.attach()
 
-    def _end_cancelled(self, context: RequestContext) -> None:
-        """End a request whose task was cancelled: the client left, or the request was cut off."""
-        self._release_engine(context)
-        if context.cut_off_reason is not None and not context.response.is_gone:
-            self.break_off(context, context.cut_off_reason)
-        self.finish(context)
-
     def _refuse(self, context: RequestContext, refusal: Refusal) -> None:
-        self._record_model(context)
+        # Record the model of a refused body, if it exists and the key's limits allowed the request.
+        if context.request is None and context.is_admitted:
+            name = context.adapter.find_model(context.http_request.body)
+            if name in self._forwarder.table_cache.table.models:
+                context.model = name
         self.break_off(context, refusal)
         self.finish(context)
 
@@ -379,13 +387,6 @@ class InferenceHandler(RequestHandler):
         self._recorder.record(context)
         context.release()
 
-    def _record_model(self, context: RequestContext) -> None:
-        """Record the model of a refused body, if it exists and the key's limits allowed the request."""
-        if context.request is None and context.is_admitted:
-            name = context.adapter.find_model(context.http_request.body)
-            if name in self._forwarder.table_cache.table.models:
-                context.model = name
-
     @override
     def refuse(self, context: RequestContext, refusal: Refusal) -> None:
         self._send_refusal(context, context.adapter.error_translator(), refusal)
@@ -415,19 +416,6 @@ class InferenceHandler(RequestHandler):
             context.cut_off_reason = why
             context.task.cancel()
         return True
-
-    def _send_whole(self, result: WholeResponse, context: RequestContext) -> None:
-        status, body = result.status, result.body
-        context.outcome = "ok" if status < 400 else outcome_of(status)
-        if context.translator is None:
-            head = _header_block(result.passed, result.endpoint, context)
-        else:
-            headers = _header_list(result.passed, result.endpoint, context)
-            status, headers, body = context.translator.whole(status, headers, body)
-            head = header_lines(headers)
-        if context.kept_answer is not None:
-            self.idempotency.complete(context.kept_answer, status, head, body)
-        context.response.whole(status, head, body)
 
     def _begin_stream(self, source: EngineStream, context: RequestContext) -> None:
         """Pass the stream of an engine through, event by event."""

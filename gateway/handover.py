@@ -175,7 +175,22 @@ class HandOver:
         while self._predecessor is not None and not await self._take_over(self._predecessor):
             self._predecessor = await self._new_predecessor()
         try:
-            offer = self._listen()
+            # Listen on the path, replacing the previous listener. Raises OSError.
+            own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+            own.unlink(missing_ok=True)
+            offer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            offer.settimeout(0)
+            mask = os.umask(0o177)  # no other user may open it from the first moment on
+            try:
+                offer.bind(str(own))
+            except OSError:
+                offer.close()
+                raise
+            finally:
+                os.umask(mask)
+            offer.listen(_BACKLOG)
+            self._inode = own.lstat().st_ino
+            own.rename(self._path)
         except OSError as error:
             log.exception(
                 "cannot offer the socket to a successor",
@@ -228,25 +243,6 @@ class HandOver:
         finally:
             predecessor.close()
         return answer.get("taken") is True
-
-    def _listen(self) -> socket.socket:
-        """Listen on the path, replacing the previous listener. Raises OSError."""
-        own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        own.unlink(missing_ok=True)
-        offer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        offer.settimeout(0)
-        mask = os.umask(0o177)  # no other user may open it from the first moment on
-        try:
-            offer.bind(str(own))
-        except OSError:
-            offer.close()
-            raise
-        finally:
-            os.umask(mask)
-        offer.listen(_BACKLOG)
-        self._inode = own.lstat().st_ino
-        own.rename(self._path)
-        return offer
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):

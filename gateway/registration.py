@@ -118,7 +118,15 @@ class Registration:
             session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
             error_: StoreError | None = None
             try:
-                await self._hold(session)
+                # Register, and return when the lease is lost. Raises StoreError.
+                await session.open()
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        publishing = group.create_task(self._publish(session.id))
+                        await session.keep()
+                        publishing.cancel()
+                except BaseExceptionGroup as failed:
+                    raise failed.exceptions[0] from None
             except StoreError as error:
                 error_ = error
             finally:
@@ -140,17 +148,6 @@ class Registration:
             is_refused = isinstance(error_, PermissionDeniedError)
             backoff = _REFUSED_BACKOFF if is_refused else _BACKOFF
             await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
-
-    async def _hold(self, session: LeaseSession) -> None:
-        """Register, and return when the lease is lost. Raises StoreError."""
-        await session.open()
-        try:
-            async with asyncio.TaskGroup() as group:
-                publishing = group.create_task(self._publish(session.id))
-                await session.keep()
-                publishing.cancel()
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
 
     async def _publish(self, lease_id: int) -> None:
         """Write the value, and again after each change, forever. Raises StoreError."""

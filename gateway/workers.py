@@ -121,7 +121,11 @@ class WorkerGroup:
                 "a worker ended; starting it again",
                 extra={"worker": number, "exit_code": code, "lifetime_s": round(lifetime_s, 1)},
             )
-            await self._pause(_BACKOFF.delay_s(failures, jitter=random.random()))
+            # Wait, or until `stop`.
+            seconds = _BACKOFF.delay_s(failures, jitter=random.random())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._stopping.wait()
 
     async def _run_once(self, number: int) -> int:
         """Start the worker and return its exit code; -1 if it cannot be started."""
@@ -146,12 +150,6 @@ class WorkerGroup:
             return await process.wait()
         finally:
             del self._running[number]
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait, or until `stop`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
 
 
 def _end(process: Process) -> None:

@@ -42,56 +42,52 @@ def read_signed(
     if len(chain) > MAX_PEM:
         raise AuthorityError(f"the file is larger than {MAX_PEM >> 10} KiB")
     try:
-        return _check(chain, identity, request, authorities, now)
+        leaf, *intermediates = load_authorities(chain)
+        key_hash = spki_hash(read_request(request.encode()))
+        if spki_hash(leaf.public_key()) != key_hash:
+            raise AuthorityError(
+                f"it is for another key than the request of {identity.uri}; sign what `fleetctl cert csr` prints"
+            )
+        if identity_of(leaf) != identity:
+            raise AuthorityError(
+                f"it is for {identity_of(leaf).uri}; expected the URI {identity.uri}"
+            )
+        found = addresses_of(leaf)
+        if identity.dns_name not in found:
+            raise AuthorityError(f"the DNS name {identity.dns_name} is missing in it")
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        if not (names.critical or list(leaf.subject)):
+            raise AuthorityError(
+                "its subjectAltName must be critical, because its subject is empty"
+            )
+        others = found - {identity.dns_name}
+        refused = others - set(allowed_addresses(identity, tuple(others)))
+        if refused:
+            raise AuthorityError(
+                f"a certificate of the role {identity.role} must not have {', '.join(sorted(refused))}"
+            )
+        if leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME):
+            raise AuthorityError(
+                "it has a common name (CN), which etcd's JSON gateway refuses beside a password; sign it with an empty "
+                "subject"
+            )
+        _check_use(leaf)
+        if leaf.not_valid_before_utc > now or leaf.not_valid_after_utc < now + _LEAST_LIFE:
+            raise AuthorityError(
+                f"it is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M} to {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} "
+                "UTC; expected at least an hour from now on"
+            )
+        _check_chain(leaf, intermediates, load_authorities(authorities))
+        return Leaf(
+            pem=chain,
+            serial=serial_text(leaf),
+            key_hash=key_hash.hex(),
+            not_after=leaf.not_valid_after_utc,
+        )
     except UNREADABLE as error:
         if isinstance(error, AuthorityError):
             raise
         raise AuthorityError(f"a certificate in it cannot be read: {error}") from error
-
-
-def _check(chain: str, identity: Identity, request: str, authorities: str, now: datetime) -> Leaf:
-    leaf, *intermediates = load_authorities(chain)
-    key_hash = spki_hash(read_request(request.encode()))
-    if spki_hash(leaf.public_key()) != key_hash:
-        raise AuthorityError(
-            f"it is for another key than the request of {identity.uri}; sign what `fleetctl cert csr` prints"
-        )
-    _check_names(leaf, identity)
-    _check_use(leaf)
-    if leaf.not_valid_before_utc > now or leaf.not_valid_after_utc < now + _LEAST_LIFE:
-        raise AuthorityError(
-            f"it is valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M} to {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} "
-            "UTC; expected at least an hour from now on"
-        )
-    _check_chain(leaf, intermediates, load_authorities(authorities))
-    return Leaf(
-        pem=chain,
-        serial=serial_text(leaf),
-        key_hash=key_hash.hex(),
-        not_after=leaf.not_valid_after_utc,
-    )
-
-
-def _check_names(leaf: x509.Certificate, identity: Identity) -> None:
-    if identity_of(leaf) != identity:
-        raise AuthorityError(f"it is for {identity_of(leaf).uri}; expected the URI {identity.uri}")
-    found = addresses_of(leaf)
-    if identity.dns_name not in found:
-        raise AuthorityError(f"the DNS name {identity.dns_name} is missing in it")
-    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    if not (names.critical or list(leaf.subject)):
-        raise AuthorityError("its subjectAltName must be critical, because its subject is empty")
-    others = found - {identity.dns_name}
-    refused = others - set(allowed_addresses(identity, tuple(others)))
-    if refused:
-        raise AuthorityError(
-            f"a certificate of the role {identity.role} must not have {', '.join(sorted(refused))}"
-        )
-    if leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME):
-        raise AuthorityError(
-            "it has a common name (CN), which etcd's JSON gateway refuses beside a password; sign it with an empty "
-            "subject"
-        )
 
 
 def _check_use(leaf: x509.Certificate) -> None:

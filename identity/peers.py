@@ -91,16 +91,6 @@ class PeerVerifier:
             if self.is_optional:
                 return None
             raise self._error("NoCertificate", "the peer has no certificate")
-        peer = self._read(certificate)
-        self._check_place(peer.identity, server_name)
-        self._check_time(peer, certificate)
-        if peer.serial in self.trust().revoked:
-            raise self._error(
-                "Revoked", f"the certificate of {peer.identity.uri} ({peer.serial}) is revoked"
-            )
-        return peer
-
-    def _read(self, certificate: PeerCertificate) -> Peer:
         uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
         if len(uris) != 1:
             raise self._error(
@@ -110,29 +100,35 @@ class PeerVerifier:
             identity = parse_identity(uris[0])
         except IdentityError as error:
             raise self._error("NoIdentity", str(error)) from error
-        return Peer(
+        peer = Peer(
             identity=identity,
             serial=str(certificate["serialNumber"]),
             not_after=_time(certificate["notAfter"]),
         )
-
-    def _check_place(self, identity: Identity, server_name: str | None) -> None:
         fleet = self.trust().fleet
-        if identity.fleet != fleet:
+        if peer.identity.fleet != fleet:
             raise self._error(
-                "OtherFleet", f"{identity.uri} belongs to another fleet; this one is {fleet}"
+                "OtherFleet", f"{peer.identity.uri} belongs to another fleet; this one is {fleet}"
             )
-        if identity.role not in self.roles:
+        if peer.identity.role not in self.roles:
             expected = " or ".join(sorted(self.roles))
-            raise self._error("WrongRole", f"{identity.uri} has no role here; expected {expected}")
-        if self.node and identity.role is Role.NODE and identity.name != self.node:
             raise self._error(
-                "OtherNode", f"{identity.uri} has no role here; the only node is {self.node}"
+                "WrongRole", f"{peer.identity.uri} has no role here; expected {expected}"
             )
-        if server_name is not None and identity.dns_name != server_name:
+        if self.node and peer.identity.role is Role.NODE and peer.identity.name != self.node:
             raise self._error(
-                "WrongName", f"{identity.uri} answered; expected the identity of {server_name}"
+                "OtherNode", f"{peer.identity.uri} has no role here; the only node is {self.node}"
             )
+        if server_name is not None and peer.identity.dns_name != server_name:
+            raise self._error(
+                "WrongName", f"{peer.identity.uri} answered; expected the identity of {server_name}"
+            )
+        self._check_time(peer, certificate)
+        if peer.serial in self.trust().revoked:
+            raise self._error(
+                "Revoked", f"the certificate of {peer.identity.uri} ({peer.serial}) is revoked"
+            )
+        return peer
 
     def _check_time(self, peer: Peer, certificate: PeerCertificate) -> None:
         now = self.clock.now()

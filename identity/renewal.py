@@ -121,28 +121,26 @@ class Renewal:
                 FolderError,
                 AuthorityError,
             ) as error:
-                self._fail(str(error))
+                why = str(error)
+                duration = None if self.not_after is None else self.not_after - self._clock.now()
+                is_late = duration is not None and duration < timedelta(0)
+                # The store may be away for days; a line each five minutes is enough.
+                log.log(
+                    logging.ERROR if is_late else logging.WARNING,
+                    "certificate not renewed",
+                    extra={
+                        "why": why,
+                        "until": self.not_after and self.not_after.isoformat(),
+                        "attempts": self._retries.failures + 1,
+                    },
+                )
+                self.failure = why
                 await self._retries.wait()
                 continue
             self._retries.reset()
             self.failure = ""
             if not is_done:
                 await self._clock.sleep(_LOOK_S)
-
-    def _fail(self, why: str) -> None:
-        duration = None if self.not_after is None else self.not_after - self._clock.now()
-        is_late = duration is not None and duration < timedelta(0)
-        # The store may be away for days; a line each five minutes is enough.
-        log.log(
-            logging.ERROR if is_late else logging.WARNING,
-            "certificate not renewed",
-            extra={
-                "why": why,
-                "until": self.not_after and self.not_after.isoformat(),
-                "attempts": self._retries.failures + 1,
-            },
-        )
-        self.failure = why
 
     def due_at(self) -> datetime:
         """Return the time of the next request, which changes with the files. Raises FolderError, AuthorityError."""

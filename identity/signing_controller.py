@@ -138,7 +138,13 @@ class SigningController:
         try:
             await self._issue(signer, identity, item)
         except (IssueError, UndecodableError) as error:
-            await self._refuse(identity, item, str(error))
+            why = str(error)
+            log.warning("certificate refused", extra={"identity": identity.uri, "why": why})
+            refusal = RefusedRequest(
+                request_hash=_request_hash(item), why=why[:_MAX_WHY], refused=self._clock.now()
+            )
+            key = keys.refused_key(identity.role, identity.name)
+            await self._commit(item, [Put(key=key, value=codec.encode(refusal))])
         return None
 
     async def _issue(self, signer: Signer, identity: Identity, item: KeyValue) -> None:
@@ -171,14 +177,6 @@ class SigningController:
                 "is_first": not asked.proof,
             },
         )
-
-    async def _refuse(self, identity: Identity, item: KeyValue, why: str) -> None:
-        log.warning("certificate refused", extra={"identity": identity.uri, "why": why})
-        refusal = RefusedRequest(
-            request_hash=_request_hash(item), why=why[:_MAX_WHY], refused=self._clock.now()
-        )
-        key = keys.refused_key(identity.role, identity.name)
-        await self._commit(item, [Put(key=key, value=codec.encode(refusal))])
 
     async def _commit(self, item: KeyValue, operations: list[Operation]) -> None:
         """Delete a request that was answered."""

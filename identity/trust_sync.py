@@ -94,7 +94,18 @@ class TrustSync:
         folder = self._folder
         before = folder.read_authorities() if folder.authorities.exists() else ""
         if before:
-            _check_continuity(folder, before, fleet)
+            # Refuse a bundle without any authority that is trusted already: an exchange always has
+            # one of them. Another store behind the same address, or a restored one of another
+            # fleet, does not change what is trusted.
+            known = {spki_hash(authority.public_key()) for authority in load_authorities(before)}
+            if known.isdisjoint(
+                spki_hash(authority.public_key())
+                for authority in load_authorities(fleet.authorities)
+            ):
+                raise FolderError(
+                    f"the store has other authorities than {folder.authorities}: it belongs to another fleet, or this process "
+                    "was away during a whole exchange. Join again with a token"
+                )
         if before != fleet.authorities:
             folder.write_authorities(fleet.authorities)
             log.info("authorities changed", extra={"folder": str(folder.path)})
@@ -115,18 +126,3 @@ def _with_earlier(folder: IdentityFolder, snapshot: TrustSnapshot) -> TrustSnaps
         return snapshot
     revoked = tuple(dict.fromkeys((*snapshot.revoked, *before.revoked)))[:_MAX_REVOKED]
     return snapshot.model_copy(update={"revoked": revoked})
-
-
-def _check_continuity(folder: IdentityFolder, before: str, fleet: FleetTrust) -> None:
-    """Refuse a bundle without any authority that is trusted already: an exchange always has one of them.
-
-    Another store behind the same address, or a restored one of another fleet, does not change what is trusted.
-    """
-    known = {spki_hash(authority.public_key()) for authority in load_authorities(before)}
-    if known.isdisjoint(
-        spki_hash(authority.public_key()) for authority in load_authorities(fleet.authorities)
-    ):
-        raise FolderError(
-            f"the store has other authorities than {folder.authorities}: it belongs to another fleet, or this process "
-            "was away during a whole exchange. Join again with a token"
-        )

@@ -233,17 +233,13 @@ def _cached_address(
             if dashboard is not None:
                 return process_client.dashboard_address(dialer, name, dashboard)
         case "Node":
-            return _agent_address(caches, name, dialer)
+            status = caches.objects.statuses.items.get(keys.status_key("Node", name))
+            url = status.agent_url if isinstance(status, NodeStatus) else ""
+            if not url:
+                return None
+            lease = caches.objects.leases.items.get(keys.node_lease_key(name))
+            if dialer.has_identity and lease is not None and lease.tls:
+                # While the fleet gets its certificates, agents still publish http; they take both.
+                url = url.replace("http:", "https:", 1)
+            return process_client.agent_address(dialer, name, url)
     return None
-
-
-def _agent_address(caches: FleetCaches, name: str, dialer: Dialer) -> ProcessAddress | None:
-    status = caches.objects.statuses.items.get(keys.status_key("Node", name))
-    url = status.agent_url if isinstance(status, NodeStatus) else ""
-    if not url:
-        return None
-    lease = caches.objects.leases.items.get(keys.node_lease_key(name))
-    if dialer.has_identity and lease is not None and lease.tls:
-        # While the fleet gets its certificates, agents still publish http; they take both.
-        url = url.replace("http:", "https:", 1)
-    return process_client.agent_address(dialer, name, url)

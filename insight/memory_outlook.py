@@ -29,7 +29,24 @@ class MemoryOutlook:
     @property
     def sentence(self) -> str:
         """The forecast in one sentence."""
-        return _sentence(self.steps)
+        if not self.steps:
+            return "No replica changes."
+        unplaced = [step for step in self.steps if isinstance(step.outcome, Unschedulable)]
+        placed = [step for step in self.steps if step.outcome is not None and step not in unplaced]
+        parts = [
+            f"{number} {word}"
+            for number, word in (
+                (sum(forecast_step.kind is ForecastKind.NEW for forecast_step in placed), "placed"),
+                (
+                    sum(forecast_step.kind is not ForecastKind.NEW for forecast_step in placed),
+                    "moved or replaced",
+                ),
+                (sum(step.kind is ForecastKind.ENDS for step in self.steps), "ended"),
+                (len(unplaced), "left without a place"),
+            )
+            if number
+        ]
+        return f"Replicas: {', '.join(parts)}."
 
     @property
     def trees(self) -> list[Tree]:
@@ -105,27 +122,6 @@ def _entry(
         "memory": None if proof is None else memory_proof.proof_tree(proof),
         "change": "goes" if is_gone else "",
     }
-
-
-def _sentence(steps: Sequence[ForecastStep]) -> str:
-    if not steps:
-        return "No replica changes."
-    unplaced = [step for step in steps if isinstance(step.outcome, Unschedulable)]
-    placed = [step for step in steps if step.outcome is not None and step not in unplaced]
-    parts = [
-        f"{number} {word}"
-        for number, word in (
-            (sum(forecast_step.kind is ForecastKind.NEW for forecast_step in placed), "placed"),
-            (
-                sum(forecast_step.kind is not ForecastKind.NEW for forecast_step in placed),
-                "moved or replaced",
-            ),
-            (sum(step.kind is ForecastKind.ENDS for step in steps), "ended"),
-            (len(unplaced), "left without a place"),
-        )
-        if number
-    ]
-    return f"Replicas: {', '.join(parts)}."
 
 
 def look_at_memory(

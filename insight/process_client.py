@@ -278,11 +278,8 @@ async def open_stream(
         watch_peer(response)
         async with response:
             yield _pieces(address, response)
-    await _closed(dial)
-
-
-async def _closed(dial: Dial) -> None:
-    """Let a TLS connection close: aiohttp does it in the background, and a command ends its event loop next."""
+    # Let a TLS connection close: aiohttp does it in the background, and a command ends its event
+    # loop next.
     if dial.server_hostname is not None:
         await SystemClock().sleep(_CLOSE_S)
 

@@ -8,7 +8,7 @@ from insight import memory_proof
 from manifests.trees import Tree
 from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.filters import find_rejection
-from reconciler.placement.inputs import NodeView, PlacementRequest, request_for
+from reconciler.placement.inputs import request_for
 from reconciler.placement.memory_proof import proof_of
 from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment, ModelSource
@@ -80,16 +80,12 @@ def _first_that_fits(
     """Return the first variant that fits on a Mac; empty if none does."""
     for text, variant, patch in variants:
         request = request_for(variant, apart_from=apart_from)
-        node = next((view for view in table.nodes if _fits(request, view)), None)
+        node = next((view for view in table.nodes if (find_rejection(request, view) is None)), None)
         if node is not None:
             name = node.name
             line = f"{text} would fit on {name}"
             return [Remedy(text=line, node=name, memory=proof_of(request, node), patch=patch)]
     return []
-
-
-def _fits(request: PlacementRequest, node: NodeView) -> bool:
-    return find_rejection(request, node) is None
 
 
 def _changed(deployment: ModelDeployment, **fields: object) -> ModelDeployment:

@@ -27,7 +27,10 @@ def group_detail(caches: FleetCaches, name: str) -> Row | None:
     item = caches.objects.statuses.items.get(keys.status_key("ShardGroup", name))
     status = item if isinstance(item, ShardGroupStatus) else ShardGroupStatus()
     replicas = _replicas(caches, name)
-    members = _members(spec, replicas)
+    listed = [member.node for member in spec.spec.members]
+    if not listed and replicas:
+        listed = [rank.node for rank in replicas[0].spec.ranks]
+    members = listed[:_MOST_MEMBERS]
     return {
         "members": members,
         "leastGbPerSecond": MIN_HEALTHY_GB_S,
@@ -60,14 +63,6 @@ def _replicas(caches: FleetCaches, group: str) -> list[Replica]:
         and spec.spec.formation.group == group
     ]
     return sorted(replicas, key=lambda replica: replica.name)
-
-
-def _members(group: ShardGroup, replicas: list[Replica]) -> list[str]:
-    """Return the Macs of a group: as listed, else those of its replicas, which are in rank order."""
-    listed = [member.node for member in group.spec.members]
-    if not listed and replicas:
-        listed = [rank.node for rank in replicas[0].spec.ranks]
-    return listed[:_MOST_MEMBERS]
 
 
 def _links(caches: FleetCaches, group: ShardGroup, members: list[str]) -> list[Row]:

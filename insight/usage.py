@@ -247,21 +247,17 @@ def row_tree(row: UsageRow) -> dict[str, object]:
     partial = []
     for field in fields(row):
         value = getattr(row, field.name)
-        name = _camel(field.name)
+        first, *rest = field.name.split("_")
+        name = first + "".join(word.capitalize() for word in rest)
         if isinstance(value, Figure):
-            found[name] = _plain(value.value)
+            found[name] = (
+                int(value.value)
+                if value.value is not None and float(value.value).is_integer()
+                else value.value
+            )
             if value.value is not None and not value.is_complete:
                 partial.append(name)
         else:
             found[name] = value
     # These values are incomplete: the true ones are at least as large.
     return {**found, "partial": partial}
-
-
-def _plain(value: float | None) -> float | None:
-    return int(value) if value is not None and float(value).is_integer() else value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)

@@ -47,7 +47,20 @@ def suppose(caches: FleetCaches, clock: Clock, supposition: Supposition) -> Flee
         raise SuppositionError(f"no more than {MOST_MACS} Macs can be added")
     fleet_caches = copy_caches(caches, clock)
     for name in supposition.lost:
-        _lose(fleet_caches, name)
+        objects = fleet_caches.objects
+        known = {*objects.specs.by_index(BY_KIND, "Node")}
+        if keys.spec_key("Node", name) not in known:
+            kind = kinds.by_name("Node")
+            assert kind is not None
+            names = sorted(keys.kind_and_name(key)[1] for key in known)
+            raise SuppositionError(not_found_message(kind, name, names))
+        for key in objects.specs.by_index(BY_NODE, name):
+            objects.specs.forget(key)
+            objects.statuses.forget(keys.status_key("Replica", keys.kind_and_name(key)[1]))
+        objects.specs.forget(keys.spec_key("Node", name))
+        objects.statuses.forget(keys.status_key("Node", name))
+        objects.leases.forget(keys.node_lease_key(name))
+        objects.lives.forget(keys.node_life_key(name))
     reports = _reports(caches)
     for node in supposition.added:
         for name in node.names():
@@ -58,23 +71,6 @@ def suppose(caches: FleetCaches, clock: Clock, supposition: Supposition) -> Flee
         put = codec.put_spec(obj)
         fleet_caches.objects.specs.suppose(KeyValue(put.key, put.value, version, version))
     return fleet_caches
-
-
-def _lose(caches: FleetCaches, name: str) -> None:
-    objects = caches.objects
-    known = {*objects.specs.by_index(BY_KIND, "Node")}
-    if keys.spec_key("Node", name) not in known:
-        kind = kinds.by_name("Node")
-        assert kind is not None
-        names = sorted(keys.kind_and_name(key)[1] for key in known)
-        raise SuppositionError(not_found_message(kind, name, names))
-    for key in objects.specs.by_index(BY_NODE, name):
-        objects.specs.forget(key)
-        objects.statuses.forget(keys.status_key("Replica", keys.kind_and_name(key)[1]))
-    objects.specs.forget(keys.spec_key("Node", name))
-    objects.statuses.forget(keys.status_key("Node", name))
-    objects.leases.forget(keys.node_lease_key(name))
-    objects.lives.forget(keys.node_life_key(name))
 
 
 def _reports(caches: FleetCaches) -> dict[str, object]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import uvicorn
 from starlette.responses import StreamingResponse
@@ -483,7 +483,19 @@ class AdminServer:
             address, port = listener.getsockname()[:2]
             if self._is_open(address):
                 listener.close()
-                await self._refuse(address)
+                # Report why the server does not listen, and wait forever: a person has to change
+                # it.
+                flag = self._security.insecure_flag
+                self.error = (
+                    f"other machines can reach {address}, and the process has no identity for TLS. Give it one with "
+                    "--identity-dir (`fleetctl join` and `fleetctl secure` issue it)"
+                    + (f", or give {flag} if you trust everything on the network" if flag else "")
+                )
+                self.is_refused = True
+                log.error("admin server does not listen", extra={"why": self.error})
+                self._on_change()
+                await asyncio.Event().wait()
+                raise AssertionError("nothing sets this event")
             host = f"[{self._host}]" if ":" in self._host else self._host
             self._bound, self.error = f"{host}:{port}", ""
             log.info("admin server listens", extra={"url": self.url})
@@ -494,20 +506,6 @@ class AdminServer:
         """Return whether other machines would use the server without TLS."""
         security = self._security
         return not (security.acceptor or security.is_insecure or is_loopback(address))
-
-    async def _refuse(self, address: str) -> NoReturn:
-        """Report why the server does not listen, and wait forever: a person has to change it."""
-        flag = self._security.insecure_flag
-        self.error = (
-            f"other machines can reach {address}, and the process has no identity for TLS. Give it one with "
-            "--identity-dir (`fleetctl join` and `fleetctl secure` issue it)"
-            + (f", or give {flag} if you trust everything on the network" if flag else "")
-        )
-        self.is_refused = True
-        log.error("admin server does not listen", extra={"why": self.error})
-        self._on_change()
-        await asyncio.Event().wait()
-        raise AssertionError("nothing sets this event")
 
     async def _serve(self, listener: socket.socket) -> None:
         limits = self._limits

@@ -55,28 +55,25 @@ def rotate(
                 with contextlib.suppress(FileNotFoundError):
                     temporary.replace(rotated_path(path))  # a rotation was killed at its last step
                 return False
-            _move_content(source.fileno(), temporary, before_truncate)
+            log_fd = source.fileno()
+            try:
+                with temporary.open("wb", buffering=0) as copy:
+                    os.fchmod(copy.fileno(), os.fstat(log_fd).st_mode & 0o777)
+                    _copy_rest(log_fd, copy.fileno())
+                    before_truncate()
+                    # Lines that were written meanwhile. A line between the last look and the truncation is lost.
+                    _copy_rest(log_fd, copy.fileno())
+                    os.ftruncate(log_fd, 0)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                if error.errno != errno.ENOSPC:
+                    raise
+                os.ftruncate(log_fd, 0)
             with contextlib.suppress(FileNotFoundError):  # the disk is full
                 temporary.replace(rotated_path(path))
     except (FileNotFoundError, BlockingIOError):
         return False
     return True
-
-
-def _move_content(log_fd: int, temporary: Path, before_truncate: Callable[[], None]) -> None:
-    try:
-        with temporary.open("wb", buffering=0) as copy:
-            os.fchmod(copy.fileno(), os.fstat(log_fd).st_mode & 0o777)
-            _copy_rest(log_fd, copy.fileno())
-            before_truncate()
-            # Lines that were written meanwhile. A line between the last look and the truncation is lost.
-            _copy_rest(log_fd, copy.fileno())
-            os.ftruncate(log_fd, 0)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno != errno.ENOSPC:
-            raise
-        os.ftruncate(log_fd, 0)
 
 
 def _copy_rest(source_fd: int, target_fd: int) -> None:

@@ -65,19 +65,15 @@ def redact_tree(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [redact_tree(one) for one in tree]
     if isinstance(tree, str):
-        return _json(tree)
+        # Redact a string of a tree; embedded JSON, as in managedFields, stays valid JSON.
+        if tree.lstrip()[:1] in ("{", "["):
+            try:
+                inner = json.loads(tree)
+            except (ValueError, RecursionError):
+                return redact_text(tree)
+            return json.dumps(redact_tree(inner), ensure_ascii=False, separators=(",", ":"))
+        return redact_text(tree)
     return tree
-
-
-def _json(text: str) -> str:
-    """Redact a string of a tree; embedded JSON, as in managedFields, stays valid JSON."""
-    if text.lstrip()[:1] in ("{", "["):
-        try:
-            inner = json.loads(text)
-        except (ValueError, RecursionError):
-            return redact_text(text)
-        return json.dumps(redact_tree(inner), ensure_ascii=False, separators=(",", ":"))
-    return redact_text(text)
 
 
 def _value(key: str, value: Any) -> Any:

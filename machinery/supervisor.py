@@ -106,31 +106,24 @@ class Supervisor:
             lifetime_s = self._clock.monotonic() - started_at
             failures = 1 if lifetime_s > _STABLE_S else failures + 1
             self.restarts += 1
-            self._log_end(lifetime_s)
+            log.warning(
+                "a program ended; restarting it",
+                extra={
+                    "program": self.program.name,
+                    "exit_code": self._child.exit_code() if self._child else None,
+                    "lifetime_s": round(lifetime_s, 1),
+                    "last_words": processes.last_lines(self.program.log),
+                },
+            )
             await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
             if self.wanted():
-                self._try_spawn()
-
-    def _try_spawn(self) -> None:
-        """Start the program again; the loop tries again later if its log or record cannot be written."""
-        try:
-            self._child = self._spawn()
-        except OSError as error:
-            log.warning(
-                "cannot start a program; trying again",
-                extra={"program": self.program.name, "why": str(error)},
-            )
-
-    def _log_end(self, lifetime_s: float) -> None:
-        log.warning(
-            "a program ended; restarting it",
-            extra={
-                "program": self.program.name,
-                "exit_code": self._child.exit_code() if self._child else None,
-                "lifetime_s": round(lifetime_s, 1),
-                "last_words": processes.last_lines(self.program.log),
-            },
-        )
+                try:
+                    self._child = self._spawn()
+                except OSError as error:
+                    log.warning(
+                        "cannot start a program; trying again",
+                        extra={"program": self.program.name, "why": str(error)},
+                    )
 
     async def end(self) -> None:
         """End the program; `run()` starts it again."""

@@ -321,18 +321,16 @@ class TlsListener:
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(_OUT_OF_FILES_PAUSE_S, self._resume)
                 return
-            self._begin(connection, peer[0] if isinstance(peer, tuple) else "")
-
-    def _begin(self, connection: socket.socket, host: str) -> None:
-        connection.settimeout(0)
-        if self._count >= self._options.unfinished_handshakes:
-            self._shed()
-        deadline = self._loop.time() + self._options.handshake_s
-        client = _Unfinished(connection, client_network(host), deadline)
-        client.timer = self._loop.call_at(deadline, self._expire, client)
-        self._unfinished.setdefault(client.address, {})[client] = None
-        self._count += 1
-        self._loop.add_reader(connection, self._queue, client)
+            host = peer[0] if isinstance(peer, tuple) else ""
+            connection.settimeout(0)
+            if self._count >= self._options.unfinished_handshakes:
+                self._shed()
+            deadline = self._loop.time() + self._options.handshake_s
+            client = _Unfinished(connection, client_network(host), deadline)
+            client.timer = self._loop.call_at(deadline, self._expire, client)
+            self._unfinished.setdefault(client.address, {})[client] = None
+            self._count += 1
+            self._loop.add_reader(connection, self._queue, client)
 
     def _shed(self) -> None:
         """End the oldest connection of the address that has most."""

@@ -84,7 +84,30 @@ class WebSocketProtocol(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade:
-                self._start()
+                url = httptools.parse_url(self._url)
+                scope = {
+                    "type": "websocket",
+                    "asgi": {"version": "3.0", "spec_version": "2.4"},
+                    "http_version": "1.1",
+                    "scheme": "ws",
+                    "server": get_local_addr(self.transport),
+                    "client": get_remote_addr(self.transport),
+                    "root_path": "",
+                    "path": unquote(url.path.decode("ascii", "replace")),
+                    "raw_path": url.path,
+                    "query_string": url.query or b"",
+                    "headers": self._headers,
+                    "subprotocols": [],
+                    "state": {
+                        **self._app_state,
+                        "ssl_object": self.transport.get_extra_info("ssl_object"),
+                    },
+                }
+                self._incoming.put_nowait({"type": "websocket.connect"})
+                # uvicorn waits for the tasks in this set when it ends, as it does for those of requests.
+                self._task = asyncio.get_running_loop().create_task(self._run(scope))
+                self._state.tasks.add(self._task)
+                self._task.add_done_callback(self._state.tasks.discard)
             return
         self._buffer += data
         if len(self._buffer) > 2 * _MAX_MESSAGE:
@@ -92,32 +115,6 @@ class WebSocketProtocol(asyncio.Protocol):
             return
         while self._read_frame():
             pass
-
-    def _start(self) -> None:
-        url = httptools.parse_url(self._url)
-        scope = {
-            "type": "websocket",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1",
-            "scheme": "ws",
-            "server": get_local_addr(self.transport),
-            "client": get_remote_addr(self.transport),
-            "root_path": "",
-            "path": unquote(url.path.decode("ascii", "replace")),
-            "raw_path": url.path,
-            "query_string": url.query or b"",
-            "headers": self._headers,
-            "subprotocols": [],
-            "state": {
-                **self._app_state,
-                "ssl_object": self.transport.get_extra_info("ssl_object"),
-            },
-        }
-        self._incoming.put_nowait({"type": "websocket.connect"})
-        # uvicorn waits for the tasks in this set when it ends, as it does for those of requests.
-        self._task = asyncio.get_running_loop().create_task(self._run(scope))
-        self._state.tasks.add(self._task)
-        self._task.add_done_callback(self._state.tasks.discard)
 
     async def _run(self, scope: dict[str, Any]) -> None:
         app: Any = self._config.loaded_app
@@ -193,9 +190,6 @@ class WebSocketProtocol(asyncio.Protocol):
         mask = found[begin : begin + 4]
         payload = bytes(byte ^ mask[at % 4] for at, byte in enumerate(found[begin + 4 : end]))
         del found[:end]
-        return self._take(opcode, payload)
-
-    def _take(self, opcode: int, payload: bytes) -> bool:
         if opcode == frames.CLOSE:
             self._close(frames.NORMAL)
             return False

@@ -96,13 +96,6 @@ class AuditedTransport(ForwardedCalls):
         revisions = {
             guard.key: guard.mod_revision for guard in guards if isinstance(guard, ModRevisionGuard)
         }
-        record = self._record(changed, revisions)
-        try:
-            return await self.inner.commit(guards, [*operations, record])
-        except PermissionDeniedError as error:
-            raise PermissionDeniedError(f"{error}{_WITHOUT_RIGHT}") from error
-
-    def _record(self, changed: Sequence[Operation], revisions: dict[str, int]) -> Put:
         from manifests import change_records  # noqa: PLC0415 - it brings pydantic
 
         writes = [
@@ -116,7 +109,11 @@ class AuditedTransport(ForwardedCalls):
         ]
         now = self.clock.now()
         key = keys.change_key(int(now.timestamp() * 1000), secrets.token_hex(4))
-        return Put(key=key, value=change_records.encode_record(self.author, now, writes))
+        record = Put(key=key, value=change_records.encode_record(self.author, now, writes))
+        try:
+            return await self.inner.commit(guards, [*operations, record])
+        except PermissionDeniedError as error:
+            raise PermissionDeniedError(f"{error}{_WITHOUT_RIGHT}") from error
 
     def _before(self, key: str, revisions: dict[str, int]) -> KeyValue | None:
         """Return the document that the write is based on; None if it was not read, or is another one now."""

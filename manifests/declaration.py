@@ -60,15 +60,11 @@ def _aliases(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
 
 def declarable_fields(obj: ApiObject) -> Fields:
     """Return every field that a manifest may set, with defaults."""
-    full = _dumped(obj)
+    tree: Fields = obj.model_dump(mode="json", by_alias=True, exclude_none=True, include={"spec"})
+    full = {"spec": tree.get("spec") or {}}
     labels: Fields = dict(obj.metadata.labels)
     annotations: Fields = dict(_user_annotations(obj.metadata.annotations))
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": full["spec"]}
-
-
-def _dumped(obj: ApiObject) -> Fields:
-    tree: Fields = obj.model_dump(mode="json", by_alias=True, exclude_none=True, include={"spec"})
-    return {"spec": tree.get("spec") or {}}
 
 
 def _user_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:

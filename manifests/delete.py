@@ -129,8 +129,20 @@ async def check_unused(
         InUseError: other objects refer to it.
 
     """
-    await _refuse_if_used(transport, key, going)
-    await _refuse_if_alive(transport, key)
+    users = [user for user in await _users(transport, key) if user not in going]
+    if users:
+        raise InUseError(
+            f"{key[0]}/{key[1]} is used by {join_names(users)}. Change or delete "
+            f"{'it' if len(users) == 1 else 'them'} first"
+        )
+    # Refuse to delete a live node: its agent would report it again, without its labels and its
+    # cordon.
+    if key.kind == "Node" and await transport.get(keys.node_lease_key(key.name)) is not None:
+        raise InUseError(
+            f"{key} is alive: its agent would register it again, without its labels, taints and cordon. To keep new "
+            f"replicas away: `fleetctl cordon {key.name}`; to move them away: `fleetctl drain {key.name}`; to remove the "
+            "Mac, stop its agent first"
+        )
 
 
 async def _mark(
@@ -189,27 +201,6 @@ async def _remove(
         if not error.ambiguous or await transport.get(spec_key) is not None:
             raise
     return DeletedObject(kind=kind.__name__, name=name)
-
-
-async def _refuse_if_used(
-    transport: Transport, key: ObjectKey, going: Collection[ObjectKey] = ()
-) -> None:
-    users = [user for user in await _users(transport, key) if user not in going]
-    if users:
-        raise InUseError(
-            f"{key[0]}/{key[1]} is used by {join_names(users)}. Change or delete "
-            f"{'it' if len(users) == 1 else 'them'} first"
-        )
-
-
-async def _refuse_if_alive(transport: Transport, key: ObjectKey) -> None:
-    """Refuse to delete a live node: its agent would report it again, without its labels and its cordon."""
-    if key.kind == "Node" and await transport.get(keys.node_lease_key(key.name)) is not None:
-        raise InUseError(
-            f"{key} is alive: its agent would register it again, without its labels, taints and cordon. To keep new "
-            f"replicas away: `fleetctl cordon {key.name}`; to move them away: `fleetctl drain {key.name}`; to remove the "
-            "Mac, stop its agent first"
-        )
 
 
 async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:

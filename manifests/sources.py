@@ -84,9 +84,21 @@ def _read_file(path: Path) -> str:
     name = str(path)
     try:
         result = path.stat()
-        passed = _passed(name, result)
+        # Unlike a FIFO it needs no opening, which could block; it ends as standard input does.
+        match = _DESCRIPTOR.fullmatch(name)
+        passed = int(match[1]) if match is not None and stat.S_ISFIFO(result.st_mode) else None
         if passed is None:
-            _check(name, result)
+            # Refuse special files before opening them: opening a FIFO waits for a writer, possibly
+            # forever.
+            if not stat.S_ISREG(result.st_mode):
+                kind = "a FIFO" if stat.S_ISFIFO(result.st_mode) else "a device or socket"
+                raise _failed(
+                    name,
+                    f"is {kind}, not a file",
+                    f"Pipe it, and write {STDIN} instead of its name",
+                )
+            if result.st_size > MAX_BYTES:
+                raise _too_large(name, f"{result.st_size:,} bytes; the limit is")
         with path.open("rb") if passed is None else os.fdopen(os.dup(passed), "rb") as file:
             raw = file.read(MAX_BYTES + 1)  # it may have grown since the check
     except FileNotFoundError as error:
@@ -101,26 +113,6 @@ def _read_file(path: Path) -> str:
 
 def _reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _passed(name: str, found: os.stat_result) -> int | None:
-    """Return the descriptor of a pipe that the shell opened: `fleetctl apply -f <(...)`.
-
-    Unlike a FIFO it needs no opening, which could block; it ends as standard input does.
-    """
-    match = _DESCRIPTOR.fullmatch(name)
-    return int(match[1]) if match is not None and stat.S_ISFIFO(found.st_mode) else None
-
-
-def _check(name: str, found: os.stat_result) -> None:
-    """Refuse special files before opening them: opening a FIFO waits for a writer, possibly forever."""
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a FIFO" if stat.S_ISFIFO(found.st_mode) else "a device or socket"
-        raise _failed(
-            name, f"is {kind}, not a file", f"Pipe it, and write {STDIN} instead of its name"
-        )
-    if found.st_size > MAX_BYTES:
-        raise _too_large(name, f"{found.st_size:,} bytes; the limit is")
 
 
 def _read_stdin(stdin: BinaryIO | None) -> str:

@@ -204,7 +204,7 @@ def explain_error(
     )
     explain = _TABLE.get(found["type"])
     if explain is None:
-        return _lower_first(error.fallback), ""
+        return (error.fallback[:1].lower() + error.fallback[1:]), ""
     explanation = explain(error)
     if found["loc"][-1:] == ("[key]",):  # a line to write would set the key's value
         return explanation.message, ""
@@ -238,10 +238,6 @@ def accepts(model: type[BaseModel], path: Path, line: str) -> bool:
     except ValidationError as error:
         return all(one["loc"][: len(place)] != place for one in error.errors(include_url=False))
     return True
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _missing(it: FieldError) -> Explanation:

@@ -226,19 +226,7 @@ def _inspect_peft(folder: Path) -> AdapterFacts:
             "write the names of the layers"
         )
     tensors = _read_tensors(folder / _PEFT_FILE)
-    layers = _peft_layers(folder / _PEFT_FILE, tensors, config)
-    return AdapterFacts(
-        rank=max(layer.rank for layer in layers),
-        weights=total_weights(tensors, group_size=None),
-        file=folder / _PEFT_FILE,
-        format="PEFT",
-        layers=layers,
-    )
-
-
-def _peft_layers(
-    path: Path, tensors: Mapping[str, TensorHeader], config: _PeftConfig
-) -> tuple[LowRankLayer, ...]:
+    path = folder / _PEFT_FILE
     if any(_PEFT_EMBEDDING.search(name) for name in tensors):
         raise ModelUnusableError(
             f"{path} adapts the embedding, which is not supported; "
@@ -247,7 +235,14 @@ def _peft_layers(
     matches = {name: _PEFT_NAME.fullmatch(name) for name in tensors}
     _refuse_unexpected(path, (name for name, match in matches.items() if match is None))
     names = sorted({match[1] for match in matches.values() if match is not None})
-    return tuple(_peft_layer(path, tensors, config, name) for name in names)
+    layers = tuple(_peft_layer(path, tensors, config, name) for name in names)
+    return AdapterFacts(
+        rank=max(layer.rank for layer in layers),
+        weights=total_weights(tensors, group_size=None),
+        file=folder / _PEFT_FILE,
+        format="PEFT",
+        layers=layers,
+    )
 
 
 def _peft_layer(

@@ -190,7 +190,23 @@ def inspect_model(folder: Path) -> ModelFacts:
 
     """
     try:
-        return _inspect_folder(folder)
+        if not folder.is_dir():
+            raise ModelUnusableError(_absence(folder), reason="ModelNotFound")
+        if not (folder / "config.json").is_file():
+            raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
+        if (folder / PARTIAL_MARK).exists():
+            raise ModelUnusableError(
+                f"{folder} has only the weight files of one rank of a group; fetch the others with `fleetctl models pull`",
+                reason="ModelPartial",
+            )
+        _check_sizes(folder)
+        config = parse_json_file(ModelConfig, folder / "config.json")
+        tensors: dict[str, TensorHeader] = {}
+        for path in _weight_files(folder):
+            tensors.update(read_tensors(path, most=MAX_TENSORS - len(tensors)))
+        packing = config.quantization
+        weights = total_weights(tensors, group_size=packing.group_size if packing else None)
+        return model_facts(config, weights)
     except OSError as error:  # a name that is too long, or a parent folder without permission
         raise ModelUnusableError(
             f"cannot look into {folder}: {error.strerror}", reason="ModelNotFound"
@@ -253,26 +269,6 @@ def _absence(folder: Path) -> str:
     if not beside:
         return f"{folder} does not exist; {folder.parent} has no models"
     return f"{folder} does not exist{guess}" + (f" Models there: {listed}" if listed else "")
-
-
-def _inspect_folder(folder: Path) -> ModelFacts:
-    if not folder.is_dir():
-        raise ModelUnusableError(_absence(folder), reason="ModelNotFound")
-    if not (folder / "config.json").is_file():
-        raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
-    if (folder / PARTIAL_MARK).exists():
-        raise ModelUnusableError(
-            f"{folder} has only the weight files of one rank of a group; fetch the others with `fleetctl models pull`",
-            reason="ModelPartial",
-        )
-    _check_sizes(folder)
-    config = parse_json_file(ModelConfig, folder / "config.json")
-    tensors: dict[str, TensorHeader] = {}
-    for path in _weight_files(folder):
-        tensors.update(read_tensors(path, most=MAX_TENSORS - len(tensors)))
-    packing = config.quantization
-    weights = total_weights(tensors, group_size=packing.group_size if packing else None)
-    return model_facts(config, weights)
 
 
 def model_facts(config: ModelConfig, weights: WeightTotals) -> ModelFacts:

@@ -116,7 +116,13 @@ class SplitInspector:
                 config = _read_config(model) if skeleton is None else skeleton.config.encode()
             except ValueError as error:
                 return SplitFailure(why=str(error))
-            key = _cache_key(config, facts)
+            parts = (
+                _FORMAT_VERSION,
+                _package_version("mlx-lm"),
+                _package_version("mlx"),
+                repr(facts.weights),
+            )
+            key = hashlib.sha256(repr(parts).encode() + config).hexdigest()[:32]
             split_shapes = self._known.get(key) or self._stored(key)
             if split_shapes is not None:
                 return split_shapes
@@ -150,7 +156,16 @@ class SplitInspector:
             self._folder.mkdir(parents=True, exist_ok=True)
             output.unlink(missing_ok=True)
             if skeleton is not None:
-                model = self._write_skeleton(skeleton)
+                model = self._folder / "skeleton"
+                shutil.rmtree(model, ignore_errors=True)
+                model.mkdir()
+                (model / "config.json").write_text(skeleton.config)
+                every = {
+                    name: one
+                    for tensors in skeleton.files.values()
+                    for name, one in tensors.items()
+                }
+                weight_headers.write_skeleton(model / "model.safetensors", every)
             module = engine_config.SHAPE_PROBE_MODULE
             argv = [sys.executable, "-m", module, str(model), str(os.getpid())]
             child = processes.spawn(argv, log=output, cwd=self._folder)
@@ -159,16 +174,6 @@ class SplitInspector:
             return
         deadline = self._clock.monotonic() + _TIMEOUT_S
         self._running = _RunningInspection(key=key, child=child, output=output, deadline=deadline)
-
-    def _write_skeleton(self, headers: WeightHeaders) -> Path:
-        """Return a folder with a model that has shapes and no weights; one child at a time reads it."""
-        folder = self._folder / "skeleton"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        (folder / "config.json").write_text(headers.config)
-        every = {name: one for tensors in headers.files.values() for name, one in tensors.items()}
-        weight_headers.write_skeleton(folder / "model.safetensors", every)
-        return folder
 
     def _collect(self) -> None:
         """Take the answer of a child that has ended; kill one that is over its deadline."""
@@ -208,17 +213,6 @@ def _read_config(model: Path) -> bytes:
         return (model / "config.json").read_bytes()
     except OSError:
         return b""  # it has just vanished: the child will report it
-
-
-def _cache_key(config: bytes, facts: ModelFacts) -> str:
-    """Return a digest of all that an answer depends on: versions, the model's config, and the sum of its tensors."""
-    parts = (
-        _FORMAT_VERSION,
-        _package_version("mlx-lm"),
-        _package_version("mlx"),
-        repr(facts.weights),
-    )
-    return hashlib.sha256(repr(parts).encode() + config).hexdigest()[:32]
 
 
 def _package_version(package: str) -> str:

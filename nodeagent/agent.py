@@ -29,7 +29,6 @@ from nodeagent.node.load_report import LoadReport
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.peers.links import link_rate, without_cables
-from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.plan import plan
 from nodeagent.replicas.deployment_replicas import StoredSiblings
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
@@ -225,7 +224,15 @@ class Agent:
                     self._registration.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
                 group.create_task(self._describer.run(references, self._api))
-                self._run_hardware(group)
+                load, preflight = self._dependencies.load, self._dependencies.metal
+                if load is not None:
+                    group.create_task(load.run())
+                    report = LoadReport(
+                        self._transport, self._clock, node=self._config.name, latest=load.latest
+                    )
+                    group.create_task(report.run(lambda: self._registration.lease))
+                if preflight is not None:
+                    group.create_task(preflight.run(self._describer.request))
                 if dependencies.fabric is not None:
                     group.create_task(
                         dependencies.fabric.run(self._registration, self._describer.request)
@@ -241,17 +248,6 @@ class Agent:
             await dependencies.health.close()
             if dependencies.warmup is not None:
                 await dependencies.warmup.engines.close()
-
-    def _run_hardware(self, group: asyncio.TaskGroup) -> None:
-        load, preflight = self._dependencies.load, self._dependencies.metal
-        if load is not None:
-            group.create_task(load.run())
-            report = LoadReport(
-                self._transport, self._clock, node=self._config.name, latest=load.latest
-            )
-            group.create_task(report.run(lambda: self._registration.lease))
-        if preflight is not None:
-            group.create_task(preflight.run(self._describer.request))
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
         parts = self._dependencies
@@ -269,24 +265,20 @@ class Agent:
             group.create_task(parts.preloads.run(self._describer.request))
         api, exchange = self._api, None if parts.fetches is None else parts.fetches.exchange
         if exchange is not None and api is not None:
-            self._share_over_cables(group, exchange)
+            config, blobs = self._config, self._blob_routes()
+            assert blobs is not None
+            assert config.credentials is not None
+            cables = CableListeners(
+                blobs=blobs,
+                credentials=config.credentials,
+                clock=self._clock,
+                address=config.status.address,
+                port=config.api_port or 0,
+                fabric=self._file_networks,
+            )
+            exchange.cable_urls, exchange.share.fabric = cables.urls, cables.fabric
+            group.create_task(cables.run())
             group.create_task(exchange.run(lambda: self._registration.lease, lambda: api.tls_url))
-
-    def _share_over_cables(self, group: asyncio.TaskGroup, exchange: ModelExchange) -> None:
-        """Give files on the addresses of Thunderbolt cables as well."""
-        config, blobs = self._config, self._blob_routes()
-        assert blobs is not None
-        assert config.credentials is not None
-        cables = CableListeners(
-            blobs=blobs,
-            credentials=config.credentials,
-            clock=self._clock,
-            address=config.status.address,
-            port=config.api_port or 0,
-            fabric=self._file_networks,
-        )
-        exchange.cable_urls, exchange.share.fabric = cables.urls, cables.fabric
-        group.create_task(cables.run())
 
     def _file_networks(self) -> NodeFabric:
         """Return the networks for files: the cables are those of a shard group while one of its ranks runs here."""

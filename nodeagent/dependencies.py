@@ -175,14 +175,16 @@ class Dependencies:
 
 def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
     """Return the dependencies of an agent on a real machine."""
-    config = _with_fleet_hub(config, transport)
+    listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
+    config = replace(config, hubs=replace(config.hubs, fleet=listings))
     splits = SplitInspector(config.state_dir / "splitting", clock)
     uses = ModelUses(transport, clock)
     replicas = _assigned_replicas(transport, clock, config)
     snapshots = _snapshots(transport, clock)
     assigned = preload_cache(transport, clock, config.name)
     collector = _model_collector(transport, clock, config, assigned)
-    fetcher = _model_fetcher(clock, collector)
+    limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
+    fetcher = ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
     fetches = _model_fetches(transport, clock, config, fetcher, snapshots)
     preloads = ModelPreloads(assigned, fetches)
 
@@ -235,12 +237,6 @@ def _node_tls(config: AgentConfig, clock: Clock) -> NodeTls | None:
     return None if config.credentials is None else NodeTls(config.credentials, clock)
 
 
-def _with_fleet_hub(config: AgentConfig, transport: Transport) -> AgentConfig:
-    """Return the configuration with the models that Macs of the fleet made, beside those of hubs."""
-    listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
-    return replace(config, hubs=replace(config.hubs, fleet=listings))
-
-
 def _engine_processes(
     config: AgentConfig, tls: NodeTls | None, preflight: MetalPreflight | None
 ) -> EngineProcesses:
@@ -290,12 +286,6 @@ def _model_collector(
         node=config.name,
         policy=config.model_disk.collection,
     )
-
-
-def _model_fetcher(clock: Clock, collector: ModelCollector) -> ModelFetcher:
-    # The agent retries: its conditions then have the hub's reason.
-    limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
-    return ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
 
 
 def _model_fetches(

@@ -189,7 +189,22 @@ class NodeDescriber:
         while True:
             self._requested.clear()
             try:
-                await self._describe(references, api)
+                dependencies = self._dependencies
+                uses = tuple(dependencies.uses.items.values())
+                models = await dependencies.report_models(inspection.named_models(uses))
+                self._node.learn(models)
+                adapters = await dependencies.report_adapters(inspection.named_adapters(uses))
+                status = self._config.status.model_copy(
+                    update={"models": models, "adapters": adapters}
+                )
+                status = await self._with_machine_status(status, references)
+                if dependencies.fabric is not None:
+                    status = await dependencies.fabric.fill(status, self._registration)
+                if dependencies.metal is not None:
+                    status = dependencies.metal.fill(status, await self._registration.described())
+                if api is not None:
+                    status = api.fill(status)
+                await self._registration.describe(status)
                 retries.reset()
                 last_error, wait_s = "", self._config.inspect_every_s
                 if self._dependencies.is_inspecting():
@@ -207,22 +222,6 @@ class NodeDescriber:
                     await self._requested.wait()
             except TimeoutError:
                 continue
-
-    async def _describe(self, references: ReferenceTasks, api: AgentApi | None) -> None:
-        dependencies = self._dependencies
-        uses = tuple(dependencies.uses.items.values())
-        models = await dependencies.report_models(inspection.named_models(uses))
-        self._node.learn(models)
-        adapters = await dependencies.report_adapters(inspection.named_adapters(uses))
-        status = self._config.status.model_copy(update={"models": models, "adapters": adapters})
-        status = await self._with_machine_status(status, references)
-        if dependencies.fabric is not None:
-            status = await dependencies.fabric.fill(status, self._registration)
-        if dependencies.metal is not None:
-            status = dependencies.metal.fill(status, await self._registration.described())
-        if api is not None:
-            status = api.fill(status)
-        await self._registration.describe(status)
 
     async def _with_machine_status(
         self, status: NodeStatus, references: ReferenceTasks

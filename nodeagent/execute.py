@@ -116,10 +116,31 @@ class ActionExecutor:
                 assert replica is not None
                 await self._publish(replica)
             case WithdrawEndpoint():
-                await self._withdraw(name)
+                key = keys.endpoint_key(self._node.name, name)
+                current = await self._transport.get(key)
+                if current is not None:
+                    guard = ModRevisionGuard(key=key, mod_revision=current.mod_revision)
+                    await self._transport.commit([guard], [Delete(key=key)])
+                self._node.published.pop(name, None)
+                log.info("endpoint withdrawn", extra={"replica": name})
             case ReportRank():
                 assert replica is not None
-                await self._report(replica, action)
+                engine = self._node.engines.get(replica.name)
+                formation = replica.spec.formation
+                restarts = engine.failures if engine is not None else 0
+                status = RankStatus(
+                    replica_uid=replica.metadata.uid,
+                    node=self._node.name,
+                    epoch=group_launch.wanted_epoch(replica),
+                    golden=action.golden,
+                    restarts=restarts if formation is None else formation.epoch - 1,
+                    peak_bytes=action.peak_bytes,
+                    fetch=action.fetch,
+                    conditions=action.conditions,
+                )
+                await self._node.reports.write(
+                    replica, group_launch.rank_of_node(replica, self._node.name) or 0, status
+                )
             case _:
                 assert_never(action)
 
@@ -144,7 +165,33 @@ class ActionExecutor:
             if not await fetches.record_load(replica):
                 return
             fetches.release(replica.name)
-        self._start(replica, await self._epoch_secret(replica))
+        secret = await self._epoch_secret(replica)
+        before = self._node.engines.get(replica.name)
+        taken = [engine.process.address for engine in self._node.engines.values()]
+        now = self._clock.monotonic()
+        order = self._order(replica, secret)
+        try:
+            process = self._processes.start(order, taken)
+        except OSError as error:
+            self._record_start_error(replica, error)
+            raise
+        self._node.start_errors.pop(replica.name, None)
+        self._node.starts.remove(replica.name)
+        log.info(
+            "engine started",
+            extra={
+                "replica": replica.name,
+                "pid": process.child.record.pid,
+                "url": process.address.url,
+            },
+        )
+        self._node.engines[replica.name] = EngineTracker(
+            process=process,
+            started_at=now,
+            answered_at=now,
+            failures=before.failures if before is not None else 0,
+            last_end="" if before is None else describe_end(before.view(self._clock)),
+        )
 
     async def _epoch_secret(self, replica: Replica) -> str:
         """Return the secret of a group's epoch; empty if it is not there, as after a restore: then the rank ends at once."""
@@ -180,34 +227,6 @@ class ActionExecutor:
                 self._background.references.stop(name)
             case _:
                 assert_never(action)
-
-    def _start(self, replica: Replica, secret: str) -> None:
-        before = self._node.engines.get(replica.name)
-        taken = [engine.process.address for engine in self._node.engines.values()]
-        now = self._clock.monotonic()
-        order = self._order(replica, secret)
-        try:
-            process = self._processes.start(order, taken)
-        except OSError as error:
-            self._record_start_error(replica, error)
-            raise
-        self._node.start_errors.pop(replica.name, None)
-        self._node.starts.remove(replica.name)
-        log.info(
-            "engine started",
-            extra={
-                "replica": replica.name,
-                "pid": process.child.record.pid,
-                "url": process.address.url,
-            },
-        )
-        self._node.engines[replica.name] = EngineTracker(
-            process=process,
-            started_at=now,
-            answered_at=now,
-            failures=before.failures if before is not None else 0,
-            last_end="" if before is None else describe_end(before.view(self._clock)),
-        )
 
     def _order(self, replica: Replica, secret: str = "") -> EngineOrder:
         """Return the parameters of this node's engine. Raises OSError: its ranks cannot reach each other."""
@@ -273,33 +292,6 @@ class ActionExecutor:
             raise
         self._node.published[replica.name] = address
         log.info("endpoint published", extra={"replica": replica.name, "url": endpoint.spec.url})
-
-    async def _withdraw(self, name: str) -> None:
-        key = keys.endpoint_key(self._node.name, name)
-        current = await self._transport.get(key)
-        if current is not None:
-            guard = ModRevisionGuard(key=key, mod_revision=current.mod_revision)
-            await self._transport.commit([guard], [Delete(key=key)])
-        self._node.published.pop(name, None)
-        log.info("endpoint withdrawn", extra={"replica": name})
-
-    async def _report(self, replica: Replica, report: ReportRank) -> None:
-        engine = self._node.engines.get(replica.name)
-        formation = replica.spec.formation
-        restarts = engine.failures if engine is not None else 0
-        status = RankStatus(
-            replica_uid=replica.metadata.uid,
-            node=self._node.name,
-            epoch=group_launch.wanted_epoch(replica),
-            golden=report.golden,
-            restarts=restarts if formation is None else formation.epoch - 1,
-            peak_bytes=report.peak_bytes,
-            fetch=report.fetch,
-            conditions=report.conditions,
-        )
-        await self._node.reports.write(
-            replica, group_launch.rank_of_node(replica, self._node.name) or 0, status
-        )
 
 
 class EngineTraits(NamedTuple):

@@ -174,7 +174,16 @@ class KeptCopies(Generic[T]):
                     may_be_narrow = self.synced
                     continue
                 await cache.wait_synced()
-                self._take(cache, is_narrow=is_narrow)
+                # Serve the cache, and tell what differs from the one before.
+                before = self._items
+                self._cache = self._served = cache
+                self.is_narrow, self._items = is_narrow, cache.items
+                self._synced.set()
+                of = "copies" if is_narrow else "all objects"
+                log.info("watching what a leader keeps", extra={"mark": self._mark_key, "of": of})
+                for key in {**before, **self._items}:
+                    if before.get(key) != self._items.get(key):
+                        self._tell(key)
                 if watching is not None:
                     watching.cancel()
                 watching = task
@@ -194,18 +203,6 @@ class KeptCopies(Generic[T]):
         cache = self._copies() if is_narrow else self._everything()
         cache.on_change(lambda key: self._tell(key) if cache is self._served else None)
         return cache
-
-    def _take(self, cache: ObjectCache[T], *, is_narrow: bool) -> None:
-        """Serve the cache, and tell what differs from the one before."""
-        before = self._items
-        self._cache = self._served = cache
-        self.is_narrow, self._items = is_narrow, cache.items
-        self._synced.set()
-        of = "copies" if is_narrow else "all objects"
-        log.info("watching what a leader keeps", extra={"mark": self._mark_key, "of": of})
-        for key in {**before, **self._items}:
-            if before.get(key) != self._items.get(key):
-                self._tell(key)
 
     def _tell(self, key: str) -> None:
         for handler in self._handlers:

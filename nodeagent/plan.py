@@ -72,7 +72,12 @@ def plan(seen: ObservedReplica) -> ActionPlan:
 
 def _step(seen: ObservedReplica) -> ActionPlan:
     if seen.is_unknown:
-        return _hold(seen)
+        # Stop nothing while the store cannot say whether it is wanted; withdraw only an endpoint
+        # without an engine.
+        has_ended = seen.engine is not None and not seen.engine.is_running
+        return ActionPlan(
+            actions=withdraw_then(seen) if has_ended else (), requeue_after_s=SLOW_REQUEUE_S
+        )
     if not _is_wanted(seen.replica):
         return _wind_down(seen)
     assert seen.replica is not None
@@ -81,15 +86,9 @@ def _step(seen: ObservedReplica) -> ActionPlan:
         return _wind_down(seen)  # an earlier assignment of the name; the new one starts afterwards
     if seen.replica.spec.formation is not None:
         return _plan_rank(seen)
-    return _plan_engine(seen, engine)
-
-
-def _hold(seen: ObservedReplica) -> ActionPlan:
-    """Stop nothing while the store cannot say whether it is wanted; withdraw only an endpoint without an engine."""
-    has_ended = seen.engine is not None and not seen.engine.is_running
-    return ActionPlan(
-        actions=withdraw_then(seen) if has_ended else (), requeue_after_s=SLOW_REQUEUE_S
-    )
+    if engine is None or not engine.is_running:
+        return _fetch_model(seen) or _start_engine(seen, engine)
+    return _tend_engine(seen, engine)
 
 
 def _is_wanted(replica: Replica | None) -> bool:
@@ -97,12 +96,6 @@ def _is_wanted(replica: Replica | None) -> bool:
 
 
 # An engine that has the whole model.
-
-
-def _plan_engine(seen: ObservedReplica, engine: ObservedEngine | None) -> ActionPlan:
-    if engine is None or not engine.is_running:
-        return _fetch_model(seen) or _start_engine(seen, engine)
-    return _tend_engine(seen, engine)
 
 
 def _fetch_model(seen: ObservedReplica) -> ActionPlan | None:
@@ -146,22 +139,20 @@ def _tend_engine(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
     if engine.silent_s > _SILENT_WITHDRAW_S or engine.state != "Ready":
         return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
     if engine.probe is not ProbeState.PASSED:
-        return _probe_engine(seen, engine)
+        if engine.probe is ProbeState.RUNNING:
+            return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
+        if engine.probe is ProbeState.FAILED and engine.probe_again_in_s > 0:
+            wait_s = min(engine.probe_again_in_s, SLOW_REQUEUE_S)
+            return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
+        return ActionPlan(
+            actions=withdraw_then(seen, ProbeEngine()), requeue_after_s=FAST_REQUEUE_S
+        )
     return ActionPlan(actions=_publish(seen), requeue_after_s=SLOW_REQUEUE_S)
 
 
 def _publish(seen: ObservedReplica) -> tuple[Action, ...]:
     is_current = seen.is_published and not (seen.is_stale or seen.is_outdated)
     return () if is_current else (PublishEndpoint(),)
-
-
-def _probe_engine(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
-    if engine.probe is ProbeState.RUNNING:
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
-    if engine.probe is ProbeState.FAILED and engine.probe_again_in_s > 0:
-        wait_s = min(engine.probe_again_in_s, SLOW_REQUEUE_S)
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
-    return ActionPlan(actions=withdraw_then(seen, ProbeEngine()), requeue_after_s=FAST_REQUEUE_S)
 
 
 # A rank of a group.
@@ -177,7 +168,18 @@ def _plan_rank(seen: ObservedReplica) -> ActionPlan:
         return _end_epoch(seen, epoch_end)
     if seen.engine is None:
         return _begin_rank(seen, formation)
-    return _tend_rank(seen, seen.engine)
+    # Bring a rank into service; epoch_health decides whether it can be.
+    assert seen.engine.rank is not None
+    if seen.engine.state != "Ready":
+        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
+    requeue_s = FAST_REQUEUE_S if seen.engine.rank.unanswered_s > 0 else _RANK_REQUEUE_S
+    if seen.rank > 0:
+        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=requeue_s)
+    if seen.engine.probe is not ProbeState.PASSED:
+        is_due = seen.engine.probe is not ProbeState.RUNNING and seen.engine.probe_again_in_s == 0
+        probe: tuple[Action, ...] = (ProbeEngine(),) if is_due else ()
+        return ActionPlan(actions=withdraw_then(seen, *probe), requeue_after_s=FAST_REQUEUE_S)
+    return ActionPlan(actions=_publish(seen), requeue_after_s=requeue_s)
 
 
 def _begin_rank(seen: ObservedReplica, formation: Formation) -> ActionPlan:
@@ -198,21 +200,6 @@ def _begin_rank(seen: ObservedReplica, formation: Formation) -> ActionPlan:
         stop: tuple[Action, ...] = () if needs_reference else (StopReference(),)
         return ActionPlan(actions=withdraw_then(seen, *stop), requeue_after_s=FAST_REQUEUE_S)
     return ActionPlan(actions=withdraw_then(seen, StartEngine()), requeue_after_s=FAST_REQUEUE_S)
-
-
-def _tend_rank(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
-    """Bring a rank into service; epoch_health decides whether it can be."""
-    assert engine.rank is not None
-    if engine.state != "Ready":
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
-    requeue_s = FAST_REQUEUE_S if engine.rank.unanswered_s > 0 else _RANK_REQUEUE_S
-    if seen.rank > 0:
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=requeue_s)
-    if engine.probe is not ProbeState.PASSED:
-        is_due = engine.probe is not ProbeState.RUNNING and engine.probe_again_in_s == 0
-        probe: tuple[Action, ...] = (ProbeEngine(),) if is_due else ()
-        return ActionPlan(actions=withdraw_then(seen, *probe), requeue_after_s=FAST_REQUEUE_S)
-    return ActionPlan(actions=_publish(seen), requeue_after_s=requeue_s)
 
 
 def _end_epoch(seen: ObservedReplica, epoch_end: EpochEnd) -> ActionPlan:

@@ -74,23 +74,20 @@ def _fetch_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
     """Return ModelPresent of a hub model, and Ready with the same reason while it is being fetched."""
     fetch = seen.fetch
     if fetch is None:
-        return _kept_presence(seen)
+        reported = epoch_health.current_report(seen)
+        before = (
+            find_condition(reported.conditions, MODEL_PRESENT) if reported is not None else None
+        )
+        is_kept = seen.engine is not None and seen.engine.is_running
+        if before is None or before.status is not ConditionStatus.TRUE or not is_kept:
+            return ()
+        return (before,)
     if fetch.state is FetchState.PRESENT:
         return (_condition(MODEL_PRESENT, "Present", fetch.message, holds=True),)
     reason, message = _fetch_reason(fetch, fetch_status(seen))
     return tuple(
         _condition(type_, reason, message, holds=False) for type_ in ("Ready", MODEL_PRESENT)
     )
-
-
-def _kept_presence(seen: ObservedReplica) -> tuple[Condition, ...]:
-    """Return ModelPresent as it was reported before the engine started, which reads the files now."""
-    reported = epoch_health.current_report(seen)
-    before = find_condition(reported.conditions, MODEL_PRESENT) if reported is not None else None
-    is_kept = seen.engine is not None and seen.engine.is_running
-    if before is None or before.status is not ConditionStatus.TRUE or not is_kept:
-        return ()
-    return (before,)
 
 
 def _fetch_reason(fetch: ObservedFetch, running: FetchStatus | None) -> tuple[str, str]:
@@ -115,7 +112,12 @@ def _engine_ready(seen: ObservedReplica) -> Condition:
         is_due = engine.start_again_in_s <= 0
         if is_due and seen.start_place > 0:
             return _waiting_to_load(seen.start_place, after=describe_end(engine))
-        return _engine_ended(engine)
+        reason = _EXIT_REASONS.get(engine.exit_code or 0, "EngineEnded")
+        message = f"its engine {describe_end(engine)}"
+        if engine.fault is not None:
+            reason, message = engine.fault.reason, engine.fault.message
+        message = f"{message}{_next_attempt(engine.start_again_at)}"
+        return _condition("Ready", reason, message, holds=False)
     is_serving = engine.state == "Ready" and engine.probe is ProbeState.PASSED
     if is_serving and seen.is_published and not seen.is_stale:
         return _condition("Ready", "Serving", holds=True)
@@ -154,15 +156,6 @@ def describe_end(engine: ObservedEngine) -> str:
     code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
     words = f": {engine.last_words}" if engine.last_words else ""
     return f"ended {code}{words}"
-
-
-def _engine_ended(engine: ObservedEngine) -> Condition:
-    reason = _EXIT_REASONS.get(engine.exit_code or 0, "EngineEnded")
-    message = f"its engine {describe_end(engine)}"
-    if engine.fault is not None:
-        reason, message = engine.fault.reason, engine.fault.message
-    message = f"{message}{_next_attempt(engine.start_again_at)}"
-    return _condition("Ready", reason, message, holds=False)
 
 
 def _next_attempt(at: datetime | None) -> str:

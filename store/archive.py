@@ -144,7 +144,22 @@ class ArchiveReader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.header = self._first()
+        self._file.seek(0)
+        raw = self._file.readline(_LONGEST_LINE)
+        if raw[_MAGIC_AT:].startswith(_SNAPSHOT_MAGIC):
+            raise ArchiveError(
+                "it is a snapshot of etcd; restore it with `etcdutl snapshot restore`"
+            )
+        try:
+            found = _AnyFirst.model_validate_json(raw).mlx_fleet_backup.format
+        except ValidationError as error:
+            raise ArchiveError("it is not a backup that `fleetctl backup` wrote") from error
+        if found > FORMAT:
+            raise ArchiveError(
+                f"a newer mlx-fleet wrote it (format {found}, this one reads {FORMAT}); restore it "
+                "with that version"
+            )
+        self.header = _parse(_FirstLine, raw, 1).mlx_fleet_backup
 
     def entries(self) -> Iterator[ArchiveEntry]:
         """Yield every key from the first. The checksum is verified at the end of the iteration.
@@ -193,24 +208,6 @@ class ArchiveReader:
             if not raw.endswith(b"\n"):
                 return
             yield raw
-
-    def _first(self) -> ArchiveHeader:
-        self._file.seek(0)
-        raw = self._file.readline(_LONGEST_LINE)
-        if raw[_MAGIC_AT:].startswith(_SNAPSHOT_MAGIC):
-            raise ArchiveError(
-                "it is a snapshot of etcd; restore it with `etcdutl snapshot restore`"
-            )
-        try:
-            found = _AnyFirst.model_validate_json(raw).mlx_fleet_backup.format
-        except ValidationError as error:
-            raise ArchiveError("it is not a backup that `fleetctl backup` wrote") from error
-        if found > FORMAT:
-            raise ArchiveError(
-                f"a newer mlx-fleet wrote it (format {found}, this one reads {FORMAT}); restore it "
-                "with that version"
-            )
-        return _parse(_FirstLine, raw, 1).mlx_fleet_backup
 
 
 def _text_or_base64(raw: bytes) -> tuple[str | None, str | None]:

@@ -106,7 +106,12 @@ def _derive(model: type[M], depth: int) -> tuple[type[msgspec.Struct], Callable[
 def _struct_type(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
     """Return the type that msgspec checks exactly as pydantic does in strict mode; None if there is none."""
     if metadata:
-        return _bounded(annotation, metadata)
+        if annotation is not int or not all(isinstance(bound, _BOUNDS) for bound in metadata):
+            return None
+        limits = {type(bound).__name__.lower(): bound for bound in metadata}
+        return Annotated[
+            int, msgspec.Meta(**{name: getattr(bound, name) for name, bound in limits.items()})
+        ]
     if annotation in _PLAIN or annotation == dict[str, str]:
         return annotation
     arguments = get_args(annotation)
@@ -117,27 +122,15 @@ def _struct_type(annotation: Any, metadata: Sequence[Any] = ()) -> Any:
         case origin if origin is Literal and all(type(word) is str for word in arguments):
             struct_type = annotation
         case origin if origin in (Union, types.UnionType):
-            struct_type = _optional([_struct_type(argument) for argument in arguments])
+            found = [_struct_type(argument) for argument in arguments]
+            others = [one for one in found if one is not types.NoneType]
+            struct_type = (
+                None if None in found or len(others) != 1 or len(found) == 1 else others[0] | None
+            )
         case origin if origin is tuple and arguments[1:] == (...,):
             element = _struct_type(arguments[0])
             struct_type = None if element is None else tuple.__class_getitem__((element, ...))
     return struct_type
-
-
-def _bounded(annotation: Any, metadata: Sequence[Any]) -> Any:
-    """Return the type of an integer with bounds."""
-    if annotation is not int or not all(isinstance(bound, _BOUNDS) for bound in metadata):
-        return None
-    limits = {type(bound).__name__.lower(): bound for bound in metadata}
-    return Annotated[
-        int, msgspec.Meta(**{name: getattr(bound, name) for name, bound in limits.items()})
-    ]
-
-
-def _optional(found: Sequence[Any]) -> Any:
-    """Return the type of a value that may be None; other unions are for pydantic, which has rules for them."""
-    others = [one for one in found if one is not types.NoneType]
-    return None if None in found or len(others) != 1 or len(found) == 1 else others[0] | None
 
 
 class _SharedPart:

@@ -133,7 +133,11 @@ class EventRecorder:
         return dict(zip(names, items, strict=True))
 
     async def _commit(self, events: Sequence[Event], before: Mapping[str, KeyValue | None]) -> None:
-        lease = await self._current_lease()
+        now = self._clock.elapsed()
+        if now >= self._lease_until:
+            self._lease = await self._transport.grant(_KEPT_S)
+            self._lease_until = now + _LEASE_SHARED_S
+        lease = self._lease
         guards, puts = [], []
         for event in events:
             key, there, merged = (
@@ -149,13 +153,6 @@ class EventRecorder:
             )
             puts.append(Put(key=key, value=codec.encode(merged), lease=lease))
         await self._transport.commit(guards, puts)
-
-    async def _current_lease(self) -> int:
-        now = self._clock.elapsed()
-        if now >= self._lease_until:
-            self._lease = await self._transport.grant(_KEPT_S)
-            self._lease_until = now + _LEASE_SHARED_S
-        return self._lease
 
 
 def _repeated(event: Event, count: int, first: EventSpec) -> Event:

@@ -215,7 +215,18 @@ class Informer(ObjectCache[T]):
                     self._versions = dict.fromkeys(self._versions, -1)
             except StoreError as error:
                 is_refused = isinstance(error, PermissionDeniedError)
-                self._note_failure(str(error), is_refused=is_refused)
+                why = str(error)
+                self._reset_if_steady()
+                if self._broken_at is None:
+                    self._broken_at = self._clock.monotonic()
+                self.refusal = why if is_refused else ""
+                # The first failure is often just an idle stream that was cut; a refusal never is.
+                is_news = self._retries.failures == (0 if is_refused else 1)
+                log.log(
+                    logging.WARNING if is_news else logging.DEBUG,
+                    "watch broke",
+                    extra={"prefix": self.prefix, "why": why},
+                )
             else:
                 continue
             await self._retries.wait(is_refused=is_refused)
@@ -223,19 +234,6 @@ class Informer(ObjectCache[T]):
     def _reset_if_steady(self) -> None:
         if self._clock.monotonic() - self._watching_since >= _STEADY_S:
             self._retries.reset()
-
-    def _note_failure(self, why: str, *, is_refused: bool) -> None:
-        self._reset_if_steady()
-        if self._broken_at is None:
-            self._broken_at = self._clock.monotonic()
-        self.refusal = why if is_refused else ""
-        # The first failure is often just an idle stream that was cut; a refusal never is.
-        is_news = self._retries.failures == (0 if is_refused else 1)
-        log.log(
-            logging.WARNING if is_news else logging.DEBUG,
-            "watch broke",
-            extra={"prefix": self.prefix, "why": why},
-        )
 
     async def _connect(self) -> None:
         """List the first time, when the history is gone, and when the store may have renumbered its writes."""

@@ -225,7 +225,10 @@ class Election:
         retries = Retries(_CAMPAIGN_BACKOFF, self._clock)
         while True:
             try:
-                await self._wait_for_vacancy()
+                holder = await self._transport.get(self._key)
+                while holder is not None:
+                    await self._wait_for_change(holder.mod_revision)
+                    holder = await self._transport.get(self._key)
                 session = LeaseSession(self._transport, self._clock, ttl_s=self._ttl_s)
                 await session.open()
                 epoch = await self._claim(identity, session)
@@ -252,12 +255,6 @@ class Election:
             if holder is not None and holder.lease == session.id:
                 return holder.create_revision
             raise
-
-    async def _wait_for_vacancy(self) -> None:
-        holder = await self._transport.get(self._key)
-        while holder is not None:
-            await self._wait_for_change(holder.mod_revision)
-            holder = await self._transport.get(self._key)
 
     async def _wait_for_change(self, revision: int) -> None:
         watch = self._transport.watch(self._key, after_revision=revision)

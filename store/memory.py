@@ -73,13 +73,6 @@ class MemoryTransport:
 
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         self.expire()
-        self._check_size(guards, operations)
-        if not all(self._holds(guard) for guard in guards):
-            raise ConflictError("the data has changed since it was read")
-        self._apply(operations)
-        return self._revision
-
-    def _check_size(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> None:
         if max(len(guards), len(operations)) > MAX_OPERATIONS:
             raise TooLargeError(f"a transaction takes at most {MAX_OPERATIONS} operations")
         if sum(len(op.value) for op in operations if isinstance(op, Put)) > _MAX_BYTES:
@@ -87,6 +80,10 @@ class MemoryTransport:
         for op in operations:
             if isinstance(op, Put) and op.lease and op.lease not in self._leases:
                 raise LeaseLostError("requested lease not found")
+        if not all(self._holds(guard) for guard in guards):
+            raise ConflictError("the data has changed since it was read")
+        self._apply(operations)
+        return self._revision
 
     def _holds(self, guard: Guard) -> bool:
         now = self._keys.get(guard.key)
@@ -102,10 +99,7 @@ class MemoryTransport:
         self._revision += 1
         changes = [self._change(operation) for operation in effective]
         self._history.extend(changes)
-        self._wake(changes)
-
-    def _wake(self, changes: Sequence[KeyChange]) -> None:
-        """Wake the watches of the changed keys."""
+        # Wake the watches of the changed keys.
         for moved, prefix in self._waiting.items():
             if any(change.key.startswith(prefix) for change in changes):
                 moved.set()

@@ -5,7 +5,7 @@ come from `store.objects`; `tests/store/test_objects.py` compares the two. Funct
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
@@ -55,7 +55,8 @@ async def list_all(store: StoreReader, kind: str) -> list[Tree]:
     if kind == "Node":
         return await _nodes(store)
     if kind == "ApiKey":
-        return await _api_keys(store)
+        items = (await store.list(keys.API_KEY_PREFIX)).items
+        return [api_key_tree(decode(item, "ApiKey"), item.mod_revision) for item in items]
     trees = list(chain.from_iterable(await convert_all(store, kind, list[Tree])))
     trees.sort(key=name_of)
     if kind == "Event":
@@ -249,11 +250,6 @@ def _last_seen(tree: Tree) -> datetime:
     return time or datetime.min.replace(tzinfo=UTC)
 
 
-async def _api_keys(store: StoreReader) -> list[Tree]:
-    items = (await store.list(keys.API_KEY_PREFIX)).items
-    return [api_key_tree(decode(item, "ApiKey"), item.mod_revision) for item in items]
-
-
 def api_key_tree(stored: Tree, mod_revision: int = 0) -> Tree:
     """Return an API key in the form of an object, without its hashes, which no reader needs."""
     metadata = {
@@ -310,13 +306,7 @@ def _with_ready_condition(node: Tree, life: Tree, *, is_ready: bool) -> Tree:
         "observedGeneration": generation,
     }
     # The reconciler knows since when the node is Ready or not; the lease knows whether it is.
-    conditions = _merge_conditions([conditions_of(node), conditions_of({"status": life}), [ready]])
-    judged = {**status, "observedGeneration": generation, "conditions": conditions}
-    return {**node, "status": judged}
-
-
-def _merge_conditions(layers: Iterable[Sequence[Mapping[str, Any]]]) -> list[Tree]:
-    """Return the conditions, later layers replacing earlier ones; a time changes only with the status."""
+    layers = [conditions_of(node), conditions_of({"status": life}), [ready]]
     trees: dict[str, Tree] = {}
     for one in (one for layer in layers for one in layer):
         new, old = dict(one), trees.get(str(one.get("type")))
@@ -325,7 +315,9 @@ def _merge_conditions(layers: Iterable[Sequence[Mapping[str, Any]]]) -> list[Tre
             new.pop("lastTransitionTime", None)
             new |= {} if since is None else {"lastTransitionTime": since}
         trees[str(new.get("type"))] = new
-    return [trees[type_] for type_ in sorted(trees)]
+    conditions = [trees[type_] for type_ in sorted(trees)]
+    judged = {**status, "observedGeneration": generation, "conditions": conditions}
+    return {**node, "status": judged}
 
 
 def field_at(tree: Any, *path: str) -> Any:

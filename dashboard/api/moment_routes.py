@@ -68,7 +68,7 @@ class MomentRoutes:
             message = f"There is no {kind[:60]} '{name[:200]}', {when}."
             raise RefusedError(Refusal(status=404, message=message))
         status = caches.objects.statuses.items.get(keys.status_key(kind, name))
-        text = _manifest(spec) if form == "manifest" else _yaml(spec, status)
+        text = core_schema.dump(declared_tree(spec)) if form == "manifest" else _yaml(spec, status)
         body: Row = {"kind": kind, "name": name, "yaml": text}
         if moment is not None:
             body |= {"at": show_time(moment.at_s), "ageSeconds": moment.age_s}
@@ -161,10 +161,6 @@ def _yaml(spec: ApiObject, status: object) -> str:
     tree = api_object.model_dump(mode="json", by_alias=True, exclude_none=True)
     tree = object_trees.without_managed_fields(tree)
     return core_schema.dump(tree)
-
-
-def _manifest(spec: ApiObject) -> str:
-    return core_schema.dump(declared_tree(spec))
 
 
 def _with_fields(changes: list[ObjectChange]) -> Iterator[Row]:

@@ -25,7 +25,6 @@ from dashboard.history.records import (
     FINE_S,
     Batch,
     RequestSums,
-    Sample,
     end_of,
     model_of,
     pack_values,
@@ -164,28 +163,25 @@ class HistoryFile:
                 path, isolation_level=None, timeout=5.0, check_same_thread=False
             )
             opened.callback(self._db.close)
-            self._prepare()
+            db = self._db
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > _VERSION:
+                raise HistoryError(f"a newer mlx-fleet wrote it (version {version}); move it away")
+            if version == 0:
+                db.execute("PRAGMA page_size = 16384")
+                db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("PRAGMA journal_mode = WAL")
+            # A power cut may lose the last transactions, and damages nothing.
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA wal_autocheckpoint = 256")
+            db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
+            if version == 0:
+                db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            if version == 1:
+                db.executescript(f"BEGIN; {_SECOND} COMMIT;")
+            for kind, name, slot in db.execute("SELECT kind, name, slot FROM subjects"):
+                self._slots[kind, name] = slot
             opened.pop_all()
-
-    def _prepare(self) -> None:
-        db = self._db
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version > _VERSION:
-            raise HistoryError(f"a newer mlx-fleet wrote it (version {version}); move it away")
-        if version == 0:
-            db.execute("PRAGMA page_size = 16384")
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        db.execute("PRAGMA journal_mode = WAL")
-        # A power cut may lose the last transactions, and damages nothing.
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA wal_autocheckpoint = 256")
-        db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
-        if version == 0:
-            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-        if version == 1:
-            db.executescript(f"BEGIN; {_SECOND} COMMIT;")
-        for kind, name, slot in db.execute("SELECT kind, name, slot FROM subjects"):
-            self._slots[kind, name] = slot
 
     def close(self) -> None:
         """Close the file; once is enough."""
@@ -208,7 +204,24 @@ class HistoryFile:
         """Write a batch, all of it or nothing. Raises HistoryError."""
         with _errors(), self._transaction():
             for sample in batch.samples:
-                self._write_sample(sample)
+                width, at_s = len(COLUMNS[sample.kind]), sample.at_s
+                chunks: dict[int, dict[int, tuple[float, ...]]] = {}
+                for name, values in sample.values.items():
+                    chunk, place = divmod(self._slot(sample.kind, name, at_s), CHUNK)
+                    chunks.setdefault(chunk, {})[place] = tuple(values)
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?)",
+                    [
+                        (sample.kind, sample.tier_s, chunk, at_s, pack_values(slots, width))
+                        for chunk, slots in chunks.items()
+                    ],
+                )
+                self._db.executemany(
+                    "UPDATE subjects SET seen_s = ? WHERE kind = ? AND name = ?",
+                    [(at_s, sample.kind, name) for name in sample.values]
+                    if sample.tier_s == COARSE_S
+                    else [],
+                )
             self._write_requests(batch.requests)
             self._db.executemany(
                 "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)",
@@ -240,26 +253,6 @@ class HistoryFile:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             raise
-
-    def _write_sample(self, sample: Sample) -> None:
-        width, at_s = len(COLUMNS[sample.kind]), sample.at_s
-        chunks: dict[int, dict[int, tuple[float, ...]]] = {}
-        for name, values in sample.values.items():
-            chunk, place = divmod(self._slot(sample.kind, name, at_s), CHUNK)
-            chunks.setdefault(chunk, {})[place] = tuple(values)
-        self._db.executemany(
-            "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?)",
-            [
-                (sample.kind, sample.tier_s, chunk, at_s, pack_values(slots, width))
-                for chunk, slots in chunks.items()
-            ],
-        )
-        self._db.executemany(
-            "UPDATE subjects SET seen_s = ? WHERE kind = ? AND name = ?",
-            [(at_s, sample.kind, name) for name in sample.values]
-            if sample.tier_s == COARSE_S
-            else [],
-        )
 
     def _slot(self, kind: str, name: str, at_s: int) -> int:
         """Return the place of a subject in the rows of its kind; a new one takes the first free place."""
@@ -326,7 +319,12 @@ class HistoryFile:
         for _ in range(_PRUNE_STEPS):
             if self.used_bytes <= self._limits.file_bytes:
                 break
-            oldest_s = self._oldest_s()
+            with _errors():
+                found = [
+                    self._db.execute(f"SELECT min(at) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
+                    for table in ("series", "sums", "requests")
+                ]
+            oldest_s = min((float(one) for one in found if one is not None), default=None)
             if oldest_s is None or oldest_s > now_s:
                 break
             self._remove_before(
@@ -335,15 +333,6 @@ class HistoryFile:
         with _errors():
             # Each step frees one page; `execute` does one step of a statement without columns.
             self._db.executescript("PRAGMA incremental_vacuum(4096)")
-
-    def _oldest_s(self) -> float | None:
-        """Return the time of the oldest row that can be removed; None if there is none."""
-        with _errors():
-            found = [
-                self._db.execute(f"SELECT min(at) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
-                for table in ("series", "sums", "requests")
-            ]
-        return min((float(one) for one in found if one is not None), default=None)
 
     def _remove_before(self, cut_s: float, *, fine_s: float) -> None:
         with _errors(), self._transaction():
@@ -358,22 +347,20 @@ class HistoryFile:
                 self._db.execute("DELETE FROM requests WHERE at <= ?", surplus)
             self._db.execute("DELETE FROM deployments WHERE at < ?", (cut_s,))
             self._db.execute("DELETE FROM cursors WHERE at < ?", (cut_s,))
-            self._remove_revisions(cut_s)
+            # Remove revisions that were replaced before a time; the one that was current then
+            # stays, unless deleted.
+            self._db.execute(
+                "DELETE FROM revisions WHERE at < ? AND EXISTS (SELECT 1 FROM revisions AS later"
+                " WHERE later.key = revisions.key AND later.at <= ?"
+                " AND (later.at, later.revision) > (revisions.at, revisions.revision))",
+                (cut_s, cut_s),
+            )
+            self._db.execute("DELETE FROM revisions WHERE at < ? AND value IS NULL", (cut_s,))
             self._db.execute("DELETE FROM subjects WHERE seen_s < ?", (cut_s,))
             self._slots = {
                 (kind, name): slot
                 for kind, name, slot in self._db.execute("SELECT kind, name, slot FROM subjects")
             }
-
-    def _remove_revisions(self, cut_s: float) -> None:
-        """Remove revisions that were replaced before a time; the one that was current then stays, unless deleted."""
-        self._db.execute(
-            "DELETE FROM revisions WHERE at < ? AND EXISTS (SELECT 1 FROM revisions AS later"
-            " WHERE later.key = revisions.key AND later.at <= ?"
-            " AND (later.at, later.revision) > (revisions.at, revisions.revision))",
-            (cut_s, cut_s),
-        )
-        self._db.execute("DELETE FROM revisions WHERE at < ? AND value IS NULL", (cut_s,))
 
     def _remove_future(self, cut_s: float) -> None:
         with _errors(), self._transaction():

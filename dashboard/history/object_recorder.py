@@ -14,7 +14,6 @@ from insight.fleet_caches import FleetCaches
 from machinery.clock import Clock
 from schemas.meta import ApiObject
 from store import codec, keys
-from store.informer import Informer
 
 _PERIOD_S: Final = 1.0
 _STATUS_EVERY_S: Final = 10.0
@@ -46,16 +45,8 @@ class ObjectRecorder:
         self.caches.on_change(self._note)
         await self.caches.wait_synced()
         restored = await self.writer.opened()
-        self._compare({} if restored is None else restored.revisions)
-        while True:
-            self._flush()
-            await self.clock.sleep(0 if self._is_due() and self.writer.room else _PERIOD_S)
-
-    def _note(self, key: str) -> None:
-        self._dirty[key] = None
-
-    def _compare(self, known: dict[str, int]) -> None:
-        """Note the keys that differ from their last written revisions."""
+        # Note the keys that differ from their last written revisions.
+        known = {} if restored is None else restored.revisions
         # The first list noted every key.
         self._dirty.clear()
         self._written_s = dict.fromkeys(known, 0.0)
@@ -67,6 +58,12 @@ class ObjectRecorder:
                     self._note(key)
         for gone in known.keys() - present:
             self._note(gone)
+        while True:
+            self._flush()
+            await self.clock.sleep(0 if self._is_due() and self.writer.room else _PERIOD_S)
+
+    def _note(self, key: str) -> None:
+        self._dirty[key] = None
 
     def _is_due(self) -> bool:
         now_s = self.clock.now().timestamp()
@@ -96,7 +93,10 @@ class ObjectRecorder:
 
     def _revision(self, key: str, now_s: float) -> KeyRevision | None:
         """Return what the cache holds of a key; None if it came and went without being written."""
-        cache = self._cache_of(key)
+        cache = next(
+            (informer for informer in self.caches.informers() if key.startswith(informer.prefix)),
+            None,
+        )
         if cache is None:
             return None
         value = cache.items.get(key)
@@ -112,12 +112,6 @@ class ObjectRecorder:
         self._written_s[key] = at_s
         return KeyRevision(
             key=key, at_s=at_s, revision=cache.version(key), value=document_of(value)
-        )
-
-    def _cache_of(self, key: str) -> Informer[object] | None:
-        return next(
-            (informer for informer in self.caches.informers() if key.startswith(informer.prefix)),
-            None,
         )
 
 

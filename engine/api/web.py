@@ -142,8 +142,15 @@ def check_sender(request_headers: Mapping[str, str], names: Iterable[str] | None
         raise RefusedError(Refusal(status=403, message=message, param="host", code="host_refused"))
 
 
-def _check_content_type(request_headers: Mapping[str, str]) -> None:
-    kind = request_headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+async def read_body(request: Request, limit: int, claimed: ClaimedBytes) -> bytes:
+    """Return the body of a request, which must be JSON, and claim its memory.
+
+    Raises:
+        RefusedError: it is larger than `limit` bytes, there is no memory for it, or it is declared as something else.
+        ClientDisconnect: the client disconnected while it sent the body.
+
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):
@@ -155,17 +162,6 @@ def _check_content_type(request_headers: Mapping[str, str]) -> None:
                 status=415, message=message, param="content-type", code="unsupported_media_type"
             )
         )
-
-
-async def read_body(request: Request, limit: int, claimed: ClaimedBytes) -> bytes:
-    """Return the body of a request, which must be JSON, and claim its memory.
-
-    Raises:
-        RefusedError: it is larger than `limit` bytes, there is no memory for it, or it is declared as something else.
-        ClientDisconnect: the client disconnected while it sent the body.
-
-    """
-    _check_content_type(request.headers)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise errors.body_too_large(limit)

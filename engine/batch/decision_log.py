@@ -38,21 +38,18 @@ class DecisionLog:
         memory = self._memory()
         for job_id in plan.preempts:
             log.debug("request gives up its memory to others", extra=_of(jobs[job_id]) | memory)
-        self._note_waiting(waiting, memory)
-        if plan.prefix_bytes is not None:
-            fields = {"limit_bytes": plan.prefix_bytes, **memory}
-            log.debug("prefix cache makes room for requests", extra=fields)
-        if self.memory.level is not self._level:
-            self._level = self.memory.level
-            log.debug("memory pressure has changed", extra={"pressure": self._level.name, **memory})
-
-    def _note_waiting(self, waiting: Sequence[QueuedPrompt], memory: dict[str, object]) -> None:
         first = next((prompt.job for prompt in waiting if not prompt.is_open), None)
         if first is None or self.memory.may_join(first):
             self._waiting = None
         elif self._waiting != first.id:
             self._waiting = first.id
             log.debug("request waits for memory", extra=_of(first) | memory)
+        if plan.prefix_bytes is not None:
+            fields = {"limit_bytes": plan.prefix_bytes, **memory}
+            log.debug("prefix cache makes room for requests", extra=fields)
+        if self.memory.level is not self._level:
+            self._level = self.memory.level
+            log.debug("memory pressure has changed", extra={"pressure": self._level.name, **memory})
 
     def note_prompts(self, finished: PrefilledPrompts, seconds: float) -> None:
         """Log the prompts that begin to generate, and what the prefix cache had of them."""

@@ -56,7 +56,13 @@ class Embedder:
 
     def __init__(self, model: Any, pooling: PoolerConfig) -> None:
         self._model = model
-        self._inner = _inner_model(model)
+        inner_model = getattr(getattr(model, "language_model", model), "model", None)
+        if inner_model is None:
+            kind = type(model).__module__.rpartition(".")[2]
+            raise ModelUnusableError(
+                f"mlx-lm does not show the hidden states of its model type {kind}"
+            )
+        self._inner = inner_model
         self._pooling = pooling
         self._score = None if pooling.score is None else model.score
         self._vectors: dict[int, dict[int, bytes]] = {}  # by job and text: the finished vectors
@@ -91,11 +97,29 @@ class Embedder:
             return []
         try:
             reading = self._reading or self._begin(tokens)
-            self._read(reading, max(1, tokens // len(reading.texts)))
+            most = max(1, tokens // len(reading.texts))
+            columns = min(most, reading.columns - reading.column)
+            hidden = self._inner(
+                mx.array(_pad_texts(reading.texts, reading.column, columns)), cache=reading.caches
+            )
+            lengths = [len(text.tokens) for text in reading.texts]
+            weights = pooler.weights(
+                self._pooling.mode, lengths, start=reading.column, columns=columns
+            )
+            part = mx.array(weights)[:, None, :] @ hidden.astype(mx.float32)
+            reading.sums = reading.sums + part[:, 0]
+            reading.column += columns
+            # Evaluate the caches as well: otherwise their part of this piece is computed with the next one.
+            mx.eval(reading.sums, [cache.state for cache in reading.caches])
         except Exception as error:
             # Whatever the error was, it did not touch the caches of generating jobs.
             log.exception("embedding step failed", extra={"jobs": len(self._counts)})
-            return self._drop(summarize(error))
+            why = summarize(error)
+            lost = list(self._counts)
+            for job_id in lost:
+                self.remove(job_id)
+            self._reading = None
+            return [JobFailure(job_id=job_id, reason=why) for job_id in lost]
         if reading.column < reading.columns:
             self._reading = reading
             return []
@@ -112,20 +136,6 @@ class Embedder:
             texts.append(self._waiting.popleft())
         sums = mx.zeros((len(texts), self._pooling.width))
         return _TextBatch(texts, make_prompt_cache(self._model), sums)
-
-    def _read(self, reading: _TextBatch, most: int) -> None:
-        """Read at most `most` more columns."""
-        columns = min(most, reading.columns - reading.column)
-        hidden = self._inner(
-            mx.array(_pad_texts(reading.texts, reading.column, columns)), cache=reading.caches
-        )
-        lengths = [len(text.tokens) for text in reading.texts]
-        weights = pooler.weights(self._pooling.mode, lengths, start=reading.column, columns=columns)
-        part = mx.array(weights)[:, None, :] @ hidden.astype(mx.float32)
-        reading.sums = reading.sums + part[:, 0]
-        reading.column += columns
-        # Evaluate the caches as well: otherwise their part of this piece is computed with the next one.
-        mx.eval(reading.sums, [cache.state for cache in reading.caches])
 
     def _finished(self, reading: _TextBatch) -> list[WorkerEvent]:
         if self._score is not None and self._pooling.score is not None:
@@ -146,22 +156,6 @@ class Embedder:
                 ordered = tuple(vectors_of_job[at] for at in range(len(vectors_of_job)))
                 events.append(EmbeddingOutput(job_id=text.job_id, vectors=ordered))
         return events
-
-    def _drop(self, why: str) -> list[WorkerEvent]:
-        lost = list(self._counts)
-        for job_id in lost:
-            self.remove(job_id)
-        self._reading = None
-        return [JobFailure(job_id=job_id, reason=why) for job_id in lost]
-
-
-def _inner_model(model: Any) -> Any:
-    """Return the part of a model that computes hidden states, without the output head."""
-    inner_model = getattr(getattr(model, "language_model", model), "model", None)
-    if inner_model is None:
-        kind = type(model).__module__.rpartition(".")[2]
-        raise ModelUnusableError(f"mlx-lm does not show the hidden states of its model type {kind}")
-    return inner_model
 
 
 def _pad_texts(texts: Sequence[_QueuedText], start: int, columns: int) -> list[list[int]]:

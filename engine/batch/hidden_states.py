@@ -37,7 +37,16 @@ class HiddenStates:
         hidden = self.model.model(tokens, cache)
         if self._next is not None:
             (job_id, position), self._next = self._next, None
-            self._keep(job_id, position, hidden[0])
+            states = hidden[0]
+            if job_id != self._job_id or position != self._end:
+                self.clear()
+                self._job_id = job_id
+            count = states.shape[0]
+            skipped = max(0, count - MTP_KEPT_TOKENS)
+            self._pieces.append((position + skipped, states[skipped:]))
+            self._end = position + count
+            while self._end - self._pieces[0][0] > MTP_KEPT_TOKENS:
+                self._pieces.popleft()
         return self.logits(hidden)
 
     def logits(self, hidden: Array) -> Array:
@@ -96,14 +105,3 @@ class HiddenStates:
         start = max(position, pieces[0][0])
         states = mx.concatenate([states for _, states in pieces])
         return start, states[start - pieces[0][0] :]
-
-    def _keep(self, job_id: int, position: int, states: Array) -> None:
-        if job_id != self._job_id or position != self._end:
-            self.clear()
-            self._job_id = job_id
-        count = states.shape[0]
-        skipped = max(0, count - MTP_KEPT_TOKENS)
-        self._pieces.append((position + skipped, states[skipped:]))
-        self._end = position + count
-        while self._end - self._pieces[0][0] > MTP_KEPT_TOKENS:
-            self._pieces.popleft()

@@ -95,31 +95,6 @@ class BatchLoop:
 
     def step(self) -> Iterator[list[WorkerEvent]]:
         """Make at most one token per job and read a piece of a prompt; yield events as soon as they are known."""
-        plan = self._plan()
-        self._decisions.note_plan(plan, self._scheduler.waiting, self.executor.jobs)
-        if self.peers is not None:
-            self.peers.send_plan(plan)
-        yield self._change(plan)
-        if plan.decodes:
-            yield self._decode(plan)
-        if plan.chunks:
-            yield self._prefill(plan.chunks)
-        if self.embedder is not None and not self.embedder.is_idle:
-            yield self.embedder.step(self.gauges.chunk_tokens)
-        self.gauges.steps += 1
-        if self.is_idle:
-            # Return the buffers of finished sequences to the system while no request waits for a token.
-            mx.clear_cache()
-        self._update_gauges()
-
-    def close(self) -> None:
-        """Release the other ranks, all jobs and the prefix cache."""
-        if self.peers is not None:
-            self.peers.close()
-        self.executor.drop(list(self.executor.jobs))
-        self.executor.prefix.close()
-
-    def _plan(self) -> StepPlan:
         joins, leaves = tuple(self._joins), tuple(self._leaves)
         self._joins, self._leaves = [], []
         for job in joins:
@@ -143,7 +118,7 @@ class BatchLoop:
         is_due = not chunks or self._has_begun or self._stalled_s + piece_s > stall_s
         is_due = is_due or bool(preempts)
         is_too_large = prefix_bytes > advice.prefix_limit_bytes
-        return StepPlan(
+        plan = StepPlan(
             joins=joins,
             leaves=leaves,
             decodes=running > 0 and is_due,
@@ -153,6 +128,35 @@ class BatchLoop:
             prefix_bytes=advice.prefix_limit_bytes if is_too_large else None,
             clears=advice.clear_buffers,
         )
+        self._decisions.note_plan(plan, self._scheduler.waiting, self.executor.jobs)
+        if self.peers is not None:
+            self.peers.send_plan(plan)
+        yield self._change(plan)
+        if plan.decodes:
+            yield self._decode(plan)
+        if plan.chunks:
+            yield self._prefill(plan.chunks)
+        if self.embedder is not None and not self.embedder.is_idle:
+            yield self.embedder.step(self.gauges.chunk_tokens)
+        self.gauges.steps += 1
+        if self.is_idle:
+            # Return the buffers of finished sequences to the system while no request waits for a token.
+            mx.clear_cache()
+        gauges = self.gauges
+        update_gauges(gauges, self.executor)
+        self._decisions.note_prefix(self.executor.prefix.stats)
+        gauges.kv_bytes = self.memory.promised_bytes
+        gauges.preemptions = self.memory.preemptions
+        if self.executor.proposer is not None:
+            gauges.draft_tokens = self.executor.proposer.proposed_tokens
+            gauges.draft_accepted_tokens = self.executor.proposer.accepted_tokens
+
+    def close(self) -> None:
+        """Release the other ranks, all jobs and the prefix cache."""
+        if self.peers is not None:
+            self.peers.close()
+        self.executor.drop(list(self.executor.jobs))
+        self.executor.prefix.close()
 
     def _forget(self, job_id: int) -> None:
         self._scheduler.remove(job_id)
@@ -245,13 +249,3 @@ class BatchLoop:
         self.gauges.faults += 1
         mx.clear_cache()
         return [JobFailure(job_id=job_id, reason=summarize(error)) for job_id in ids]
-
-    def _update_gauges(self) -> None:
-        gauges = self.gauges
-        update_gauges(gauges, self.executor)
-        self._decisions.note_prefix(self.executor.prefix.stats)
-        gauges.kv_bytes = self.memory.promised_bytes
-        gauges.preemptions = self.memory.preemptions
-        if self.executor.proposer is not None:
-            gauges.draft_tokens = self.executor.proposer.proposed_tokens
-            gauges.draft_accepted_tokens = self.executor.proposer.accepted_tokens

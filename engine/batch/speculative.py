@@ -88,20 +88,6 @@ class DraftProposer:
         if count < 1:
             return []
         tokens = [*sequence.prompt, *sequence.outputs]
-        self._catch_up(tokens)
-        last = mx.array([[tokens[-1]]])
-        arrays: list[Any] = []
-        for _ in range(count):
-            last = mx.argmax(self.model(last, cache=self._caches)[:, -1, :], axis=-1, keepdims=True)
-            arrays.append(last)
-            mx.async_eval(last)  # type: ignore[no-untyped-call] # mlx ships few types
-        found = [int(array.item()) for array in arrays]
-        self._read += [tokens[-1], *found[:-1]]
-        self.proposed_tokens += count
-        return found
-
-    def _catch_up(self, tokens: Sequence[int]) -> None:
-        """Make the caches hold exactly the given tokens without the last one."""
         target = list(tokens[:-1])
         known = 0
         for ours, theirs in zip(self._read, target, strict=False):
@@ -117,3 +103,13 @@ class DraftProposer:
             self.model(mx.array([target[start : start + LARGEST_CHUNK]]), cache=self._caches)
             mx.eval([cache.state for cache in self._caches])
         self._read = target
+        last = mx.array([[tokens[-1]]])
+        arrays: list[Any] = []
+        for _ in range(count):
+            last = mx.argmax(self.model(last, cache=self._caches)[:, -1, :], axis=-1, keepdims=True)
+            arrays.append(last)
+            mx.async_eval(last)  # type: ignore[no-untyped-call] # mlx ships few types
+        found = [int(array.item()) for array in arrays]
+        self._read += [tokens[-1], *found[:-1]]
+        self.proposed_tokens += count
+        return found

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
 import psutil
 
@@ -84,30 +84,26 @@ class ForkServer:
         pid = os.fork()
         if pid == 0:
             self.control.close()
-            _work(connection, self, lane)
+            # Answer requests until the connection ends.
+            code = 1
+            try:
+                # What a library writes when it fails may quote a prompt.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), _ERROR_FD)
+                if lane is not Lane.SHORT:
+                    os.nice(self.limits.niceness)
+                if _IS_LINUX:
+                    most = psutil.Process().memory_info().vms + self.limits.memory_of(lane)
+                    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+                while _answer(connection, self):
+                    pass
+                code = 0
+            except OSError:
+                code = 0  # the serving process has closed the connection
+            finally:
+                os._exit(code)
         connection.close()
         self.children.add(pid)
         self.control.sendall(_PID.pack(pid))
-
-
-def _work(connection: socket.socket, server: ForkServer, lane: Lane) -> NoReturn:
-    """Answer requests until the connection ends."""
-    code = 1
-    try:
-        # What a library writes when it fails may quote a prompt.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), _ERROR_FD)
-        if lane is not Lane.SHORT:
-            os.nice(server.limits.niceness)
-        if _IS_LINUX:
-            most = psutil.Process().memory_info().vms + server.limits.memory_of(lane)
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        while _answer(connection, server):
-            pass
-        code = 0
-    except OSError:
-        code = 0  # the serving process has closed the connection
-    finally:
-        os._exit(code)
 
 
 def _answer(connection: socket.socket, server: ForkServer) -> bool:

@@ -99,20 +99,15 @@ def _shim(cache: Path) -> Path | None:
     try:
         files.make_private_folder(cache)
         if not built.exists():
-            _compile(built, openblas)
+            with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
+                source, output = Path(scratch, "shim.c"), Path(scratch, "shim.so")
+                source.write_text(_SHIM, encoding="utf-8")
+                command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(output), str(source)]
+                command += [str(openblas), f"-Wl,-rpath,{openblas.parent}"]
+                # Every word of the command is a constant or NumPy's own path.
+                subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+                output.replace(built)
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("cannot build the BLAS shim", extra={"why": str(error)})
         return None
     return built
-
-
-def _compile(built: Path, openblas: Path) -> None:
-    # Several engines may compile at once: each one in its own folder, and the last rename wins.
-    with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
-        source, output = Path(scratch, "shim.c"), Path(scratch, "shim.so")
-        source.write_text(_SHIM, encoding="utf-8")
-        command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(output), str(source)]
-        command += [str(openblas), f"-Wl,-rpath,{openblas.parent}"]
-        # Every word of the command is a constant or NumPy's own path.
-        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
-        output.replace(built)

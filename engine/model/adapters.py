@@ -31,26 +31,36 @@ def apply_adapter(model: Model, folder: Path) -> None:
     """
     facts = adapter_files.inspect_adapter(folder)
     if facts.format == "PEFT":
-        _apply_low_rank(model, folder, facts)
+        # Wrap the layers of an adapter as mlx-lm does.
+        wrapped = []
+        for layer in find_layers(model, folder, facts):
+            made: Any = LoRALinear.from_base(
+                layer.linear, r=layer.layer.rank, scale=layer.layer.scale
+            )
+            made.lora_a, made.lora_b = layer.a, layer.b
+            wrapped.append((layer.name, made))
+        model.update_modules(tree_unflatten(wrapped))
     else:
         try:
             load_adapters(model, str(folder))
         except (ValueError, AttributeError, TypeError) as error:
             # The folder is valid, so the model differs: other names, other widths, or other kinds of layers.
             raise _other_model(folder, facts, _summarize_error(error)) from error
-        _check_complete(model, folder, facts)
+        # Refuse an adapter whose file lacks matrices that its config declares. mlx-lm would fill
+        # them with random numbers, of any rank: memory that no proof has counted.
+        held = model_files.read_tensors(facts.file)
+        names: list[str] = [pair[0] for pair in tree_flatten(model.parameters())]
+        missing = sorted(
+            name for name in names if name.endswith((".lora_a", ".lora_b")) and name not in held
+        )
+        if missing:
+            raise ModelUnusableError(
+                f"adapter: {folder} declares {len(missing)} matrices that its weights do not have, first {missing[0]}; "
+                "copy both files of one training run",
+                reason="AdapterUnusable",
+            )
     # New layers start in training mode, with dropout.
     model.eval()
-
-
-def _apply_low_rank(model: Model, folder: Path, facts: AdapterFacts) -> None:
-    """Wrap the layers of an adapter as mlx-lm does."""
-    wrapped = []
-    for layer in find_layers(model, folder, facts):
-        made: Any = LoRALinear.from_base(layer.linear, r=layer.layer.rank, scale=layer.layer.scale)
-        made.lora_a, made.lora_b = layer.a, layer.b
-        wrapped.append((layer.name, made))
-    model.update_modules(tree_unflatten(wrapped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,24 +127,6 @@ def _widths(linear: Any) -> tuple[int, int]:
     if isinstance(linear, QuantizedLinear):
         inputs = inputs * 32 // linear.bits
     return int(inputs), int(outputs)
-
-
-def _check_complete(model: Model, folder: Path, facts: AdapterFacts) -> None:
-    """Refuse an adapter whose file lacks matrices that its config declares.
-
-    mlx-lm would fill them with random numbers, of any rank: memory that no proof has counted.
-    """
-    held = model_files.read_tensors(facts.file)
-    names: list[str] = [pair[0] for pair in tree_flatten(model.parameters())]
-    missing = sorted(
-        name for name in names if name.endswith((".lora_a", ".lora_b")) and name not in held
-    )
-    if missing:
-        raise ModelUnusableError(
-            f"adapter: {folder} declares {len(missing)} matrices that its weights do not have, first {missing[0]}; "
-            "copy both files of one training run",
-            reason="AdapterUnusable",
-        )
 
 
 def _other_model(folder: Path, facts: AdapterFacts, why: str) -> ModelUnusableError:

@@ -69,12 +69,8 @@ def digest_folder(folder: Path) -> str:
 def _add_folder(folder: Path, settings: Sequence[object], found: "hashlib.blake2b") -> None:
     found.update(fingerprint.compute(folder, settings).encode())
     for path in sorted(folder.glob("*.safetensors")):
-        _add_samples(path, found)
-
-
-def _add_samples(path: Path, found: "hashlib.blake2b") -> None:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(size * number // _SAMPLES)
-            found.update(file.read(_SAMPLE_BYTES))
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            for number in range(_SAMPLES):
+                file.seek(size * number // _SAMPLES)
+                found.update(file.read(_SAMPLE_BYTES))

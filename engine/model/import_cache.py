@@ -93,7 +93,11 @@ class _CachedFunction:
         cached = _load_cached(file)
         if cached is None:
             cached = self.read(module_path)
-            _save(file, cached)
+            try:
+                with files.open_replacement(file) as written:
+                    written.write(orjson.dumps(_to_json(cached)))
+            except (OSError, TypeError) as error:
+                log.warning("cannot write the import cache", extra={"why": str(error)})
         return cached
 
     def _file(self, folder: Path) -> Path:
@@ -110,14 +114,6 @@ def _load_cached(file: Path) -> _Structure | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("cannot read the import cache", extra={"why": str(error)})
         return None
-
-
-def _save(file: Path, found: _Structure) -> None:
-    try:
-        with files.open_replacement(file) as written:
-            written.write(orjson.dumps(_to_json(found)))
-    except (OSError, TypeError) as error:
-        log.warning("cannot write the import cache", extra={"why": str(error)})
 
 
 def _to_json(found: _Structure) -> dict[str, Any]:

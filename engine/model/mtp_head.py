@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from engine.gauges import Gauges
 from engine.model.draft_model import check_guesses
-from engine.model.loader import LoadedModel, Model, materialize, raise_unusable
+from engine.model.loader import LoadedModel, materialize, raise_unusable
 from models.model_files import ModelFacts, ModelUnusableError
 from models.mtp_layout import LAYOUTS, MtpLayout
 from schemas.wire.engine_config import EngineConfig
@@ -91,38 +91,33 @@ def add_head(
             "use spec.model.ngram"
         )
     with raise_unusable(f"{folder}: the multi-token prediction head"):
-        head = _build(loaded.model, folder, layout)
+        model = loaded.model
+        args, prefix = model.args, layout.prefix_of(model.args.num_hidden_layers)
+        # mlx-lm knows how to name, stack and unpack the tensors of a layer: let it make a model with this one only, of
+        # which nothing else is computed. The first layers of these models are dense, and a head's layer is as the last.
+        changes = {"num_hidden_layers": 1}
+        if hasattr(args, "first_k_dense_replace"):
+            changes["first_k_dense_replace"] = 0
+        shell = type(model)(dataclasses.replace(args, **changes))
+        found = _read(folder, prefix, layout)
+        if not any(name.startswith(f"{_ONLY}{layout.projection}.") for name in found):
+            raise ModelUnusableError(
+                f"{folder} has no multi-token prediction head (no {prefix}{layout.projection}.weight): converters often drop "
+                f"it; use a checkpoint with a head, leave {_FIELD} out, or use spec.model.ngram"
+            )
+        weights = {_own_name(name, layout): array for name, array in shell.sanitize(found).items()}
+        head = MtpHead(
+            shell.model.layers[0],
+            args.hidden_size,
+            args.rms_norm_eps,
+            puts_embedding_first=layout.puts_embedding_first,
+        )
+        _quantize(head, weights, load_config(folder).get("quantization"), prefix)
+        head.load_weights(list(weights.items()), strict=True)
+        head.eval()
         materialize(head, gauges, is_stopping=is_stopping)
     log.info("MTP head loaded", extra={"bytes": gauges.loaded_bytes})
     return replace(loaded, mtp_head=head)
-
-
-def _build(model: Model, folder: Path, layout: MtpLayout) -> MtpHead:
-    """Return the head with weights that are read later."""
-    args, prefix = model.args, layout.prefix_of(model.args.num_hidden_layers)
-    # mlx-lm knows how to name, stack and unpack the tensors of a layer: let it make a model with this one only, of
-    # which nothing else is computed. The first layers of these models are dense, and a head's layer is as the last.
-    changes = {"num_hidden_layers": 1}
-    if hasattr(args, "first_k_dense_replace"):
-        changes["first_k_dense_replace"] = 0
-    shell = type(model)(dataclasses.replace(args, **changes))
-    found = _read(folder, prefix, layout)
-    if not any(name.startswith(f"{_ONLY}{layout.projection}.") for name in found):
-        raise ModelUnusableError(
-            f"{folder} has no multi-token prediction head (no {prefix}{layout.projection}.weight): converters often drop "
-            f"it; use a checkpoint with a head, leave {_FIELD} out, or use spec.model.ngram"
-        )
-    weights = {_own_name(name, layout): array for name, array in shell.sanitize(found).items()}
-    head = MtpHead(
-        shell.model.layers[0],
-        args.hidden_size,
-        args.rms_norm_eps,
-        puts_embedding_first=layout.puts_embedding_first,
-    )
-    _quantize(head, weights, load_config(folder).get("quantization"), prefix)
-    head.load_weights(list(weights.items()), strict=True)
-    head.eval()
-    return head
 
 
 def _read(folder: Path, prefix: str, layout: MtpLayout) -> dict[str, Array]:

@@ -42,26 +42,23 @@ class Follower:
             self.gauges.is_waiting = False
             match messages.decode(raw):
                 case StepMessage() as step:
-                    self._execute(step)
+                    if step.number != self._number + 1:
+                        raise GroupError(f"step {step.number} came after step {self._number}")
+                    if step.made != self._checksum.sum:
+                        raise GroupError(
+                            f"before step {step.number} this rank had made other tokens than rank 0, so answers would be wrong"
+                        )
+                    clock = self.wait.clock
+                    start_s = clock.monotonic()
+                    self._number = step.number
+                    self._checksum.add(self.executor.run(step.plan))
+                    self.gauges.steps += 1
+                    self.gauges.slowest_s = max(self.gauges.slowest_s, clock.monotonic() - start_s)
+                    if not self.executor.jobs:
+                        mx.clear_cache()
+                    update_gauges(self.gauges, self.executor)
                 case StopMessage():
                     return
                 case message:
                     raise GroupError(f"rank 0 sent '{message.kind}' instead of a step")
         raise StoppedError
-
-    def _execute(self, step: StepMessage) -> None:
-        if step.number != self._number + 1:
-            raise GroupError(f"step {step.number} came after step {self._number}")
-        if step.made != self._checksum.sum:
-            raise GroupError(
-                f"before step {step.number} this rank had made other tokens than rank 0, so answers would be wrong"
-            )
-        clock = self.wait.clock
-        start_s = clock.monotonic()
-        self._number = step.number
-        self._checksum.add(self.executor.run(step.plan))
-        self.gauges.steps += 1
-        self.gauges.slowest_s = max(self.gauges.slowest_s, clock.monotonic() - start_s)
-        if not self.executor.jobs:
-            mx.clear_cache()
-        update_gauges(self.gauges, self.executor)

@@ -117,7 +117,12 @@ def _read_image(url: str, param: str, rules: ImageRules) -> ImageInput:
             _check_ratio(opened.width, opened.height, param)
             wide, high = rules.size(*_turned_size(opened))
             opened.draft("RGB", (max(wide, high), max(wide, high)))
-            _check_size(opened.width, opened.height, param)
+            if opened.width * opened.height > _MAX_SOURCE_PIXELS:
+                raise errors.invalid(
+                    f"The image has {opened.width} x {opened.height} pixels; at most {_MAX_SOURCE_PIXELS} are decoded. Scale it down before "
+                    "you send it.",
+                    param=param,
+                )
             operations.exif_transpose(opened, in_place=True)
             seen = opened if opened.mode == "RGB" else opened.convert("RGB")
             seen = seen.resize((wide, high), image_module.Resampling.BICUBIC)
@@ -166,15 +171,6 @@ def _turned_size(image: Any) -> tuple[int, int]:
     orientation = 0x0112
     is_turned = image.getexif().get(orientation, 1) in (5, 6, 7, 8)
     return (image.height, image.width) if is_turned else (image.width, image.height)
-
-
-def _check_size(width: int, height: int, param: str) -> None:
-    if width * height > _MAX_SOURCE_PIXELS:
-        raise errors.invalid(
-            f"The image has {width} x {height} pixels; at most {_MAX_SOURCE_PIXELS} are decoded. Scale it down before "
-            "you send it.",
-            param=param,
-        )
 
 
 def _check_ratio(width: int, height: int, param: str) -> None:

@@ -116,7 +116,17 @@ def _fill_offline(
     tool_folder.mkdir()
     _download([pin for pin in tools if pin.name == "uv"], contents, platform, tool_folder)
     for wheel in list(tool_folder.glob("*.whl")):
-        _unpack_uv(wheel, tool_folder / "uv")
+        target = tool_folder / "uv"
+        with zipfile.ZipFile(wheel) as archive:
+            infos = [
+                info for info in archive.infolist() if info.filename.endswith(".data/scripts/uv")
+            ]
+            if len(infos) != 1 or infos[0].file_size > _MAX_UV_BYTES:
+                raise FleetctlError(
+                    f"{wheel.name} does not contain the program uv where wheels have programs"
+                )
+            target.write_bytes(archive.read(infos[0]))
+            target.chmod(0o755)
         wheel.unlink()
     if not (tool_folder / "uv").is_file():
         raise FleetctlError(f"requirements-build.txt of {contents.wheel.name} does not name uv")
@@ -202,17 +212,6 @@ def _pip_command() -> list[str]:
             "downloading packages needs pip or uv; install uv: `brew install uv` or `pip install uv`"
         )
     return [uv, "tool", "run", "--quiet", "pip"]
-
-
-def _unpack_uv(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        infos = [info for info in archive.infolist() if info.filename.endswith(".data/scripts/uv")]
-        if len(infos) != 1 or infos[0].file_size > _MAX_UV_BYTES:
-            raise FleetctlError(
-                f"{wheel.name} does not contain the program uv where wheels have programs"
-            )
-        target.write_bytes(archive.read(infos[0]))
-        target.chmod(0o755)
 
 
 def _pins_of(folder: Path) -> Iterable[Pin]:

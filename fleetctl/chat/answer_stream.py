@@ -165,7 +165,13 @@ class AnswerStream:
             self._note_time()
             raise FleetctlError(event.error.message)
         if event.usage is not None:
-            self._note_usage(event.usage)
+            cached = event.usage.prompt_tokens_details
+            self.answer = replace(
+                self.answer,
+                prompt_tokens=event.usage.prompt_tokens,
+                output_tokens=event.usage.completion_tokens,
+                cached_tokens=cached.cached_tokens if cached is not None else 0,
+            )
         for choice in event.choices:
             if choice.delta.reasoning_content:
                 self._note_time()
@@ -182,15 +188,6 @@ class AnswerStream:
         elapsed_s = self._clock.monotonic() - self._began_s
         first_s = elapsed_s if self.answer.first_s is None else self.answer.first_s
         self.answer = replace(self.answer, first_s=first_s, total_s=elapsed_s)
-
-    def _note_usage(self, usage: _ChunkUsage) -> None:
-        cached = usage.prompt_tokens_details
-        self.answer = replace(
-            self.answer,
-            prompt_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            cached_tokens=cached.cached_tokens if cached is not None else 0,
-        )
 
 
 async def list_models(access: GatewayAccess) -> tuple[str, ...]:

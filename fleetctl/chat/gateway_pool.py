@@ -73,7 +73,8 @@ class GatewayPool:
             try:
                 return await self._send_once(request, say)
             except GatewayLostError as error:
-                self._put_last(error.url)
+                url = error.url
+                self._gateways.sort(key=lambda gateway: gateway.url == url)
                 if not can_resend():
                     raise
                 if not deadline_s:
@@ -99,7 +100,7 @@ class GatewayPool:
             except GatewayUnreachableError as error:
                 failed.append(error)
                 continue
-            self._put_first(access)
+            self._gateways.sort(key=lambda gateway: gateway.url != access.url)
             return result
         if len(failed) == 1:
             raise failed[0]
@@ -120,9 +121,3 @@ class GatewayPool:
         access = self._gateways[number]
         is_last = number == len(self._gateways) - 1 and self._find_others is None
         return access if is_last else replace(access, connect_s=_CONNECT_S)
-
-    def _put_first(self, access: GatewayAccess) -> None:
-        self._gateways.sort(key=lambda gateway: gateway.url != access.url)
-
-    def _put_last(self, url: str) -> None:
-        self._gateways.sort(key=lambda gateway: gateway.url == url)

@@ -266,30 +266,27 @@ class ChatSession:
             case UnknownCommand(why=why):
                 click.echo(why, err=True)
             case SlashCommand():
-                return self._run_command(runner, line)
+                # Carry out a command; return whether the conversation continues.
+                match line.verb:
+                    case "quit":
+                        return False
+                    case "help":
+                        click.echo("\n".join(help_lines()))
+                    case "stats":
+                        click.echo("\n".join(conversation_summary(self._conversation)))
+                    case "reset":
+                        self._conversation.reset(secrets.token_hex(16))
+                        click.echo("all messages are forgotten")
+                    case "system":
+                        self._set_system(line.rest)
+                    case "model":
+                        self._models = runner.run(self._pool.send(answer_stream.list_models))
+                        self._set_model(line.rest)
+                    case _:
+                        assert_never(line.verb)
+                return True
             case _:
                 assert_never(line)
-        return True
-
-    def _run_command(self, runner: asyncio.Runner, command: SlashCommand) -> bool:
-        """Carry out a command; return whether the conversation continues."""
-        match command.verb:
-            case "quit":
-                return False
-            case "help":
-                click.echo("\n".join(help_lines()))
-            case "stats":
-                click.echo("\n".join(conversation_summary(self._conversation)))
-            case "reset":
-                self._conversation.reset(secrets.token_hex(16))
-                click.echo("all messages are forgotten")
-            case "system":
-                self._set_system(command.rest)
-            case "model":
-                self._models = runner.run(self._pool.send(answer_stream.list_models))
-                self._set_model(command.rest)
-            case _:
-                assert_never(command.verb)
         return True
 
     def _set_system(self, text: str) -> None:

@@ -273,7 +273,19 @@ def render_hostfile(
 
     """
     spec = group.spec
-    left_out = _left_out(spec, seats, kind)
+    written = {"members", "size", "selector"}
+    if kind == "launch":
+        written |= {"backend", "environment"}
+    elif kind == "devices":
+        # A device matrix implies jaccl; MLX_JACCL_RING would turn it into jaccl-ring.
+        written |= {"backend"} if spec.backend == "jaccl" else set()
+    else:
+        written |= {"backend"} if spec.backend == "ring" else set()
+    rest = [f"spec.{name}" for name in spec_tree(spec) if name not in written]
+    spares = [member.node for member in spec.members if member.node not in {s.node for s in seats}]
+    if kind == "localai-ring" and any(len(seat.addresses) > 1 for seat in seats):
+        rest.append("all but the first address of each Mac")
+    left_out = (*rest, *(f"the spare {node}" for node in spares))
     match kind:
         case "launch":
             return HostFileExport(text=_lines(_launch(spec, seats)), left_out=left_out)
@@ -333,22 +345,6 @@ def _matrix(spec: ShardGroupSpec, seats: Sequence[Seat]) -> list[Tree]:
 def _device_row(seat: Seat) -> list[Tree]:
     """Return a rank's devices to each rank: null, a name, or a list of names."""
     return [None if not d else d[0] if len(d) == 1 else [*d] for d in seat.rdma]
-
-
-def _left_out(spec: ShardGroupSpec, seats: Sequence[Seat], kind: HostFileKind) -> tuple[str, ...]:
-    written = {"members", "size", "selector"}
-    if kind == "launch":
-        written |= {"backend", "environment"}
-    elif kind == "devices":
-        # A device matrix implies jaccl; MLX_JACCL_RING would turn it into jaccl-ring.
-        written |= {"backend"} if spec.backend == "jaccl" else set()
-    else:
-        written |= {"backend"} if spec.backend == "ring" else set()
-    rest = [f"spec.{name}" for name in spec_tree(spec) if name not in written]
-    spares = [member.node for member in spec.members if member.node not in {s.node for s in seats}]
-    if kind == "localai-ring" and any(len(seat.addresses) > 1 for seat in seats):
-        rest.append("all but the first address of each Mac")
-    return (*rest, *(f"the spare {node}" for node in spares))
 
 
 def _lines(tree: Tree) -> str:

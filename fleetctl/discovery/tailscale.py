@@ -10,7 +10,7 @@ import ipaddress
 import json
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -67,16 +67,12 @@ async def _run(command: Sequence[str]) -> bytes:
             while len(found) < _MAX_BYTES and (more := await process.stdout.read(1 << 16)):
                 found += more
     finally:
-        await _end(process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_S):
+                await process.wait()
     return bytes(found)
-
-
-async def _end(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_REAP_S):
-            await process.wait()
 
 
 def parse_status(printed: bytes) -> Findings:

@@ -21,7 +21,7 @@ from fleetctl.fabric import admission
 from fleetctl.fabric.admission import select_group
 from fleetctl.objects import reader
 from fleetctl.output import printers
-from machinery.clock import Clock, SystemClock
+from machinery.clock import SystemClock
 from manifests.trees import Tree
 from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import RankMessage, RanksConnected, SumRound
@@ -34,13 +34,11 @@ from schemas.fabrictest import (
     QUICK_SIZES,
     SIZES,
     FabricRank,
-    FabricTest,
     FabricTestSpec,
     Sizes,
 )
 from schemas.formation import Formation, Rendezvous, Seat, rendezvous
-from schemas.shardgroup import MOST_RANKS, Backend, ShardGroup
-from store.port import Transport
+from schemas.shardgroup import MOST_RANKS, Backend
 
 _TITLES = ("SIZE", "ROUNDS", "WRONG", "FASTEST", "MEDIAN", "SLOWEST", "AVERAGE", "PEAK")
 
@@ -171,32 +169,26 @@ async def measure_group(
     clock = SystemClock()
     async with open_store(options) as transport:
         shard_group = await select_group(transport, group)
-        test = await _build_test(transport, clock, shard_group, settings)
+        nodes, ready = await admission.read_nodes(transport), await reader.ready_nodes(transport)
+        seats = admission.find_seats(shard_group, nodes, ready)
+        not_ready = [seat.node for seat in seats if seat.node not in ready]
+        if not_ready:
+            raise FleetctlError(
+                f"shardgroup/{shard_group.name}: {', '.join(not_ready)} is NotReady: its agent does not renew its lease"
+            )
+        test = make_test(
+            shard_group,
+            seats,
+            figures=(settings.sizes, settings.rounds),
+            uid=secrets.token_hex(16),
+            now=clock.now(),
+        )
         try:
             ranks = await run_test(transport, clock, test, report=report)
         except FabricTestError as error:
             raise FleetctlError(str(error)) from error
     label = f"shardgroup/{shard_group.name}"
     return BenchResult(about=label, backend=test.spec.formation.backend, ranks=ranks)
-
-
-async def _build_test(
-    transport: Transport, clock: Clock, group: ShardGroup, settings: BenchSettings
-) -> FabricTest:
-    nodes, ready = await admission.read_nodes(transport), await reader.ready_nodes(transport)
-    seats = admission.find_seats(group, nodes, ready)
-    not_ready = [seat.node for seat in seats if seat.node not in ready]
-    if not_ready:
-        raise FleetctlError(
-            f"shardgroup/{group.name}: {', '.join(not_ready)} is NotReady: its agent does not renew its lease"
-        )
-    return make_test(
-        group,
-        seats,
-        figures=(settings.sizes, settings.rounds),
-        uid=secrets.token_hex(16),
-        now=clock.now(),
-    )
 
 
 _HOST = "127.0.0.1"

@@ -114,7 +114,10 @@ async def stop_fleet(folder: DataDir, clock: Clock) -> bool:
     found = False
     if fleet is not None and folder.is_locked():
         found = True
-        await _end_supervisor(fleet.pid, clock)
+        pid = fleet.pid
+        supervisor = processes.find_running(pid)
+        if supervisor is not None:
+            await processes.end(supervisor, clock, grace_s=_STOP_S)
     etcd_records = (folder.etcd / "etcd.pid", folder.restoring / "etcd.pid")
     for path in (*folder.records(), *etcd_records):
         if path.name == "etcd.pid":
@@ -125,9 +128,3 @@ async def stop_fleet(folder: DataDir, clock: Clock) -> bool:
             await processes.end(child, clock, grace_s=10.0)
         path.unlink(missing_ok=True)
     return found
-
-
-async def _end_supervisor(pid: int, clock: Clock) -> None:
-    supervisor = processes.find_running(pid)
-    if supervisor is not None:
-        await processes.end(supervisor, clock, grace_s=_STOP_S)

@@ -81,7 +81,29 @@ class LocalTrust:
 
         """
         try:
-            await self._guard(address, nodes, say)
+            # Let etcd ask for passwords, and give each process of this machine its own.
+            anonymous = AuthClient(address)
+            try:
+                is_on = await anonymous.is_on()
+                if not is_on:
+                    await self._create_users(anonymous, nodes, say, is_on=False)
+                    await anonymous.enable()
+            finally:
+                await anonymous.close()
+            if is_on:
+                if self._root.password(ROOT_FILE) is None:
+                    raise FleetctlError(
+                        f"etcd asks for passwords, and {self._root.file(ROOT_FILE)} does not exist. Restore the file from a "
+                        "backup of the data folder"
+                    )
+                client = AuthClient(self.as_root(address))
+                try:
+                    known = (users.node_of_user(user) for user in await client.users())
+                    # The rights of nodes that have joined, too: a new release may need others.
+                    every = sorted({*nodes, *filter(None, known)})
+                    await self._create_users(client, every, say, is_on=True)
+                finally:
+                    await client.close()
             transport = connect(self.as_root(address))
             try:
                 trust = await self._trust(transport, say)
@@ -112,31 +134,6 @@ class LocalTrust:
                 await transport.close()
         except (StoreError, IssueError, FolderError, AuthorityError) as error:
             raise FleetctlError(str(error)) from error
-
-    async def _guard(self, address: EtcdAddress, nodes: Sequence[str], say: Say) -> None:
-        """Let etcd ask for passwords, and give each process of this machine its own."""
-        anonymous = AuthClient(address)
-        try:
-            is_on = await anonymous.is_on()
-            if not is_on:
-                await self._create_users(anonymous, nodes, say, is_on=False)
-                await anonymous.enable()
-        finally:
-            await anonymous.close()
-        if is_on:
-            if self._root.password(ROOT_FILE) is None:
-                raise FleetctlError(
-                    f"etcd asks for passwords, and {self._root.file(ROOT_FILE)} does not exist. Restore the file from a "
-                    "backup of the data folder"
-                )
-            client = AuthClient(self.as_root(address))
-            try:
-                known = (users.node_of_user(user) for user in await client.users())
-                # The rights of nodes that have joined, too: a new release may need others.
-                every = sorted({*nodes, *filter(None, known)})
-                await self._create_users(client, every, say, is_on=True)
-            finally:
-                await client.close()
 
     async def _create_users(
         self, client: AuthClient, nodes: Sequence[str], say: Say, *, is_on: bool
@@ -169,9 +166,6 @@ class LocalTrust:
         for identity in wanted:
             await ensure_identity(signer, trust, identity, self._machine)
 
-    def _folder(self, role: Role) -> IdentityFolder:
-        return IdentityFolder(self._data_dir.identity(role))
-
     def _control_plane(self) -> list[ManagedIdentity]:
         return list(
             map(
@@ -185,7 +179,9 @@ class LocalTrust:
             identity = administrator(fleet, self._machine)
         else:
             identity = Identity(fleet, role, self._machine.label)
-        return ManagedIdentity(identity=identity, folder=self._folder(role))
+        return ManagedIdentity(
+            identity=identity, folder=IdentityFolder(self._data_dir.identity(role))
+        )
 
     def _node(self, name: str) -> ManagedIdentity:
         identity = Identity(self._authority.fleet, Role.NODE, name)

@@ -123,7 +123,13 @@ def parse_macos(architecture: str, out: Mapping[str, str], offset_s: float | Non
     """Return the facts in outputs of macOS. Pure."""
     versions, sysctl = parse_pairs(out.get("sw_vers", "")), parse_pairs(out.get("sysctl", ""))
     uuid = re.search(r'"IOPlatformUUID" = "([0-9A-Fa-f-]{36})"', out.get("ioreg", ""))
-    power = _mains(out.get("power", ""))
+    pmset = out.get("power", "")
+    section, power = "", {}
+    for line in pmset.splitlines():
+        if line and not line[0].isspace():
+            section = line.strip()
+        elif section == "AC Power:" and len(fields := line.split()) >= 2:
+            power[fields[0]] = fields[1]
     low = power.get("lowpowermode", power.get("powermode"))
     return MachineFacts(
         system="Darwin",
@@ -175,17 +181,6 @@ def _free_bytes(df: str) -> int | None:
     lines = df.splitlines()
     fields = lines[1].split() if len(lines) > 1 else []
     return int(fields[3]) << 10 if len(fields) > 3 and fields[3].isdigit() else None
-
-
-def _mains(pmset: str) -> dict[str, str]:
-    """Return the settings on mains power in `pmset -g custom`."""
-    section, mains = "", {}
-    for line in pmset.splitlines():
-        if line and not line[0].isspace():
-            section = line.strip()
-        elif section == "AC Power:" and len(fields := line.split()) >= 2:
-            mains[fields[0]] = fields[1]
-    return mains
 
 
 def _macos_ports(netstat: str) -> frozenset[int]:

@@ -25,7 +25,22 @@ async def read_facts(
     ours = ComponentVersion(part="fleetctl", version=version())
     versions = await version_skew.read_versions(transport, ours)
     ready = await object_trees.ready_nodes(transport)
-    states = await _read_macs(macs)
+    slots = asyncio.Semaphore(_AT_ONCE)
+    failures: list[str] = []
+    states: dict[str, MacState] = {}
+
+    async def read(name: str, mac: MacRelease) -> None:
+        async with slots:
+            try:
+                states[name] = await mac.read()
+            except RemoteError as error:
+                failures.append(f"  node/{name}: {error}")
+
+    async with asyncio.TaskGroup() as group:
+        for name, mac in macs.items():
+            group.create_task(read(name, mac))
+    if failures:
+        raise FleetctlError("\n".join(["nothing was changed:", *sorted(failures)]))
     replicas = await objects.list_all(transport, Replica)
     upgraded = {node.name for node in nodes}
     return FleetFacts(
@@ -57,23 +72,3 @@ async def read_facts(
         etcd=versions.etcd.version,
         gateways=len(versions.gateways),
     )
-
-
-async def _read_macs(macs: Mapping[str, MacRelease]) -> dict[str, MacState]:
-    slots = asyncio.Semaphore(_AT_ONCE)
-    failures: list[str] = []
-    states: dict[str, MacState] = {}
-
-    async def read(name: str, mac: MacRelease) -> None:
-        async with slots:
-            try:
-                states[name] = await mac.read()
-            except RemoteError as error:
-                failures.append(f"  node/{name}: {error}")
-
-    async with asyncio.TaskGroup() as group:
-        for name, mac in macs.items():
-            group.create_task(read(name, mac))
-    if failures:
-        raise FleetctlError("\n".join(["nothing was changed:", *sorted(failures)]))
-    return states

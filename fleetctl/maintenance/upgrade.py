@@ -91,7 +91,11 @@ class Upgrader:
                     )
                     raise FleetctlError("\n".join(failures) + f"\nThe upgrade stopped here{rest}")
         for node in self._plan.previous:
-            await self._finish(node)
+            # Move the link of a Mac on which nothing had to restart.
+            mac = self._macs[node]
+            state = await mac.read()
+            if state.current != self._plan.release.version:
+                await mac.use(state, self._plan.release.version)
 
     async def _restart_some(self, steps: Sequence[Restart]) -> list[str]:
         """Restart services at once; return why some failed. Raises StoreError."""
@@ -101,13 +105,6 @@ class Upgrader:
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         return [task.result() for task in tasks if task.result()]
-
-    async def _finish(self, node: str) -> None:
-        """Move the link of a Mac on which nothing had to restart."""
-        mac = self._macs[node]
-        state = await mac.read()
-        if state.current != self._plan.release.version:
-            await mac.use(state, self._plan.release.version)
 
     async def _restart(self, step: Restart) -> str:
         """Restart one service with the release; return why it failed and what was done, "" if it did not."""
@@ -120,29 +117,27 @@ class Upgrader:
             if state.current != version:
                 await mac.use(state, version)
             await mac.restart(state, step.part, by=old or version)
-            await self._wait_ready(step, state, before)
+            # Wait until a service is Ready. Raises NotReadyError: it is not in time, or its program
+            # ends again and again.
+            try:
+                async with asyncio.TaskGroup() as group:
+                    crashes = group.create_task(self._watch_crashes(step, state))
+                    await self._watch.wait_ready(
+                        step.node,
+                        step.part,
+                        self._plan.release.version,
+                        before=before,
+                        limit_s=self._limits.ready_s,
+                    )
+                    crashes.cancel()
+            except BaseExceptionGroup as group_error:
+                raise group_error.exceptions[0] from None
         except (RemoteError, NotReadyError) as error:
             problem = f"node/{step.node}: {step.part} {version} is not Ready: {error}"
             return f"{problem}. {await self._go_back(step, before)}"
         took_s = self._watch.clock.monotonic() - began
         self._say(f"node/{step.node}: {step.part} runs {version} ({took_s:.1f} s)")
         return ""
-
-    async def _wait_ready(self, step: Restart, state: MacState, before: Sighting) -> None:
-        """Wait until a service is Ready. Raises NotReadyError: it is not in time, or its program ends again and again."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                crashes = group.create_task(self._watch_crashes(step, state))
-                await self._watch.wait_ready(
-                    step.node,
-                    step.part,
-                    self._plan.release.version,
-                    before=before,
-                    limit_s=self._limits.ready_s,
-                )
-                crashes.cancel()
-        except BaseExceptionGroup as group_error:
-            raise group_error.exceptions[0] from None
 
     async def _watch_crashes(self, step: Restart, state: MacState) -> None:
         """Raise NotReadyError once the program was another process, or none, at each of several looks in a row.

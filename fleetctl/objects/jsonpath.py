@@ -108,7 +108,9 @@ class SliceStep:
 
     def _refuse_beyond(self, length: int) -> None:
         """Refuse indexes as client-go's evalArray does: an empty slice is never an error."""
-        first, last = (_index_from_start(n, length) for n in (self.cut.start, self.cut.stop))
+        first, last = (
+            (n if n is None or n >= 0 else n + length) for n in (self.cut.start, self.cut.stop)
+        )
         first, last = first or 0, length if last is None else last
         if first == last:
             return
@@ -195,10 +197,6 @@ class ConstantOperand:
 
 Step: TypeAlias = FieldStep | WildcardStep | RecursiveStep | SliceStep | UnionStep | FilterStep
 Operand: TypeAlias = FieldPath | ConstantOperand
-
-
-def _index_from_start(place: int | None, length: int) -> int | None:
-    return place if place is None or place >= 0 else place + length
 
 
 def _children(value: Any) -> Sequence[Any]:
@@ -379,7 +377,14 @@ class _Parser:
 
     def _bracket(self) -> Step:
         if self._cursor.accept("?"):
-            return self._filter()
+            if not self._cursor.accept("("):
+                raise self._cursor.error("expected ( after ?")
+            left = self._operand()
+            sign = next((sign for sign in OPERATORS if self._cursor.accept(sign)), "")
+            right = self._operand() if sign else None
+            if not (self._cursor.accept(")") and self._cursor.accept("]")):
+                raise self._cursor.error('expected )], as in [?(@.type=="Ready")]')
+            return FilterStep(left, sign, right)
         steps = [self._choice()]
         while self._cursor.accept(","):
             steps.append(self._choice())
@@ -407,16 +412,6 @@ class _Parser:
         if ":" not in found.group():
             last = None if first == -1 else (first or 0) + 1
         return SliceStep(slice(first, last, step), is_bounded=self._is_bounded)
-
-    def _filter(self) -> Step:
-        if not self._cursor.accept("("):
-            raise self._cursor.error("expected ( after ?")
-        left = self._operand()
-        sign = next((sign for sign in OPERATORS if self._cursor.accept(sign)), "")
-        right = self._operand() if sign else None
-        if not (self._cursor.accept(")") and self._cursor.accept("]")):
-            raise self._cursor.error('expected )], as in [?(@.type=="Ready")]')
-        return FilterStep(left, sign, right)
 
     def _operand(self) -> Operand:
         quoted = self._cursor.read_quoted()

@@ -43,7 +43,11 @@ def model_folders(
     nodes: Iterable[Tree], deployments: Iterable[Tree], names: Sequence[str]
 ) -> list[ModelFolder]:
     """Return the folders on these nodes, on all without names."""
-    users = _users(deployments)
+    users: dict[str, list[str]] = {}
+    for deployment in deployments:
+        path = deployment["spec"]["model"].get("path")
+        if path:
+            users.setdefault(path, []).append(f"modeldeployment/{name_of(deployment)}")
     return [
         _folder(name_of(node), report, users[report["path"]])
         for node in sorted(nodes, key=name_of)
@@ -53,15 +57,6 @@ def model_folders(
         )
         if report["path"] in users
     ]
-
-
-def _users(deployments: Iterable[Tree]) -> dict[str, list[str]]:
-    users: dict[str, list[str]] = {}
-    for deployment in deployments:
-        path = deployment["spec"]["model"].get("path")
-        if path:
-            users.setdefault(path, []).append(f"modeldeployment/{name_of(deployment)}")
-    return users
 
 
 def _folder(node: str, report: Mapping[str, Any], users: Sequence[str]) -> ModelFolder:

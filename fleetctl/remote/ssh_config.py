@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,10 +51,6 @@ async def read_ssh_host(target: RemoteTarget, file: Path | None) -> SshHost:
     port = () if target.has_default_port else ("-p", str(target.port))
     user = ("-l", target.user) if target.user else ()
     words = (ssh, "-G", "-F", str(file), *user, *port, "--", target.host)
-    return _parse(target, await _output(words, file), file)
-
-
-async def _output(words: Sequence[str], file: Path) -> str:
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,
@@ -77,11 +73,7 @@ async def _output(words: Sequence[str], file: Path) -> str:
     if process.returncode or len(out) > _MAX_OUTPUT:
         lines = err.decode(errors="replace").strip().splitlines()
         raise RemoteError(f"ssh cannot read {file}: {lines[0] if lines else 'too many settings'}")
-    return out.decode(errors="replace")
-
-
-def _parse(target: RemoteTarget, output: str, file: Path) -> SshHost:
-    """Return the settings in the output of `ssh -G`: lines of a lower-case keyword and its value."""
+    output = out.decode(errors="replace")
     keys: list[Path] = []
     values: dict[str, str] = {}
     for line in output.splitlines():

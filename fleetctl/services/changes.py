@@ -193,26 +193,24 @@ class ChangeRecord:
                 self._remove_leftovers()
                 files.write_atomically(self.path, _text(document), mode=0o644)
             else:
-                self._create(document)
+                # Create the folder and the missing ones above it together with the record, in one
+                # step. A folder that was created before its record would stay behind after a kill
+                # between the two.
+                missing = [
+                    path
+                    for path in (*reversed(self._home.parents), self._home)
+                    if not path.exists()
+                ]
+                top, draft = missing[0], self._draft(missing[0])
+                shutil.rmtree(draft, ignore_errors=True)
+                inner = draft / self._home.relative_to(top)
+                inner.mkdir(parents=True, mode=0o755)
+                complete = document.model_copy(update={"created": tuple(map(str, missing))})
+                files.write_atomically(inner / RECORD_NAME, _text(complete), mode=0o644)
+                draft.rename(top)
+                files.sync_folder(top.parent)
         except OSError as error:
             raise ServiceError(f"cannot write {self.path}: {error.strerror}") from error
-
-    def _create(self, document: Document) -> None:
-        """Create the folder and the missing ones above it together with the record, in one step.
-
-        A folder that was created before its record would stay behind after a kill between the two.
-        """
-        missing = [
-            path for path in (*reversed(self._home.parents), self._home) if not path.exists()
-        ]
-        top, draft = missing[0], self._draft(missing[0])
-        shutil.rmtree(draft, ignore_errors=True)
-        inner = draft / self._home.relative_to(top)
-        inner.mkdir(parents=True, mode=0o755)
-        complete = document.model_copy(update={"created": tuple(map(str, missing))})
-        files.write_atomically(inner / RECORD_NAME, _text(complete), mode=0o644)
-        draft.rename(top)
-        files.sync_folder(top.parent)
 
     def delete(self) -> None:
         """Delete the record, and the folders that were created for it and hold nothing else.

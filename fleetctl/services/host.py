@@ -89,7 +89,16 @@ class Host:
         try:
             match change:
                 case FolderChange():
-                    await self._make_folder(change)
+                    path = Path(change.path)
+                    path.mkdir(mode=0o700, exist_ok=True)
+                    owner = await _owner(change.owner)
+                    if owner == _UNKNOWN:
+                        raise ServiceError(
+                            f"{change.path}: this machine has no user {change.owner}"
+                        )
+                    if owner is not None:
+                        _give(path, owner, with_content=change.has_content)
+                    path.chmod(change.mode)
                 case FileChange():
                     definition_files.write(Path(change.path), change.content.encode())
                 case UserChange():
@@ -115,23 +124,28 @@ class Host:
                 case FolderChange():
                     return _undo_folder(change, is_purge=is_purge)
                 case FileChange():
-                    return _undo_file(change)
+                    path = Path(change.path)
+                    definition_files.remove_leftovers(path)
+                    if _read_text(path) not in (change.content, change.old):
+                        return f"{path} stays: it was changed after the installation"
+                    if change.old is None:
+                        definition_files.delete(path)
+                    else:
+                        definition_files.write(path, change.old.encode())
+                    return ""
                 case UserChange():
                     await self._delete_user(change.name)
                 case PowerChange() | FirewallChange() | WiredLimitChange():
                     return await macos_settings.undo(change)
                 case ServiceChange():
-                    await self._remove_service(change)
+                    await self._services.remove(change.name)
+                    if change.engines:
+                        await stop_all(Path(change.engines), self._clock, grace_s=_ENGINE_GRACE_S)
                 case _:
                     assert_never(change)
         except OSError as error:
             raise ServiceError(f"cannot undo the change {change}: {error.strerror}") from error
         return ""
-
-    async def _remove_service(self, change: ServiceChange) -> None:
-        await self._services.remove(change.name)
-        if change.engines:
-            await stop_all(Path(change.engines), self._clock, grace_s=_ENGINE_GRACE_S)
 
     async def _folder_with_old(self, change: FolderChange) -> FolderChange | None:
         try:
@@ -148,16 +162,6 @@ class Host:
         if owner is not None and change.has_content:
             is_same = is_same and not any(_of_others(Path(change.path), owner))
         return None if is_same else change.model_copy(update={"old": old})
-
-    async def _make_folder(self, change: FolderChange) -> None:
-        path = Path(change.path)
-        path.mkdir(mode=0o700, exist_ok=True)
-        owner = await _owner(change.owner)
-        if owner == _UNKNOWN:
-            raise ServiceError(f"{change.path}: this machine has no user {change.owner}")
-        if owner is not None:
-            _give(path, owner, with_content=change.has_content)
-        path.chmod(change.mode)
 
     async def _add_user(self, name: str) -> None:
         if await find_user(name) is not None:
@@ -239,18 +243,6 @@ def _read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-
-
-def _undo_file(change: FileChange) -> str:
-    path = Path(change.path)
-    definition_files.remove_leftovers(path)
-    if _read_text(path) not in (change.content, change.old):
-        return f"{path} stays: it was changed after the installation"
-    if change.old is None:
-        definition_files.delete(path)
-    else:
-        definition_files.write(path, change.old.encode())
-    return ""
 
 
 def _undo_folder(change: FolderChange, *, is_purge: bool) -> str:

@@ -55,7 +55,10 @@ class LaunchdServices:
             if not definition_files.has_content(path, content):
                 await self._bootout(name)
                 definition_files.write(path, content)
-                await _lint(path)
+                # Let Apple's own tool check a definition, where there is one. Raises: ServiceError:
+                # it is not valid.
+                if commands.find_program("plutil") is not None:
+                    await commands.must_run("plutil", "-lint", str(path))
 
     async def start(self, name: str) -> None:
         if not self._path(name).exists():
@@ -162,14 +165,3 @@ def _refusal(result: CommandResult) -> ServiceError:
     if meaning is None:
         meaning = f"launchd answered {result.code}: {result.words}"
     return ServiceError(f"`{result.line}`: {meaning}")
-
-
-async def _lint(path: Path) -> None:
-    """Let Apple's own tool check a definition, where there is one.
-
-    Raises:
-        ServiceError: it is not valid.
-
-    """
-    if commands.find_program("plutil") is not None:
-        await commands.must_run("plutil", "-lint", str(path))

@@ -27,7 +27,9 @@ def main() -> int:
     if lock is None:
         return 0  # another supervisor was faster
     # Under the lock: the record of a supervisor that came too late would hide this one.
-    _save_own_record(files)
+    own = processes.find_running(os.getpid())
+    assert own is not None  # this very process
+    own.record.save(files.supervisor)
     spec = read_definition(files.definition)
     supervisor = Supervisor(
         Program(
@@ -54,12 +56,6 @@ def main() -> int:
 
     with lock:
         return run_until_signal(run)
-
-
-def _save_own_record(files: PlainFiles) -> None:
-    own = processes.find_running(os.getpid())
-    assert own is not None  # this very process
-    own.record.save(files.supervisor)
 
 
 if __name__ == "__main__":

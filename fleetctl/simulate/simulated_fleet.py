@@ -145,7 +145,11 @@ class SimulatedFleet:
             now, status = self.clock.monotonic(), await self.store.status()
             if status.revision != revision:
                 revision, written_at = status.revision, now
-                await self._note_served(now)
+                served = frozenset(
+                    e.spec.replica_uid for e in await objects.list_all(self.store, Endpoint)
+                )
+                if served != self._served:
+                    self._served, self._moved_at = served, now
             is_loading = any(
                 engine.health().state == "Loading"
                 for mac in self._macs.values()
@@ -153,59 +157,51 @@ class SimulatedFleet:
             )
             is_quiet = now - written_at >= _QUIET_S and not is_loading
             if is_quiet or now - began > _LIMIT_S:
-                return await self._snapshot(is_quiet=is_quiet)
+                replicas = await objects.list_all(self.store, Replica)
+                deployments = await objects.list_all(self.store, ModelDeployment)
+                table = (await fleet_snapshot.take(self.store, self.clock)).table()
+                return FleetSnapshot(
+                    at_s=self.clock.monotonic(),
+                    nodes=tuple(
+                        NodeUsage(
+                            name=node.name,
+                            chip=node.chip,
+                            offered_bytes=node.allocatable_bytes + node.reserved_bytes,
+                            reserved_bytes=node.reserved_bytes,
+                            is_ready=node.is_ready,
+                        )
+                        for node in sorted(table.nodes, key=lambda node: natural_key(node.name))
+                    ),
+                    causes=dict(self._causes),
+                    places=tuple(
+                        ReplicaPlace(
+                            deployment=replica.spec.deployment,
+                            replica=replica.name,
+                            uid=replica.metadata.uid,
+                            node=rank.node,
+                            memory_bytes=rank.memory.total_bytes,
+                            is_serving=replica.metadata.uid in self._served,
+                        )
+                        for replica in replicas
+                        for rank in replica.spec.ranks
+                    ),
+                    missing=tuple(
+                        missing
+                        for deployment in deployments
+                        if (missing := _missing_replicas(deployment)) is not None
+                    ),
+                    wanted=sum(
+                        deployment.status.desired_replicas
+                        for deployment in deployments
+                        if deployment.status
+                    ),
+                    is_quiet=is_quiet,
+                )
 
     @property
     def moved_at(self) -> float:
         """Return when the set of serving replicas last changed, in seconds since the start."""
         return self._moved_at
-
-    async def _note_served(self, now: float) -> None:
-        served = frozenset(e.spec.replica_uid for e in await objects.list_all(self.store, Endpoint))
-        if served != self._served:
-            self._served, self._moved_at = served, now
-
-    async def _snapshot(self, *, is_quiet: bool) -> FleetSnapshot:
-        replicas = await objects.list_all(self.store, Replica)
-        deployments = await objects.list_all(self.store, ModelDeployment)
-        table = (await fleet_snapshot.take(self.store, self.clock)).table()
-        return FleetSnapshot(
-            at_s=self.clock.monotonic(),
-            nodes=tuple(
-                NodeUsage(
-                    name=node.name,
-                    chip=node.chip,
-                    offered_bytes=node.allocatable_bytes + node.reserved_bytes,
-                    reserved_bytes=node.reserved_bytes,
-                    is_ready=node.is_ready,
-                )
-                for node in sorted(table.nodes, key=lambda node: natural_key(node.name))
-            ),
-            causes=dict(self._causes),
-            places=tuple(
-                ReplicaPlace(
-                    deployment=replica.spec.deployment,
-                    replica=replica.name,
-                    uid=replica.metadata.uid,
-                    node=rank.node,
-                    memory_bytes=rank.memory.total_bytes,
-                    is_serving=replica.metadata.uid in self._served,
-                )
-                for replica in replicas
-                for rank in replica.spec.ranks
-            ),
-            missing=tuple(
-                missing
-                for deployment in deployments
-                if (missing := _missing_replicas(deployment)) is not None
-            ),
-            wanted=sum(
-                deployment.status.desired_replicas
-                for deployment in deployments
-                if deployment.status
-            ),
-            is_quiet=is_quiet,
-        )
 
     async def _note_causes(self) -> None:
         """Note why replicas drain: afterwards they are gone, with their annotations."""

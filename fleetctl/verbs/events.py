@@ -75,7 +75,15 @@ class EventPrinter:
                     [object_trees.without_managed_fields(event) for event in events], is_stream
                 )
             case _:
-                return self._table(events, context)
+                table_options = TableOptions(is_wide=self.output == "wide")
+                rows = printers.rows(events, context, table_options)
+                titles = printers.titles("Event", table_options)
+                self.widths = printers.widths(rows, titles if self.headers else (), self.widths)
+                shown = printers.align_columns(
+                    rows, titles if self.headers else (), least=self.widths
+                )
+                self.headers = False
+                return f"{shown}\n"
 
     def _documents(self, events: Sequence[Tree], is_stream: bool) -> str:
         trees: Sequence[Tree] = events
@@ -91,15 +99,6 @@ class EventPrinter:
                 for number, tree in enumerate(trees)
             ]
         return "".join(texts)
-
-    def _table(self, events: Sequence[Tree], context: TableContext) -> str:
-        table_options = TableOptions(is_wide=self.output == "wide")
-        rows = printers.rows(events, context, table_options)
-        titles = printers.titles("Event", table_options)
-        self.widths = printers.widths(rows, titles if self.headers else (), self.widths)
-        shown = printers.align_columns(rows, titles if self.headers else (), least=self.widths)
-        self.headers = False
-        return f"{shown}\n"
 
 
 @click.command(help=_HELP)

@@ -113,7 +113,19 @@ def init_auth(
 ) -> None:
     """Take one of the two steps, or say which one is next."""
     address = address_from_flags(options)
-    _check_transport(address, insecure=insecure)
+    # Refuse connections over which passwords must not be sent.
+    if address.socket is not None:
+        raise FleetctlError(
+            "init-auth needs an etcd that is reached over the network: give its URL with --etcd. The etcd of "
+            "`fleetctl up` is protected by its data folder, and its processes use no passwords"
+        )
+    exposed = [url for url in address.endpoints if _is_plain_text(url)]
+    if exposed and not insecure:
+        raise FleetctlError(
+            f"{exposed[0]} is on another machine and uses http, so passwords would be sent in plain text. Give etcd "
+            "a certificate and use https:// (docs/operations/etcd-security.md), or pass --insecure if you "
+            "trust that network"
+        )
     step: Literal["", "prepare", "enable"] = options["step"] or ""
     if (nodes or rotated) and step != "prepare":
         raise click.UsageError("--node and --rotate need --prepare")
@@ -140,22 +152,6 @@ def init_auth(
                 f"{error}\ninit-auth uses gRPC whatever --etcd-transport says: run it on a machine that reaches etcd's "
                 "gRPC port. The fleet's processes may use either transport"
             ) from error
-
-
-def _check_transport(address: EtcdAddress, *, insecure: bool) -> None:
-    """Refuse connections over which passwords must not be sent."""
-    if address.socket is not None:
-        raise FleetctlError(
-            "init-auth needs an etcd that is reached over the network: give its URL with --etcd. The etcd of "
-            "`fleetctl up` is protected by its data folder, and its processes use no passwords"
-        )
-    exposed = [url for url in address.endpoints if _is_plain_text(url)]
-    if exposed and not insecure:
-        raise FleetctlError(
-            f"{exposed[0]} is on another machine and uses http, so passwords would be sent in plain text. Give etcd "
-            "a certificate and use https:// (docs/operations/etcd-security.md), or pass --insecure if you "
-            "trust that network"
-        )
 
 
 def _is_plain_text(url: str) -> bool:
@@ -204,11 +200,50 @@ async def _take_step(
     if request.step == "prepare":
         await _warn_of_version(request.address, say)
         setup = AccountSetup(client, request.folder, say, is_on=is_on, rotated=request.rotated)
-        await _prepare(request, setup, client, is_on=is_on)
+        prefix = request.address.prefix
+        existing = [etcd_users.node_of_user(user, prefix=prefix) for user in await client.users()]
+        nodes = {*request.nodes, *(node for node in existing if node is not None)}
+        writes = request.dashboard_writes
+        if writes is None:
+            writes = await _may_dashboard_write(client, prefix)
+        accounts = etcd_users.fleet_accounts(nodes, prefix=prefix, dashboard_writes=writes)
+        _check_rotated(request, [account.user for account in accounts])
+        if not is_on:
+            await setup.create_root()
+        for account in accounts:
+            await setup.set_up_account(account)
+        if is_on:
+            # Last, because a new password of root invalidates this client's own token.
+            await setup.renew_root()
         await _print_next_step(request, client, say, is_on=is_on)
     elif request.step == "enable" and not is_on:
         await _warn_of_version(request.address, say)
-        await _enable(request, client, say)
+        missing = await _missing_users(request, client)
+        if missing:
+            raise FleetctlError(
+                f"etcd has no user {missing[0]} yet. Run `{_command(request, '--prepare')}` first"
+            )
+        if request.folder.password(ROOT_FILE) is None:
+            raise FleetctlError(
+                f"{request.folder.file(ROOT_FILE)} does not exist, and without root's password nobody could change "
+                "users again. Give the folder of --prepare with --out"
+            )
+        locked_out = [
+            store_client.name
+            for store_client in await _clients(request)
+            if not store_client.has_password
+        ]
+        if locked_out and not request.is_forced:
+            raise FleetctlError(
+                f"{_count(locked_out)} without a password for etcd would be locked out: {', '.join(locked_out)}. Restart "
+                f"each with --etcd-password-file FILE (the files are in {request.folder.path}), then run this again; "
+                "--force enables passwords all the same (for processes with a certificate whose CN is their user)"
+            )
+        await client.enable()
+        say(f"etcd at {request.address} now enforces passwords")
+        for name in locked_out:
+            say(f"warning: {name} is locked out until it is restarted with its password")
+        _print_hints(request, say)
     else:
         await _print_next_step(request, client, say, is_on=is_on)
 
@@ -226,36 +261,6 @@ async def _warn_of_version(address: EtcdAddress, say: Callable[[str], None]) -> 
         why = unsafe_users(parse_version_number(text))
         if why:
             say(f"warning: etcd at {member} is {text}: {why}")
-
-
-async def _enable(request: InitAuthRequest, client: AuthClient, say: Callable[[str], None]) -> None:
-    """Make etcd enforce passwords, unless a live process would be locked out."""
-    missing = await _missing_users(request, client)
-    if missing:
-        raise FleetctlError(
-            f"etcd has no user {missing[0]} yet. Run `{_command(request, '--prepare')}` first"
-        )
-    if request.folder.password(ROOT_FILE) is None:
-        raise FleetctlError(
-            f"{request.folder.file(ROOT_FILE)} does not exist, and without root's password nobody could change "
-            "users again. Give the folder of --prepare with --out"
-        )
-    locked_out = [
-        store_client.name
-        for store_client in await _clients(request)
-        if not store_client.has_password
-    ]
-    if locked_out and not request.is_forced:
-        raise FleetctlError(
-            f"{_count(locked_out)} without a password for etcd would be locked out: {', '.join(locked_out)}. Restart "
-            f"each with --etcd-password-file FILE (the files are in {request.folder.path}), then run this again; "
-            "--force enables passwords all the same (for processes with a certificate whose CN is their user)"
-        )
-    await client.enable()
-    say(f"etcd at {request.address} now enforces passwords")
-    for name in locked_out:
-        say(f"warning: {name} is locked out until it is restarted with its password")
-    _print_hints(request, say)
 
 
 def _count(names: Sequence[str]) -> str:
@@ -312,26 +317,6 @@ async def _find_root(request: InitAuthRequest, probe: AuthClient) -> Credentials
         f"etcd at {address} already enforces passwords, and {why}. Give root's password with --etcd-user root "
         "--etcd-password-file FILE, or give the folder of the first `init-auth` with --out"
     )
-
-
-async def _prepare(
-    request: InitAuthRequest, setup: AccountSetup, client: AuthClient, *, is_on: bool
-) -> None:
-    prefix = request.address.prefix
-    existing = [etcd_users.node_of_user(user, prefix=prefix) for user in await client.users()]
-    nodes = {*request.nodes, *(node for node in existing if node is not None)}
-    writes = request.dashboard_writes
-    if writes is None:
-        writes = await _may_dashboard_write(client, prefix)
-    accounts = etcd_users.fleet_accounts(nodes, prefix=prefix, dashboard_writes=writes)
-    _check_rotated(request, [account.user for account in accounts])
-    if not is_on:
-        await setup.create_root()
-    for account in accounts:
-        await setup.set_up_account(account)
-    if is_on:
-        # Last, because a new password of root invalidates this client's own token.
-        await setup.renew_root()
 
 
 async def _may_dashboard_write(client: AuthClient, prefix: str) -> bool:

@@ -214,7 +214,14 @@ def _restore_to_folder(
         try:
             trust = run(_read_trust(data_dir, binary)) if has_data else ()
             run(_fill(data_dir, archive, trust, binary=binary, quota_bytes=quota_bytes))
-            replaced = _swap(data_dir)
+            # Move the new store into place; return the folder that the old one was moved to, if
+            # there was one.
+            replaced = None
+            if data_dir.etcd.exists():
+                replaced = data_dir.path / f"etcd.replaced-{SystemClock().now():%Y%m%dT%H%M%S}"
+                data_dir.etcd.rename(replaced)
+            data_dir.restoring.rename(data_dir.etcd)
+            files.sync_folder(data_dir.path)
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError) as error:
             raise FleetctlError(str(error)) from error
         except OSError as error:
@@ -297,14 +304,3 @@ async def _put(etcd: EtcdAddress, operations: tuple[Put, ...]) -> None:
 def _remove(folder: Path) -> None:
     shutil.rmtree(sockets.socket_folder(folder), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _swap(data_dir: DataDir) -> Path | None:
-    """Move the new store into place; return the folder that the old one was moved to, if there was one."""
-    replaced = None
-    if data_dir.etcd.exists():
-        replaced = data_dir.path / f"etcd.replaced-{SystemClock().now():%Y%m%dT%H%M%S}"
-        data_dir.etcd.rename(replaced)
-    data_dir.restoring.rename(data_dir.etcd)
-    files.sync_folder(data_dir.path)
-    return replaced

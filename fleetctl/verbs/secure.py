@@ -155,7 +155,23 @@ class ModeChange:
                 continue  # another change of the trust: look again
             is_back = STEPS.index(step) < STEPS.index(migration.trust.mode)
             self.say(f"TLS mode {step}")
-            await self._followed(is_back=is_back)
+            # Wait until every process follows the mode; on the way back, no longer than the time
+            # limit.
+            deadline = self.clock.monotonic() + self.timeout_s
+            while missing := (await _read(self.transport)).followers_missing():
+                if self.clock.monotonic() < deadline:
+                    await self.clock.sleep(_LOOK_S)
+                    continue
+                text = (
+                    f"{_count(missing)} not following after {self.timeout_s:g} s: {_text(missing)}"
+                )
+                if not is_back:
+                    raise FleetctlError(
+                        f"{text}. See its log, or go back with `fleetctl secure --mode permissive`"
+                    )
+                self.say(f"warning: {text}")
+                break
+            await self.clock.sleep(_ENGINES_FOLLOW_S)
         migration = await _read(self.transport)
         self.say(f"every process follows TLS mode {migration.trust.mode}")
 
@@ -174,22 +190,6 @@ class ModeChange:
                     f"{_text(blockers)}"
                 )
             await self.clock.sleep(_LOOK_S)
-
-    async def _followed(self, *, is_back: bool) -> None:
-        """Wait until every process follows the mode; on the way back, no longer than the time limit."""
-        deadline = self.clock.monotonic() + self.timeout_s
-        while missing := (await _read(self.transport)).followers_missing():
-            if self.clock.monotonic() < deadline:
-                await self.clock.sleep(_LOOK_S)
-                continue
-            text = f"{_count(missing)} not following after {self.timeout_s:g} s: {_text(missing)}"
-            if not is_back:
-                raise FleetctlError(
-                    f"{text}. See its log, or go back with `fleetctl secure --mode permissive`"
-                )
-            self.say(f"warning: {text}")
-            break
-        await self.clock.sleep(_ENGINES_FOLLOW_S)
 
 
 def _count(blockers: Sequence[Blocker]) -> str:

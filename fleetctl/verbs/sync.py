@@ -55,34 +55,30 @@ def sync(
     """
     limit_s = parse_duration(timeout)
     if is_dry:
-        _preview(_parse_names(sources), limit_s, options)
+        names = _parse_names(sources)
+        chosen = targets.selection(kind_of("gitsources"), names, is_all=not names)
+        previews = run(git_preview.request_all(chosen, limit_s, options))
+        for named_preview in previews:
+            head, preview = f"gitsource/{named_preview.source}", named_preview.preview
+            if preview.problem:
+                click.echo(
+                    f"{head} {preview.revision or 'was not fetched'}: {preview.problem}", err=True
+                )
+                continue
+            count = len(preview.changes) + preview.omitted
+            what = f"{count} change{'' if count == 1 else 's'}" if count else "nothing would change"
+            click.echo(f"{head} {preview.revision}: {what}")
+            for change in preview.changes:
+                click.echo(f"{change.kind.lower()}/{change.name} {change.action} (dry run)")
+            if preview.omitted:
+                click.echo(f"... and {preview.omitted} more", err=True)
+        if any(named_preview.preview.problem for named_preview in previews):
+            raise click.exceptions.Exit(1)
         return
     outcomes = run(_sync(_parse_names(sources), limit_s if waits else None, options))
     for outcome in outcomes:
         click.echo(outcome.text, err=not outcome.is_ready)
     if not all(outcome.is_ready for outcome in outcomes):
-        raise click.exceptions.Exit(1)
-
-
-def _preview(names: tuple[str, ...], limit_s: float, options: dict[str, Any]) -> None:
-    """Print the objects that the newest commits would change."""
-    chosen = targets.selection(kind_of("gitsources"), names, is_all=not names)
-    previews = run(git_preview.request_all(chosen, limit_s, options))
-    for named_preview in previews:
-        head, preview = f"gitsource/{named_preview.source}", named_preview.preview
-        if preview.problem:
-            click.echo(
-                f"{head} {preview.revision or 'was not fetched'}: {preview.problem}", err=True
-            )
-            continue
-        count = len(preview.changes) + preview.omitted
-        what = f"{count} change{'' if count == 1 else 's'}" if count else "nothing would change"
-        click.echo(f"{head} {preview.revision}: {what}")
-        for change in preview.changes:
-            click.echo(f"{change.kind.lower()}/{change.name} {change.action} (dry run)")
-        if preview.omitted:
-            click.echo(f"... and {preview.omitted} more", err=True)
-    if any(named_preview.preview.problem for named_preview in previews):
         raise click.exceptions.Exit(1)
 
 
@@ -105,17 +101,13 @@ def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parse_names(words, kind_of("gitsources")))) if words else ()
 
 
-async def _read_sources(transport: Transport, names: tuple[str, ...]) -> list[GitSource]:
-    api_objects = await reader.read(transport, kind_of("gitsources"), names)
-    return [api_object for api_object in api_objects if isinstance(api_object, GitSource)]
-
-
 async def _sync(
     names: tuple[str, ...], limit_s: float | None, options: dict[str, Any]
 ) -> list[SyncOutcome]:
     clock = SystemClock()
     async with open_store(options) as transport:
-        sources = await _read_sources(transport, names)
+        api_objects = await reader.read(transport, kind_of("gitsources"), names)
+        sources = [api_object for api_object in api_objects if isinstance(api_object, GitSource)]
         if not sources:
             raise FleetctlError(
                 "no GitSource found. Apply a manifest of this kind; examples/gitops/ has one"

@@ -154,17 +154,7 @@ class TopQuery:
 @process_options
 def top(what: tuple[str, ...], watch: bool, **options: Any) -> None:
     """Show current usage of nodes or models: memory, requests, tokens per second."""
-    query = _top_query(what, options)
-    run(_print_live(query, options) if watch else _print_once(query, options))
-
-
-def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
-    """Return the query that the arguments describe.
-
-    Raises:
-        click.UsageError: the arguments are invalid.
-
-    """
+    # Raises: click.UsageError: the arguments are invalid.
     first, slash, rest = what[0].partition("/")
     # `models` means the kind ModelDeployment; `pods` is refused as what it means here.
     word = KIND_SYNONYMS.get(first.lower(), first)
@@ -190,7 +180,7 @@ def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
     if query.order not in ("name", *query.orders):
         known = ", ".join(("name", *query.orders))
         raise click.UsageError(f"--sort-by {query.order}: choose one of {known}")
-    return query
+    run(_print_live(query, options) if watch else _print_once(query, options))
 
 
 async def _print_once(query: TopQuery, options: dict[str, Any]) -> None:

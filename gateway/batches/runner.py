@@ -153,7 +153,18 @@ class BatchRunner:
         open_ids = {batch.id for batch in batches}
         self._retries = {at: one for at, one in self._retries.items() if at[0] in open_ids}
         self._delayed = {at: one for at, one in self._delayed.items() if at in open_ids}
-        self._make_way()
+        gateway, now_s = self._gateway, self._clock.monotonic()
+        waiting = gateway.model_states.waiting()
+        for name in {run.line.model for run in self._runs.values()}:
+            model = gateway.table_cache.table.models.get(name)
+            own = [run for run in self._runs.values() if run.line.model == name]
+            is_crowded = model is not None and any(
+                gateway.load_tracker.is_overbooked(endpoint) for endpoint in _endpoints(model)
+            )
+            if waiting.get(name, 0) or is_crowded:
+                self._yielded_until_s[name] = now_s + _YIELD_S
+                for run in own:
+                    run.task.cancel()
         for batch in batches:
             await self._try_step(batch)
         return bool(batches)
@@ -253,21 +264,6 @@ class BatchRunner:
         idle = sum(endpoint.concurrency for endpoint in endpoints[int(foreign) :])
         return own < idle
 
-    def _make_way(self) -> None:
-        """Give up the requests of models for which clients wait; they run again later."""
-        gateway, now_s = self._gateway, self._clock.monotonic()
-        waiting = gateway.model_states.waiting()
-        for name in {run.line.model for run in self._runs.values()}:
-            model = gateway.table_cache.table.models.get(name)
-            own = [run for run in self._runs.values() if run.line.model == name]
-            is_crowded = model is not None and any(
-                gateway.load_tracker.is_overbooked(endpoint) for endpoint in _endpoints(model)
-            )
-            if waiting.get(name, 0) or is_crowded:
-                self._yielded_until_s[name] = now_s + _YIELD_S
-                for run in own:
-                    run.task.cancel()
-
     async def _run_line(self, batch: StoredBatch, line: BatchLine) -> None:
         at = (batch.id, line.number)
         try:
@@ -278,7 +274,13 @@ class BatchRunner:
                 delay_s = _BACKOFF.delay_s(retry.attempts, jitter=random.random())
                 retry.not_before_s = self._clock.monotonic() + delay_s
                 return
-            result = _result(line, status, answer, request_id)
+            try:
+                body: object = orjson.Fragment(answer) if orjson.loads(answer) is not None else None
+            except orjson.JSONDecodeError:
+                body = answer[:1000].decode(errors="replace")
+            response = {"status_code": status, "request_id": request_id, "body": body}
+            head = {"id": f"batch_req_{line.number}", "custom_id": line.custom_id}
+            result = orjson.dumps({**head, "response": response, "error": None})
             state = COMPLETED if status < 400 else FAILED
             await asyncio.to_thread(self.store.end_line, batch, line.number, state, result)
             self._retries.pop(at, None)
@@ -397,17 +399,6 @@ def _body_of(store: BatchStore, batch: StoredBatch, line: BatchLine) -> bytes:
 
 def _error(message: str) -> bytes:
     return orjson.dumps({"error": {"message": message, "type": "invalid_request_error"}})
-
-
-def _result(line: BatchLine, status: int, answer: bytes, request_id: str) -> bytes:
-    """Return one line of the output or the errors."""
-    try:
-        body: object = orjson.Fragment(answer) if orjson.loads(answer) is not None else None
-    except orjson.JSONDecodeError:
-        body = answer[:1000].decode(errors="replace")
-    response = {"status_code": status, "request_id": request_id, "body": body}
-    head = {"id": f"batch_req_{line.number}", "custom_id": line.custom_id}
-    return orjson.dumps({**head, "response": response, "error": None})
 
 
 def _expired(line: BatchLine) -> bytes:

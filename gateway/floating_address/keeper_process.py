@@ -61,7 +61,19 @@ class KeeperProcess:
 
     async def _send(self, line: str) -> None:
         try:
-            process = await self._running()
+            if self._process is None or self._process.returncode is not None:
+                self.is_held = False
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", _MODULE, *self._arguments),
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    limit=_LONGEST_LINE,
+                    env=environment_without_secrets(),
+                    # Signals for the gateway's group must not end it before it has removed the address.
+                    start_new_session=True,
+                )
+                self._started.set()
+            process = self._process
             assert process.stdin is not None
             process.stdin.write(f"{line}\n".encode())
             await process.stdin.drain()
@@ -70,21 +82,6 @@ class KeeperProcess:
         ) as error:  # it has died, or cannot be started; the next line starts another one
             self._process = None
             self.failure = f"the keeper of the address has ended: {error}"
-
-    async def _running(self) -> Process:
-        if self._process is None or self._process.returncode is not None:
-            self.is_held = False
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", _MODULE, *self._arguments),
-                stdin=PIPE,
-                stdout=PIPE,
-                limit=_LONGEST_LINE,
-                env=environment_without_secrets(),
-                # Signals for the gateway's group must not end it before it has removed the address.
-                start_new_session=True,
-            )
-            self._started.set()
-        return self._process
 
     async def _read(self, process: Process) -> None:
         """Note what the keeper says, until it ends."""

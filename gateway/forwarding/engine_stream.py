@@ -239,7 +239,14 @@ class EngineStream:
         self.in_flight.receive = self.feed
         self.in_flight.resume()
         first, self.first = self.first, b""
-        self._push(first)
+        # Hand over events, and the error with which the engine gave up after them.
+        assert self._receiver is not None
+        if first:
+            self.last = first
+            self._receiver.on_events(first)
+        resume_log = self.resume_log
+        if resume_log is not None and resume_log.fault is not None and not self._is_over:
+            self._end_with(resume_log.fault)
         early, self.early = self.early, []
         for act, value in early:
             act(self, value)
@@ -299,16 +306,6 @@ class EngineStream:
             self.last = events
             receiver.on_events(events)
         if resume_log.fault is not None and not self._is_over:
-            self._end_with(resume_log.fault)
-
-    def _push(self, events: bytes) -> None:
-        """Hand over events, and the error with which the engine gave up after them."""
-        assert self._receiver is not None
-        if events:
-            self.last = events
-            self._receiver.on_events(events)
-        resume_log = self.resume_log
-        if resume_log is not None and resume_log.fault is not None and not self._is_over:
             self._end_with(resume_log.fault)
 
     def close(self) -> None:

@@ -229,7 +229,9 @@ class HealthChecker:
     def _result(self, endpoint: EngineEndpoint, answer: Exchange) -> ProbeResult:
         """Return what the answer to a check says."""
         if endpoint.external is not None:
-            return _external_result(answer.status)
+            if answer.status in _KEY_REFUSED:
+                return "bad"
+            return "busy" if answer.status >= 500 else "well"
         found = answer.fields
         if found.get(_REPLICA, b"").decode("latin-1") not in ("", endpoint.replica):
             return "gone"  # another process listens there now
@@ -258,13 +260,6 @@ def all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
         for backend in model.all_backends()
         for endpoint in (*backend.orphans, *backend.leased)
     }
-
-
-def _external_result(status: int) -> ProbeResult:
-    """Return what the answer of an external server to a check says; some have no list of models."""
-    if status in _KEY_REFUSED:
-        return "bad"
-    return "busy" if status >= 500 else "well"
 
 
 def _request(endpoint: EngineEndpoint) -> bytes:

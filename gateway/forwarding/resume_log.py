@@ -230,17 +230,14 @@ class ResumeLog:
     def _store(self, comments: bytes) -> None:
         self._raw += comments
         if len(self._raw) > self._limit:
-            self._drop_middle()
-
-    def _drop_middle(self) -> None:
-        self.is_lost = True
-        # The first comment has the usage of the prompt, the last that of the answer; nearly all
-        # others have one token.
-        first = self._raw.index(b"\n") + 1
-        last = self._raw.rindex(b"\n", 0, -1) + 1
-        if first < last:
-            self._dropped_count += self._raw.count(b"\n", first, last)
-            del self._raw[first:last]
+            self.is_lost = True
+            # The first comment has the usage of the prompt, the last that of the answer; nearly all
+            # others have one token.
+            first = self._raw.index(b"\n") + 1
+            last = self._raw.rindex(b"\n", 0, -1) + 1
+            if first < last:
+                self._dropped_count += self._raw.count(b"\n", first, last)
+                del self._raw[first:last]
 
     def last(self) -> bytes:
         """Return the last comment; at the end of an answer it has the usage."""

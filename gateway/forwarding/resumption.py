@@ -161,12 +161,6 @@ class Resumption(ResumeSearch):
                 self._unfit.add(self.dead)
         self._draw = self.resumer.router.draw()
 
-    def _begin(self, now_s: float) -> None:
-        self._began_s = now_s
-        self._retry_s = now_s + self._next_pause_s()
-        terms = self.state.terms
-        self._until_s = min(now_s + terms.policy.recovery_s, terms.deadline.at_s)
-
     @property
     @override
     def is_finished(self) -> bool:
@@ -177,7 +171,10 @@ class Resumption(ResumeSearch):
         clock, router = self.resumer.clock, self.resumer.router
         now_s = clock.monotonic()
         if self._began_s == NEVER:
-            self._begin(now_s)
+            self._began_s = now_s
+            self._retry_s = now_s + self._next_pause_s()
+            terms = self.state.terms
+            self._until_s = min(now_s + terms.policy.recovery_s, terms.deadline.at_s)
         keep_alive_s = now_s + self.resumer.keep_alive_s
         while now_s < self._until_s:
             if now_s >= self._retry_s:
@@ -191,7 +188,20 @@ class Resumption(ResumeSearch):
             if isinstance(choice, ChosenEndpoint):
                 engine_stream = await self._try_endpoint(choice.endpoint)
                 if engine_stream is not None:
-                    self._adopt(engine_stream)
+                    state, resumer = self.state, self.resumer
+                    state.record_resumption(engine_stream.endpoint)
+                    resumer.metrics.resumptions.add("resumed")
+                    resumer.router.remember_answer(self.request, engine_stream.endpoint)
+                    log.info(
+                        "stream continues on another engine",
+                        extra={
+                            "request_id": self.request.request_id.decode("ascii"),
+                            "replica": engine_stream.endpoint.replica,
+                            "node": engine_stream.endpoint.node,
+                            "tokens": self.resume_point.tokens,
+                            "seconds": round(resumer.clock.monotonic() - self._began_s, 3),
+                        },
+                    )
                     return engine_stream
             elif now_s >= keep_alive_s:
                 return None
@@ -265,19 +275,3 @@ class Resumption(ResumeSearch):
         if self.state.resumptions + self._deaths > self.state.terms.policy.resumptions:
             why = f"{self._deaths} more replicas failed before they continued it"
             raise self.resumer.give_up("too_often", self.error, why)
-
-    def _adopt(self, found: EngineStream) -> None:
-        state, resumer = self.state, self.resumer
-        state.record_resumption(found.endpoint)
-        resumer.metrics.resumptions.add("resumed")
-        resumer.router.remember_answer(self.request, found.endpoint)
-        log.info(
-            "stream continues on another engine",
-            extra={
-                "request_id": self.request.request_id.decode("ascii"),
-                "replica": found.endpoint.replica,
-                "node": found.endpoint.node,
-                "tokens": self.resume_point.tokens,
-                "seconds": round(resumer.clock.monotonic() - self._began_s, 3),
-            },
-        )

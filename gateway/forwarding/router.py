@@ -311,7 +311,10 @@ class Router:
             return choice
         plan = self._plans.get(name)
         if plan is None or plan.model is not model:
-            plan = self._make_plan(model)
+            models = self.table_cache.table.models
+            for gone in self._plans.keys() - models.keys():
+                del self._plans[gone]
+            plan = self._plans[model.name] = RoutePlan(model)
         memory.recall(request, model, query, now_s)
         picked = plan.pick(query, health)
         if picked is None:
@@ -348,14 +351,6 @@ class Router:
         health = self.load_tracker.health(self.clock.monotonic())
         query = RoutingQuery(request.model, draw, failed, request.headers)
         return choose(self.table_cache.table, query, health)
-
-    def _make_plan(self, model: ServedModel) -> RoutePlan:
-        """Return the plan of a model whose part of the table is new."""
-        models = self.table_cache.table.models
-        for gone in self._plans.keys() - models.keys():
-            del self._plans[gone]
-        plan = self._plans[model.name] = RoutePlan(model)
-        return plan
 
     def remember_answer(self, request: InferenceRequest, endpoint: EngineEndpoint) -> None:
         """Remember the endpoint that answered, which may not be the one chosen last if the request was hedged."""

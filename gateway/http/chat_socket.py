@@ -273,7 +273,11 @@ class ChatSocket(asyncio.Protocol):
                 "", invalid(f'"id" has 1 to 100 characters. {_EXPECTED}', param="id").refusal
             )
         elif message.cancel:
-            self._cancel(message.id)
+            context = self._running.pop(message.id, None)
+            if context is not None:  # else it has just ended
+                self._handler.disconnect(context)
+                self._send({"id": message.id, "done": True, "cancelled": True})
+                self._close_if_stopping()
         elif not message.request:
             self._refuse(message.id, invalid(_EXPECTED, param="request").refusal)
         elif message.id in self._running:
@@ -307,13 +311,6 @@ class ChatSocket(asyncio.Protocol):
         handler.start(context)
         if client.flow.write_paused and message_id in self._running:
             context.pause()
-
-    def _cancel(self, message_id: str) -> None:
-        context = self._running.pop(message_id, None)
-        if context is not None:  # else it has just ended
-            self._handler.disconnect(context)
-            self._send({"id": message_id, "done": True, "cancelled": True})
-            self._close_if_stopping()
 
     def _finish(self, message_id: str) -> None:
         self._running.pop(message_id, None)

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors
 from gateway.request import RawHeaders
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal
 
 ANY = "*"
 # Pages served by this machine, as Ollama allows. Not every page: a gateway without keys listens on
@@ -155,7 +154,10 @@ class CorsMiddleware:
             await self._app(scope, receive, send)
             return
         if not self._origins.allows(origin):
-            await _send_refusal(errors.wrong_origin(origin.decode("latin-1")), send)
+            refusal = errors.wrong_origin(origin.decode("latin-1"))
+            body = refusal.body()
+            headers = [*refusal.headers(), (b"content-length", b"%d" % len(body))]
+            await _send_response(refusal.status, headers, body, send)
             return
         cors_headers = self._origins.headers(origin)
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in request_headers:
@@ -171,12 +173,6 @@ class CorsMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_cors)
-
-
-async def _send_refusal(refusal: Refusal, send: Send) -> None:
-    body = refusal.body()
-    headers = [*refusal.headers(), (b"content-length", b"%d" % len(body))]
-    await _send_response(refusal.status, headers, body, send)
 
 
 async def _send_response(status: int, headers: list[Any], body: bytes, send: Send) -> None:

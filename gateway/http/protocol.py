@@ -435,7 +435,16 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         """Close a connection without a request, or refuse one that arrives too slowly."""
         latest = self._latest
         if not self.has_begun:
-            self._close_silent(now_s)
+            # Close an idle connection. One whose client has not read all of a response is idle once
+            # it reads no more.
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if not unsent_bytes:
+                self.transport.close()
+                self._end_tls(_TLS_CLOSE_S)
+            elif 0 < self._unsent_bytes <= unsent_bytes:
+                self.transport.abort()
+            else:
+                self._unsent_bytes, self.deadline_s = unsent_bytes, now_s + SERVER_KEEP_ALIVE_S
         elif (self.is_in_head and not _is_complete(latest)) or (
             isinstance(latest, RequestContext) and not latest.is_current
         ):
@@ -443,17 +452,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             self.deadline_s = now_s + REQUEST_S
         else:
             self.refuse(errors.too_slow(REQUEST_S))
-
-    def _close_silent(self, now_s: float) -> None:
-        """Close an idle connection. One whose client has not read all of a response is idle once it reads no more."""
-        unsent_bytes = self.transport.get_write_buffer_size()
-        if not unsent_bytes:
-            self.transport.close()
-            self._end_tls(_TLS_CLOSE_S)
-        elif 0 < self._unsent_bytes <= unsent_bytes:
-            self.transport.abort()
-        else:
-            self._unsent_bytes, self.deadline_s = unsent_bytes, now_s + SERVER_KEEP_ALIVE_S
 
     @override
     def refuse(self, refusal: Refusal) -> None:

@@ -187,9 +187,7 @@ class VersionCounts:
         events = lines // 2
         if events:
             usage = parse_usage(last)
-            self._generated(events - 2 if usage is None else usage[2] - 1, seconds)
-
-    def _generated(self, tokens: int, seconds: float) -> None:
-        if tokens > 0 and seconds > 0:
-            self.tokens += tokens
-            self.token_s += seconds
+            tokens = events - 2 if usage is None else usage[2] - 1
+            if tokens > 0 and seconds > 0:
+                self.tokens += tokens
+                self.token_s += seconds

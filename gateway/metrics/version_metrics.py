@@ -77,30 +77,26 @@ class VersionMetrics:
         state = (*version.outcomes(), version.first_token_s, version.tokens)
         before, text = self._texts.get(key, (None, None))
         if text is None or before != state:
-            text = _written(key, version)
+            (requests, *_), (first_tokens, *_), (tokens, *_), (seconds, *_) = _FAMILIES
+            labels = format_labels(_NAMES, key)
+            ends = zip(VERSION_OUTCOMES, version.outcomes(), strict=True)
+            counts = (
+                f"{requests}{format_labels((*_NAMES, 'outcome'), (*key, outcome))} {n}"
+                for outcome, n in ends
+            )
+            buckets = histogram_lines(
+                first_tokens,
+                _NAMES,
+                key,
+                bounds=FIRST_TOKEN_BOUNDS_S,
+                counts=version.first_tokens,
+                total_s=version.first_token_s,
+            )
+            text = (
+                "\n".join(counts),
+                "\n".join(buckets),
+                f"{tokens}{labels} {version.tokens}",
+                f"{seconds}{labels} {version.token_s:.6f}",
+            )
             self._texts[key] = (state, text)
         return text
-
-
-def _written(key: tuple[str, str], version: VersionCounts) -> Texts:
-    (requests, *_), (first_tokens, *_), (tokens, *_), (seconds, *_) = _FAMILIES
-    labels = format_labels(_NAMES, key)
-    ends = zip(VERSION_OUTCOMES, version.outcomes(), strict=True)
-    counts = (
-        f"{requests}{format_labels((*_NAMES, 'outcome'), (*key, outcome))} {n}"
-        for outcome, n in ends
-    )
-    buckets = histogram_lines(
-        first_tokens,
-        _NAMES,
-        key,
-        bounds=FIRST_TOKEN_BOUNDS_S,
-        counts=version.first_tokens,
-        total_s=version.first_token_s,
-    )
-    return (
-        "\n".join(counts),
-        "\n".join(buckets),
-        f"{tokens}{labels} {version.tokens}",
-        f"{seconds}{labels} {version.token_s:.6f}",
-    )

@@ -219,11 +219,6 @@ def opening_of(prompt: bytes) -> tuple[bytes, bool]:
             if to > 0 and prompt.startswith(following, to + len(end) - 1):
                 return prompt[: to + 1], True
             break
-    return _parsed_opening(prompt, separator)
-
-
-def _parsed_opening(prompt: bytes, separator: bytes) -> tuple[bytes, bool]:
-    """Return what `opening_of` does, of messages that are laid out in any way."""
     if not prompt.startswith(b"[") or b"{" not in prompt[:64]:
         return b"", False
     try:

@@ -37,7 +37,30 @@ def external_backends(route: ModelRoute, keys: Mapping[str, ExternalKey]) -> Ext
         if reason:
             reasons[declared.name] = reason
         else:
-            usable[declared.name] = _endpoint(route, declared, key)
+            address, routing = parse_url(declared.url), route.spec.routing
+            name = f"{route.name}/{declared.name}"
+            secret = "" if key is None else key.key.get_secret_value()
+            authorities = (declared.authorities or SYSTEM_AUTHORITIES) if address.is_tls else ""
+            identity = f"{declared.url}\0{declared.model}\0{secret}\0{authorities}"
+            usable[declared.name] = EngineEndpoint(
+                replica=name,
+                node=address.host,
+                deployment=backend_label(declared.name),
+                origin=EngineAddress(
+                    address.host, address.port, external=name, authorities=authorities
+                ),
+                names=(declared.model,),
+                version=zlib.crc32(identity.encode()),
+                concurrency=declared.concurrency,
+                checks=DEFAULT_CHECKS if routing is None else check_policy(routing.health_check),
+                external=ExternalServer(
+                    path=address.path,
+                    model=declared.model,
+                    authorization=f"authorization: Bearer {secret}\r\n".encode("ascii")
+                    if secret
+                    else b"",
+                ),
+            )
     return ExternalBackends(usable=usable, reasons=reasons)
 
 
@@ -68,28 +91,3 @@ def _unusable_reason(declared: ExternalEndpoint, key: ExternalKey | None) -> str
             f"not for {address.origin}"
         )
     return ""
-
-
-def _endpoint(
-    route: ModelRoute, declared: ExternalEndpoint, key: ExternalKey | None
-) -> EngineEndpoint:
-    address, routing = parse_url(declared.url), route.spec.routing
-    name = f"{route.name}/{declared.name}"
-    secret = "" if key is None else key.key.get_secret_value()
-    authorities = (declared.authorities or SYSTEM_AUTHORITIES) if address.is_tls else ""
-    identity = f"{declared.url}\0{declared.model}\0{secret}\0{authorities}"
-    return EngineEndpoint(
-        replica=name,
-        node=address.host,
-        deployment=backend_label(declared.name),
-        origin=EngineAddress(address.host, address.port, external=name, authorities=authorities),
-        names=(declared.model,),
-        version=zlib.crc32(identity.encode()),
-        concurrency=declared.concurrency,
-        checks=DEFAULT_CHECKS if routing is None else check_policy(routing.health_check),
-        external=ExternalServer(
-            path=address.path,
-            model=declared.model,
-            authorization=f"authorization: Bearer {secret}\r\n".encode("ascii") if secret else b"",
-        ),
-    )

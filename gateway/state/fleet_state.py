@@ -66,7 +66,24 @@ class StatePersister:
         """Restore the file if necessary, then keep it current forever."""
         snapshot = await asyncio.to_thread(self._file.read)
         if snapshot is not None:
-            await self._restore(snapshot)
+            self._keys = snapshot.keys
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._table_cache.wait_synced()
+                    await self._key_cache.wait_synced()
+            except TimeoutError:
+                self._saved_at = snapshot.saved_at
+                log.warning(
+                    "store not reached in time; using the saved fleet state",
+                    extra={"saved_at": snapshot.saved_at.isoformat()},
+                )
+                self._gateways.restore(snapshot.gateways)
+                if snapshot.keys is not None:
+                    self._key_cache.restore(snapshot.keys)
+                # Perhaps only the keys are missing.
+                if not self._table_cache.is_synced:
+                    self._table_cache.restore(snapshot.known)
+                    await self._table_cache.changed(within_s=1.0)
         self._settled.set()
         while True:
             await self._changed_event.wait()
@@ -75,26 +92,6 @@ class StatePersister:
                 # Encoded and written in a thread, because a disk may be slow.
                 await asyncio.to_thread(self._file.save, self._snapshot())
                 await self._clock.sleep(_EVERY_S)
-
-    async def _restore(self, snapshot: GatewaySnapshot) -> None:
-        self._keys = snapshot.keys
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await self._table_cache.wait_synced()
-                await self._key_cache.wait_synced()
-        except TimeoutError:
-            self._saved_at = snapshot.saved_at
-            log.warning(
-                "store not reached in time; using the saved fleet state",
-                extra={"saved_at": snapshot.saved_at.isoformat()},
-            )
-            self._gateways.restore(snapshot.gateways)
-            if snapshot.keys is not None:
-                self._key_cache.restore(snapshot.keys)
-            # Perhaps only the keys are missing.
-            if not self._table_cache.is_synced:
-                self._table_cache.restore(snapshot.known)
-                await self._table_cache.changed(within_s=1.0)
 
     def _snapshot(self) -> GatewaySnapshot:
         # Keys that cannot be read now are kept unchanged.

@@ -520,7 +520,9 @@ class Connection(asyncio.Protocol):
             if self._trailer_lines:
                 if end == at:
                     return at + 2
-                self._count_trailer()
+                self._trailer_lines += 1
+                if self._trailer_lines > _MOST_TRAILERS:
+                    raise InvalidResponseError("too many trailers")
                 at = end + 2
                 continue
             count = _CHUNK_SIZES[data[at:end]]
@@ -533,11 +535,6 @@ class Connection(asyncio.Protocol):
                 self._left = count + 2
                 at = begin + self._read_rest(data[begin:], pieces)
         return -1
-
-    def _count_trailer(self) -> None:
-        self._trailer_lines += 1
-        if self._trailer_lines > _MOST_TRAILERS:
-            raise InvalidResponseError("too many trailers")
 
     def _read_rest(self, data: bytes, pieces: list[bytes]) -> int:
         """Read the rest of a chunk with its line end, as far as it is there; return the place after it.

@@ -123,7 +123,8 @@ class ConnectionPool(KeptConnections):
     async def _dial(self, call: EngineCall) -> None:
         """Open a connection for a call."""
         try:
-            limit_s = self._connect_s(call.silence_s, call.until_s)
+            left_s = call.until_s - self._clock.monotonic()
+            limit_s = max(0.0, min(_CONNECT_S, call.silence_s, left_s))
             connection = await self._connect(call.origin, limit_s)
         except UnreachableError as error:
             call.dialing = None
@@ -264,11 +265,6 @@ class ConnectionPool(KeptConnections):
         for connection in list(self.open):
             connection.cut()
 
-    def _connect_s(self, silence_s: float, until_s: float) -> float:
-        """Return the time limit of a new connection, which never exceeds that of its request."""
-        left_s = until_s - self._clock.monotonic()
-        return max(0.0, min(_CONNECT_S, silence_s, left_s))
-
     async def _connect(self, origin: EngineAddress, limit_s: float) -> Connection:
         loop = asyncio.get_running_loop()
         try:
@@ -295,7 +291,18 @@ class ConnectionPool(KeptConnections):
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise UnreachableError(reason, is_own_fault=error.errno in _NO_FILES) from error
         if not origin.socket:
-            _enable_keepalive(transport.get_extra_info("socket"))
+            # Without it a request to such a Mac waits for the full time limit before it is retried.
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if sys.platform == "darwin":
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, 5)
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+            if sys.platform == "linux":
+                # Keep-alive probes stop while sent data is unacknowledged; this covers that case.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 8000)
         return connection
 
     async def _open(
@@ -379,20 +386,3 @@ def _has_short_limit(connection: Connection, now_s: float) -> bool:
     if connection.is_usable or connection.is_gone:
         return False
     return connection.silence_s < SHORT_LIMIT_S or connection.until_s < now_s + SHORT_LIMIT_S
-
-
-def _enable_keepalive(sock: socket.socket) -> None:
-    """Make the kernel close connections to a Mac that lost power: 5 s idle, then 3 probes.
-
-    Without it a request to such a Mac waits for the full time limit before it is retried.
-    """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "darwin":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, 5)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if sys.platform == "linux":
-        # Keep-alive probes stop while sent data is unacknowledged; this covers that case.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 8000)

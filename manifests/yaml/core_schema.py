@@ -47,10 +47,6 @@ def resolve(text: str) -> Scalar:
         return int(text, 10 if _INT.fullmatch(text) else 0)
     if _FLOAT.fullmatch(text):
         return float(text)
-    return _special(text)
-
-
-def _special(text: str) -> float | str:
     found = _SPECIAL.fullmatch(text)
     if found is None:
         return text

@@ -56,27 +56,25 @@ class FetchRetries:
     ) -> None:
         """Wait before the next attempt; raise the error again if there is none left."""
         if isinstance(error, HubRateLimitedError):
-            await self._wait_as_told(error, monitor)
+            # Wait as long as the hub asks for, plus a jitter; files that wait at the same time
+            # share the budget.
+            now = self.clock.monotonic()
+            told = max(_LEAST_WAIT_S, error.retry_after_s)
+            if now + told > self._paused_until:
+                more = now + told - max(now, self._paused_until)
+                if more > self.rate_limit_wait_s:
+                    raise error
+                self.rate_limit_wait_s -= more
+                self._paused_until = now + told
+            monitor.waiting = f"{error}; the fetch goes on in {told:.0f} s"
+            await self.clock.sleep(self._paused_until - now + self.start().next_delay_s())
+            monitor.waiting = ""
             return
         delay = retries.next_delay_s()
         if retries.failures >= self.attempts:
             raise error
         monitor.waiting = f"{error}; the next attempt is in {delay:.0f} s"
         await self.clock.sleep(delay)
-        monitor.waiting = ""
-
-    async def _wait_as_told(self, error: HubRateLimitedError, monitor: FetchMonitor) -> None:
-        """Wait as long as the hub asks for, plus a jitter; files that wait at the same time share the budget."""
-        now = self.clock.monotonic()
-        told = max(_LEAST_WAIT_S, error.retry_after_s)
-        if now + told > self._paused_until:
-            more = now + told - max(now, self._paused_until)
-            if more > self.rate_limit_wait_s:
-                raise error
-            self.rate_limit_wait_s -= more
-            self._paused_until = now + told
-        monitor.waiting = f"{error}; the fetch goes on in {told:.0f} s"
-        await self.clock.sleep(self._paused_until - now + self.start().next_delay_s())
         monitor.waiting = ""
 
 
@@ -163,7 +161,11 @@ class BlobDownload:
         return more
 
     async def _complete(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
-        await self._resume(part)
+        before = 0
+        while await run_in_thread(part.verify_next):
+            self.monitor.phase = "Verifying"
+            before += self._count(part.offset - before)
+        self.monitor.phase = "Downloading"
         is_resumed = part.offset > 0
         await self._receive(file, part, transfer)
         while True:
@@ -177,13 +179,6 @@ class BlobDownload:
             else:
                 return
             await self._receive(file, part, transfer)
-
-    async def _resume(self, part: PartialFile) -> None:
-        before = 0
-        while await run_in_thread(part.verify_next):
-            self.monitor.phase = "Verifying"
-            before += self._count(part.offset - before)
-        self.monitor.phase = "Downloading"
 
     async def _receive(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
         retries = self.retries.start()

@@ -100,7 +100,15 @@ class HubConnection:
                 "the token has characters that no token has; expected one line of ASCII"
             )
         self._session = session
-        self._endpoint = _parse_endpoint(endpoint)
+        try:
+            url = URL(endpoint)
+        except ValueError as error:
+            raise ValueError(f"{endpoint[:200]!r} is no address of a hub: {error}") from error
+        if url.scheme not in ("http", "https") or not url.host or url.query_string or url.user:
+            raise ValueError(
+                f"{endpoint[:200]!r} is no address of a hub; expected {DEFAULT_ENDPOINT}, or that of a mirror"
+            )
+        self._endpoint = url
         if token and self._endpoint.scheme == "http" and not _is_loopback(self._endpoint):
             raise HubUnauthorizedError(
                 f"a token would cross the network unencrypted to {self.name}; use an https endpoint, or no token"
@@ -271,18 +279,6 @@ class HubConnection:
             f"{self.name} cannot be reached or broke off at {what}: {reason}; "
             "check this machine's network and the endpoint"
         )
-
-
-def _parse_endpoint(endpoint: str) -> URL:
-    try:
-        url = URL(endpoint)
-    except ValueError as error:
-        raise ValueError(f"{endpoint[:200]!r} is no address of a hub: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host or url.query_string or url.user:
-        raise ValueError(
-            f"{endpoint[:200]!r} is no address of a hub; expected {DEFAULT_ENDPOINT}, or that of a mirror"
-        )
-    return url
 
 
 def _is_loopback(url: URL) -> bool:

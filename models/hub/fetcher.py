@@ -136,7 +136,13 @@ class ModelFetcher:
             reservation = await self._admit(name, chosen)
             if reservation is not None:
                 break
-            await self._wait_for_other(name, monitor)
+            # Wait until another fetch of the same model has ended, as it may have brought
+            # everything.
+            monitor.phase = "Queued"
+            monitor.waiting = "another fetch of the same model runs on this machine"
+            while await run_in_thread(is_reserved, self.store, name):
+                await self.clock.sleep(_POLL_S)
+            monitor.waiting = ""
         with reservation:
             await self._download_all(
                 request,
@@ -193,14 +199,6 @@ class ModelFetcher:
                 await retries.wait_after(error, attempts, monitor)
                 continue
             return select_files(listed, request.patterns)
-
-    async def _wait_for_other(self, name: str, monitor: FetchMonitor) -> None:
-        """Wait until another fetch of the same model has ended, as it may have brought everything."""
-        monitor.phase = "Queued"
-        monitor.waiting = "another fetch of the same model runs on this machine"
-        while await run_in_thread(is_reserved, self.store, name):
-            await self.clock.sleep(_POLL_S)
-        monitor.waiting = ""
 
     async def _download_all(
         self,

@@ -44,7 +44,14 @@ def select_files(
     if len(listed) > MAX_FILES:
         raise ListingRefusedError(f"the repository lists {len(listed)} files; at most {MAX_FILES}")
     for file in listed:
-        _check_file(file)
+        if problem := path_problem(file.path):
+            raise ListingRefusedError(
+                f"the repository lists the path {file.path[:80]!r}, which {problem}; nothing of it is fetched"
+            )
+        if not 0 <= file.size <= _MAX_FILE_BYTES:
+            raise ListingRefusedError(
+                f"the repository lists {file.path} with {file.size} bytes; at most {_MAX_FILE_BYTES} are fetched"
+            )
     _check_clashes(listed)
     chosen = tuple(
         sorted((f for f in listed if is_selected(f.path, patterns)), key=lambda f: f.path)
@@ -88,17 +95,6 @@ def check_patterns(patterns: tuple[str, ...]) -> None:
             )
 
 
-def _check_file(file: RemoteFile) -> None:
-    if problem := path_problem(file.path):
-        raise ListingRefusedError(
-            f"the repository lists the path {file.path[:80]!r}, which {problem}; nothing of it is fetched"
-        )
-    if not 0 <= file.size <= _MAX_FILE_BYTES:
-        raise ListingRefusedError(
-            f"the repository lists {file.path} with {file.size} bytes; at most {_MAX_FILE_BYTES} are fetched"
-        )
-
-
 def path_problem(path: str) -> str:
     """Return why a path must not become a file below a folder; "" if it may."""
     parts = path.split("/")
@@ -119,7 +115,7 @@ def _check_clashes(files: tuple[RemoteFile, ...]) -> None:
     """Refuse names that are one file on a Mac's disk, which ignores case and Unicode's forms, and a file as a folder."""
     seen: dict[str, str] = {}
     for file in files:
-        key = _folded(file.path)
+        key = unicodedata.normalize("NFC", unicodedata.normalize("NFD", file.path).casefold())
         if key in seen:
             raise ListingRefusedError(
                 f"the repository lists {seen[key]!r} and {file.path!r}, which are one file on a Mac's disk"
@@ -132,7 +128,3 @@ def _check_clashes(files: tuple[RemoteFile, ...]) -> None:
                 raise ListingRefusedError(
                     f"the repository lists {seen[parent]!r} as a file and as the folder of {path!r}"
                 )
-
-
-def _folded(path: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())

@@ -131,21 +131,17 @@ class ModelScopeHub:
                 )
             entries = await self._list_folder(repo, revision, folder, is_recursive=True)
             if len(entries) >= _LIST_LIMIT:
-                entries = await self._list_flat(repo, revision, folder)
+                entries = await self._list_folder(repo, revision, folder, is_recursive=False)
+                if len(entries) >= _LIST_LIMIT:
+                    raise ListingRefusedError(
+                        f"{self.name} lists at most {_LIST_LIMIT} entries of a folder, and {folder or 'the root'} of "
+                        f"{repo} has as many: its list may lack some"
+                    )
                 folders += [entry.path for entry in entries if entry.kind == "tree"]
             found |= {entry.path: entry for entry in entries if entry.kind != "tree"}
             if len(found) > MAX_FILES:
                 raise ListingRefusedError(f"{repo} has more than {MAX_FILES} files")
         return tuple(self._remote_files(repo, found))
-
-    async def _list_flat(self, repo: str, revision: str, folder: str) -> list[_Entry]:
-        entries = await self._list_folder(repo, revision, folder, is_recursive=False)
-        if len(entries) >= _LIST_LIMIT:
-            raise ListingRefusedError(
-                f"{self.name} lists at most {_LIST_LIMIT} entries of a folder, and {folder or 'the root'} of "
-                f"{repo} has as many: its list may lack some"
-            )
-        return entries
 
     async def _list_folder(
         self, repo: str, revision: str, folder: str, *, is_recursive: bool

@@ -29,7 +29,11 @@ def publish_folder(store: ModelStore, repo: str, folder: Path) -> StoredModel:
     for path in sorted(folder.iterdir()):
         if not path.is_file() or path.is_symlink() or not is_selected(path.name, DEFAULT_PATTERNS):
             continue
-        _flush(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         files[path.name] = hash_file(path).sha256
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(f"{folder} has no *.safetensors: it is no model in MLX format")
@@ -38,14 +42,6 @@ def publish_folder(store: ModelStore, repo: str, folder: Path) -> StoredModel:
     for name, digest in files.items():
         store.add_blob(folder / name, digest, digest)
     return store.publish(repo, commit, files, DEFAULT_PATTERNS)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def list_model(model: StoredModel) -> ModelListing:

@@ -145,27 +145,30 @@ def import_ollama_model(store: ModelStore, model: OllamaModel) -> StoredModel:
         raise ImportRefusedError(f"{model.name}: {model.problem}")
     store.prepare()
     try:
-        _check_room(store, model)
+        shortfall = disk_shortfall(
+            free_bytes=shutil.disk_usage(store.root).free,
+            reserve_bytes=store.reserve_bytes,
+            missing_bytes=model.size_bytes,
+        )
+        if shortfall:
+            raise ImportRefusedError(
+                f"{model.name}: its tensors must be copied, and the disk of {store.root} lacks {shortfall} bytes for them"
+            )
         tensors, quantization = _plan(model)
         files = dict(_import_configs(store, model, quantization))
-        parts = _split(tensors)
+        parts: list[list[_Tensor]] = [[]]
+        filled = 0
+        for tensor in tensors:
+            if parts[-1] and filled + tensor.header.size > _FILE_BYTES:
+                parts.append([])
+                filled = 0
+            parts[-1].append(tensor)
+            filled += tensor.header.size
         for number, part in enumerate(parts, 1):
             files[_file_name(number, len(parts))] = _assemble(store, model, part)
     except ModelUnusableError as error:
         raise ImportRefusedError(f"{model.name}: {error}") from error
     return store.publish(model.repo, contents_version(files), files, DEFAULT_PATTERNS)
-
-
-def _check_room(store: ModelStore, model: OllamaModel) -> None:
-    shortfall = disk_shortfall(
-        free_bytes=shutil.disk_usage(store.root).free,
-        reserve_bytes=store.reserve_bytes,
-        missing_bytes=model.size_bytes,
-    )
-    if shortfall:
-        raise ImportRefusedError(
-            f"{model.name}: its tensors must be copied, and the disk of {store.root} lacks {shortfall} bytes for them"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,18 +254,6 @@ def _mlx_name(name: str) -> str:
         if name.endswith(suffix):
             return name.removesuffix(suffix) + other
     return name
-
-
-def _split(tensors: list[_Tensor]) -> list[list[_Tensor]]:
-    parts: list[list[_Tensor]] = [[]]
-    filled = 0
-    for tensor in tensors:
-        if parts[-1] and filled + tensor.header.size > _FILE_BYTES:
-            parts.append([])
-            filled = 0
-        parts[-1].append(tensor)
-        filled += tensor.header.size
-    return parts
 
 
 def _file_name(number: int, count: int) -> str:

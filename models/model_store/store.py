@@ -364,7 +364,14 @@ class ModelStore:
             )
             if earlier is None:  # a folder that exists has a record
                 self._write_manifest(manifest, name)
-                self._make_folder(folder, every, mark)
+                if folder.exists():  # damaged: links to contents that are gone
+                    self._trash(folder)
+                making = self.incoming / f"{folder.name}.{os.getpid()}.new"
+                shutil.rmtree(making, ignore_errors=True)
+                self._write_links(making, every)
+                _set_mark(making, mark)
+                making.replace(folder)
+                disk.sync_folder(self.root)
             else:  # a record names only what exists
                 self._write_links(folder, every)
                 _set_mark(folder, mark)
@@ -406,19 +413,6 @@ class ModelStore:
         path = self._manifest_path(name)
         disk.write_atomically(path, manifest.model_dump_json(indent=1), mode=0o644)
         self._touch(path)
-
-    def _make_folder(
-        self, folder: Path, files: tuple[StoredFile, ...], mark: PartialMark | None
-    ) -> None:
-        """Make a folder of links beside and rename it, so that it appears whole."""
-        if folder.exists():  # damaged: links to contents that are gone
-            self._trash(folder)
-        making = self.incoming / f"{folder.name}.{os.getpid()}.new"
-        shutil.rmtree(making, ignore_errors=True)
-        self._write_links(making, files)
-        _set_mark(making, mark)
-        making.replace(folder)
-        disk.sync_folder(self.root)
 
     def _write_links(self, folder: Path, files: tuple[StoredFile, ...]) -> None:
         for file in files:

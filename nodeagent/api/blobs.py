@@ -46,7 +46,10 @@ class BlobRoutes:
 
     async def get(self, request: Request, digits: str) -> Response:
         """Stream a file, or a range of it, to another agent."""
-        self._authorize(request)
+        # Refuse all but agents of this fleet. Raises RefusedError.
+        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
+        if peer is None or peer.identity.role is not Role.NODE:
+            raise self._refused(403, "only agents with a certificate of the fleet get files")
         if digits in self.piece_lists:
             return Response(self.piece_lists[digits], media_type="application/json")
         digest = parse_hex(digits)
@@ -76,12 +79,6 @@ class BlobRoutes:
         except BaseException:
             self.uploads.leave()
             raise
-
-    def _authorize(self, request: Request) -> None:
-        """Refuse all but agents of this fleet. Raises RefusedError."""
-        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
-        if peer is None or peer.identity.role is not Role.NODE:
-            raise self._refused(403, "only agents with a certificate of the fleet get files")
 
     def _response(
         self, request: Request, blob: OpenBlob | None, more: Mapping[str, str]

@@ -104,7 +104,17 @@ class HubMirrorRoutes:
 
     async def _find(self, request: Request, repo: str, revision: str) -> StoredModel:
         """Return a whole model of this Mac. Raises RefusedError."""
-        self._authorize(request)
+        # Refuse all but administrators and agents of this fleet. Raises RefusedError.
+        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
+        if peer is None or peer.identity.role not in _ROLES:
+            raise RefusedError(
+                Refusal(
+                    status=403,
+                    message=f"{self.blobs.node}: the mirror needs a certificate of the role admin or node "
+                    "(`fleetctl join` writes one)",
+                    type="refused",
+                )
+            )
         try:
             check_repo(repo)
         except ValueError as error:
@@ -126,19 +136,6 @@ class HubMirrorRoutes:
                 "for the one that was fetched last. `fleetctl models list` shows what there is",
             )
         return max(stored_models, key=lambda one: one.fetched_at)
-
-    def _authorize(self, request: Request) -> None:
-        """Refuse all but administrators and agents of this fleet. Raises RefusedError."""
-        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
-        if peer is None or peer.identity.role not in _ROLES:
-            raise RefusedError(
-                Refusal(
-                    status=403,
-                    message=f"{self.blobs.node}: the mirror needs a certificate of the role admin or node "
-                    "(`fleetctl join` writes one)",
-                    type="refused",
-                )
-            )
 
     def _missing(self, code: str, message: str, *, commit: str = "") -> RefusedError:
         extra = [(b"x-error-code", code.encode())]

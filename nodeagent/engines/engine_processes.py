@@ -177,7 +177,10 @@ class EngineProcesses:
         if launch is not None:
             self._epochs.use(order.config.replica, order.config.replica_uid, launch.group.epoch)
         folder.mkdir(parents=True, exist_ok=True)
-        address = self._address(folder, taken)
+        # While the store is away, gateways know only that one. Raises OSError.
+        file = folder / _ADDRESS_FILE
+        address = self.addresses.free(taken, earlier=read_text(file)[:1024])
+        write_atomically(file, address.url)
         config = place(
             order,
             node=self.node,
@@ -200,16 +203,6 @@ class EngineProcesses:
             stdin=config.to_json(),
         )
         return _engine_process(config.identity, child, folder)
-
-    def _address(self, folder: Path, taken: Collection[EngineAddress]) -> EngineAddress:
-        """Return a free address, that of the replica's engine before if possible.
-
-        While the store is away, gateways know only that one. Raises OSError.
-        """
-        file = folder / _ADDRESS_FILE
-        address = self.addresses.free(taken, earlier=read_text(file)[:1024])
-        write_atomically(file, address.url)
-        return address
 
     def find(self) -> list[EngineProcess]:
         """Return the engines that an earlier run of this agent left running."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import aiohttp
 import orjson
@@ -90,7 +90,17 @@ class HealthClient:
             tree = orjson.loads(raw)
             if tree["replicaUid"] != replica_uid:
                 return None
-            return _parse_health(tree)
+            total_bytes = int(tree.get("totalBytes", 0))
+            return EngineHealth(
+                state=str(tree["state"]),
+                message=str(tree.get("message", "")),
+                peak_bytes=max(0, int(tree.get("peakBytes", 0))),
+                is_busy=tree.get("busy") is True,
+                progress=int(tree.get("progress", 0)),
+                slowest_s=max(0.0, float(tree.get("slowest_s", 0.0))),
+                ready_after_s=max(0.0, float(tree.get("readyAfter_s", 0.0))),
+                loaded=int(tree.get("loadedBytes", 0)) / total_bytes if total_bytes > 0 else 0.0,
+            )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -158,18 +168,3 @@ class HealthClient:
 def _error_code(body: bytes) -> str | None:
     error = ErrorBody.parse(body)
     return None if error is None else error.code
-
-
-def _parse_health(tree: Mapping[str, Any]) -> EngineHealth:
-    """Return the health in an answer; raises LookupError, TypeError or ValueError if the answer is invalid."""
-    total_bytes = int(tree.get("totalBytes", 0))
-    return EngineHealth(
-        state=str(tree["state"]),
-        message=str(tree.get("message", "")),
-        peak_bytes=max(0, int(tree.get("peakBytes", 0))),
-        is_busy=tree.get("busy") is True,
-        progress=int(tree.get("progress", 0)),
-        slowest_s=max(0.0, float(tree.get("slowest_s", 0.0))),
-        ready_after_s=max(0.0, float(tree.get("readyAfter_s", 0.0))),
-        loaded=int(tree.get("loadedBytes", 0)) / total_bytes if total_bytes > 0 else 0.0,
-    )

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,7 +56,11 @@ async def check_device(
         return _failed("MetalCheckFailed", f"the check could not be started: {error.strerror}")
     try:
         async with asyncio.timeout(limit_s):
-            printed = await _read(process)
+            assert process.stdout is not None
+            kept = b""
+            while piece := await process.stdout.read(_MAX_OUTPUT):
+                kept = (kept + piece)[:_MAX_OUTPUT]
+            printed = kept.decode(errors="replace")
             code = await process.wait()
     except TimeoutError:
         words = f"it did not multiply two small matrices within {limit_s:g} s"
@@ -67,15 +71,6 @@ async def check_device(
             with suppress(ProcessLookupError):
                 process.kill()
     return parse_check(printed, code, needs_metal=needs_metal)
-
-
-async def _read(process: Process) -> str:
-    """Return the beginning of the output; the rest is read and dropped."""
-    assert process.stdout is not None
-    kept = b""
-    while piece := await process.stdout.read(_MAX_OUTPUT):
-        kept = (kept + piece)[:_MAX_OUTPUT]
-    return kept.decode(errors="replace")
 
 
 def parse_check(printed: str, code: int, *, needs_metal: bool) -> MetalVerdict:

@@ -74,7 +74,12 @@ async def command_output(
         return None
     try:
         async with asyncio.timeout(timeout_s):
-            printed = await _read_beginning(process)
+            assert process.stdout is not None
+            kept = bytearray()
+            while piece := await process.stdout.read(1 << 16):
+                kept += piece[: MAX_OUTPUT_BYTES - len(kept)]
+            await process.wait()
+            printed = bytes(kept)
     except TimeoutError:
         log.log(
             log_level,
@@ -85,16 +90,6 @@ async def command_output(
     finally:
         await _reap_group(process)
     return printed.decode(errors="replace")
-
-
-async def _read_beginning(process: Process) -> bytes:
-    """Return the first part of the output; the rest is read and dropped until the process ends."""
-    assert process.stdout is not None
-    kept = bytearray()
-    while piece := await process.stdout.read(1 << 16):
-        kept += piece[: MAX_OUTPUT_BYTES - len(kept)]
-    await process.wait()
-    return bytes(kept)
 
 
 async def _reap_group(process: Process) -> None:

@@ -174,7 +174,11 @@ class Quantizations:
                 job.task = self._group.create_task(self._run(job))
                 # A task that is cancelled before its first step runs no finally block.
                 job.task.add_done_callback(lambda _: job.release())
-            self._remember(job)
+            self._jobs.pop(job.repo, None)
+            self._jobs[job.repo] = job
+            ended = [repo for repo, one in self._jobs.items() if not one.is_running]
+            for repo in ended[: max(0, len(self._jobs) - _MAX_KEPT)]:
+                del self._jobs[repo]
             return job.report()
 
     def cancel(self, name: str) -> QuantizationReport | None:
@@ -277,13 +281,6 @@ class Quantizations:
                 f"{quantity.show(available)} are available; choose another Mac with --node, or stop what runs here",
             )
 
-    def _remember(self, job: _Job) -> None:
-        self._jobs.pop(job.repo, None)
-        self._jobs[job.repo] = job
-        ended = [repo for repo, one in self._jobs.items() if not one.is_running]
-        for repo in ended[: max(0, len(self._jobs) - _MAX_KEPT)]:
-            del self._jobs[repo]
-
     async def _run(self, job: _Job) -> None:
         """Make the result, and keep the failure for the report."""
         # Its stem is that of the reserved content: a collection leaves it alone while the reservation lives.
@@ -306,22 +303,7 @@ class Quantizations:
         if not await run_in_thread(self._store.record_load, job.order.source):
             raise OSError(f"{job.order.source} was removed meanwhile")
         job.phase = "Converting"
-        await self._convert(job, making)
-        job.phase, job.done_bytes = "Storing", job.total_bytes
-        made = await run_in_thread(self._publish, job, making)
-        job.phase, job.result = "Present", made.name
-        log.info("model quantized", extra={"model": made.name, "bytes": made.size_bytes})
-        self._on_published()
-
-    def _publish(self, job: _Job, making: Path) -> StoredModel:
-        (making / quantization.ORIGIN_FILE).write_text(job.origin.model_dump_json(indent=1) + "\n")
-        made = publish_folder(self._store, job.repo, making)
-        # No hub can give it again.
-        self._store.pin(made.name)
-        return made
-
-    async def _convert(self, job: _Job, making: Path) -> None:
-        """Run the converter to its end. A cancellation kills it. Raises OSError if it fails."""
+        # A cancellation kills it. Raises OSError if it fails.
         source = self._store.root / job.order.source
         words = (
             source,
@@ -355,6 +337,18 @@ class Quantizations:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             shortage = await run_in_thread(_shortage, job, making.parent)
             raise OSError(f"the converter {how}: {last}{shortage}")
+        job.phase, job.done_bytes = "Storing", job.total_bytes
+        made = await run_in_thread(self._publish, job, making)
+        job.phase, job.result = "Present", made.name
+        log.info("model quantized", extra={"model": made.name, "bytes": made.size_bytes})
+        self._on_published()
+
+    def _publish(self, job: _Job, making: Path) -> StoredModel:
+        (making / quantization.ORIGIN_FILE).write_text(job.origin.model_dump_json(indent=1) + "\n")
+        made = publish_folder(self._store, job.repo, making)
+        # No hub can give it again.
+        self._store.pin(made.name)
+        return made
 
     async def _measure(self, job: _Job, making: Path) -> None:
         """Keep the bytes that the converter has written in the job."""

@@ -62,7 +62,15 @@ def load_or_create(
     stored = _load(path)
     identity = resolve_identity(stored, machine, path)
     if stored is None or _file_body(stored) != _file_body(identity):
-        _save(path, _file_body(identity))
+        body = _file_body(identity)
+        try:
+            write_atomically(path, body)
+        except OSError as error:
+            raise IdentityError(
+                f"{path} could not be written: {error.strerror}. Expected a folder with some free space that "
+                f"the agent's user may write to. Make room, correct the folder's owner and mode, or choose "
+                f"another state folder; nothing was changed."
+            ) from error
     return identity
 
 
@@ -171,21 +179,19 @@ def _load(path: Path) -> Identity | None:
     except UnicodeDecodeError as error:
         raise _corrupt_error(path, "it is not UTF-8 text") from error
     try:
-        return _parse(text, path)
+        tree: object = json.loads(text)
+        if not isinstance(tree, dict):
+            raise _corrupt_error(path, "it is not a JSON object")
+        name, uid, hardware_uuid = (tree.get(key) for key in ("name", "uid", "hardwareUuid"))
+        if not isinstance(name, str) or not _LABEL.fullmatch(name):
+            raise _corrupt_error(path, '"name" is not a node name')
+        if not isinstance(uid, str) or not isinstance(hardware_uuid, str):
+            raise _corrupt_error(path, '"uid" and "hardwareUuid" are not both texts')
+        return Identity(
+            name=name, uid=str(uuid.UUID(uid)), hardware_uuid=hardware_uuid.strip().lower()
+        )
     except (ValueError, RecursionError) as error:
         raise _corrupt_error(path, str(error)) from error
-
-
-def _parse(text: str, path: Path) -> Identity:
-    tree: object = json.loads(text)
-    if not isinstance(tree, dict):
-        raise _corrupt_error(path, "it is not a JSON object")
-    name, uid, hardware_uuid = (tree.get(key) for key in ("name", "uid", "hardwareUuid"))
-    if not isinstance(name, str) or not _LABEL.fullmatch(name):
-        raise _corrupt_error(path, '"name" is not a node name')
-    if not isinstance(uid, str) or not isinstance(hardware_uuid, str):
-        raise _corrupt_error(path, '"uid" and "hardwareUuid" are not both texts')
-    return Identity(name=name, uid=str(uuid.UUID(uid)), hardware_uuid=hardware_uuid.strip().lower())
 
 
 def _corrupt_error(path: Path, why: str) -> IdentityError:
@@ -193,14 +199,3 @@ def _corrupt_error(path: Path, why: str) -> IdentityError:
         f'{path} is damaged: {why}. Expected {{"name": ..., "uid": ..., "hardwareUuid": ...}}. Delete the '
         "file and start the agent again with the same name: the same identity is derived from the hardware."
     )
-
-
-def _save(path: Path, body: str) -> None:
-    try:
-        write_atomically(path, body)
-    except OSError as error:
-        raise IdentityError(
-            f"{path} could not be written: {error.strerror}. Expected a folder with some free space that "
-            f"the agent's user may write to. Make room, correct the folder's owner and mode, or choose "
-            f"another state folder; nothing was changed."
-        ) from error

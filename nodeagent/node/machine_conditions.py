@@ -289,23 +289,27 @@ def _remember(
         free = quantize_free_bytes(reading.disk.free_bytes, shown=past.disk_free_bytes)
         after = replace(after, disk_bytes=reading.disk.total_bytes, disk_free_bytes=free)
     if reading.fabric is not None:
-        after = _remember_cables(reading.fabric, after, now)
+        # Update the addresses of the cables and the times of their changes.
+        ports = {port.interface for port in reading.fabric.ports if port.interface}
+        found = frozenset(
+            (interface.name, interface.address)
+            for interface in reading.fabric.interfaces
+            if interface.name in ports
+        )
+        recent = [at for at in after.cable_changes if now - at < _CHANGES_TIME]
+        if after.cable_addresses is not None and found != after.cable_addresses:
+            recent.append(now)
+        after = replace(after, cable_addresses=found, cable_changes=tuple(recent[-_MANY_CHANGES:]))
     after = replace(after, wired_limit=reading.wired_limit or past.wired_limit)
-    return _remember_owner(reading, after, now)
-
-
-def _remember_cables(fabric: NodeFabric, past: MachineHistory, now: datetime) -> MachineHistory:
-    """Update the addresses of the cables and the times of their changes."""
-    ports = {port.interface for port in fabric.ports if port.interface}
-    found = frozenset(
-        (interface.name, interface.address)
-        for interface in fabric.interfaces
-        if interface.name in ports
-    )
-    recent = [at for at in past.cable_changes if now - at < _CHANGES_TIME]
-    if past.cable_addresses is not None and found != past.cable_addresses:
-        recent.append(now)
-    return replace(past, cable_addresses=found, cable_changes=tuple(recent[-_MANY_CHANGES:]))
+    # Update power and owner; replicas may be moved because of them, so one failed command must not
+    # change them.
+    power, idle_s = reading.power, reading.owner_idle_s
+    if power == "Unknown" and not is_expired("power", after, now):
+        power = after.power
+    is_active = idle_s is not None and idle_s < _OWNER_ACTIVE_S
+    if idle_s is None and not is_expired("owner", after, now):
+        is_active = after.is_owner_active
+    return replace(after, power=power, is_owner_active=is_active)
 
 
 def _cables_verdict(past: MachineHistory, *, was: bool) -> ConditionVerdict | None:
@@ -357,17 +361,6 @@ def allocatable_bytes(configured: int, recommended: int, past: MachineHistory) -
     """Return the memory for models: the configured one, as far as what others wired leaves it."""
     left = max(configured, recommended) - past.excess_wired_bytes
     return max(0, min(configured, left))
-
-
-def _remember_owner(reading: MachineReading, past: MachineHistory, now: datetime) -> MachineHistory:
-    """Update power and owner; replicas may be moved because of them, so one failed command must not change them."""
-    power, idle_s = reading.power, reading.owner_idle_s
-    if power == "Unknown" and not is_expired("power", past, now):
-        power = past.power
-    is_active = idle_s is not None and idle_s < _OWNER_ACTIVE_S
-    if idle_s is None and not is_expired("owner", past, now):
-        is_active = past.is_owner_active
-    return replace(past, power=power, is_owner_active=is_active)
 
 
 def _new_condition(

@@ -84,7 +84,28 @@ class ModelExchange:
             group.create_task(self._recorder.run())
             while True:
                 try:
-                    await self._offer()
+                    # Raises OSError; nothing is withdrawn.
+                    lists = await run_in_thread(self._read_piece_lists)
+                    self.piece_lists.clear()
+                    self.piece_lists.update(
+                        {digest: content for digest, content in lists.values() if digest}
+                    )
+                    stored = {model.name: model for model in await run_in_thread(self.store.models)}
+                    here = stored.keys() | set(self._fetching) if self._url() else set()
+                    urls = (self._url(), *self.cable_urls())
+                    links = own_links(self.share.fabric(), urls)
+                    for folder in here:
+                        is_whole = folder in lists and folder not in self._fetching
+                        offer = ModelOffer(
+                            url=urls[0],
+                            links=links,
+                            is_whole=is_whole,
+                            pieces=lists[folder][0] if is_whole else "",
+                            listing=await self._listing(stored.get(folder)) if is_whole else None,
+                        )
+                        self._tracker.say(keys.model_offer_key(self.node, folder), offer)
+                    for folder in set(self._tracker.said("have")) - here:
+                        self._tracker.withdraw(keys.model_offer_key(self.node, folder))
                 except OSError as error:
                     log.warning("models not offered", extra={"why": str(error)})
                 try:
@@ -96,28 +117,6 @@ class ModelExchange:
 
     async def _record(self, about: ObjectReference, reason: str, message: str) -> None:
         await self._recorder.record(about, reason, message, type_="Warning")
-
-    async def _offer(self) -> None:
-        """Say which models are here or on their way, and withdraw the others. Raises OSError; nothing is withdrawn."""
-        lists = await run_in_thread(self._read_piece_lists)
-        self.piece_lists.clear()
-        self.piece_lists.update({digest: content for digest, content in lists.values() if digest})
-        stored = {model.name: model for model in await run_in_thread(self.store.models)}
-        here = stored.keys() | set(self._fetching) if self._url() else set()
-        urls = (self._url(), *self.cable_urls())
-        links = own_links(self.share.fabric(), urls)
-        for folder in here:
-            is_whole = folder in lists and folder not in self._fetching
-            offer = ModelOffer(
-                url=urls[0],
-                links=links,
-                is_whole=is_whole,
-                pieces=lists[folder][0] if is_whole else "",
-                listing=await self._listing(stored.get(folder)) if is_whole else None,
-            )
-            self._tracker.say(keys.model_offer_key(self.node, folder), offer)
-        for folder in set(self._tracker.said("have")) - here:
-            self._tracker.withdraw(keys.model_offer_key(self.node, folder))
 
     async def urls(self) -> dict[str, str]:
         """Return the addresses of the other agents that share files, by node; none if this node cannot share."""

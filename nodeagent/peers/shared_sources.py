@@ -253,7 +253,16 @@ class SharedTransfer:
                 async with self._share.peers.read(
                     node, url, self._file.digest, at, count
                 ) as answer:
-                    self._note(node, answer.status, answer.received)
+                    status = answer.status
+                    if status == 429:
+                        self._busy_until[node] = self._clock.monotonic() + _BUSY_S
+                    if status == 404:
+                        self._lacking.add(node)
+                    if status != 206:
+                        self._pause(node, _PAUSES.get(status, _FAILED_S))
+                    if answer.received > self._received.get(node, 0):  # it is slow, not dead
+                        self._received[node] = answer.received
+                        self._progress_at = self._clock.monotonic()
                     if answer.chunks is None:
                         continue
                     self.source = node
@@ -322,17 +331,6 @@ class SharedTransfer:
                 outside.append((node, next(iter(models.values()))))
         near.sort(key=lambda one: one[0])
         return [(node, offer) for _, node, offer in near[:_ASKED_AT_ONCE]] + outside
-
-    def _note(self, node: str, status: int, received: int) -> None:
-        if status == 429:
-            self._busy_until[node] = self._clock.monotonic() + _BUSY_S
-        if status == 404:
-            self._lacking.add(node)
-        if status != 206:
-            self._pause(node, _PAUSES.get(status, _FAILED_S))
-        if received > self._received.get(node, 0):  # it is slow, not dead
-            self._received[node] = received
-            self._progress_at = self._clock.monotonic()
 
     def _pause(self, node: str, seconds: float) -> None:
         self._asked_at[node] = self._clock.monotonic() + seconds

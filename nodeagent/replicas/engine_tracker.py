@@ -311,7 +311,7 @@ class EngineTracker:
         self._advance(EngineEvent.REFUSAL if is_refusal else EngineEvent.EXIT)
         if self.life is EngineLife.STOPPED and self.fault is None:
             return
-        self._count_failure(now)
+        self.failures = 1 if now - self.started_at > _STABLE_S else self.failures + 1
         delay_s = RESTART_BACKOFF.delay_s(self.failures, jitter=self.jitter)
         if self.life is EngineLife.REFUSED:
             delay_s = SLOW_RETRY.delay_s(1, jitter=self.jitter)
@@ -332,9 +332,6 @@ class EngineTracker:
 
     def _advance(self, event: EngineEvent) -> None:
         self.life = next_life(self.life, event)
-
-    def _count_failure(self, now: float) -> None:
-        self.failures = 1 if now - self.started_at > _STABLE_S else self.failures + 1
 
     def note_stop(self, now: float, fault: EngineFault | None = None) -> None:
         """Record that the engine is asked to end; a `fault` counts as a failure."""

@@ -209,10 +209,6 @@ class ModelFetches:
                 message=outcome,
                 is_partial=found.is_partial,
             )
-        return self._state_of(fetch)
-
-    def _state_of(self, fetch: _Fetch | None) -> ObservedFetch:
-        """Return the state of files that are not all here."""
         if fetch is not None and fetch.task is not None and not fetch.task.done():
             return ObservedFetch(state=FetchState.RUNNING, progress=self._shown_progress(fetch))
         if fetch is None or not fetch.reason:

@@ -147,7 +147,18 @@ def make_write(
             assert deployment is not None
             written = _assigned(action, deployment, replicas, context)
         case ReleaseRanks() | StartRanks():
-            written = _change_ranks(action, replicas[action.name])
+            replica = replicas[action.name]
+            update: dict[str, object]
+            if isinstance(action, ReleaseRanks):
+                update = {"leaving": action.leaving}
+            else:
+                assert replica.spec.formation is not None
+                update = {
+                    "formation": replica.spec.formation.model_copy(update={"awaits_files": False})
+                }
+            spec = replica.spec.model_copy(update=update)
+            edited = replica.model_copy(update={"spec": spec})
+            written = _replacement(edited, action.version, *_dropped_reports(replica, edited))
         case DeleteReplica(name=name, because=because, version=version):
             written = _mark_deleted(replicas[name], version, because, now)
         case PreemptReplica(name=name, because=why, version=version):
@@ -162,40 +173,21 @@ def make_write(
             assert deployment is not None
             written = _save(action, deployment, now)
         case RemoveReplica() | RemoveRevision() | RemoveDeployment():
-            written = _removal(action, replicas)
+            kinds = {RemoveReplica: "Replica", RemoveRevision: "Revision"}
+            kind = kinds.get(type(action), "ModelDeployment")
+            more = reports_of(replicas[action.name]) if isinstance(action, RemoveReplica) else ()
+            key = keys.spec_key(kind, action.name)
+            # A revision has no status key.
+            status = () if kind == "Revision" else (Delete(key=keys.status_key(kind, action.name)),)
+            written = GuardedWrite(
+                guards=(ModRevisionGuard(key=key, mod_revision=action.version),),
+                operations=(Delete(key=key), *status, *more),
+            )
         case StartPreload() | EndPreload():
             written = _preload(action)
         case _:
             assert_never(action)
     return written
-
-
-def _change_ranks(action: ReleaseRanks | StartRanks, replica: Replica) -> GuardedWrite:
-    """Return the write of a replica without the ranks that have ended, or whose ranks may start."""
-    update: dict[str, object]
-    if isinstance(action, ReleaseRanks):
-        update = {"leaving": action.leaving}
-    else:
-        assert replica.spec.formation is not None
-        update = {"formation": replica.spec.formation.model_copy(update={"awaits_files": False})}
-    spec = replica.spec.model_copy(update=update)
-    edited = replica.model_copy(update={"spec": spec})
-    return _replacement(edited, action.version, *_dropped_reports(replica, edited))
-
-
-def _removal(
-    action: RemoveReplica | RemoveRevision | RemoveDeployment, replicas: Mapping[str, Replica]
-) -> GuardedWrite:
-    kinds = {RemoveReplica: "Replica", RemoveRevision: "Revision"}
-    kind = kinds.get(type(action), "ModelDeployment")
-    more = reports_of(replicas[action.name]) if isinstance(action, RemoveReplica) else ()
-    key = keys.spec_key(kind, action.name)
-    # A revision has no status key.
-    status = () if kind == "Revision" else (Delete(key=keys.status_key(kind, action.name)),)
-    return GuardedWrite(
-        guards=(ModRevisionGuard(key=key, mod_revision=action.version),),
-        operations=(Delete(key=key), *status, *more),
-    )
 
 
 def _preload(action: StartPreload | EndPreload) -> GuardedWrite:

@@ -89,8 +89,14 @@ class _DeploymentForecast:
             yield self._end(replica, "its deployment is gone or being deleted")
         if observed.deployment is None or observed.is_ending:
             return
-        target = self._target(observed.deployment)
-        request = self._request(observed.deployment, target)
+        goal = steps.rollout_goal(self._observed, observed.deployment)
+        target = (
+            template_hash(observed.deployment) if goal.phase is RolloutPhase.CANARY else goal.target
+        )
+        content = known_contents(self._observed)[target]
+        request = request_for(
+            with_content(observed.deployment, content), apart_from=self._observed.apart_from
+        )
         surplus = sorted(
             owned, key=lambda r: (r.is_ready, r.replica.spec.template == target, -r.ordinal)
         )[: max(0, len(owned) - observed.desired_replicas)]
@@ -109,15 +115,6 @@ class _DeploymentForecast:
                 deployment=observed.name, replica=next(names), kind=ForecastKind.NEW
             )
             yield self._to(step, self._claim(request), request)
-
-    def _target(self, deployment: ModelDeployment) -> str:
-        """Return the version that the replicas have in the end, if its canary analysis passes."""
-        goal = steps.rollout_goal(self._observed, deployment)
-        return template_hash(deployment) if goal.phase is RolloutPhase.CANARY else goal.target
-
-    def _request(self, deployment: ModelDeployment, target: str) -> PlacementRequest:
-        content = known_contents(self._observed)[target]
-        return request_for(with_content(deployment, content), apart_from=self._observed.apart_from)
 
     def _claim(self, request: PlacementRequest) -> PlacementOutcome:
         # A version that does not fit once does not fit again.
@@ -158,7 +155,10 @@ class _DeploymentForecast:
         self._free(one)
         claimed = self._claim(request)
         if isinstance(claimed, Unschedulable) and deployment.spec.rollout.strategy != "Recreate":
-            self._undo_free(one)
+            # Undo `_free`.
+            for row, allocation in self._allocations(one):
+                self._placer.assumed.assign(row, allocation.deployment, allocation.bytes)
+                self._placer.assumed.victims.discard(allocation.replica)
             return replace(self._step(one, ForecastKind.KEPT, because), outcome=claimed)
         return self._to(self._step(one, ForecastKind.IN_PLACE, because), claimed, request)
 
@@ -167,12 +167,6 @@ class _DeploymentForecast:
         for row, allocation in self._allocations(one):
             self._placer.assumed.release(row, allocation.deployment, allocation.bytes)
             self._placer.assumed.victims.add(allocation.replica)
-
-    def _undo_free(self, one: ReplicaView) -> None:
-        """Undo `_free`."""
-        for row, allocation in self._allocations(one):
-            self._placer.assumed.assign(row, allocation.deployment, allocation.bytes)
-            self._placer.assumed.victims.discard(allocation.replica)
 
     def _allocations(self, one: ReplicaView) -> Iterator[tuple[int, Allocation]]:
         for name in sorted(one.nodes):

@@ -250,7 +250,15 @@ class NodeViewCache:
         sources = status, spec, is_ready, group
         old = self._nodes.get(name)
         if old is not None and _are_same(old.sources, sources):
-            return _with_allocations(old.view, allocations, before)
+            if (
+                before is not None
+                and _are_same(allocations, before.allocations)
+                and before.labels is old.view.labels
+            ):
+                return before
+            if _are_same(allocations, old.view.allocations):
+                return old.view
+            return replace(old.view, **_allocated(allocations))
         node = spec if isinstance(spec, Node) else lister.node(name)
         node = node.model_copy(update={"status": status})
         context = self._contexts.context_of(lister, node)
@@ -388,21 +396,6 @@ def nodes_with_memory(replica: Replica) -> set[str]:
     """Return the nodes on which the replica has memory."""
     left = {leaving_rank.node for leaving_rank in replica.spec.leaving}
     return left | {rank.node for rank in replica.spec.ranks}
-
-
-def _with_allocations(
-    node: NodeView, allocations: tuple[Allocation, ...], before: NodeView | None
-) -> NodeView:
-    """Return the node with its allocations; the same object as before if nothing changed."""
-    if (
-        before is not None
-        and _are_same(allocations, before.allocations)
-        and before.labels is node.labels
-    ):
-        return before
-    if _are_same(allocations, node.allocations):
-        return node
-    return replace(node, **_allocated(allocations))
 
 
 class _Allocated(TypedDict):

@@ -13,12 +13,6 @@ from store import codec, keys
 from store.port import Delete, ModRevisionGuard, Put, StoreReader, Transport
 
 
-async def _list_tokens(store: StoreReader) -> list[HubToken]:
-    """Return all tokens, by name. Raises StoreError."""
-    items = (await store.list(keys.HUB_TOKEN_PREFIX)).items
-    return sorted((codec.decode(HubToken, item) for item in items), key=lambda one: one.name)
-
-
 async def find_token(store: StoreReader, endpoint: str) -> HubToken | None:
     """Return the token for an endpoint, the first by name if there are several; None if there is none.
 
@@ -27,7 +21,9 @@ async def find_token(store: StoreReader, endpoint: str) -> HubToken | None:
 
     """
     wanted = endpoint.rstrip("/")
-    tokens = await _list_tokens(store)
+    # Raises StoreError.
+    items = (await store.list(keys.HUB_TOKEN_PREFIX)).items
+    tokens = sorted((codec.decode(HubToken, item) for item in items), key=lambda one: one.name)
     return next((token for token in tokens if token.endpoint.rstrip("/") == wanted), None)
 
 
@@ -56,7 +52,18 @@ class TokenGrants:
 
         """
         name = deployment.name
-        wanted = self._fetching_nodes(name)
+        wanted = {
+            preload.node
+            for preload in self._lister.preloads_of(name)
+            if not self._lister.has_files(preload.node, preload.source.folder)
+        }
+        for replica in self._lister.replicas_of(name):
+            if replica.metadata.deletion_timestamp is not None or replica.spec.model.hub is None:
+                continue
+            reports = self._lister.ranks(replica)
+            for rank, report in zip(replica.spec.ranks, reports, strict=True):
+                if report is None or not is_true(report.conditions, MODEL_PRESENT):
+                    wanted.add(rank.node)
         if name not in self._granted:
             self._granted[name] = await self._read(name, transport)
         granted = self._granted[name]
@@ -69,7 +76,12 @@ class TokenGrants:
             granted.discard(node)
         for node in sorted(given - granted):
             assert token is not None
-            await self._give(node, name, token, transport)
+            key = keys.hub_grant_key(node, name)
+            before = await transport.get(key)
+            guard = ModRevisionGuard(
+                key=key, mod_revision=0 if before is None else before.mod_revision
+            )
+            await transport.commit([guard], [Put(key=key, value=codec.encode(token))])
             granted.add(node)
 
     async def remove(self, name: str, transport: Transport) -> None:
@@ -79,30 +91,8 @@ class TokenGrants:
         for node in sorted(self._granted.pop(name)):
             await transport.commit([], [Delete(key=keys.hub_grant_key(node, name))])
 
-    async def _give(self, node: str, name: str, token: HubToken, transport: Transport) -> None:
-        key = keys.hub_grant_key(node, name)
-        before = await transport.get(key)
-        guard = ModRevisionGuard(key=key, mod_revision=0 if before is None else before.mod_revision)
-        await transport.commit([guard], [Put(key=key, value=codec.encode(token))])
-
     async def _read(self, name: str, transport: Transport) -> set[str]:
         """Return the nodes to which an earlier leader has granted the token."""
         items = (await transport.list(keys.HUB_GRANT_PREFIX)).items
         found = (item.key.removeprefix(keys.HUB_GRANT_PREFIX).partition("/") for item in items)
         return {node for node, _, deployment in found if deployment == name}
-
-    def _fetching_nodes(self, name: str) -> set[str]:
-        """Return the nodes with a rank or a preload of the deployment whose model is not present yet."""
-        fetching_nodes = {
-            preload.node
-            for preload in self._lister.preloads_of(name)
-            if not self._lister.has_files(preload.node, preload.source.folder)
-        }
-        for replica in self._lister.replicas_of(name):
-            if replica.metadata.deletion_timestamp is not None or replica.spec.model.hub is None:
-                continue
-            reports = self._lister.ranks(replica)
-            for rank, report in zip(replica.spec.ranks, reports, strict=True):
-                if report is None or not is_true(report.conditions, MODEL_PRESENT):
-                    fetching_nodes.add(rank.node)
-        return fetching_nodes

@@ -104,11 +104,20 @@ class RecordKeeper:
                     is_read = True
                 await self._write(leadership)
                 if not is_marked:
-                    await self._mark(leadership)
+                    put = Put(key=self._labels.kept_key, value=b"1", lease=leadership.lease)
+                    await self._transport.commit([leadership.guard], [put])
                     is_marked = True
             except StoreError as error:
                 is_refused = isinstance(error, PermissionDeniedError)
-                self._complain(error, is_refused=is_refused)
+                is_news = is_refused and self._retries.failures == 0
+                log.log(
+                    logging.WARNING if is_news else logging.INFO,
+                    self._labels.refused if is_refused else self._labels.waits,
+                    extra={
+                        "why": str(error),
+                        **({"do": "fleetctl init-auth --prepare"} if is_refused else {}),
+                    },
+                )
                 await self._retries.wait(is_refused=is_refused)
                 continue
             self._retries.reset()
@@ -124,19 +133,3 @@ class RecordKeeper:
         except StoreError:
             self._due |= due
             raise
-
-    async def _mark(self, leadership: Leadership) -> None:
-        """Say that all records are kept; the mark ends with the leadership."""
-        put = Put(key=self._labels.kept_key, value=b"1", lease=leadership.lease)
-        await self._transport.commit([leadership.guard], [put])
-
-    def _complain(self, error: StoreError, *, is_refused: bool) -> None:
-        is_news = is_refused and self._retries.failures == 0
-        log.log(
-            logging.WARNING if is_news else logging.INFO,
-            self._labels.refused if is_refused else self._labels.waits,
-            extra={
-                "why": str(error),
-                **({"do": "fleetctl init-auth --prepare"} if is_refused else {}),
-            },
-        )

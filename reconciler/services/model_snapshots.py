@@ -118,7 +118,10 @@ class SnapshotController:
 
             self._is_leading = True
             try:
-                self._queue_everything()
+                for key in self._caches.snapshots.items:
+                    self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
+                for deployment in self._lister.declared_deployments():
+                    self._add(deployment.name)
                 async with asyncio.TaskGroup() as group:
                     for _ in range(_AT_ONCE):
                         group.create_task(
@@ -126,12 +129,6 @@ class SnapshotController:
                         )
             finally:
                 self._is_leading = False
-
-    def _queue_everything(self) -> None:
-        for key in self._caches.snapshots.items:
-            self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
-        for deployment in self._lister.declared_deployments():
-            self._add(deployment.name)
 
     async def _reconcile(
         self, name: str, transport: Transport, factory: HubFactory
@@ -142,7 +139,11 @@ class SnapshotController:
         if deployment is None or source is None:
             self._problems.forget(name)
             await self._grants.remove(name, transport)
-            await self._remove(name, transport)
+            key = keys.named(keys.SNAPSHOT_PREFIX, name)
+            version = self._caches.snapshots.version(key)
+            if version:
+                guard = ModRevisionGuard(key=key, mod_revision=version)
+                await transport.commit([guard], [Delete(key=key)])
             return None
         await self._grants.reconcile(deployment, source, transport)
         is_done = stored is not None and stored.resolves(deployment)
@@ -150,7 +151,10 @@ class SnapshotController:
             self._problems.forget(name)
             return None
         try:
-            snapshot = await self._look_up(deployment, source, transport, factory)
+            endpoint = self._hubs.endpoint_of(source)
+            token = await token_for(transport, endpoint)
+            hub = factory(source, token)
+            snapshot = await look_up(hub, deployment, endpoint=endpoint, now=self._clock.now())
         except LOOKUP_ERRORS as error:
             return await self._note(deployment, source, error)
         await self._write(snapshot, transport)
@@ -158,18 +162,6 @@ class SnapshotController:
         message = f"{source.repo}@{source.revision} is commit {snapshot.commit}"
         await self._recorder.record(_about(deployment), "ModelResolved", message)
         return None
-
-    async def _look_up(
-        self,
-        deployment: ModelDeployment,
-        source: HubReference,
-        transport: Transport,
-        factory: HubFactory,
-    ) -> ModelSnapshot:
-        endpoint = self._hubs.endpoint_of(source)
-        token = await token_for(transport, endpoint)
-        hub = factory(source, token)
-        return await look_up(hub, deployment, endpoint=endpoint, now=self._clock.now())
 
     async def _note(
         self, deployment: ModelDeployment, source: HubReference, error: Exception
@@ -194,13 +186,6 @@ class SnapshotController:
         key = keys.named(keys.SNAPSHOT_PREFIX, found.deployment)
         guard = ModRevisionGuard(key=key, mod_revision=self._caches.snapshots.version(key))
         await transport.commit([guard], [Put(key=key, value=codec.encode(found))])
-
-    async def _remove(self, name: str, transport: Transport) -> None:
-        key = keys.named(keys.SNAPSHOT_PREFIX, name)
-        version = self._caches.snapshots.version(key)
-        if version:
-            guard = ModRevisionGuard(key=key, mod_revision=version)
-            await transport.commit([guard], [Delete(key=key)])
 
 
 def _about(deployment: ModelDeployment) -> ObjectReference:

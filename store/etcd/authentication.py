@@ -69,21 +69,18 @@ class Authentication:
 
         """
         if not self._is_current:
-            await self._wait(authenticate, limit_s)
+            # Wait for a token; begin a request unless one is under way.
+            request = self._request
+            if request is None or request.done():
+                # No group: the request outlives the caller that began it, and `close` ends it.
+                loop = asyncio.get_running_loop()
+                request = self._request = loop.create_task(self._renew(authenticate))
+            ended, _ = await asyncio.wait({request}, timeout=limit_s)
+            if ended and not request.cancelled():
+                request.result()  # a defect, not an answer of etcd
+            if not self._is_current:
+                raise self._error(limit_s)
         return self._token
-
-    async def _wait(self, authenticate: Callable[[], Awaitable[str]], limit_s: float) -> None:
-        """Wait for a token; begin a request unless one is under way."""
-        request = self._request
-        if request is None or request.done():
-            # No group: the request outlives the caller that began it, and `close` ends it.
-            loop = asyncio.get_running_loop()
-            request = self._request = loop.create_task(self._renew(authenticate))
-        ended, _ = await asyncio.wait({request}, timeout=limit_s)
-        if ended and not request.cancelled():
-            request.result()  # a defect, not an answer of etcd
-        if not self._is_current:
-            raise self._error(limit_s)
 
     def accept(self, token: str | None) -> None:
         """Record that etcd accepted the token."""
@@ -116,7 +113,9 @@ class Authentication:
             # Processes get their passwords before etcd requires them: see `init-auth`. From then on a call
             # without a token is refused, and a token is requested.
             self._token = None
-            self._log_off()
+            if not self._has_logged_off:
+                log.warning("etcd does not require passwords", extra={"etcd": str(self._address)})
+            self._has_logged_off = True
         except UnavailableError as error:
             # A new error: the traceback of this one would hold the connection after it was closed.
             self._failure = _without_traceback(error)
@@ -134,11 +133,6 @@ class Authentication:
         self._failures += 1
         delay_s = backoff.delay_s(self._failures, jitter=self._jitter())
         self._rests_until = self._clock.monotonic() + delay_s
-
-    def _log_off(self) -> None:
-        if not self._has_logged_off:
-            log.warning("etcd does not require passwords", extra={"etcd": str(self._address)})
-        self._has_logged_off = True
 
     def _error(self, limit_s: float) -> StoreError:
         """Return the reason why there is no token: a new error for each caller."""

@@ -120,31 +120,29 @@ def _place(
         )
     for url in urls:
         if not url.startswith("unix:"):
-            _check(url)
+            # Refuse URLs that the libraries would interpret in an unexpected way.
+            parts = urlsplit(url)
+            if parts.username is not None or parts.password is not None:
+                raise click.UsageError(
+                    "--etcd: do not put a user into the URL, which every user of the machine can read; give --etcd-user "
+                    "and --etcd-password-file"
+                )
+            try:
+                is_whole = bool(parts.hostname and parts.port)
+            except ValueError:
+                is_whole = False
+            if not is_whole:
+                raise click.UsageError(
+                    f"--etcd {url}: write host and port, such as http://HOST:2379"
+                )
+            if parts.path not in ("", "/") or parts.query or parts.fragment:
+                raise click.UsageError(
+                    f"--etcd {url}: remove the part after the port; for keys below a prefix give --etcd-prefix"
+                )
     sockets = [url for url in urls if url.startswith("unix:")]
     if sockets and len(urls) > 1:
         raise click.UsageError("--etcd accepts one unix:PATH, or URLs, not both")
     return ((), Path(sockets[0].removeprefix("unix:"))) if sockets else (urls, None)
-
-
-def _check(url: str) -> None:
-    """Refuse URLs that the libraries would interpret in an unexpected way."""
-    parts = urlsplit(url)
-    if parts.username is not None or parts.password is not None:
-        raise click.UsageError(
-            "--etcd: do not put a user into the URL, which every user of the machine can read; give --etcd-user "
-            "and --etcd-password-file"
-        )
-    try:
-        is_whole = bool(parts.hostname and parts.port)
-    except ValueError:
-        is_whole = False
-    if not is_whole:
-        raise click.UsageError(f"--etcd {url}: write host and port, such as http://HOST:2379")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise click.UsageError(
-            f"--etcd {url}: remove the part after the port; for keys below a prefix give --etcd-prefix"
-        )
 
 
 def _several(text: str) -> list[str]:

@@ -67,7 +67,21 @@ class EtcdSpace:
             return  # sizes come over gRPC, which may not pass
         retries = Retries(_BACKOFF, self._clock)
         while True:
-            status = await self._ask()
+            from store.etcd.grpc.admin import (  # noqa: PLC0415 - see above
+                MaintenanceClient,
+                member_addresses,
+            )
+
+            found: list[MemberStatus] = []
+            for address in member_addresses(self._address):
+                client = MaintenanceClient(address)
+                try:
+                    found.append(await client.status())
+                except StoreError as error:
+                    log.debug("a member does not tell its size", extra={"why": str(error)})
+                finally:
+                    await client.close()
+            status = max(found, key=lambda one: one.db_size_bytes, default=None)
             if status is None:
                 self._largest = None  # an old size would look like a healthy one
                 await retries.wait()
@@ -75,21 +89,3 @@ class EtcdSpace:
                 self._largest = status
                 retries.reset()
                 await self._clock.sleep(_INTERVAL_S)
-
-    async def _ask(self) -> "MemberStatus | None":
-        """Return the status of the member with the largest file; None if no member answers."""
-        from store.etcd.grpc.admin import (  # noqa: PLC0415 - see above
-            MaintenanceClient,
-            member_addresses,
-        )
-
-        found: list[MemberStatus] = []
-        for address in member_addresses(self._address):
-            client = MaintenanceClient(address)
-            try:
-                found.append(await client.status())
-            except StoreError as error:
-                log.debug("a member does not tell its size", extra={"why": str(error)})
-            finally:
-                await client.close()
-        return max(found, key=lambda one: one.db_size_bytes, default=None)

@@ -28,7 +28,13 @@ def scrape_config(dashboard_url: str, access: ScrapeAccess) -> dict[str, Any]:
 
     https://prometheus.io/docs/prometheus/latest/configuration/configuration/#http_sd_config
     """
-    tls = _tls(access)
+    files = {
+        "ca_file": access.ca_file,
+        "cert_file": access.certificate_file,
+        "key_file": access.key_file,
+    }
+    given = {name: str(path) for name, path in files.items() if path is not None}
+    tls = {"tls_config": given} if given else {}
     from_dashboard = {**_bearer(access.api_key_file), **tls}
     discovery = {
         "url": f"{dashboard_url.rstrip('/')}/sd/prometheus",
@@ -58,13 +64,3 @@ def scrape_config(dashboard_url: str, access: ScrapeAccess) -> dict[str, Any]:
 
 def _bearer(path: PurePosixPath | None) -> dict[str, Any]:
     return {} if path is None else {"authorization": {"credentials_file": str(path)}}
-
-
-def _tls(access: ScrapeAccess) -> dict[str, Any]:
-    files = {
-        "ca_file": access.ca_file,
-        "cert_file": access.certificate_file,
-        "key_file": access.key_file,
-    }
-    given = {name: str(path) for name, path in files.items() if path is not None}
-    return {"tls_config": given} if given else {}

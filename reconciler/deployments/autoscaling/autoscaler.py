@@ -102,7 +102,13 @@ def _explain(
     if desired == inputs.bounds.low and stable < desired and desired >= inputs.current:
         return "AtMinimum", f"{inputs.bounds.low}{_window(inputs)} is the minimum"
     if desired != inputs.current:
-        return _explain_change(inputs, desired)
+        if inputs.current == 0:
+            return "Woken", "a request waits for a replica"
+        if desired == 0:
+            return "Idle", "there was no request for idleTime"
+        requests = inputs.demand.requests if inputs.demand is not None else 0
+        load = f"{requests} requests, and a replica should serve {inputs.target}"
+        return "ScaledUp" if desired > inputs.current else "ScaledDown", load
     return _explain_kept(inputs, desired, recommended, stable)
 
 
@@ -117,16 +123,6 @@ def _explain_kept(
         more = "more" if recommended > desired else "fewer"
         return "Stabilizing", f"the load needs {more} replicas, but not for long enough yet"
     return "Steady", "the load fits the replicas"
-
-
-def _explain_change(inputs: ScalingInputs, desired: int) -> tuple[ScalingReason, str]:
-    if inputs.current == 0:
-        return "Woken", "a request waits for a replica"
-    if desired == 0:
-        return "Idle", "there was no request for idleTime"
-    requests = inputs.demand.requests if inputs.demand is not None else 0
-    load = f"{requests} requests, and a replica should serve {inputs.target}"
-    return "ScaledUp" if desired > inputs.current else "ScaledDown", load
 
 
 def _window(inputs: ScalingInputs) -> str:
@@ -171,7 +167,15 @@ class ReplicaHistory:
         if (last.low, last.high) != (recommended, recommended):
             self._entries.append(_HistoryEntry(now_s, recommended, recommended))
         if len(self._entries) > _LIMIT:
-            self._merge()
+            # Merge the two neighbours that are nearest in time; the result covers both ranges.
+            entries = self._entries
+            gaps = [after.since_s - e.since_s for e, after in pairwise(entries)]
+            # Never the last entry, which still holds.
+            at = min(range(len(gaps) - 1), key=lambda i: gaps[i])
+            entry, other = entries[at], entries[at + 1]
+            entries[at : at + 2] = [
+                _HistoryEntry(entry.since_s, min(entry.low, other.low), max(entry.high, other.high))
+            ]
 
     def trim(self, window_s: float, now_s: float) -> None:
         """Drop entries that are older than a window."""
@@ -198,17 +202,6 @@ class ReplicaHistory:
         oldest_s = now_s - window_s
         entries = [e for e, after in pairwise(self._entries) if after.since_s > oldest_s]
         return [*entries, self._entries[-1]]
-
-    def _merge(self) -> None:
-        """Merge the two neighbours that are nearest in time; the result covers both ranges."""
-        entries = self._entries
-        gaps = [after.since_s - e.since_s for e, after in pairwise(entries)]
-        # Never the last entry, which still holds.
-        at = min(range(len(gaps) - 1), key=lambda i: gaps[i])
-        entry, other = entries[at], entries[at + 1]
-        entries[at : at + 2] = [
-            _HistoryEntry(entry.since_s, min(entry.low, other.low), max(entry.high, other.high))
-        ]
 
 
 # A timer that fires slightly early would find no change, and fire again.

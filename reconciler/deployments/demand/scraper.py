@@ -110,7 +110,16 @@ class DemandScraper:
         now_s = self._clock.monotonic()
         answers = {id_: task.result() for id_, task in scrapes.items()}
         self._totals.record(answers, urls, needed, now_s)
-        self._report(needed, now_s)
+        self._reported = {
+            name: reported for name, reported in self._reported.items() if name in needed
+        }
+        for name in sorted(needed):
+            demand = self._totals.demand(name)
+            assert demand is not None
+            last, last_s = self._reported.get(name, (None, 0.0))
+            if last is None or is_significant(last, demand, since_s=now_s - last_s):
+                self._reported[name] = (demand, now_s)
+                self._on_change(name)
 
     async def _scrape(
         self, session: aiohttp.ClientSession, id_: str, lease: GatewayLease, needed: frozenset[str]
@@ -141,19 +150,16 @@ class DemandScraper:
             self._log_once(url, str(error))
             return None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            self._log_silence(url, error)
+            reason = untrusted_reason(error)
+            if not reason:
+                log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
+            else:
+                self._log_once(
+                    url,
+                    f"its certificate is not trusted ({reason}); give --identity-dir or --gateway-ca",
+                )
             return None
         return gateway_metrics.parse(body.decode(errors="replace"), needed)
-
-    def _log_silence(self, url: str, error: Exception) -> None:
-        reason = untrusted_reason(error)
-        if not reason:
-            log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
-        else:
-            self._log_once(
-                url,
-                f"its certificate is not trusted ({reason}); give --identity-dir or --gateway-ca",
-            )
 
     def _log_once(self, url: str, why: str) -> None:
         if url not in self._untrusted:
@@ -171,18 +177,6 @@ class DemandScraper:
     def _urls(self) -> dict[str, str]:
         named = sorted((id_, lease.url) for id_, lease in self._leases().items())
         return dict(named[:_GATEWAYS])
-
-    def _report(self, needed: frozenset[str], now_s: float) -> None:
-        self._reported = {
-            name: reported for name, reported in self._reported.items() if name in needed
-        }
-        for name in sorted(needed):
-            demand = self._totals.demand(name)
-            assert demand is not None
-            last, last_s = self._reported.get(name, (None, 0.0))
-            if last is None or is_significant(last, demand, since_s=now_s - last_s):
-                self._reported[name] = (demand, now_s)
-                self._on_change(name)
 
 
 def is_significant(last: Demand, now: Demand, *, since_s: float) -> bool:

@@ -55,7 +55,24 @@ def advance(
     left_s = duration.parse(step.pause) - (now - status.since).total_seconds()
     is_over = is_prepared and is_new_ready and left_s <= 0 and _says_enough(rules, measured)
     if status.weight and measured is not None:
-        bad = _faults(rules, measured, is_over=is_over)
+        # Describe the metrics that are worse than allowed; empty while there are too few requests.
+        few = rules.min_requests or _FEWEST
+        # At the end of a step, a few streams are enough.
+        few_streamed = min(few, _FEWEST) if is_over else few
+        bad = []
+        if measured.requests >= few and measured.error_rate > quantity.percent_fraction(
+            rules.max_error_rate
+        ):
+            rate = f"{measured.error_rate:.1%}"
+            bad.append(f"{rate} of the requests failed, {rules.max_error_rate} is allowed")
+        ttft_s, most = measured.first_token_quantile(_P95), rules.max_ttft_p95
+        if measured.first_token_count < few_streamed:
+            ttft_s = None
+        if ttft_s is not None and most is not None and ttft_s > duration.parse(most):
+            bad.append(f"the first token took {ttft_s:.2f} s (p95), {most} is allowed")
+        speed, least = measured.tokens_per_second, rules.min_tokens_per_second
+        if measured.requests >= few and speed is not None and speed < least:
+            bad.append(f"a request got {speed:.1f} tokens/s, {least} is required")
         if bad:
             message = f"{_step(canary, status.step)}: {'; '.join(bad)} ({_figures(measured)})"
             return _moved(status, now, weight=0, outcome="Failed", message=message), None
@@ -180,28 +197,6 @@ def _next(
     # Its replicas may be ready already, and then no change queues the deployment.
     pause_s = duration.parse(step.pause) if is_begun else 0.0
     return _moved(status, now, step=after, message=message), pause_s
-
-
-def _faults(rules: CanaryAnalysis, measured: VersionMetrics, *, is_over: bool) -> list[str]:
-    """Describe the metrics that are worse than allowed; empty while there are too few requests."""
-    few = rules.min_requests or _FEWEST
-    # At the end of a step, a few streams are enough.
-    few_streamed = min(few, _FEWEST) if is_over else few
-    faults = []
-    if measured.requests >= few and measured.error_rate > quantity.percent_fraction(
-        rules.max_error_rate
-    ):
-        rate = f"{measured.error_rate:.1%}"
-        faults.append(f"{rate} of the requests failed, {rules.max_error_rate} is allowed")
-    ttft_s, most = measured.first_token_quantile(_P95), rules.max_ttft_p95
-    if measured.first_token_count < few_streamed:
-        ttft_s = None
-    if ttft_s is not None and most is not None and ttft_s > duration.parse(most):
-        faults.append(f"the first token took {ttft_s:.2f} s (p95), {most} is allowed")
-    speed, least = measured.tokens_per_second, rules.min_tokens_per_second
-    if measured.requests >= few and speed is not None and speed < least:
-        faults.append(f"a request got {speed:.1f} tokens/s, {least} is required")
-    return faults
 
 
 def _figures(measured: VersionMetrics) -> str:

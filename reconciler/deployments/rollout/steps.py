@@ -87,12 +87,30 @@ def next_step(
     """Return the next step for the replicas that may stay on their nodes."""
     match goal.phase:
         case RolloutPhase.PAUSED:
-            return _paused(goal, observed, staying)
+            return RolloutStep(
+                terminations=_surplus(
+                    staying, len(staying) - observed.desired_replicas, keep={goal.target}
+                ),
+                creations=(goal.target,) * max(0, observed.desired_replicas - len(staying)),
+            )
         case RolloutPhase.CANARY:
             return _canary(goal, observed, deployment, staying)
         case RolloutPhase.ROLLING | RolloutPhase.ROLLED_BACK:
             if deployment.spec.rollout.strategy == "Recreate":
-                return _recreate(goal, observed, staying)
+                old = [r for r in _by_name(staying) if r.replica.spec.template != goal.target]
+                fresh = [r for r in staying if r.replica.spec.template == goal.target]
+                is_free = all(r.replica.spec.template == goal.target for r in observed.replicas)
+                return RolloutStep(
+                    terminations=(
+                        *(Termination(replica=r, because="Outdated") for r in old),
+                        *_surplus(
+                            fresh, len(fresh) - observed.desired_replicas, keep={goal.target}
+                        ),
+                    ),
+                    creations=(goal.target,) * max(0, observed.desired_replicas - len(fresh))
+                    if is_free
+                    else (),
+                )
             return _roll(goal.target, observed.desired_replicas, deployment, staying)
 
 
@@ -140,34 +158,6 @@ def version_after_move(goal: RolloutGoal, observed: DeploymentView, replica: Rep
     ):
         return own
     return goal.target
-
-
-def _paused(
-    goal: RolloutGoal, observed: DeploymentView, staying: Sequence[ReplicaView]
-) -> RolloutStep:
-    return RolloutStep(
-        terminations=_surplus(
-            staying, len(staying) - observed.desired_replicas, keep={goal.target}
-        ),
-        creations=(goal.target,) * max(0, observed.desired_replicas - len(staying)),
-    )
-
-
-def _recreate(
-    goal: RolloutGoal, observed: DeploymentView, staying: Sequence[ReplicaView]
-) -> RolloutStep:
-    old = [r for r in _by_name(staying) if r.replica.spec.template != goal.target]
-    fresh = [r for r in staying if r.replica.spec.template == goal.target]
-    is_free = all(r.replica.spec.template == goal.target for r in observed.replicas)
-    return RolloutStep(
-        terminations=(
-            *(Termination(replica=r, because="Outdated") for r in old),
-            *_surplus(fresh, len(fresh) - observed.desired_replicas, keep={goal.target}),
-        ),
-        creations=(goal.target,) * max(0, observed.desired_replicas - len(fresh))
-        if is_free
-        else (),
-    )
 
 
 def _canary(

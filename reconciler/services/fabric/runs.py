@@ -91,7 +91,15 @@ async def run_test(
     await lease.open()
     try:
         await _write_test(transport, test, lease.id, fence)
-        return await _wait_for_ranks(transport, clock, test, lease, report)
+        reports = _RankReports(transport, clock, test, report)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                renewal = tasks.create_task(lease.keep())
+                ranks = await reports.wait(lease)
+                renewal.cancel()
+        except* (FabricTestError, StoreError, codec.UndecodableError) as failed:
+            raise failed.exceptions[0] from None
+        return ranks
     finally:
         await lease.close()
 
@@ -107,25 +115,6 @@ async def _write_test(
         raise FabricTestBusyError(
             f"a test of shardgroup/{test.name} is already running; wait for its end (an interrupted one ends within 10 s)"
         ) from error
-
-
-async def _wait_for_ranks(
-    transport: Transport,
-    clock: Clock,
-    test: FabricTest,
-    lease: LeaseSession,
-    report: Callable[[str], None],
-) -> tuple[FabricRank, ...]:
-    """Return the final reports of all ranks; renews the lease meanwhile."""
-    reports = _RankReports(transport, clock, test, report)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            renewal = tasks.create_task(lease.keep())
-            ranks = await reports.wait(lease)
-            renewal.cancel()
-    except* (FabricTestError, StoreError, codec.UndecodableError) as failed:
-        raise failed.exceptions[0] from None
-    return ranks
 
 
 class _RankReports:

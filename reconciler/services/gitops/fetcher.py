@@ -48,7 +48,22 @@ async def fetch(request: FetchRequest, clock: Clock) -> FetchResult:
     """Fetch a commit; every failure of the process becomes a response, too."""
     try:
         async with asyncio.timeout(request.timeout_s), _started() as process:
-            return await _talk(process, request, clock)
+            assert process.stdin is not None
+            with contextlib.suppress(
+                ConnectionError
+            ):  # it has ended already, and its response says why
+                process.stdin.write(request.model_dump_json(by_alias=True).encode() + b"\n")
+                await process.stdin.drain()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    watch = group.create_task(_watch(process, clock))
+                    stderr = group.create_task(_read_stderr(process))
+                    result = await _read(process)
+                    await process.wait()
+                    watch.cancel()
+            except* _TooLargeError as errors:
+                raise _TooLargeError(str(errors.exceptions[0])) from errors
+            return result or _failed(await _early_end(process, stderr.result()))
     except TimeoutError:
         message = (
             f"{request.repository} did not answer within {request.timeout_s:g} s (spec.timeout)"
@@ -81,23 +96,6 @@ async def _started() -> AsyncIterator[Process]:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         await process.wait()
-
-
-async def _talk(process: Process, request: FetchRequest, clock: Clock) -> FetchResult:
-    assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # it has ended already, and its response says why
-        process.stdin.write(request.model_dump_json(by_alias=True).encode() + b"\n")
-        await process.stdin.drain()
-    try:
-        async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_watch(process, clock))
-            stderr = group.create_task(_read_stderr(process))
-            result = await _read(process)
-            await process.wait()
-            watch.cancel()
-    except* _TooLargeError as errors:
-        raise _TooLargeError(str(errors.exceptions[0])) from errors
-    return result or _failed(await _early_end(process, stderr.result()))
 
 
 async def _read(process: Process) -> FetchResult | None:

@@ -75,7 +75,18 @@ class RejoinPort:
     async def _rejoin(self, request: Request) -> JoinAnswer:
         source = source_of(request)
         raw = await self._bodies.read(request, source)
-        certificate = _peer_certificate(request)
+        # Raises RefusedError: it has none.
+        ssl_object = request.scope.get("state", {}).get(SSL_OBJECT)
+        if peer_of(ssl_object) is None:
+            raise RefusedError(
+                403,
+                "NoCertificate",
+                "joining again needs this machine's certificate of the fleet; join with a token instead",
+            )
+        assert isinstance(ssl_object, VerifiedSSLObject)
+        der = ssl_object.getpeercert(binary_form=True)
+        assert der is not None  # of a verified peer
+        certificate = x509.load_der_x509_certificate(der)
         identity = identity_of(certificate)
         if identity.role not in _ROLES:
             message = (
@@ -126,18 +137,3 @@ class RejoinPort:
         if not is_current and life_of(shown)[0] <= life_of(current)[0]:
             raise AdmissionError(NAME_TAKEN, name_taken(identity))
         return (bound.version,)
-
-
-def _peer_certificate(request: Request) -> x509.Certificate:
-    """Return the peer's certificate: TLS has checked fleet, time and revocation. Raises RefusedError: it has none."""
-    ssl_object = request.scope.get("state", {}).get(SSL_OBJECT)
-    if peer_of(ssl_object) is None:
-        raise RefusedError(
-            403,
-            "NoCertificate",
-            "joining again needs this machine's certificate of the fleet; join with a token instead",
-        )
-    assert isinstance(ssl_object, VerifiedSSLObject)
-    der = ssl_object.getpeercert(binary_form=True)
-    assert der is not None  # of a verified peer
-    return x509.load_der_x509_certificate(der)

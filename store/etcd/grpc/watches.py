@@ -125,28 +125,24 @@ class _WatchStream:
         watch = self._by_prefix.get(follower.prefix)
         # A watch that has delivered nothing after that revision will deliver all that the follower needs.
         if watch is None or watch.reached > follower.after_revision:
-            watch = self._create(follower)
+            self._last_number += 1
+            prefix, number = follower.prefix, self._last_number
+            watch = _EtcdWatch(number, prefix, follower.after_revision)
+            self._watches[number] = self._by_prefix[prefix] = watch
+            self._uncreated.append(number)
+            create = pb.WatchCreateRequest(
+                key=wire.raw(prefix),
+                range_end=wire.raw(prefix_end(prefix)),
+                # Not the next one: see `drop_seen_changes`.
+                start_revision=max(1, follower.after_revision),
+                progress_notify=True,
+                watch_id=number,
+                fragment=True,
+            )
+            self._send(pb.WatchRequest(create_request=create))
         elif watch.is_created:
             follower.put(self._confirmation())
         watch.followers.append(follower)
-
-    def _create(self, follower: _Follower) -> _EtcdWatch:
-        self._last_number += 1
-        prefix, number = follower.prefix, self._last_number
-        watch = _EtcdWatch(number, prefix, follower.after_revision)
-        self._watches[number] = self._by_prefix[prefix] = watch
-        self._uncreated.append(number)
-        create = pb.WatchCreateRequest(
-            key=wire.raw(prefix),
-            range_end=wire.raw(prefix_end(prefix)),
-            # Not the next one: see `drop_seen_changes`.
-            start_revision=max(1, follower.after_revision),
-            progress_notify=True,
-            watch_id=number,
-            fragment=True,
-        )
-        self._send(pb.WatchRequest(create_request=create))
-        return watch
 
     def leave(self, follower: _Follower) -> None:
         """Remove a follower; a watch without one is cancelled, and the stream ends after the last one."""
@@ -313,7 +309,12 @@ class Watches:
                     after_revision = batch.revision
                     yield batch
         except _RefusedWatchError:
-            await self._check_access(prefix)
+            # For a stale token, too, etcd may cancel a watch as denied. A call tells the two apart,
+            # and renews the token.
+            request = pb.RangeRequest(
+                key=wire.raw(prefix), range_end=wire.raw(prefix_end(prefix)), limit=1
+            )
+            await self._channel.read(wire.RANGE, request)
             raise
         finally:
             stream.leave(follower)
@@ -328,16 +329,6 @@ class Watches:
             else:
                 self._current = _WatchStream(opened, self._channel)
         return self._current
-
-    async def _check_access(self, prefix: str) -> None:
-        """Raise PermissionDeniedError unless the user may read the prefix.
-
-        For a stale token, too, etcd may cancel a watch as denied. A call tells the two apart, and renews the token.
-        """
-        request = pb.RangeRequest(
-            key=wire.raw(prefix), range_end=wire.raw(prefix_end(prefix)), limit=1
-        )
-        await self._channel.read(wire.RANGE, request)
 
     async def _newest(self, key: str) -> int:
         """Return the newest revision of the store."""

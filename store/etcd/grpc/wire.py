@@ -104,7 +104,15 @@ def transaction(guards: Sequence[Guard], operations: Sequence[Operation]) -> pb.
     # Filled in place: messages that are made alone are copied into the request, which costs twice the time.
     request = pb.TxnRequest()
     for guard in guards:
-        _compare(request, guard)
+        match guard:
+            case ModRevisionGuard(key=key, mod_revision=revision):
+                request.compare.add(key=raw(key), target=pb.Compare.MOD, mod_revision=revision)
+            case CreateRevisionGuard(key=key, create_revision=revision):
+                request.compare.add(
+                    key=raw(key), target=pb.Compare.CREATE, create_revision=revision
+                )
+            case _:
+                assert_never(guard)
     for operation in operations:
         _operate(request, operation)
     return request
@@ -116,16 +124,6 @@ def put(operation: Put) -> pb.PutRequest:
 
 def delete(operation: Delete) -> pb.DeleteRangeRequest:
     return pb.DeleteRangeRequest(key=raw(operation.key))
-
-
-def _compare(request: pb.TxnRequest, guard: Guard) -> None:
-    match guard:
-        case ModRevisionGuard(key=key, mod_revision=revision):
-            request.compare.add(key=raw(key), target=pb.Compare.MOD, mod_revision=revision)
-        case CreateRevisionGuard(key=key, create_revision=revision):
-            request.compare.add(key=raw(key), target=pb.Compare.CREATE, create_revision=revision)
-        case _:
-            assert_never(guard)
 
 
 def _operate(request: pb.TxnRequest, operation: Operation) -> None:

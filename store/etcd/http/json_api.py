@@ -231,7 +231,11 @@ class JsonGateway:
         turn, route = self._caller.turn, self._route(self._session(), token)
         try:
             async with route.call_rpc(
-                path, _payload(raw), raw=True, timeout=timeout, headers=headers
+                path,
+                raw if len(raw) < 2**20 else io.BytesIO(raw),
+                raw=True,
+                timeout=timeout,
+                headers=headers,
             ) as response:
                 answer = await self._body(response)
                 if response.status == 200:
@@ -423,8 +427,3 @@ def _kept_alive_socket(address: AddrInfoType) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     enable_keepalive(made)
     return made
-
-
-def _payload(raw: bytes) -> bytes | io.BytesIO:
-    """Return the body for aiohttp: a large one as a file, to avoid its warning."""
-    return raw if len(raw) < 2**20 else io.BytesIO(raw)

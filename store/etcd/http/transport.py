@@ -114,7 +114,15 @@ class HttpTransport:
                     continue
                 frame = json_api.loads(line)
                 if is_refusal(_cancel_reason(frame)):
-                    await self._check_access(prefix)
+                    # For a stale token, too, etcd may cancel a watch as denied. A call tells the
+                    # two apart, and renews the token.
+                    end = json_api.b64(prefix_end(prefix))
+                    body: json_api.Json = {
+                        "key": json_api.b64(prefix),
+                        "range_end": end,
+                        "count_only": True,
+                    }
+                    await self._route.read("/kv/range", body)
                 if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
                     # A watch on a future revision would be silent forever.
                     raise ReplacedError("the store was replaced or rolled back")
@@ -146,15 +154,6 @@ class HttpTransport:
         return WatchBatch(
             revision=after_revision if is_created else revision, changes=(), store=store
         )
-
-    async def _check_access(self, prefix: str) -> None:
-        """Raise PermissionDeniedError unless the user may read the prefix.
-
-        For a stale token, too, etcd may cancel a watch as denied. A call tells the two apart, and renews the token.
-        """
-        end = json_api.b64(prefix_end(prefix))
-        body: json_api.Json = {"key": json_api.b64(prefix), "range_end": end, "count_only": True}
-        await self._route.read("/kv/range", body)
 
     async def _newest(self, key: str) -> int:
         """Return the newest revision of the store, which a lagging member may not have yet."""

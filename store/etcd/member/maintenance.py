@@ -191,10 +191,6 @@ class MemberMaintenance:
         )
         if action is None:
             return False
-        await self._do(action, status)
-        return True
-
-    async def _do(self, action: Action, before: MemberStatus) -> None:
         match action:
             case ReclaimSpace(compact_to=revision, because=because):
                 # Set even if the action fails: it would fail again, and pause the member each time.
@@ -204,7 +200,7 @@ class MemberMaintenance:
                 await self._member.defragment()
                 after = await self._member.status()
                 self._notify(
-                    f"etcd was compacted, because {because}: its file had {_mib(before.db_size_bytes)} "
+                    f"etcd was compacted, because {because}: its file had {_mib(status.db_size_bytes)} "
                     f"and has {_mib(after.db_size_bytes)} now"
                 )
             case DisarmAlarms(alarms=alarms):
@@ -216,3 +212,4 @@ class MemberMaintenance:
                 self._notify(f"warning: {message}")
             case _:
                 assert_never(action)
+        return True

@@ -38,7 +38,11 @@ def main() -> None:
     sys.excepthook = lambda kind, error, trace: _write_error(kind, error, trace, secrets)
     with pause_collection():  # ten thousand manifests are a million objects, which all live on
         answer, documents = _answer(request, secrets)
-        _write(answer, documents)
+        out = sys.stdout.buffer
+        out.write(answer.model_dump_json(by_alias=True).encode() + b"\n")
+        for document in documents:
+            out.write(line_of(document).encode() + b"\n")
+        out.flush()
 
 
 def _end_with_parent() -> None:
@@ -84,14 +88,6 @@ def _newest(folder: Path, request: FetchRequest, remote: GitRemote | None) -> by
         return repository.fetch_commit(folder, request, remote)
     assert request.commit is not None
     return request.commit.encode()
-
-
-def _write(answer: FetchResponse, documents: tuple[Document, ...]) -> None:
-    out = sys.stdout.buffer
-    out.write(answer.model_dump_json(by_alias=True).encode() + b"\n")
-    for document in documents:
-        out.write(line_of(document).encode() + b"\n")
-    out.flush()
 
 
 def _write_error(

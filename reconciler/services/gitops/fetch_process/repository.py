@@ -72,7 +72,12 @@ def make_remote(request: FetchRequest) -> GitRemote:
 def _make_remote(request: FetchRequest) -> GitRemote:
     scheme, colon, _ = request.repository.partition("://")
     if not colon:
-        return _scp(request)
+        found = _SCP.fullmatch(request.repository)
+        if found is None:
+            raise FetchError(
+                "RepositoryNotFound", f"{request.repository} is not the address of a repository"
+            )
+        return _ssh(request, found["host"], None, found["user"] or "", found["path"])
     parts = urlsplit(request.repository)
     match scheme:
         case "http" | "https":
@@ -110,15 +115,6 @@ def _http(request: FetchRequest) -> GitRemote:
     return GitRemote(
         client=client, path=parts.path, secrets=tuple(secret_forms(username or "git", password))
     )
-
-
-def _scp(request: FetchRequest) -> GitRemote:
-    found = _SCP.fullmatch(request.repository)
-    if found is None:
-        raise FetchError(
-            "RepositoryNotFound", f"{request.repository} is not the address of a repository"
-        )
-    return _ssh(request, found["host"], None, found["user"] or "", found["path"])
 
 
 def _ssh(request: FetchRequest, host: str, port: int | None, user: str, path: str) -> GitRemote:
@@ -198,14 +194,6 @@ def open_repository(folder: Path) -> Iterator[Repo]:
     packs = path / "objects" / "pack"
     if len(list(packs.glob("*.pack"))) > _MOST_PACKS:
         shutil.rmtree(path)
-    repo = _open(path)
-    try:
-        yield repo
-    finally:
-        repo.close()
-
-
-def _open(path: Path) -> Repo:
     for left in (*path.glob("objects/incoming-*"), *path.glob("objects/tmp_pack_*")):
         left.unlink(missing_ok=True)  # of a fetch that was killed
     if not path.is_dir():
@@ -214,7 +202,11 @@ def _open(path: Path) -> Repo:
         shutil.rmtree(fresh, ignore_errors=True)
         Repo.init_bare(str(fresh), mkdir=True).close()
         fresh.rename(path)
-    return Repo(str(path), bare=True)
+    repo = Repo(str(path), bare=True)
+    try:
+        yield repo
+    finally:
+        repo.close()
 
 
 def fetch_commit(folder: Path, request: FetchRequest, remote: GitRemote) -> bytes:

@@ -6,9 +6,8 @@ dulwich blocks while it reads; asyncssh needs an event loop. The loop runs in it
 import asyncio
 import io
 import socket
-from collections.abc import Coroutine
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import asyncssh
 from dulwich.client import SSHVendor
@@ -61,7 +60,9 @@ class SshChannel:
     def readlines(self) -> list[bytes]:
         """Return the server's stderr; dulwich reads it when the server closes the connection."""
         try:
-            stderr = self._wait(self._process.stderr.read(_STDERR_BYTES), _STDERR_S)
+            stderr = asyncio.run_coroutine_threadsafe(
+                self._process.stderr.read(_STDERR_BYTES), self._loop
+            ).result(_STDERR_S)
         except (TimeoutError, OSError, asyncssh.Error):
             stderr = b""
         return stderr.splitlines(keepends=True)
@@ -72,9 +73,6 @@ class SshChannel:
         self._receiving.close()
         self._sending.close()
         self._loop.call_soon_threadsafe(self._connection.abort)
-
-    def _wait(self, main: Coroutine[Any, Any, T], limit_s: float) -> T:
-        return asyncio.run_coroutine_threadsafe(main, self._loop).result(limit_s)
 
 
 class AsyncsshVendor(SSHVendor):
