@@ -203,7 +203,9 @@ class ResponsesEncoder:
         else:
             response_id = service.response_id(stream.ticket, kind="resp").replace("-", "_", 1)
             created = int(service.clock.now().timestamp())
-        builder = ResponseEventBuilder(id=response_id, created=created, echo=request.echo)
+        builder = ResponseEventBuilder(
+            id=response_id, created=created, echo=request.echo, tools=request.tools
+        )
         is_resumable, sent = request.chat.is_resumable, len(stream.choices[0].parser.tokens)
         return cls(builder, stream, resumed, is_resumable, sent)
 

@@ -1,48 +1,31 @@
 """Input items of `/v1/responses`, and their conversion to the messages of a chat. Pure.
 
-An assistant's turn is one message in a chat. Here it is several items: its reasoning, its text and its calls.
+An assistant's turn is one message in a chat. Here it is several items: its reasoning, its text and its calls. Clients
+send back what any server answered, with its fields: unknown fields of items are ignored, and items of hosted tools and
+compactions are left out.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from engine.openai import messages, parameters
+from engine.openai.response_tools import chat_name, freeform_arguments, type_discriminator
 from engine.vision.image_reader import NO_IMAGES
 from schemas.wire import errors
 
 Json: TypeAlias = dict[str, Any]
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
+_LENIENT = ConfigDict(strict=True, extra="ignore")
 _PART_TYPES = ("input_text", "output_text", "refusal", "input_image")
-Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
-
-
-def type_discriminator(default: str | None = None) -> Discriminator:
-    """Return a discriminator by the field `type`.
-
-    Its tags are not identifiers, so that `_error_path` leaves them out of paths.
-    """
-
-    def tag(value: Any) -> str | None:
-        kind = (
-            value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
-        )
-        return f"a {kind}" if isinstance(kind, str) else None
-
-    return Discriminator(
-        tag,
-        custom_error_type="kind",
-        custom_error_message="It must be an object of a known type",
-    )
 
 
 class InputText(BaseModel):
     """Text for the model."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["input_text"]
     text: str
@@ -51,30 +34,27 @@ class InputText(BaseModel):
 class InputImage(BaseModel):
     """An image, in the URL itself."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["input_image"]
     image_url: Annotated[str, Field(min_length=1)]
     detail: Literal["auto", "low", "high", "original"] | None = None
     """OpenAI's price classes; the model's own preprocessing chooses the size."""
-    file_id: None = None
 
 
 class OutputText(BaseModel):
-    """Text of the model. There are no annotations, and log probabilities are not part of a prompt."""
+    """Text of the model. Annotations and log probabilities are not part of a prompt."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["output_text"]
     text: str
-    annotations: Annotated[list[Json], Field(max_length=0)] = []
-    logprobs: list[Json] = []
 
 
 class RefusalText(BaseModel):
     """Refusal text of the model."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["refusal"]
     refusal: str
@@ -83,10 +63,9 @@ class RefusalText(BaseModel):
 class ReasoningText(BaseModel):
     """Reasoning of the model."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
-    type: Literal["reasoning_text"]
-    text: str
+    text: str = ""
 
 
 Part: TypeAlias = Annotated[
@@ -105,103 +84,136 @@ ResultPart: TypeAlias = Annotated[
 class MessageItem(BaseModel):
     """One message."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
-    id: str | None = None
-    status: Status | None = None
 
 
 class CallItem(BaseModel):
     """A call by the model."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["function_call"]
     call_id: str
     name: Annotated[str, Field(min_length=1)]
+    namespace: str | None = None
     arguments: str
-    id: str | None = None
-    status: Status | None = None
+
+
+class FreeformCallItem(BaseModel):
+    """A call of a freeform tool by the model."""
+
+    model_config = _LENIENT
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: Annotated[str, Field(min_length=1)]
+    namespace: str | None = None
+    input: str
 
 
 class ResultItem(BaseModel):
     """The result of a call."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[ResultPart]
-    id: str | None = None
-    status: Status | None = None
 
 
 class ReasoningItem(BaseModel):
-    """Reasoning that led to the next item. Only plain text is supported, neither encrypted nor summarized."""
+    """Reasoning that led to the next item. Encrypted reasoning cannot be read; a summary stands for a missing text."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["reasoning"]
-    content: list[ReasoningText]
-    summary: Annotated[list[Json], Field(max_length=0)] = []
-    id: str | None = None
-    status: Status | None = None
+    content: list[ReasoningText] = []
+    summary: list[ReasoningText] = []
+
+    @property
+    def text(self) -> str:
+        """The reasoning; empty if there is none to read."""
+        return "".join(part.text for part in self.content or self.summary)
+
+
+class LeftOutItem(BaseModel):
+    """The place of an item that is left out, so that the paths of the others stay right."""
+
+    model_config = _LENIENT
+
+    type: Literal["left_out"]
 
 
 Item: TypeAlias = Annotated[
     Annotated[MessageItem, Tag("a message")]
     | Annotated[CallItem, Tag("a function_call")]
+    | Annotated[FreeformCallItem, Tag("a custom_tool_call")]
     | Annotated[ResultItem, Tag("a function_call_output")]
-    | Annotated[ReasoningItem, Tag("a reasoning")],
+    | Annotated[ResultItem, Tag("a custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("a reasoning")]
+    | Annotated[LeftOutItem, Tag("a left_out")],
     type_discriminator("message"),
 ]
-_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
-# The field of an item that holds its text and images.
-_CONTENT_FIELDS = {"message": "content", "function_call_output": "output"}
+_ITEM_TYPES = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+)  # fmt: skip
+# Of hosted tools and of other servers' ways to shorten a context.
+_LEFT_OUT_TYPES = frozenset(
+    {
+        "agent_message", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",
+        "compaction_summary", "compaction_trigger", "computer_call", "computer_call_output", "context_compaction",
+        "file_search_call", "ghost_snapshot", "image_generation_call", "local_shell_call", "local_shell_call_output",
+        "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "shell_call",
+        "shell_call_output", "tool_search_call", "tool_search_output", "web_search_call",
+    }
+)  # fmt: skip
 
 
-def normalize(items: object, *, sees_images: bool = False) -> object:
-    """Return items without null fields; refuse unsupported types with a clearer message than pydantic's.
+def normalize(items: object, *, sees_images: bool = False) -> list[str]:
+    """Replace the items to leave out; return the names by which the client is told.
 
     Raises:
         RefusedError: there are too many items, or the type of an item or of a part is not supported.
 
     """
+    left_out: dict[str, None] = {}
     if not isinstance(items, list):
-        return items
+        return []
     parameters.check_count(items, messages.MAX_MESSAGES, "input")
     for at, item in enumerate(items):
-        kind = item.get("type", "message") if isinstance(item, dict) else "message"
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type", "message")
+        if isinstance(kind, str) and kind in _LEFT_OUT_TYPES:
+            left_out[f"input.{kind}"] = None
+            items[at] = {"type": "left_out"}
+            continue
         if isinstance(kind, str) and kind not in _ITEM_TYPES:
+            hint = (
+                " Send the item itself, or 'previous_response_id'."
+                if kind == "item_reference"
+                else ""
+            )
             raise errors.invalid(
-                f"Items of type '{kind[:50]}' are not supported; use {', '.join(_ITEM_TYPES)}.",
+                f"Items of type '{kind[:50]}' are not supported; use {', '.join(_ITEM_TYPES)}.{hint}",
                 param=f"input[{at}].type",
             )
-        if isinstance(item, dict):
-            _check(item, f"input[{at}]", sees_images=sees_images)
-    # Clients send back earlier output with all fields that they know, null where unset.
-    return [
-        {name: value for name, value in item.items() if value is not None}
-        if isinstance(item, dict)
-        else item
-        for item in items
-    ]
-
-
-def _check(item: Json, where: str, *, sees_images: bool) -> None:
-    if item.get("encrypted_content") is not None:
-        raise errors.invalid(
-            "This engine does not encrypt reasoning; leave 'encrypted_content' out.",
-            param=f"{where}.encrypted_content",
-        )
-    name = _CONTENT_FIELDS.get(str(item.get("type", "message")), "")
-    content = item.get(name)
-    for at, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict):
-            _check_part(part, f"{where}.{name}[{at}]", sees_images=sees_images)
+        if item.get("encrypted_content"):
+            left_out["input.encrypted_content"] = None
+        content = item.get("content") if kind == "message" else None
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict):
+                _check_part(part, f"input[{at}].content[{index}]", sees_images=sees_images)
+        output = item.get("output")
+        for index, part in enumerate(output if isinstance(output, list) else ()):
+            if isinstance(part, dict):
+                # A text model gets a note instead (messages.py).
+                _check_part(part, f"input[{at}].output[{index}]", sees_images=True)
+    return list(left_out)
 
 
 def _check_part(part: Json, where: str, *, sees_images: bool) -> None:
@@ -253,9 +265,7 @@ class ChatTranscript:
 def to_chat(request_input: str | Sequence[Item], instructions: str | None) -> ChatTranscript:
     """Return the equivalent chat of a request's input.
 
-    Raises:
-        RefusedError: a reasoning item is not followed by a message or a call of the assistant.
-
+    Reasoning that no message or call of the assistant follows is left out: its answer was interrupted.
     """
     chat = ChatTranscript()
     if instructions is not None:
@@ -264,46 +274,35 @@ def to_chat(request_input: str | Sequence[Item], instructions: str | None) -> Ch
         chat.add({"role": "user", "content": request_input}, None)
         return chat
     turn: Json | None = None  # the assistant's message, while its items follow each other
-    reasoning: str | None = None
+    reasoning: list[str] = []
     for at, item in enumerate(request_input):
+        if isinstance(item, LeftOutItem):
+            continue
         if isinstance(item, ReasoningItem):
-            reasoning = (reasoning or "") + "".join(part.text for part in item.content)
+            reasoning.append(item.text)
             turn = None
             continue
-        is_assistant = isinstance(item, CallItem) or (
-            isinstance(item, MessageItem) and item.role == "assistant"
-        )
-        if reasoning is not None and not is_assistant:
-            raise _dangling_reasoning(at - 1)
-        if isinstance(item, CallItem):
+        if isinstance(item, CallItem | FreeformCallItem):
             turn = turn or chat.add({"role": "assistant"}, at)
             turn.setdefault("tool_calls", []).append(_tool_call(item))
             chat.origins[-1].calls.append(at)
         elif isinstance(item, MessageItem):
             message = chat.add({"role": item.role, "content": _content(item.content)}, at)
-            turn = message if is_assistant else None
+            turn = message if item.role == "assistant" else None
         else:
             turn = None
             content = _content(item.output)
             chat.add({"role": "tool", "tool_call_id": item.call_id, "content": content}, at)
             chat.origins[-1].content = "output"
-        if reasoning is not None and turn is not None:
-            turn["reasoning_content"] = reasoning
-            reasoning = None
-    if reasoning is not None:
-        raise _dangling_reasoning(len(request_input) - 1)
+        if any(reasoning) and turn is not None:
+            turn["reasoning_content"] = "".join(reasoning)
+        reasoning = []
     return chat
 
 
-def _dangling_reasoning(at: int) -> errors.RefusedError:
-    return errors.invalid(
-        "A reasoning item must be followed by the message or the function_call that it led to.",
-        param=f"input[{at}]",
-    )
-
-
-def _tool_call(item: CallItem) -> Json:
-    function = {"name": item.name, "arguments": item.arguments}
+def _tool_call(item: CallItem | FreeformCallItem) -> Json:
+    arguments = item.arguments if isinstance(item, CallItem) else freeform_arguments(item.input)
+    function = {"name": chat_name(item.name, item.namespace), "arguments": arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 

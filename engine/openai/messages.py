@@ -1,7 +1,8 @@
 """Messages of a chat: from OpenAI's form to the form that chat templates take.
 
 OpenAI's clients send the arguments of a call as JSON in a string, and a result with the id of its call. Templates on
-Hugging Face take the arguments as an object, and a result with the name of its function.
+Hugging Face take the arguments as an object, and a result with the name of its function. Clients send back what any
+server answered: fields of messages that are not OpenAI's are ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,10 @@ from engine.text.interface import Message
 from engine.vision.image_reader import NO_IMAGES
 from schemas.wire import errors
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
-# Fields of OpenAI's replies that clients send back as history; accepted if they are empty.
-_EMPTY_FIELDS = ("annotations", "audio", "function_call")
-# Labels of chat frontends and of other servers' caches, which change no answer.
-_LABELS = ("cache_control", "id", "timestamp")
+_LENIENT = ConfigDict(strict=True, extra="ignore")
+# Parts in which other servers answer with reasoning; templates take none in the text.
+_REASONING_PARTS = frozenset({"reasoning", "redacted_thinking", "thinking"})
+_NO_IMAGE_NOTE = "[An image was left out here: this model reads text only.]"
 # More than a context of a million tokens has in practice: rendering this many takes 50 ms.
 MAX_MESSAGES = 4096
 # The work of rendering a message, in characters of text that take as long to tokenize.
@@ -33,7 +33,7 @@ Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 class TextPart(BaseModel):
     """Text of a message."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["text"]
     text: str
@@ -42,7 +42,7 @@ class TextPart(BaseModel):
 class ImageUrl(BaseModel):
     """An image, in the URL itself."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     url: Annotated[str, Field(min_length=1)]
     detail: Literal["auto", "low", "high"] | None = None
@@ -52,7 +52,7 @@ class ImageUrl(BaseModel):
 class ImagePart(BaseModel):
     """Image of a message."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -66,7 +66,7 @@ class ImagePart(BaseModel):
 class RefusalPart(BaseModel):
     """Refusal text of an assistant."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     type: Literal["refusal"]
     refusal: str
@@ -75,7 +75,7 @@ class RefusalPart(BaseModel):
 class PromptMessage(BaseModel):
     """Message of a system, a developer or a user."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     role: Literal["system", "developer", "user"]
     content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
@@ -85,7 +85,7 @@ class PromptMessage(BaseModel):
 class MessageFunction(BaseModel):
     """Function and arguments of a call."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str
@@ -94,7 +94,7 @@ class MessageFunction(BaseModel):
 class MessageToolCall(BaseModel):
     """One tool call of an assistant."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     id: str
     type: Literal["function"] = "function"
@@ -106,7 +106,7 @@ class MessageToolCall(BaseModel):
 class AssistantMessage(BaseModel):
     """Earlier message of the assistant."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     role: Literal["assistant"]
     content: str | list[TextPart | RefusalPart] | None = None
@@ -119,7 +119,7 @@ class AssistantMessage(BaseModel):
 class ToolMessage(BaseModel):
     """Result of a tool call."""
 
-    model_config = _STRICT
+    model_config = _LENIENT
 
     role: Literal["tool"]
     tool_call_id: str
@@ -133,35 +133,48 @@ AnyMessage: TypeAlias = Annotated[
 ]
 
 
-def normalize(messages: object, *, sees_images: bool = False) -> None:
-    """Drop labels and empty extra fields, and refuse unsupported roles and parts with a clearer message than pydantic's.
+def normalize(messages: object, *, sees_images: bool = False) -> list[str]:
+    """Make messages of all servers alike, and refuse unsupported roles and parts with a clearer message than pydantic's.
+
+    An image in a tool's result, which the user did not choose, becomes a note if the model reads text only. Return the
+    names of what was left out.
 
     Raises:
-        RefusedError: there are too many messages, or one has a role, a part or a field that is not supported.
+        RefusedError: there are too many messages, or one has a role or a part that is not supported.
 
     """
     parameters.check_count(messages, MAX_MESSAGES, "messages")
+    left_out: dict[str, None] = {}
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if not isinstance(message, dict):
             continue
-        where = f"messages[{index}]"
-        _check_role(message.get("role"), where)
-        _drop_labels(message)
-        for name in _EMPTY_FIELDS:
-            if name in message and message.pop(name):
-                raise errors.invalid(
-                    f"This engine does not support '{name}' in messages.", param=f"{where}.{name}"
-                )
+        where, role = f"messages[{index}]", message.get("role")
+        _check_role(role, where)
+        if message.get("function_call"):
+            raise errors.invalid(
+                "'function_call' is deprecated; send the call in 'tool_calls'.",
+                param=f"{where}.function_call",
+            )
         content = message.get("content")
-        for at, part in enumerate(content if isinstance(content, list) else ()):
-            _check_part(part, f"{where}.content[{at}]", sees_images=sees_images)
-            _drop_labels(part)
+        if content is None and role in ("assistant", "tool"):
+            message["content"] = ""
+        if not isinstance(content, list):
+            continue
+        if role == "assistant":
+            message["content"] = content = [part for part in content if not _is_reasoning(part)]
+        for at, part in enumerate(content):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind == "image_url" and role == "tool" and not sees_images:
+                content[at] = {"type": "text", "text": _NO_IMAGE_NOTE}
+                left_out["messages.image_url"] = None
+            else:
+                _check_part(kind, f"{where}.content[{at}]", sees_images=sees_images)
+    return list(left_out)
 
 
-def _drop_labels(fields: object) -> None:
-    if isinstance(fields, dict):
-        for name in _LABELS:
-            fields.pop(name, None)
+def _is_reasoning(part: object) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _REASONING_PARTS
 
 
 def _check_role(role: object, where: str) -> None:
@@ -176,8 +189,7 @@ def _check_role(role: object, where: str) -> None:
         )
 
 
-def _check_part(part: object, where: str, *, sees_images: bool) -> None:
-    kind = part.get("type") if isinstance(part, dict) else None
+def _check_part(kind: object, where: str, *, sees_images: bool) -> None:
     if kind == "image_url":
         if not sees_images:
             raise errors.invalid(NO_IMAGES, param=f"{where}.type")
@@ -219,11 +231,6 @@ def _prompt_message(message: PromptMessage, where: str) -> Message:
 
 
 def _assistant_message(message: AssistantMessage, where: str) -> Message:
-    if message.content is None and message.refusal is None and not message.tool_calls:
-        raise errors.invalid(
-            "A message of the role 'assistant' needs 'content' or 'tool_calls'.",
-            param=f"{where}.content",
-        )
     converted: Message = {
         "role": "assistant",
         "content": _text(message.content or "") + (message.refusal or ""),

@@ -80,7 +80,7 @@ class LimitedParameter:
     """A parameter that may only be sent with values that change nothing, so that explicit defaults work."""
 
     values: tuple[Json, ...] = ()
-    """Accepted values besides null."""
+    """Accepted values."""
     reason: str
     is_hint: bool = False
     """True if it concerns speed, cost or style only, so that an answer without it is still the right one."""
@@ -249,15 +249,15 @@ class EndpointParameters:
     def _is_left_out(self, name: str, value: Json, *, refuses_unknown: bool) -> bool:
         limited = self.limited.get(name)
         if limited is not None:
-            if value is None or _is_allowed(value, limited.values):
+            if _is_allowed(value, limited.values):
                 return False
             if limited.is_hint and not refuses_unknown:
                 return True
             message = f"'{name}' is not supported with this value. {limited.reason} Leave it out."
             raise errors.invalid(message, param=name, code="unsupported_parameter")
         if self.takes_others and name in OTHERS:
-            if value is None or not refuses_unknown:
-                return value is not None
+            if not refuses_unknown:
+                return True
             message = f"'{name}' is a parameter of {OTHERS[name]}; this engine does not have it. Leave it out."
             raise errors.invalid(message, param=name, code="unsupported_parameter")
         if self.takes_others and name in REPLACEMENTS:

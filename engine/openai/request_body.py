@@ -34,7 +34,7 @@ from engine.openai.structured_outputs import GuidedBody
 from engine.openai.template_variables import TemplateVariables
 from engine.text.interface import Message
 from schemas.sampling import Sampling
-from schemas.wire import errors, streams
+from schemas.wire import errors, nulls, streams
 
 _B = TypeVar("_B", bound=BaseModel)
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
@@ -292,7 +292,7 @@ def parse_chat(
     fields = read_object(raw)
     resumed = _pop_resume_point(fields, policy.context_length) if is_resumable else None
     ignored = parameters.chat_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
-    messages.normalize(fields.get("messages"), sees_images=policy.sees_images)
+    left_out = messages.normalize(fields.get("messages"), sees_images=policy.sees_images)
     _drop_no_limit(fields)
     policy.fill_in(fields)
     body = validate(ChatBody, fields)
@@ -315,7 +315,7 @@ def parse_chat(
         effort=body.reasoning_effort,
         template_variables=template_variables.read_variables(body.chat_template_kwargs),
         default_max_tokens=policy.sampling.max_tokens,
-        ignored=ignored,
+        ignored=(*ignored, *left_out),
         **_common_fields(body),
     )
     _check_end(request, body)
@@ -546,7 +546,7 @@ def _with_resume_point(
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Parse a JSON object; members that are null are left out.
 
     Raises:
         RefusedError: the body is not a JSON object.
@@ -558,6 +558,8 @@ def read_object(raw: bytes) -> dict[str, Any]:
         raise errors.invalid(f"The body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise errors.invalid("The body must be a JSON object.")
+    if b"null" in raw:
+        nulls.drop_nulls(fields)
     return fields
 
 

@@ -3,27 +3,36 @@
 Values in, bytes out; nothing here sends or awaits.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import orjson
 
 from engine.openai.response_body import Usage
+from engine.openai.response_tools import FreeformInput, ResponseTool
 from engine.text.output_parser import Delta, Finish, ToolCallDelta
 from schemas.wire.errors import Refusal
 
 Json: TypeAlias = dict[str, Any]
-ItemKind: TypeAlias = Literal["reasoning", "message", "function_call"]
+ItemKind: TypeAlias = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
-_ID_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_ID_PREFIXES = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
 _PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
 _EVENT_PREFIXES = {
     "reasoning": "response.reasoning_text",
     "message": "response.output_text",
     "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
+# The field of a call that has its text.
+_CALL_FIELDS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +43,11 @@ class _OutputItem:
     id: str
     index: int
     call: ToolCallDelta | None = None
-    """The first piece of a function call."""
+    """The first piece of a call."""
+    tool: ResponseTool | None = None
+    """The called tool, if the client has another name for it."""
+    freeform: FreeformInput | None = None
+    """Reads the input of a freeform call from its arguments."""
     pieces: list[str] = field(default_factory=list)
 
     @property
@@ -46,7 +59,7 @@ class _OutputItem:
     def location(self) -> Json:
         """The fields of an event that locate its text."""
         fields: Json = {"item_id": self.id, "output_index": self.index}
-        return fields if self.kind == "function_call" else {**fields, "content_index": 0}
+        return fields if self.call is not None else {**fields, "content_index": 0}
 
     def part(self, text: str) -> Json:
         """Return its only content part."""
@@ -58,8 +71,11 @@ class _OutputItem:
         is_open = status == "in_progress"
         head: Json = {"id": self.id, "type": self.kind, "status": status}
         if self.call is not None:
-            arguments = "" if is_open else self.text
-            return {**head, "call_id": self.call.id, "name": self.call.name, "arguments": arguments}
+            name: Json = {"name": self.call.name}
+            if self.tool is not None and self.tool.namespace is not None:
+                name = {"name": self.tool.name, "namespace": self.tool.namespace}
+            text = {_CALL_FIELDS[self.kind]: "" if is_open else self.text}
+            return {**head, "call_id": self.call.id, **name, **text}
         content = [] if is_open else [self.part(self.text)]
         if self.kind == "reasoning":
             return {**head, "summary": [], "content": content}
@@ -73,6 +89,8 @@ class ResponseEventBuilder:
     id: str
     created: int
     echo: Json
+    tools: Mapping[str, ResponseTool] = field(default_factory=dict)
+    """By the names that the model sees."""
     _items: list[_OutputItem] = field(default_factory=list)
     _open: _OutputItem | None = None
     _call: int | None = None
@@ -157,15 +175,25 @@ class ResponseEventBuilder:
 
     def _grow_call(self, call: ToolCallDelta) -> bytes:
         out = b""
-        if self._open is None or self._open.kind != "function_call" or self._call != call.index:
-            out = self._close("completed") + self._open_item("function_call", call)
+        if self._open is None or self._open.call is None or self._call != call.index:
+            tool = self.tools.get(call.name or "")
+            is_freeform = tool is not None and tool.is_freeform
+            kind: ItemKind = "custom_tool_call" if is_freeform else "function_call"
+            out = self._close("completed") + self._open_item(kind, call, tool)
             self._call = call.index
-        return out + (self._grow_open(call.arguments) if call.arguments else b"")
+        text, item = call.arguments, self._open
+        if item is not None and item.freeform is not None:
+            text = item.freeform.take(text)
+        return out + (self._grow_open(text) if text else b"")
 
-    def _open_item(self, kind: ItemKind, call: ToolCallDelta | None = None) -> bytes:
+    def _open_item(
+        self, kind: ItemKind, call: ToolCallDelta | None = None, tool: ResponseTool | None = None
+    ) -> bytes:
         index = len(self._items)
         item_id = f"{_ID_PREFIXES[kind]}_{self.id.removeprefix('resp_')}{index:02x}"
-        item = self._open = _OutputItem(kind=kind, id=item_id, index=index, call=call)
+        item = self._open = _OutputItem(kind=kind, id=item_id, index=index, call=call, tool=tool)
+        if kind == "custom_tool_call":
+            item.freeform = FreeformInput()
         self._items.append(item)
         body = item.body("in_progress")
         out = self._event("response.output_item.added", output_index=index, item=body)
@@ -181,16 +209,19 @@ class ResponseEventBuilder:
         return self._event(kind, **self._open.location, delta=text, **extra)
 
     def _close(self, status: ItemStatus) -> bytes:
-        item, self._open, self._call = self._open, None, None
+        item = self._open
         if item is None:
             return b""
+        rest = "" if item.freeform is None else item.freeform.end()
+        out = self._grow_open(rest) if rest else b""
+        self._open = self._call = None
         done = f"{_EVENT_PREFIXES[item.kind]}.done"
         if item.call is not None:
-            out = self._event(done, **item.location, arguments=item.text)
+            out += self._event(done, **item.location, **{_CALL_FIELDS[item.kind]: item.text})
         else:
             part = item.part(item.text)
             extra: Json = {"logprobs": []} if item.kind == "message" else {}
-            out = self._event(done, **item.location, text=item.text, **extra)
+            out += self._event(done, **item.location, text=item.text, **extra)
             out += self._event("response.content_part.done", **item.location, part=part)
         body = item.body(status)
         return out + self._event("response.output_item.done", output_index=item.index, item=body)

@@ -1,7 +1,7 @@
 """Requests of `/v1/responses`, without its stateful part: each becomes the equivalent chat request. Pure.
 
 A chat's rules therefore hold here too, and a refusal names the parameters of this endpoint. The response is in
-response_events.py.
+response_events.py. The gateway stores responses, and puts the input of earlier ones in front of a request's own.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from engine.openai import input_items, parameters, request_body
+from engine.openai import input_items, request_body, response_tools
 from engine.openai.input_items import ChatTranscript, Item, ItemOrigin
-from engine.openai.output_options import MAX_TOOLS
 from engine.openai.parameters import LIMITED_CHAT, EndpointParameters, LimitedParameter
 from engine.openai.request_body import USUAL_POLICY, GenerationRequest, RequestPolicy
+from engine.openai.response_tools import AnyTool, ResponseTool, type_discriminator
 from schemas.sampling import Sampling
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
@@ -26,28 +26,17 @@ from schemas.wire.streams import RESUME_FIELD
 Json: TypeAlias = dict[str, Any]
 
 _STRICT = ConfigDict(strict=True, extra="forbid", serialize_by_alias=True)
-_STATELESS = "This engine does not store responses or conversations; send the whole input."
+_STATELESS = "An engine does not store responses or conversations; send the whole input."
 
 
-class FunctionTool(BaseModel):
-    """A function that the model may call."""
-
-    model_config = _STRICT
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
-
-
-class NamedFunction(BaseModel):
-    """The function that must be called."""
+class NamedTool(BaseModel):
+    """The function or the freeform tool that must be called."""
 
     model_config = _STRICT
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
 
 
 class AllowedTools(BaseModel):
@@ -57,12 +46,14 @@ class AllowedTools(BaseModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+    tools: list[NamedTool]
 
 
 ToolChoice: TypeAlias = Annotated[
-    Annotated[NamedFunction, Tag("a function")] | Annotated[AllowedTools, Tag("a allowed_tools")],
-    input_items.type_discriminator(),
+    Annotated[NamedTool, Tag("a function")]
+    | Annotated[NamedTool, Tag("a custom")]
+    | Annotated[AllowedTools, Tag("a allowed_tools")],
+    type_discriminator(),
 ]
 
 
@@ -98,7 +89,7 @@ AnyFormat: TypeAlias = Annotated[
     Annotated[PlainFormat, Tag("a text")]
     | Annotated[ObjectFormat, Tag("a json_object")]
     | Annotated[SchemaFormat, Tag("a json_schema")],
-    input_items.type_discriminator(),
+    type_discriminator(),
 ]
 
 
@@ -117,8 +108,8 @@ class ReasoningConfig(BaseModel):
     model_config = _STRICT
 
     effort: str | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -136,6 +127,8 @@ class ResponsesBody(BaseModel):
 
     model: str
     input: str | Annotated[list[Item], Field(min_length=1)]
+    client_metadata: Json | None = None
+    include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     metadata: dict[str, str] | None = None
@@ -148,24 +141,32 @@ class ResponsesBody(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     text: TextConfig | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[AnyTool] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None
     session_id: request_body.SessionId | None = None
     cache_salt: request_body.CacheSalt | None = None
 
 
-_LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"})
+_LABELS = frozenset(
+    {"client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"}
+)
+# Of hosted tools that are left out, and of what an answer has anyway.
+_INCLUDED = frozenset(
+    {
+        "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+        "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)  # fmt: skip
+# Fields of stored responses, which gateways have.
+_STATE = frozenset({"background", "previous_response_id", "store"})
 _LIMITED: Mapping[str, LimitedParameter] = {
     "background": LimitedParameter(values=(False,), reason=_STATELESS),
     "context_management": LimitedParameter(
         values=([],), reason="This engine does not shorten a context."
     ),
     "conversation": LimitedParameter(reason=_STATELESS),
-    "include": LimitedParameter(
-        values=([], ["reasoning.encrypted_content"]),
-        reason="An answer always includes all of its output, with its reasoning as text.",
-    ),
     "max_tool_calls": LimitedParameter(reason="This engine does not call tools itself."),
     "moderation": LimitedParameter(reason="This engine does not moderate content."),
     "previous_response_id": LimitedParameter(reason=_STATELESS),
@@ -195,6 +196,8 @@ class ResponsesRequest:
     """The input items of each message of the chat."""
     echo: Json
     """Fields of the request that the response repeats."""
+    tools: Mapping[str, ResponseTool]
+    """By the names that the model sees."""
 
     @property
     def model(self) -> str:
@@ -203,7 +206,7 @@ class ResponsesRequest:
 
     def rename_params(self, refusal: Refusal) -> Refusal:
         """Return a chat's refusal with the parameter names of this endpoint."""
-        return _rename_params(refusal, self.origins)
+        return _rename_params(refusal, self.origins, tuple(self.tools.values()))
 
 
 def accepted_parameters() -> EndpointParameters:
@@ -223,45 +226,56 @@ def parse(
     """
     fields = request_body.read_object(raw)
     resumed = fields.pop(RESUME_FIELD, None) if is_resumable else None
+    # A gateway has resolved them.
+    resolved = _STATE & fields.keys() if is_resumable else ()
+    state = {name: fields.pop(name) for name in resolved}
     ignored = accepted_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
-    fields["input"] = input_items.normalize(fields.get("input"), sees_images=policy.sees_images)
-    _check_tools(fields)
+    left_out = input_items.normalize(fields.get("input"), sees_images=policy.sees_images)
+    hosted = response_tools.drop_hosted(fields)
+    if hosted and policy.refuses_unknown:
+        raise errors.invalid(
+            f"This engine does not run '{hosted[0]}'; use 'function' or 'custom'.", param="tools"
+        )
     body = request_body.validate(ResponsesBody, fields)
+    _check_include(body.include or ())
     if body.stream_options is not None and not body.stream:
         raise errors.invalid(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
     chat = input_items.to_chat(body.input, body.instructions)
     origins = tuple(chat.origins)
+    tools = tuple(response_tools.flatten(body.tools or []))
+    identities = tuple(identity for identity, _ in tools)
     try:
         chat_body = _chat_body(body, chat)
+        chat_body["tools"] = [
+            response_tools.chat_tool(tool, identity.namespace) for identity, tool in tools
+        ]
         if resumed is not None:
             chat_body[RESUME_FIELD] = resumed
         request = request_body.parse_chat(
             orjson.dumps(chat_body), is_resumable=is_resumable, policy=policy
         )
     except RefusedError as error:
-        raise RefusedError(_rename_params(error.refusal, origins)) from error
-    request = dataclasses.replace(request, ignored=(*ignored, *map(_renamed, request.ignored)))
+        raise RefusedError(_rename_params(error.refusal, origins, identities)) from error
+    others = (_renamed(name) for name in request.ignored)
+    request = dataclasses.replace(request, ignored=(*ignored, *hosted, *left_out, *others))
     return ResponsesRequest(
-        chat=request, origins=origins, echo=_echoed_fields(body, policy.sampling)
+        chat=request,
+        origins=origins,
+        echo=_echoed_fields(body, policy.sampling) | state,
+        tools={response_tools.chat_name(tool.name, tool.namespace): tool for tool in identities},
     )
 
 
-def _check_tools(fields: Json) -> None:
-    tools = fields.get("tools")
-    parameters.check_count(tools, MAX_TOOLS, "tools")
-    if not isinstance(tools, list):
-        return
-    for at, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
+def _check_include(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in _INCLUDED:
             raise errors.invalid(
-                f"This engine does not run tools; '{kind[:50]}' is not supported, use 'function'.",
-                param=f"tools[{at}].type",
+                f"'{name[:100]}' cannot be included: an answer always has all of its output, with its reasoning as "
+                "text, and /v1/chat/completions has log probabilities.",
+                param="include",
             )
-        if isinstance(tool, dict):
-            tools[at] = {name: value for name, value in tool.items() if value is not None}
 
 
 def _chat_body(body: ResponsesBody, chat: ChatTranscript) -> Json:
@@ -280,12 +294,11 @@ def _chat_body(body: ResponsesBody, chat: ChatTranscript) -> Json:
         "stream": body.stream,
         "temperature": body.temperature,
         "tool_choice": _chat_tool_choice(body.tool_choice),
-        "tools": [_chat_tool(tool) for tool in body.tools or ()],
         "top_p": body.top_p,
         "user": body.user,
         "verbosity": text.verbosity,
     }
-    return {name: value for name, value in chat_body.items() if value not in (None, [])}
+    return {name: value for name, value in chat_body.items() if value is not None}
 
 
 def _chat_response_format(text_format: AnyFormat | None) -> Json | None:
@@ -295,18 +308,18 @@ def _chat_response_format(text_format: AnyFormat | None) -> Json | None:
     return {"type": "json_schema", "json_schema": spec}
 
 
-def _chat_tool(tool: FunctionTool | NamedFunction) -> Json:
-    function = tool.model_dump(exclude={"type"}, exclude_none=True)
-    return {"type": "function", "function": function}
-
-
-def _chat_tool_choice(choice: str | NamedFunction | AllowedTools | None) -> str | Json | None:
-    if isinstance(choice, NamedFunction):
-        return _chat_tool(choice)
+def _chat_tool_choice(choice: str | NamedTool | AllowedTools | None) -> str | Json | None:
+    if isinstance(choice, NamedTool):
+        return _chat_named(choice)
     if isinstance(choice, AllowedTools):
-        tools = [_chat_tool(tool) for tool in choice.tools]
+        tools = [_chat_named(tool) for tool in choice.tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
     return choice
+
+
+def _chat_named(tool: NamedTool) -> Json:
+    name = response_tools.chat_name(tool.name, tool.namespace)
+    return {"type": "function", "function": {"name": name}}
 
 
 def _echoed_fields(body: ResponsesBody, sampling: Sampling) -> Json:
@@ -344,7 +357,6 @@ def _first(*values: float | None) -> float | None:
 
 # A chat's path of a parameter, and the path here.
 _PARAM_RENAMES = (
-    (re.compile(r"^tools\[(\d+)\]\.function\b"), r"tools[\1]"),
     (re.compile(r"^response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"^tool_choice\.(function|allowed_tools)\b"), "tool_choice"),
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
@@ -353,15 +365,19 @@ _PARAM_RENAMES = (
     (re.compile(r"\.tool_call_id$"), ".call_id"),
     (re.compile(r"\.image_url\.url$"), ".image_url"),
 )
+_TOOL_PATH = re.compile(r"^tools\[(\d+)\]\.function\b")
 _MESSAGE_PATH = re.compile(
     r"^messages(?:\[(\d+)\])?(?:\.tool_calls\[(\d+)\](?:\.function)?)?(\.content)?"
 )
 
 
-def _rename_params(refusal: Refusal, origins: Sequence[ItemOrigin]) -> Refusal:
+def _rename_params(
+    refusal: Refusal, origins: Sequence[ItemOrigin], tools: Sequence[ResponseTool]
+) -> Refusal:
     if refusal.param is None:
         return refusal
     param = _MESSAGE_PATH.sub(lambda match: _input_path(match, origins), refusal.param)
+    param = _TOOL_PATH.sub(lambda match: tools[int(match[1])].path, param)
     param = _renamed(param)
     message = refusal.message.replace(f"'{refusal.param}'", f"'{param}'")
     return dataclasses.replace(refusal, param=param, message=message)

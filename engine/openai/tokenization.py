@@ -105,7 +105,6 @@ def parse(raw: bytes, *, sees_images: bool = False) -> TokenizeRequest:
     """
     fields = request_body.read_object(raw)
     accepted_parameters().check(fields)
-    fields = {name: value for name, value in fields.items() if value is not None}
     has_tokens = fields.pop("return_tokens", True)
     if not isinstance(has_tokens, bool):
         raise errors.invalid(

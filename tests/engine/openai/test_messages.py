@@ -24,13 +24,10 @@ MESSAGES = [
     ([1], "messages[0]"),
     ([{"role": "user", "content": 5}], "messages[0].content"),
     ([{"role": "user", "content": None}], "messages[0].content"),
-    ([{"role": "assistant", "content": None}], "messages[0].content"),
     ([{"role": "user", "content": "x", "name": ""}], "messages[0].name"),
-    ([{"role": "user", "content": "x", "colour": "red"}], "messages[0].colour"),
-    ([{"role": "user", "content": "x", "tool_calls": []}], "messages[0].tool_calls"),
     (
-        [{"role": "assistant", "content": "x", "function_call": {}, "audio": {"id": "a"}}],
-        "messages[0].audio",
+        [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
+        "messages[0].function_call",
     ),
     (
         [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
@@ -54,6 +51,61 @@ MESSAGES = [
 @pytest.mark.parametrize(("messages", "param"), MESSAGES, ids=str)
 def test_malformed_messages_are_refused_by_path(messages: Any, param: str) -> None:
     assert refused(chat, messages=messages).param == param
+
+
+FOREIGN: list[dict[str, Any]] = [
+    {"role": "user", "content": "x", "tool_calls": [], "timestamp": 5, "colour": "red"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+            {
+                "type": "text",
+                "text": "y",
+                "annotations": [],
+                "cache_control": {"type": "ephemeral"},
+            },
+        ],
+        "reasoning": "hm",
+        "reasoning_details": [{"type": "reasoning.text", "text": "hm"}],
+        "provider_specific_fields": {"citations": []},
+        "annotations": [{"type": "url_citation"}],
+        "audio": {"id": "a"},
+        "function_call": {},
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "extra_content": {"google": {"thought_signature": "s"}},
+                "function": {"name": "f", "arguments": "{}", "parsed_arguments": None},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "name": "f", "content": None, "is_error": False},
+    {"role": "assistant", "content": None, "refusal": None, "tool_calls": None},
+    {"role": "user", "content": "z", "tool_call_id": None, "reasoning_content": None},
+]
+
+
+def test_a_history_of_other_servers_goes_on() -> None:
+    request = chat(messages=FOREIGN)
+    assert isinstance(request.prompt, Conversation)
+    assert [turn["content"] for turn in request.prompt.messages] == ["x", "y", "", "", "z"]
+    assert request.prompt.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert request.ignored == ()
+
+
+def test_an_image_in_a_result_becomes_a_note_of_a_text_model() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    result = {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "content": [{"type": "text", "text": "a"}, image],
+    }
+    request = chat(messages=[CALLED, result])
+    assert isinstance(request.prompt, Conversation)
+    assert "An image was left out" in request.prompt.messages[1]["content"]
+    assert request.ignored == ("messages.image_url",)
 
 
 def test_messages_are_converted_for_templates() -> None:

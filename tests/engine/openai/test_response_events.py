@@ -1,14 +1,17 @@
 """Events and bodies of the Responses API, validated by OpenAI's own client."""
 
 import json
+import time
 from typing import Any
 
+import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from engine.openai import responses
 from engine.openai.response_body import Usage
 from engine.openai.response_events import ResponseEventBuilder
+from engine.openai.response_tools import FreeformInput
 from engine.text.output_parser import Delta, ToolCallDelta
 from schemas.wire.errors import Refusal
 
@@ -108,3 +111,54 @@ def test_a_cut_a_failed_and_an_empty_response() -> None:
     empty = event_builder()
     found = events(empty.begin() + empty.end("stop", USAGE, now=9))
     assert (found[-1].response.status, found[-1].response.output_text) == ("completed", "")
+
+
+PATCH = {"type": "custom", "name": "apply_patch"}
+AGENTS = {"type": "namespace", "name": "agents", "tools": [TOOL, PATCH]}
+TEXT = '*** Begin "Patch"\n+\ttab \\ \u00e9 \U0001f600 </tool_call>\n*** End'
+ARGUMENTS = [
+    json.dumps({"input": TEXT}),
+    json.dumps({"input": TEXT}, ensure_ascii=False).replace("\\n", "\n"),
+    ' {\n"input" : ' + json.dumps(TEXT) + ', "more": 1}',
+    json.dumps({"patch": TEXT}),
+    json.dumps(TEXT),
+    TEXT,
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_a_freeform_call_is_its_text_in_pieces_of_any_size(arguments: str, size: int) -> None:
+    body = json.dumps({"model": "m", "input": "hi", "tools": [PATCH, AGENTS]}).encode()
+    request = responses.parse(body)
+    builder = ResponseEventBuilder(id="resp_1", created=1, echo=request.echo, tools=request.tools)
+    pieces = [arguments[at : at + size] for at in range(0, len(arguments), size)]
+    calls = [ToolCallDelta(index=0, id="c1", name="apply_patch")]
+    calls += [ToolCallDelta(index=0, arguments=piece) for piece in pieces]
+    calls.append(ToolCallDelta(index=1, id="c2", name="agents__weather", arguments="{}"))
+    calls.append(ToolCallDelta(index=2, id="c3", name="agents__apply_patch", arguments=arguments))
+    out = builder.begin() + b"".join(builder.add(Delta(tool_calls=(call,))) for call in calls)
+    found = events(out + builder.end("tool_calls", USAGE, now=9))
+    kind = "response.custom_tool_call_input"
+    deltas = [e.delta for e in found if e.type == f"{kind}.delta" and e.output_index == 0]
+    (done, _) = [event for event in found if event.type == f"{kind}.done"]
+    first, second, third = found[-1].response.output
+    assert "".join(deltas) == done.input == first.input == third.input == TEXT
+    assert (first.type, first.name, first.call_id) == ("custom_tool_call", "apply_patch", "c1")
+    assert (second.type, second.name, second.namespace) == ("function_call", "weather", "agents")
+    assert (third.name, third.namespace) == ("apply_patch", "agents")
+
+
+def test_a_freeform_call_of_8_mib_takes_linear_time() -> None:
+    for text in ("x" * (8 << 20), "\\n" * (4 << 20), "\\ud800" * (1 << 20)):
+        reader = FreeformInput()
+        begun = time.process_time()
+        for piece in ('{"input": "', text, '"}'):
+            reader.take(piece)
+        reader.end()
+        assert time.process_time() - begun < 5  # 0.4 s at most; a quadratic one takes hours
+
+
+def test_a_cut_freeform_call_shows_what_there_is() -> None:
+    reader = FreeformInput()
+    assert reader.take('{"input": "a\\') + reader.take("n\\ud83d") + reader.end() == "a\n"

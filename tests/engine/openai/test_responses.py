@@ -104,11 +104,78 @@ def test_images_of_messages_and_results_become_parts_of_a_chat() -> None:
     assert "spec.model.vision" in caught.value.refusal.message
 
 
+PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+BASIC: dict[str, Any] = {"type": "function", "name": "close", "parameters": {"type": "object"}}
+BROKEN: dict[str, Any] = BASIC | {"parameters": {"type": 5}}
+NAMESPACE: dict[str, Any] = {"type": "namespace", "name": "agents", "tools": [BASIC, PATCH]}
+
+
+def test_tools_of_an_agent_become_functions_and_hosted_ones_are_left_out() -> None:
+    hosted = [
+        {"type": "web_search"},
+        {"type": "image_generation"},
+        {"type": "web_search_2025_08_26"},
+    ]
+    request = parse(tools=[PATCH, *hosted, NAMESPACE])
+    assert request.chat.toolbox is not None
+    functions = [tool["function"] for tool in request.chat.toolbox.template_tools]
+    names = ["apply_patch", "agents__close", "agents__apply_patch"]
+    assert [function["name"] for function in functions] == list(request.tools) == names
+    assert functions[0]["parameters"]["properties"] == {"input": {"type": "string"}}
+    assert functions[0]["description"].endswith("`input` matches this lark grammar:\nstart: /.+/")
+    assert request.chat.ignored == ("tools.web_search", "tools.image_generation")
+    assert [tool["type"] for tool in request.echo["tools"]] == ["custom", "namespace"]
+    body = json.dumps({"model": "m", "input": "hi", "tools": [PATCH, *hosted]}).encode()
+    with pytest.raises(RefusedError) as caught:
+        responses.parse(body, policy=RequestPolicy(refuses_unknown=True))
+    assert caught.value.refusal.param == "tools"
+
+
+def test_what_codex_sends_back_becomes_a_history() -> None:
+    items: list[dict[str, Any]] = [
+        {"type": "message", "role": "user", "content": "x", "phase": None, "id": "msg_1"},
+        {"type": "reasoning", "summary": [], "encrypted_content": ""},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": 'a\n"b"', "status": "completed"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "function_call", "call_id": "c2", "namespace": "agents", "name": "close", "arguments": "{}"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_image", "image_url": "data:"}]},
+        {"type": "reasoning", "content": None, "summary": [{"type": "summary_text", "text": "sum"}], "encrypted_content": "x"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "ok", "annotations": [{}], "logprobs": None}]},
+        HISTORY[2],
+        {"type": "compaction", "encrypted_content": "x"},
+        {"role": "user", "content": "y"},
+    ]  # fmt: skip
+    request = parse(input=items)
+    turns = messages(request)
+    assert [turn["role"] for turn in turns] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    calls = [call["function"] for call in turns[1]["tool_calls"]]
+    assert calls[0] == {"name": "apply_patch", "arguments": {"input": 'a\n"b"'}}
+    assert calls[1]["name"] == turns[3]["name"] == "agents__close"
+    assert "reasoning_content" not in turns[1]
+    assert (turns[4]["content"], turns[4]["reasoning_content"]) == ("ok", "sum")
+    assert set(request.chat.ignored) == {
+        "input.web_search_call", "input.encrypted_content", "input.compaction", "messages.image_url",
+    }  # fmt: skip
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("previous_response_id", {"previous_response_id": "resp_1"}),
     ("conversation", {"conversation": "conv_1"}),
     ("background", {"background": True}),
-    ("include", {"include": ["file_search_call.results"]}),
+    ("include", {"include": ["message.output_text.logprobs"]}),
     ("prompt", {"prompt": {"id": "p"}}),
     ("max_tool_calls", {"max_tool_calls": 3}),
     ("top_logprobs", {"top_logprobs": 2}),
@@ -116,7 +183,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": 1}),
     ("max_output_tokens", {"max_output_tokens": 0}),
     ("temperature", {"temperature": 3}),
-    ("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
+    ("reasoning.summary", {"reasoning": {"summary": "long"}}),
     ("reasoning.effort", {"reasoning": {"effort": "extreme"}}),
     ("text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
@@ -133,7 +200,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": {"type": "web_search"}, "tools": [WEATHER]}),
     ("tools[0].parameters.type", {"tools": [{**WEATHER, "parameters": {"type": 5}}]}),
     ("text.format", {"text": {"format": {"type": "xml"}}}),
-    ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tools[0].type", {"tools": [{"type": "telepathy"}]}),
+    ("tools[1].tools[0].parameters.type", {"tools": [WEATHER, NAMESPACE | {"tools": [BROKEN]}]}),
+    ("tools[1].tools[1].name", {"tools": [WEATHER, NAMESPACE | {"tools": [BASIC, BASIC]}]}),
+    ("tool_choice", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),
     ("tools[0].name", {"tools": [{"type": "function"}]}),
     ("stream_options", {"stream_options": {}}),
     ("metadata.a", {"metadata": {"a": 1}}),
@@ -150,10 +220,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "input[0].content[0].text",
         {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
     ),
-    ("input[0].encrypted_content", {"input": [{"type": "reasoning", "encrypted_content": "x"}]}),
-    ("input[0].summary", {"input": [{"type": "reasoning", "content": [], "summary": [{}]}]}),
-    ("input[0]", {"input": [HISTORY[2]]}),
-    ("input[0]", {"input": [HISTORY[2], HISTORY[1]]}),
+    ("input", {"input": [HISTORY[2]]}),
+    ("input[3].call_id", {"input": [{"type": "web_search_call"}, *HISTORY[1:3], HISTORY[6]]}),
     ("input[1].call_id", {"input": [HISTORY[1], HISTORY[6]]}),
     ("input[1].name", {"input": [HISTORY[4], {**HISTORY[5], "name": ""}]}),
     ("input[1].arguments", {"input": [HISTORY[4], {**HISTORY[5], "arguments": "{"}]}),
@@ -172,7 +240,8 @@ def test_unsupported_values_are_refused_under_their_own_names(
 NEUTRAL: list[dict[str, Any]] = [
     {"store": False, "background": False, "truncation": "disabled", "include": []},
     {"store": True, "truncation": "auto", "include": ["reasoning.encrypted_content"]},
-    {"reasoning": {"summary": "auto"}},
+    {"reasoning": {"summary": "detailed"}, "include": ["file_search_call.results"]},
+    {"client_metadata": {"turn_id": "t", "n": None}},
     {"previous_response_id": None, "conversation": None, "top_logprobs": 0},
     {
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
