@@ -245,7 +245,7 @@ def _resources(
         place = posixpath.normpath(posixpath.join(folder, path))
         listed = {file for file in files if file == place or file.startswith(f"{place}/")}
         if not listed:
-            hint = "Name files of this folder; other folders belong into base"
+            hint = "Name files of this folder; put other folders in base"
             _report(run, overlay, ("resources", at), f"{path} has no manifest of the folder", hint)
         resources |= listed
     return frozenset(resources)

@@ -13,6 +13,7 @@ from xdist.remote import Producer
 
 from engine.linux import blas
 from tests.support import collection, forker, reaper, run_order
+from tests.support.golden_cases import Golden
 from tests.support.sampling import FULL
 
 pytest_plugins = ["tests.support.models"]
@@ -32,6 +33,12 @@ def short_folder() -> Iterator[Path]:
     """A private folder with a path that is short enough for sockets, other than pytest's own."""
     with TemporaryDirectory(prefix="fleet-") as path:
         yield Path(path)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Golden files of messages, which `--update-golden` writes anew."""
+    return Golden(is_update=bool(request.config.getoption("--update-golden")))
 
 
 @pytest.hookimpl(trylast=True)

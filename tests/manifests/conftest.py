@@ -11,18 +11,12 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from store.port import MAX_OPERATIONS, Delete, Transport
 from tests.support.etcd import running_etcd
-from tests.support.manifests_golden import Golden
 
 
 @pytest.fixture(scope="session")
 async def manifests_etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedEtcd]:
     async with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
-
-
-@pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Golden:
-    return Golden(is_update=bool(request.config.getoption("--update-golden")))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from machinery.clock import SystemClock
+from machinery.clock import Clock, SystemClock
 from manifests import apply, ownership, plan
 from manifests.apply import ApplyOptions
 from manifests.errors import ApplyError, ManifestErrors
@@ -12,13 +12,12 @@ from manifests.trees import object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
-from schemas.pools import NodePool
-from schemas.route import ModelRoute
 from store import codec, keys, objects
 from store.errors import ConflictError, NoSpaceError, UnavailableError
 from store.port import Delete, Put, Transport
 from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
 from tests.support.manifests_texts import deployment, in_pool, pool, read, route
+from tests.support.world import with_metadata
 
 CLOCK = SystemClock()
 ALL = route() + deployment(rest=in_pool()) + pool()
@@ -68,12 +67,6 @@ async def test_only_changed_objects_are_written(transport: Transport) -> None:
     assert new.metadata.creation_timestamp == old.metadata.creation_timestamp
 
 
-async def test_outcomes_carry_the_version_that_was_written(transport: Transport) -> None:
-    [outcome] = (await apply.apply(transport, read(pool()), CLOCK)).outcomes
-    obj = await objects.get(transport, NodePool, "studio")
-    assert outcome.obj == obj
-
-
 async def test_output_of_get_can_be_applied_again(transport: Transport) -> None:
     await applied(transport, ALL)
     key = keys.status_key("ModelDeployment", "qwen")
@@ -85,20 +78,12 @@ async def test_output_of_get_can_be_applied_again(transport: Transport) -> None:
     assert await applied(transport, text) == [("qwen", "unchanged")]
     [after] = await objects.list_all(transport, ModelDeployment)
     assert after.metadata == obj.metadata
-    assert await applied(transport, text.replace("replicas: 1", "replicas: 2")) == [
-        ("qwen", "configured")
-    ]
-
-
-async def test_an_apply_keeps_the_status_in_the_store(transport: Transport) -> None:
-    await applied(transport, ALL)
-    key = keys.status_key("ModelDeployment", "qwen")
-    await transport.commit([], [Put(key=key, value=b'{"replicas":3}')])
-    await applied(transport, pool() + deployment(replicas=4, rest=in_pool()))
+    more = text.replace("replicas: 1", "replicas: 2")
+    assert await applied(transport, more) == [("qwen", "configured")]
     obj = await objects.get(transport, ModelDeployment, "qwen")
     assert obj is not None
     assert obj.status is not None
-    assert obj.status.replicas == 3
+    assert obj.status.replicas == 3, "an apply keeps the status"
 
 
 async def test_nothing_is_written_if_one_object_is_invalid(transport: Transport) -> None:
@@ -129,8 +114,7 @@ async def test_preparing_writes_nothing(transport: Transport) -> None:
 async def test_an_object_that_is_being_deleted_is_not_written(transport: Transport) -> None:
     await applied(transport, deployment())
     [obj] = await objects.list_all(transport, ModelDeployment)
-    metadata = obj.metadata.model_copy(update={"deletion_timestamp": CLOCK.now()})
-    await transport.commit([], [codec.put_spec(obj.model_copy(update={"metadata": metadata}))])
+    await transport.commit([], [marked(obj, CLOCK)])
     before = await revision(transport)
     with pytest.raises(ManifestErrors, match=r"is being deleted\. Wait for it"):
         await applied(transport, pool() + deployment(replicas=7))
@@ -166,16 +150,6 @@ async def test_concurrent_applies_of_the_same_manifests_agree(transport: Transpo
     assert results.count("created") == 201
     assert results.count("unchanged") == 3 * 201
     assert await revision(transport) == before + 3  # the pool; a hundred; a hundred
-
-
-async def test_concurrent_applies_of_different_objects_lose_nothing(transport: Transport) -> None:
-    async with asyncio.TaskGroup() as group:
-        for count in range(1, 4):
-            group.create_task(applied(transport, deployment(replicas=count)))
-    [model_deployment] = await objects.list_all(transport, ModelDeployment)
-    assert model_deployment.spec.replicas in (1, 2, 3)
-    assert model_deployment.metadata.generation in (1, 2, 3)
-    assert await objects.list_all(transport, ModelRoute) == []
 
 
 MANY = "".join(deployment(f"m-{n:03}") for n in range(250))
@@ -318,9 +292,8 @@ async def test_a_thousand_objects_need_few_requests(
     assert (store.lists, store.commits) == (4, 10)
 
 
-def marked(obj: ApiObject, clock: InstantClock) -> Put:
-    metadata = obj.metadata.model_copy(update={"deletion_timestamp": clock.now()})
-    return codec.put_spec(obj.model_copy(update={"metadata": metadata}))
+def marked(obj: ApiObject, clock: Clock) -> Put:
+    return codec.put_spec(with_metadata(obj, deletion_timestamp=clock.now()))
 
 
 async def test_a_concurrent_deletion_is_respected(

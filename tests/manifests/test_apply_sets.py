@@ -20,6 +20,7 @@ from store.errors import FencedError, TooLargeError
 from store.port import Put, Transport
 from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
 from tests.support.manifests_texts import HEAD, deployment, in_pool, pool, read, route
+from tests.support.world import with_metadata
 
 CLOCK = SystemClock()
 SITE = ApplyOptions(apply_set="site", prune=True)
@@ -121,8 +122,7 @@ async def _get(transport: Transport, kind: type[ApiObject], name: str) -> ApiObj
 
 
 def _made_anew(obj: ApiObject) -> Put:
-    metadata = obj.metadata.model_copy(update={"uid": "another"})
-    return codec.put_spec(obj.model_copy(update={"metadata": metadata}))
+    return codec.put_spec(with_metadata(obj, uid="another"))
 
 
 async def test_an_object_belongs_to_one_set_only(transport: Transport) -> None:

@@ -13,7 +13,7 @@ from store.errors import ConflictError
 from store.memory import MemoryTransport
 from store.mutate import mutate
 from store.port import Delete, ModRevisionGuard, Put
-from tests.support.world import deployment
+from tests.support.world import deployment, with_metadata
 
 CLOCK = SystemClock()
 AUTHOR = ChangeAuthor(user="anna@studio", manager="fleetctl", reason="a busy evening")
@@ -58,8 +58,7 @@ async def test_requests_of_tools_are_hidden(
     await memory.commit([], [codec.put_spec(source)])
 
     def asked(marks: dict[str, str]) -> GitSource:
-        meta = source.metadata.model_copy(update={"annotations": marks})
-        return source.model_copy(update={"metadata": meta})
+        return with_metadata(source, annotations=marks)
 
     for marks in ({SYNC_REQUESTED: "1"}, {SYNC_REQUESTED: "1", "team": "x"}):
         await mutate(audited, CLOCK, GitSource, "fleet", lambda _, m=marks: asked(m))  # type: ignore[misc]
@@ -160,10 +159,7 @@ def test_a_record_is_bounded() -> None:
 
 async def test_a_large_update_is_cut(memory: MemoryTransport, audited: AuditedTransport) -> None:
     many = deployment(name="qwen")
-    labels = {f"label-{n}": "v" * 60 for n in range(60)}
-    changed = many.model_copy(
-        update={"metadata": many.metadata.model_copy(update={"labels": labels})}
-    )
+    changed = with_metadata(many, labels={f"label-{n}": "v" * 60 for n in range(60)})
     await memory.commit([], [codec.put_spec(many)])
     await audited.list(keys.SPEC_PREFIX)
     await audited.commit([], [codec.put_spec(changed)])

@@ -35,14 +35,9 @@ async def test_a_deployment_is_marked_for_the_reconciler(transport: Transport) -
     assert obj.metadata.deletion_timestamp is not None
     assert obj.metadata.finalizers == ("fleet/foreground",)
     assert obj.metadata.generation == 1
-
-
-async def test_marking_twice_changes_nothing(transport: Transport) -> None:
-    await applied(transport, deployment())
-    await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     before = (await transport.status()).revision
-    outcome = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
-    assert isinstance(outcome, delete.PendingDeletion)
+    again = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
+    assert isinstance(again, delete.PendingDeletion)
     assert (await transport.status()).revision == before
 
 
@@ -84,15 +79,14 @@ async def test_an_object_that_is_being_deleted_does_not_use_a_pool(transport: Tr
 
 async def test_a_missing_object_is_reported_with_suggestions(transport: Transport) -> None:
     await applied(transport, deployment() + pool())
-    with pytest.raises(NotFoundError) as caught:
-        await delete.delete(transport, "ModelDeployment", "qwem", CLOCK)
-    assert str(caught.value) == 'modeldeployments "qwem" not found; did you mean qwen?'
-    with pytest.raises(NotFoundError) as caught:
-        await delete.delete(transport, "NodePool", "zzz", CLOCK)
-    assert str(caught.value) == 'nodepools "zzz" not found'
-    with pytest.raises(NotFoundError) as caught:
-        await delete.delete(transport, "ModelRoute", "zzz", CLOCK)
-    assert str(caught.value) == 'modelroutes "zzz" not found'
+    for kind, name, message in (
+        ("ModelDeployment", "qwem", 'modeldeployments "qwem" not found; did you mean qwen?'),
+        ("NodePool", "zzz", 'nodepools "zzz" not found'),
+        ("ModelRoute", "zzz", 'modelroutes "zzz" not found'),
+    ):
+        with pytest.raises(NotFoundError) as caught:
+            await delete.delete(transport, kind, name, CLOCK)
+        assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("kind", ["Revision", "Endpoint", "Event", "Pod"])

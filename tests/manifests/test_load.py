@@ -236,71 +236,10 @@ def test_a_typing_error_raises_manifest_errors_or_nothing(edit: str, place: int,
 
 
 def test_dumped_fields_are_in_kubectls_order() -> None:
-    [item] = read(
-        deployment(rest="  placement:\n    pools: [studio]\n    nodeSelector: {a/b: '1'}\n")
-    )
-    assert parser.dump(object_tree(item.obj)) == (
-        "apiVersion: fleet/v1alpha1\n"
-        "kind: ModelDeployment\n"
-        "metadata:\n"
-        "  name: qwen\n"
-        "spec:\n"
-        "  model:\n"
-        "    path: models/qwen\n"
-        "    adapters: []\n"
-        "  servedNames: []\n"
-        "  replicas: 1\n"
-        "  contextLength: 4096\n"
-        "  concurrency: Auto\n"
-        "  placement:\n"
-        "    pools:\n"
-        "    - studio\n"
-        "    nodeSelector:\n"
-        '      a/b: "1"\n'
-        "    tolerations: []\n"
-        "    chips: []\n"
-        "    minGpuCores: 0\n"
-        "    tier: Auto\n"
-        "    spreadBy: []\n"
-        "    profile: Balanced\n"
-        "    weights: {}\n"
-        "  sharding: Never\n"
-        "  priority: 0\n"
-        "  minAvailable: 0\n"
-        "  rollout:\n"
-        "    strategy: RollingUpdate\n"
-        "    maxSurge: 1\n"
-        "    maxUnavailable: 0\n"
-        '    progressDeadline: "10m"\n'
-        "    paused: false\n"
-        "    revisionHistoryLimit: 10\n"
-        "  routing:\n"
-        "    strategy: Scored\n"
-        "    weights:\n"
-        "      modelLoaded: 40\n"
-        "      memoryHeadroom: 20\n"
-        "      queueDepth: 30\n"
-        "      prefixAffinity: 10\n"
-        "    sessions:\n"
-        "      enabled: true\n"
-        '      ttl: "5m"\n'
-        "    prefixAffinity:\n"
-        "      enabled: true\n"
-        "      bound: 125\n"
-        "    cacheSharing: Key\n"
-        "    siteAffinity: true\n"
-        "    retries:\n"
-        "      maxAttempts: 8\n"
-        "      budget: 20\n"
-        "    resumption:\n"
-        "      maxResumptions: 3\n"
-        "      maxTokens: 65536\n"
-        "    timeouts: {}\n"
-        "    healthCheck:\n"
-        "      unhealthyThreshold: 3\n"
-        "  unknownParameters: Warn\n"
-        "  performance: OnRequest\n"
-    )
+    more = "  placement:\n    pools: [studio]\n    nodeSelector: {a/b: '1'}\n"
+    [item] = read(deployment(rest=more))
+    golden = Path(__file__).parents[1] / "golden" / "manifests" / "dumped.yaml"
+    assert parser.dump(object_tree(item.obj)) == golden.read_text()
 
 
 NODE = """

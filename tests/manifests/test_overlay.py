@@ -1,5 +1,6 @@
 """Tests of `manifests.overlay`: patches of a site over a common base."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from manifests.yaml import nodes, parser
 from manifests.yaml.nodes import YamlNode
+from tests.support.golden_cases import Golden
 from tests.support.sampling import samples
 
 HEAD = "apiVersion: fleet/v1alpha1\n"
@@ -108,12 +110,6 @@ def write(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def refused(*paths: Path) -> list[str]:
-    with pytest.raises(ManifestErrors) as caught:
-        load_objects([str(path) for path in paths])
-    return [str(problem) for problem in caught.value.problems]
-
-
 def test_a_site_is_merged_over_its_base(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -132,135 +128,65 @@ def test_a_site_is_merged_over_its_base(tmp_path: Path) -> None:
     assert [item.obj.name for item in load_objects([str(tmp_path / "top")])] == ["studios"]
 
 
-def test_errors_are_reported_at_the_line_of_the_patch(tmp_path: Path) -> None:
-    bad = HEAD + "kind: NodePool\nmetadata: {name: studios}\nspec:\n  priority: high\n  nods: [c]\n"
-    write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=bad)
-    assert refused(tmp_path / "site") == [
-        f"{tmp_path}/site/pool.yaml:5:13: NodePool/studios: spec.priority: expected an integer, "
-        'got "high" (a string)',
-        f"{tmp_path}/site/pool.yaml:6:3: NodePool/studios: spec.nods: unknown field. "
-        "Did you mean nodes?",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("patch", "place"),
-    [
-        pytest.param("spec:\n  contextLength: 2048\n", "4:1", id="fields-that-contradict"),
-        pytest.param("spec:\n  model: null\n", "4:1", id="a-required-field-is-removed"),
-    ],
-)
-def test_errors_of_the_merged_object_are_reported_at_the_patch(
-    tmp_path: Path, patch: str, place: str
-) -> None:
-    base = CHAT.replace("{model: {path: m}}", "{model: {path: m}, kvCache: {window: 4096}}")
-    head = HEAD + "kind: ModelDeployment\nmetadata: {name: chat}\n"
-    write(
-        tmp_path,
-        base__chat_yaml=base.replace("{model:", "{contextLength: 8192, model:"),
-        site__overlay_yaml=OVERLAY,
-        site__patch_yaml=head + patch,
-    )
-    [told] = refused(tmp_path / "site")
-    assert told.startswith(f"{tmp_path}/site/patch.yaml:{place}: ModelDeployment/chat: spec")
-
-
-def test_an_object_of_two_bases_is_reported_at_the_overlay(tmp_path: Path) -> None:
-    both = OVERLAY.replace("[../base]", "[../base, ../more]")
-    write(tmp_path, base__a_yaml=CHAT, more__b_yaml=CHAT, site__overlay_yaml=both)
-    assert refused(tmp_path / "site") == [
-        f"{tmp_path}/site/overlay.yaml:3:17: Overlay: base[1]: has ModelDeployment/chat at "
-        f"{tmp_path}/more/b.yaml:1. {tmp_path}/base/a.yaml:1 has it, too: remove one of them"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("overlay", "said"),
-    [
-        pytest.param(
-            HEAD + "kind: Overlay\n", "1:1: Overlay: base: is required but not given. Write: base: [../../base]", id="no-base",
-        ),
-        pytest.param(
-            OVERLAY.replace("base: [../base]", "bases: [../base]"), "3:1: Overlay: bases: unknown field. Did you mean base?",
-            id="typo",
-        ),
-        pytest.param(
-            OVERLAY + "patches: [{path: x.yaml}]\n",
-            "4:1: Overlay: patches: unknown field. Remove it: every manifest of the folder that is not in resources is a patch",
-            id="kustomize",
-        ),
-        pytest.param(
-            OVERLAY + "resources: [no.yaml]\n",
-            "4:13: Overlay: resources[0]: no.yaml has no manifest of the folder. Name files of this folder; other folders belong into base",
-            id="no-resource",
-        ),
-        pytest.param(
-            OVERLAY.replace("../base]", "../bass]"), "3:8: Overlay: base[0]: {root}/bass does not exist", id="no-folder",
-        ),
-        pytest.param(
-            OVERLAY.replace("../base]", ".]"), "3:1: Overlay: base: is circular: {root}/site -> {root}/site. Break the circle",
-            id="circle",
-        ),
-        pytest.param(
-            OVERLAY.replace("../base]", "/etc]"),
-            '3:8: Overlay: base[0]: expected a folder relative to this one, got "/etc". ' "Write: base: [../../base]",
-            id="absolute",
-        ),
-    ],
-)  # fmt: skip
-def test_an_invalid_overlay_is_reported(tmp_path: Path, overlay: str, said: str) -> None:
-    write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=overlay)
-    wanted = f"{tmp_path}/site/overlay.yaml:{said.format(root=tmp_path)}"
-    assert wanted in refused(tmp_path / "site")
-
-
-def test_a_patch_without_a_target_is_reported(tmp_path: Path) -> None:
-    patch = HEAD + "kind: NodePool\nmetadata: {name: studio}\n$patch: delete\n"
-    write(tmp_path, base__pool_yaml=POOL, site__overlay_yaml=OVERLAY, site__pool_yaml=patch)
-    assert refused(tmp_path / "site") == [
-        f'{tmp_path}/site/pool.yaml:4:9: NodePool/studio: ["$patch"]: no base has NodePool/studio, '
-        "so there is nothing to patch. Did you mean studios?"
-    ]
-
-
 CHAT = HEAD + "kind: ModelDeployment\nmetadata: {name: chat}\nspec: {model: {path: m}}\n"
+LONG = CHAT.replace(
+    "{model: {path: m}}", "{contextLength: 8192, model: {path: m}, kvCache: {window: 4096}}"
+)
+A_POOL, A_CHAT = HEAD + "kind: NodePool\n", HEAD + "kind: ModelDeployment\nmetadata: {name: chat}\n"
 LISTED = OVERLAY + "resources: [new.yaml]\n"
-
-
-@pytest.mark.parametrize(
-    ("overlay", "file", "text", "told"),
-    [
-        pytest.param(
-            OVERLAY, "p.yaml", CHAT.replace("chat", "chatt").replace("{model: {path: m}}", "{replicas: 2}"),
-            "no base has ModelDeployment/chatt, so there is nothing to patch. Did you mean chat? A new object needs spec.model",
-            id="incomplete",
-        ),
-        pytest.param(
-            OVERLAY, "p.yaml", CHAT.replace("chat", "chta"),
-            "no base has ModelDeployment/chta, so there is nothing to patch. Did you mean chat? If it is a new object, write in the overlay: resources: [p.yaml]",
-            id="complete",
-        ),
-        pytest.param(
-            LISTED, "p.yaml", CHAT.replace("chat", "coder"),
-            "no base has ModelDeployment/coder, so there is nothing to patch. The bases have: chat. If it is a new object, write in the overlay: resources: [p.yaml]",
-            id="not-listed",
-        ),
-        pytest.param(
-            LISTED, "new.yaml", CHAT,
-            "is new by the overlay's resources, but {root}/base/chat.yaml has it, too. Remove the file from resources to patch the object",
-            id="not-new",
-        ),
+TYPO = CHAT.replace("chat", "chatt").replace("{model: {path: m}}", "{replicas: 2}")
+# The overlay, and the other files of the site.
+BROKEN: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "Overlays": [
+        (HEAD + "kind: Overlay\n", {}),
+        (OVERLAY.replace("base: [../base]", "bases: [../base]"), {}),
+        (OVERLAY + "patches: [{path: x.yaml}]\n", {}),
+        (OVERLAY + "resources: [no.yaml]\n", {}),
+        (OVERLAY.replace("../base]", "../bass]"), {}),
+        (OVERLAY.replace("../base]", ".]"), {}),
+        (OVERLAY.replace("../base]", "/etc]"), {}),
+        (OVERLAY.replace("../base]", "../base, ../more]"), {}),
     ],
-)  # fmt: skip
-def test_a_patch_is_told_from_a_new_object(
-    tmp_path: Path, overlay: str, file: str, text: str, told: str
-) -> None:
-    write(tmp_path, base__chat_yaml=CHAT, site__overlay_yaml=overlay)
-    (tmp_path / "site" / "new.yaml").write_text(CHAT.replace("chat", "other"))
-    (tmp_path / "site" / file).write_text(text)
-    name = text.split("name: ")[1].split("}")[0]
-    wanted = f"{tmp_path}/site/{file}:3:18: ModelDeployment/{name}: metadata.name: {told}"
-    assert wanted.format(root=tmp_path) in refused(tmp_path / "site")
+    "Patches": [
+        (OVERLAY, {"p.yaml": A_POOL + "metadata: {name: studios}\nspec:\n  priority: high\n  nods: [c]\n"}),
+        (OVERLAY, {"p.yaml": A_CHAT + "spec:\n  contextLength: 2048\n"}),
+        (OVERLAY, {"p.yaml": A_CHAT + "spec:\n  model: null\n"}),
+        (OVERLAY, {"p.yaml": A_POOL + "metadata: {name: studio}\n$patch: delete\n"}),
+    ],
+    "Patches and new objects": [
+        (OVERLAY, {"p.yaml": TYPO}),
+        (OVERLAY, {"p.yaml": CHAT.replace("chat", "chta")}),
+        (LISTED, {"p.yaml": CHAT.replace("chat", "coder"), "new.yaml": CHAT.replace("chat", "other")}),
+        (LISTED, {"new.yaml": CHAT}),
+    ],
+}  # fmt: skip
+
+
+def test_messages_about_overlays(golden: Golden, tmp_path: Path) -> None:
+    """The base has the pool studios and the deployment chat; another folder, `more`, has chat, too."""
+
+    def messages(at: int, overlay: str, files: dict[str, str]) -> list[str]:
+        root = tmp_path / str(at)
+        write(root, base__pool_yaml=POOL, base__chat_yaml=LONG, more__b_yaml=CHAT)
+        write(root, site__overlay_yaml=overlay)
+        for name, text in files.items():
+            (root / "site" / name).write_text(text)
+        with pytest.raises(ManifestErrors) as caught:
+            load_objects([str(root / "site")])
+        return [str(problem).replace(f"{root}/", "") for problem in caught.value.problems]
+
+    numbers = itertools.count()
+    sections = {
+        title: [
+            (
+                "---\n".join([overlay, *(f"# {name}\n{text}" for name, text in files.items())]),
+                messages(next(numbers), overlay, files),
+            )
+            for overlay, files in cases
+        ]
+        for title, cases in BROKEN.items()
+    }
+    golden.check("manifests/overlays.txt", sections)
 
 
 @pytest.mark.parametrize("name", ["chatt", "chat-2", "coder"])

@@ -28,6 +28,7 @@ from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiModel, ApiObj
 from tests.support.manifests_texts import HEAD, deployment, read, route
 from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
+from tests.support.world import with_metadata, with_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -57,15 +58,16 @@ def again(existing: ApiObject, text: str, **how: Any) -> ModelDeployment:
     return merged_object.obj
 
 
-def with_spec(obj: ModelDeployment, manager: str, **spec: Any) -> ModelDeployment:
+def changed_by(
+    obj: ModelDeployment, manager: str, at: datetime = NOW, **spec: Any
+) -> ModelDeployment:
     """Return the object after a command changed its spec."""
-    changed = obj.spec.model_copy(update=spec)
-    return ownership.record_update(obj, obj.model_copy(update={"spec": changed}), manager, NOW)
+    return ownership.record_update(obj, with_spec(obj, **spec), manager, at)
 
 
-def with_labels(obj: ModelDeployment, manager: str, **labels: str) -> ModelDeployment:
-    metadata = obj.metadata.model_copy(update={"labels": labels})
-    return ownership.record_update(obj, obj.model_copy(update={"metadata": metadata}), manager, NOW)
+def labelled(obj: ModelDeployment, **labels: str) -> ModelDeployment:
+    after = with_metadata(obj, labels=labels)
+    return ownership.record_update(obj, after, "fleetctl-label", NOW)
 
 
 def owner(obj: ApiObject, path: str) -> str | None:
@@ -85,48 +87,40 @@ def test_applied_fields_belong_to_the_manager() -> None:
 
 
 def test_updated_fields_belong_to_the_verb() -> None:
-    obj = with_spec(made(deployment()), SCALE, replicas=5)
+    obj = changed_by(made(deployment()), SCALE, replicas=5)
     assert owner(obj, "spec.replicas") == SCALE
-    back = with_spec(obj, "fleetctl-edit", replicas=7)
+    back = changed_by(obj, "fleetctl-edit", replicas=7)
     assert [entry.manager for entry in back.metadata.managed_fields] == [
         "fleetctl",
         "fleetctl-edit",
     ]
     assert owner(back, "spec") == "fleetctl-edit"
-
-
-def test_an_update_without_changes_records_nothing() -> None:
-    obj = made(deployment())
-    assert ownership.record_update(obj, obj, SCALE, LATER) == obj
+    assert ownership.record_update(back, back, SCALE, LATER) == back
 
 
 def test_annotations_of_the_fleet_have_no_owner() -> None:
     obj = made(deployment())
-    noted = obj.metadata.model_copy(update={"annotations": {RESTARTED_AT: "x"}})
-    after = ownership.record_update(obj, obj.model_copy(update={"metadata": noted}), "x", LATER)
+    noted = with_metadata(obj, annotations={RESTARTED_AT: "x"})
+    after = ownership.record_update(obj, noted, "x", LATER)
     assert after.metadata.managed_fields == obj.metadata.managed_fields
     assert again(after, deployment()) is after
 
 
-def test_a_field_changed_by_another_manager_is_kept_and_reported() -> None:
-    obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
+def test_a_field_changed_by_another_manager_is_kept_and_by_both_a_conflict() -> None:
+    obj = changed_by(made(deployment(replicas=2)), SCALE, replicas=5)
     merged_object = merged(obj, deployment(replicas=2))
     assert merged_object.obj is obj
     assert merged_object.conflicts == ()
     assert [conflict.kept_message for conflict in merged_object.kept_by_others] == [
         "modeldeployment/qwen: spec.replicas stays 5, set by fleetctl-scale; the manifest says 2"
     ]
-
-
-def test_a_field_changed_by_both_is_a_conflict_with_its_owner() -> None:
-    obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
     merged_object = merged(obj, deployment(replicas=3))
     assert clashes(merged_object.conflicts) == [("spec.replicas", SCALE, 5, 3)]
     assert merged_object.obj is obj
 
 
 def test_a_field_changed_by_both_to_the_same_value_is_no_conflict() -> None:
-    obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
+    obj = changed_by(made(deployment(replicas=2)), SCALE, replicas=5)
     after = again(obj, deployment(replicas=5))
     assert (after.spec.replicas, after.metadata.generation) == (5, obj.metadata.generation)
     # From now on the manifest's value counts again.
@@ -134,7 +128,7 @@ def test_a_field_changed_by_both_to_the_same_value_is_no_conflict() -> None:
 
 
 def test_force_takes_the_field() -> None:
-    obj = with_spec(made(deployment(replicas=2)), SCALE, replicas=5)
+    obj = changed_by(made(deployment(replicas=2)), SCALE, replicas=5)
     for text in (deployment(replicas=2), deployment(replicas=3)):
         after = again(obj, text, force=True)
         assert after.spec.replicas < 5
@@ -143,7 +137,7 @@ def test_force_takes_the_field() -> None:
 
 
 def test_drift_is_corrected_but_other_manifests_are_respected() -> None:
-    obj = with_spec(made(deployment(replicas=2), manager="gitsource/a"), SCALE, replicas=5)
+    obj = changed_by(made(deployment(replicas=2), manager="gitsource/a"), SCALE, replicas=5)
     how: dict[str, Any] = {"manager": "gitsource/a", "force": "drift"}
     assert again(obj, deployment(replicas=2), **how).spec.replicas == 2
     other = merged(made(deployment(replicas=2)), deployment(replicas=3), **how)
@@ -158,7 +152,7 @@ def test_a_field_removed_from_the_manifest_returns_to_its_default() -> None:
 
 def test_a_field_removed_from_the_manifest_stays_if_another_owns_it() -> None:
     text = deployment(rest="  concurrency: 9\n")
-    obj = with_spec(made(text), SCALE, concurrency=7)
+    obj = changed_by(made(text), SCALE, concurrency=7)
     merged_object = merged(obj, deployment())
     assert (merged_object.kept_by_others, merged_object.conflicts) == ((), ())
     assert isinstance(merged_object.obj, ModelDeployment)
@@ -166,9 +160,7 @@ def test_a_field_removed_from_the_manifest_stays_if_another_owns_it() -> None:
 
 
 def test_labels_are_merged_by_key() -> None:
-    obj = with_labels(
-        made(deployment(meta="  labels: {a: b, c: d}\n")), "fleetctl-label", a="b", x="y"
-    )
+    obj = labelled(made(deployment(meta="  labels: {a: b, c: d}\n")), a="b", x="y")
     merged_object = merged(obj, deployment(meta="  labels: {a: z, c: d}\n"))
     assert merged_object.obj.metadata.labels == {"a": "z", "x": "y"}
     assert clashes(merged_object.kept_by_others) == [
@@ -180,13 +172,8 @@ def test_labels_are_merged_by_key() -> None:
     )
 
 
-def test_a_manifest_without_labels_removes_only_its_own() -> None:
-    obj = with_labels(made(deployment(meta="  labels: {a: b}\n")), "fleetctl-label", a="b", x="y")
-    assert again(obj, deployment()).metadata.labels == {"x": "y"}
-
-
 def test_lists_are_replaced_as_a_whole() -> None:
-    obj = with_spec(
+    obj = changed_by(
         made(deployment(rest="  servedNames: [x]\n")), "fleetctl-edit", served_names=("x", "y")
     )
     merged_object = merged(obj, deployment(rest="  servedNames: [z]\n"))
@@ -203,7 +190,7 @@ def test_defaults_in_list_items_are_no_difference() -> None:
 
 
 def test_printed_objects_own_what_was_edited() -> None:
-    first = with_spec(made(deployment(rest="  contextLength: 4096\n")), SCALE, replicas=2)
+    first = changed_by(made(deployment(rest="  contextLength: 4096\n")), SCALE, replicas=2)
     printed = json.dumps(object_tree(first))
     edited = printed.replace('"minAvailable": 0', '"minAvailable": 1')
     assert edited != printed
@@ -220,17 +207,14 @@ def test_printed_objects_own_what_was_edited() -> None:
 
 def test_an_object_without_manifests_is_adopted() -> None:
     obj = made(deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n"))
-    bare = obj.metadata.model_copy(update={"managed_fields": ()})
-    after = again(obj.model_copy(update={"metadata": bare}), deployment(replicas=3))
+    after = again(with_metadata(obj, managed_fields=()), deployment(replicas=3))
     assert (after.spec.concurrency, after.spec.replicas, after.metadata.labels) == ("Auto", 3, {})
 
 
 def test_an_adopted_object_keeps_fields_of_verbs() -> None:
-    obj = with_spec(made(deployment()), SCALE, replicas=5, concurrency=9)
+    obj = changed_by(made(deployment()), SCALE, replicas=5, concurrency=9)
     [_, scaled] = obj.metadata.managed_fields
-    bare = obj.model_copy(
-        update={"metadata": obj.metadata.model_copy(update={"managed_fields": (scaled,)})}
-    )
+    bare = with_metadata(obj, managed_fields=(scaled,))
     merged_object = merged(bare, deployment(replicas=2))
     assert clashes(merged_object.conflicts) == [("spec.replicas", SCALE, 5, 2)]
     assert again(bare, deployment(replicas=5)).spec.concurrency == 9
@@ -258,12 +242,8 @@ def test_a_field_stays_while_another_manifest_has_it() -> None:
 SCALED = "  autoscaling: {minReplicas: 1, maxReplicas: 3}\n"
 
 
-def test_a_mapping_is_removed_as_a_whole() -> None:
-    assert again(made(deployment(rest=SCALED)), deployment()).spec.autoscaling is None
-
-
 def test_a_mapping_removed_by_another_stays_removed() -> None:
-    obj = with_spec(made(deployment(rest=SCALED)), "fleetctl-edit", autoscaling=None)
+    obj = changed_by(made(deployment(rest=SCALED)), "fleetctl-edit", autoscaling=None)
     merged_object = merged(obj, deployment(rest=SCALED))
     assert [field_conflict.path for field_conflict in merged_object.kept_by_others] == [
         "spec.autoscaling"
@@ -281,14 +261,14 @@ def test_a_required_field_stays_while_another_keeps_its_mapping() -> None:
     obj = made(deployment(rest=SCALED))
     assert obj.spec.autoscaling is not None
     wider = obj.spec.autoscaling.model_copy(update={"min_replicas": 2})
-    after = again(with_spec(obj, "fleetctl-edit", autoscaling=wider), deployment())
+    after = again(changed_by(obj, "fleetctl-edit", autoscaling=wider), deployment())
     assert after.spec.autoscaling is not None
     assert after.spec.autoscaling.min_replicas == 2
 
 
 def test_fields_that_are_invalid_together_are_refused_at_their_place() -> None:
     obj = made(deployment(rest="  contextLength: 8192\n"))
-    model_deployment = with_spec(obj, "fleetctl-edit", kv_cache=KvCache(window=4096))
+    model_deployment = changed_by(obj, "fleetctl-edit", kv_cache=KvCache(window=4096))
     with pytest.raises(ManifestErrors) as caught:
         merged(model_deployment, deployment(rest="  contextLength: 2048\n"))
     assert str(caught.value).startswith(
@@ -327,7 +307,7 @@ def test_long_texts_are_stored_as_a_hash() -> None:
 
 def test_a_manifest_can_be_withdrawn() -> None:
     text = deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n")
-    obj = with_labels(made(text), "fleetctl-label", a="b", x="y")
+    obj = labelled(made(text), a="b", x="y")
     after = ownership.withdraw_manifest(obj, "fleetctl")
     assert (after.metadata.labels, after.spec.concurrency) == ({"x": "y"}, "Auto")
     assert [field.manager for field in after.metadata.managed_fields] == ["fleetctl-label"]
@@ -360,14 +340,12 @@ def test_a_released_manifest_leaves_its_values() -> None:
 
 def annotated(obj: ModelDeployment, cause: str, at: datetime) -> ModelDeployment:
     """Return the deployment as `fleetctl annotate` leaves it."""
-    metadata = obj.metadata.model_copy(update={"annotations": {CHANGE_CAUSE: cause}})
-    after = obj.model_copy(update={"metadata": metadata})
+    after = with_metadata(obj, annotations={CHANGE_CAUSE: cause})
     return ownership.record_update(obj, after, "fleetctl-annotate", at)
 
 
 def changed_at(obj: ModelDeployment, at: datetime, **spec: Any) -> ModelDeployment:
-    after = obj.model_copy(update={"spec": obj.spec.model_copy(update=spec)})
-    return ownership.record_update(obj, after, "fleetctl-patch", at)
+    return changed_by(obj, "fleetctl-patch", at, **spec)
 
 
 def test_a_change_cause_belongs_to_one_version() -> None:
@@ -395,9 +373,7 @@ def test_an_apply_does_not_carry_a_change_cause_over_to_the_next_version() -> No
 
 
 def test_an_apply_without_a_set_keeps_the_set() -> None:
-    obj = made(deployment())
-    of_set = obj.metadata.model_copy(update={"annotations": {APPLY_SET: "a"}})
-    there = obj.model_copy(update={"metadata": of_set})
+    there = with_metadata(made(deployment()), annotations={APPLY_SET: "a"})
     assert again(there, deployment(replicas=4)).metadata.annotations == {APPLY_SET: "a"}
 
 
@@ -509,9 +485,8 @@ def alone(first: ApiObject, second: ApiObject) -> None:
 
 def edited(there: ApiObject, other: ApiObject) -> ApiObject:
     """Return the object as an editor of another user leaves it."""
-    labels = {**there.metadata.labels, "theirs": "x"}
-    metadata = there.metadata.model_copy(update={"labels": labels})
-    after = there.model_copy(update={"spec": spec_of(other), "metadata": metadata})
+    labelled = with_metadata(there, labels={**there.metadata.labels, "theirs": "x"})
+    after = labelled.model_copy(update={"spec": spec_of(other)})
     return ownership.record_update(there, after, "edit", NOW)
 
 

@@ -16,6 +16,7 @@ from schemas.meta import RESTARTED_AT, ApiObject, ObjectKey
 from schemas.node import Node
 from store import codec
 from tests.support.manifests_texts import HEAD, deployment, in_pool, pool, read, route
+from tests.support.world import with_metadata
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -27,9 +28,7 @@ def stored(text: str, **metadata: object) -> ApiObject:
     merged = ownership.merge_manifest(
         None, item, manager="fleetctl", force=False, now=NOW, uid="u-1"
     )
-    made = merged.obj
-    meta = made.metadata.model_copy(update={"resource_version": "7", **metadata})
-    return made.model_copy(update={"metadata": meta})
+    return with_metadata(merged.obj, resource_version="7", **metadata)
 
 
 def planned(text: str, *existing: ApiObject) -> list[plan.Change]:
@@ -41,11 +40,8 @@ def test_a_new_object_is_created() -> None:
     [change] = planned(deployment(meta="  labels: {a: b}\n"))
     assert isinstance(change, plan.CreatedObject)
     meta = change.obj.metadata
-    assert (meta.uid, meta.generation, meta.creation_timestamp) == (
-        "ModelDeployment-qwen",
-        1,
-        LATER,
-    )
+    stamp = (meta.uid, meta.generation, meta.creation_timestamp)
+    assert stamp == ("ModelDeployment-qwen", 1, LATER)
     assert meta.labels == {"a": "b"}
 
 
@@ -117,26 +113,25 @@ def test_uids_are_derived_and_differ_for_successors() -> None:
     assert len({first, *others}) == 4
 
 
-def test_a_few_objects_are_one_transaction() -> None:
-    waves = plan.plan_waves(planned(route() + deployment(rest=in_pool()) + pool()))
-    assert [[len(batch) for batch in wave] for wave in waves] == [[3]]
+LARGE = f"  annotations: {{a: {'x' * 300_000}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        pytest.param(route() + deployment(rest=in_pool()) + pool(), [[3]], id="one-transaction"),
+        pytest.param("".join(deployment(f"m-{n}") for n in range(250)) + pool(), [[1], [100, 100, 50]], id="waves"),
+        pytest.param("".join(deployment(f"m-{n}", meta=LARGE) for n in range(5)), [[2, 2, 1]], id="large-objects"),
+    ],
+)  # fmt: skip
+def test_objects_are_waves_of_transactions(text: str, sizes: list[list[int]]) -> None:
+    waves = plan.plan_waves(planned(text))
+    assert [[len(batch) for batch in wave] for wave in waves] == sizes
 
 
 def test_without_writes_there_is_no_transaction() -> None:
     assert plan.plan_waves([]) == []
     assert plan.plan_waves(planned(deployment(), stored(deployment()))) == []
-
-
-def test_many_objects_are_waves_of_transactions() -> None:
-    text = "".join(deployment(f"m-{n}") for n in range(250)) + pool()
-    waves = plan.plan_waves(planned(text))
-    assert [[len(batch) for batch in wave] for wave in waves] == [[1], [100, 100, 50]]
-
-
-def test_large_objects_get_separate_transactions() -> None:
-    large = f"  annotations: {{a: {'x' * 300_000}}}\n"
-    waves = plan.plan_waves(planned("".join(deployment(f"m-{n}", meta=large) for n in range(5))))
-    assert [[len(batch) for batch in wave] for wave in waves] == [[2, 2, 1]]
 
 
 def problems(loaded: list[LoadedObject], *existing: ApiObject) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from manifests import load
 from manifests.errors import ManifestErrors
-from tests.support.manifests_golden import Golden
+from tests.support.golden_cases import Golden
 from tests.support.manifests_texts import complaints, deployment
 
 NOT_YAML = {
@@ -46,7 +46,11 @@ def not_an_object(found: list[str]) -> list[str]:
 
 
 def test_messages_about_text_that_is_not_yaml(golden: Golden) -> None:
-    golden.check("yaml_errors.txt", NOT_YAML, lambda text: not_an_object(complaints(text)))
+    sections = {
+        title: [(text, not_an_object(complaints(text))) for text in texts]
+        for title, texts in NOT_YAML.items()
+    }
+    golden.check("manifests/yaml_errors.txt", sections)
 
 
 @pytest.mark.parametrize(

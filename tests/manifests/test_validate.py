@@ -9,7 +9,7 @@ from manifests.validate import StoreNames, validate
 from schemas.meta import ObjectMeta
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store.port import Transport
-from tests.support.manifests_golden import Golden
+from tests.support.golden_cases import Golden
 from tests.support.manifests_texts import HEAD, deployment, in_pool, pool, read, route
 
 
@@ -116,7 +116,10 @@ def test_messages_about_references_and_names(golden: Golden) -> None:
         problems = validate(read(text), IN_STORE)
         return [str(problem).removeprefix("standard input") for problem in problems]
 
-    golden.check("references.txt", BROKEN, messages)
+    sections = {
+        title: [(text, messages(text)) for text in texts] for title, texts in BROKEN.items()
+    }
+    golden.check("manifests/references.txt", sections)
 
 
 CLOCK = SystemClock()

@@ -16,8 +16,8 @@ from manifests.trees import show_path
 from manifests.yaml import nodes, parser
 from schemas.kinds import KINDS, Kind
 from schemas.meta import API_VERSION, FLEET_OWNED, ObjectMeta
-from tests.support.manifests_golden import Golden
-from tests.support.manifests_texts import HEAD, deployment, read
+from tests.support.golden_cases import Golden
+from tests.support.manifests_texts import HEAD, complaints, deployment, read
 
 MD = f"{HEAD}kind: ModelDeployment\nmetadata:\n  name: qwen\n"
 
@@ -140,7 +140,10 @@ CASES = {
 
 def test_messages_about_invalid_objects(golden: Golden) -> None:
     """Each problem is one paragraph with its place; `Write:` offers what is valid."""
-    golden.check("validation_errors.txt", CASES)
+    sections = {
+        title: [(text, complaints(text)) for text in texts] for title, texts in CASES.items()
+    }
+    golden.check("manifests/validation_errors.txt", sections)
 
 
 def patterns(found: Any, where: str, seen: set[type]) -> Iterator[tuple[str, str]]:

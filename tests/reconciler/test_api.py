@@ -14,14 +14,7 @@ from insight.tickets import issue_ticket
 from machinery.prometheus import Sample, parse_samples
 from reconciler.api import reachable_url
 from reconciler.metrics import unplaced_replicas
-from schemas.deployment import (
-    ModelDeployment,
-    ModelDeploymentSpec,
-    ModelDeploymentStatus,
-    ModelSource,
-)
-from schemas.meta import ObjectMeta
-from schemas.node import NodeStatus
+from schemas.deployment import ModelDeploymentStatus
 from schemas.records import ReconcilerLease
 from store import codec, keys
 from store.etcd.connect import connect
@@ -32,7 +25,9 @@ from tests.support.etcd import running_etcd
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.ports import free_port
 from tests.support.prometheus_tools import check_metrics
+from tests.support.reconciler_agents import node_status
 from tests.support.waiting import until_async
+from tests.support.world import deployment
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 QUOTA = 64 << 20
@@ -82,19 +77,17 @@ def value(found: list[Sample], name: str, **labels: str) -> float:
     return sum(float(sample.value) for sample in matching)
 
 
-async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with (
-        running_etcd(tmp_path) as etcd,
-        reconciler(
-            etcd, "--api-port", "0", "--etcd-quota", str(QUOTA), "--log-level", "debug"
-        ) as child,
-    ):
+async def test_health_metrics_and_log(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    flags = ("--api-port", "0", "--etcd-quota", str(QUOTA), "--log-level", "debug")
+    async with running_etcd(tmp_path) as etcd, reconciler(etcd, *flags) as child:
         store = connect(etcd.address)
 
-        async def announced() -> str:
-            return next((lease.url for lease in await leases(store)), "")
+        async def announced() -> tuple[str, str] | None:
+            items = (await store.list(keys.RECONCILER_LEASE_PREFIX)).items
+            urls = {item.key: codec.decode(ReconcilerLease, item).url for item in items}
+            return next(((key, url) for key, url in urls.items() if url), None)
 
-        url = await until_async(announced, limit_s=60, what="the address in the lease")
+        key, url = await until_async(announced, limit_s=60, what="the address in the lease")
         assert url.startswith("http://127.0.0.1:")
 
         async def leads() -> bool:
@@ -107,24 +100,15 @@ async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -
             async with http.get(f"{url}/health/{path}") as response:
                 assert response.status == 200
         # A deployment that fits nowhere, since there is no node.
-        spec = ModelDeploymentSpec(model=ModelSource(path="/models/m"), replicas=2)
-        model_deployment = ModelDeployment(
-            metadata=ObjectMeta(name="big", uid="u", generation=1), spec=spec
-        )
-        await store.commit([], [codec.put_spec(model_deployment)])
-
-        async def is_unplaced() -> list[Sample] | None:
-            samples = await scrape(http, url)
-            names = {sample.name for sample in samples}
-            is_complete = {
-                "fleet_reconciler_replicas_unplaced",
-                "fleet_store_db_bytes",
-                "fleet_reconciler_writes_total",
-            } <= names
-            return samples if is_complete else None
-
-        samples = await until_async(is_unplaced, limit_s=60, what="metrics of the deployment")
+        await store.commit([], [codec.put_spec(deployment(name="big", replicas=2))])
         unplaced = "fleet_reconciler_replicas_unplaced"
+        needed = {unplaced, "fleet_store_db_bytes", "fleet_reconciler_writes_total"}
+
+        async def is_complete() -> list[Sample] | None:
+            samples = await scrape(http, url)
+            return samples if needed <= {sample.name for sample in samples} else None
+
+        samples = await until_async(is_complete, limit_s=60, what="metrics of the deployment")
         assert value(samples, unplaced, deployment="big") == 2
         assert value(samples, "fleet_reconciler_leader") == 1
         assert value(samples, "fleet_reconciler_reconciles_total", result="ok") >= 1
@@ -142,6 +126,7 @@ async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -
         assert value(samples, "fleet_build_info", process="reconciler") == 1
         assert child.returncode is None
         await check_log(etcd)
+        await check_tickets(store, http, key.removeprefix(keys.RECONCILER_LEASE_PREFIX), url)
         await store.close()
 
 
@@ -154,9 +139,40 @@ async def check_log(etcd: EmbeddedEtcd) -> None:
     assert {"leading", "replicas cannot be placed"} <= {line["message"] for line in lines}
     done = await run_fleetctl(*words, "--about", "big")
     about = [json.loads(line) for line in done.out.splitlines()]
-    assert about
     assert {line["key"] for line in about} == {"ModelDeployment/big"}
     assert (await run_fleetctl(*words, "--about", "bi")).out == ""
+    assert (await run_fleetctl(*words, "--tail", "1")).out.count("\n") == 1
+
+
+async def check_tickets(store: Transport, http: aiohttp.ClientSession, id_: str, url: str) -> None:
+    """Check that the log is shown for a ticket of this process, and in the dashboard."""
+    path = f"{url}/v1/logs/reconciler"
+
+    async def log(ticket: str = "", query: str = "") -> tuple[int, str]:
+        headers = {"authorization": f"Bearer {ticket}"} if ticket else {}
+        async with http.get(f"{path}{query}", headers=headers) as response:
+            return response.status, await response.text()
+
+    status, text = await log()
+    assert (status, "a ticket is required" in text) == (401, True)
+    async with issue_ticket(store, f"Gateway/{id_}") as other:
+        assert (await log(other))[0] == 401
+    async with (
+        issue_ticket(store, f"Reconciler/{id_}") as ticket,
+        running_dashboard(store) as dashboard,
+    ):
+        status, text = await log(ticket, "?lines=1")
+        assert (status, "'lines'" in text) == (400, True)
+        assert '"process": "reconciler"' in (await log(ticket))[1]
+        view = await dashboard.get("/api/v1/snapshot?view=reconcilers")
+        (row,) = view["views"]["reconcilers"]
+        assert row["name"] == id_
+        shown = f"{dashboard.url}/api/v1/logs?of=reconciler/{id_}"
+        async with dashboard.http.get(shown) as response:
+            assert response.status == 200
+            assert '"process": "reconciler"' in await response.text()
+        missing = await dashboard.get("/api/v1/logs?of=reconciler/none", 404)
+        assert "There is no reconciler/none" in missing["error"]["message"]
 
 
 async def test_without_etcd_it_is_alive_and_not_ready(http: aiohttp.ClientSession) -> None:
@@ -220,27 +236,10 @@ def test_replicas_that_fit_nowhere() -> None:
             keys.status_key("ModelDeployment", "b"): status(1, 1),
             # Replicas of the old version are not placed below 0.
             keys.status_key("ModelDeployment", "c"): status(1, 2),
-            keys.status_key("Node", "mac-1"): _node_status(),
+            keys.status_key("Node", "mac-1"): node_status("mac-1"),
         }
     )
     assert found == {"a": 2, "b": 0, "c": 0}
-
-
-def _node_status() -> NodeStatus:
-    return NodeStatus(
-        uid="u",
-        hostname="mac-1.local",
-        address="10.0.0.1",
-        agent_version="1",
-        os="macOS",
-        os_version="26.1",
-        machine="arm64",
-        chip="Apple M4",
-        cpu_cores=10,
-        gpu_cores=10,
-        memory_bytes=1,
-        allocatable_bytes=1,
-    )
 
 
 def test_an_address_for_other_processes() -> None:
@@ -249,66 +248,3 @@ def test_an_address_for_other_processes() -> None:
     assert "0.0.0.0" not in reachable_url("https://0.0.0.0:4002")
     assert reachable_url("https://[::]:4002").endswith(":4002")
     assert reachable_url("") == ""
-
-
-async def test_its_log_is_shown_for_a_ticket(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with (
-        running_etcd(tmp_path) as etcd,
-        reconciler(etcd, "--api-port", "0"),
-    ):
-        store = connect(etcd.address)
-
-        async def registered() -> tuple[str, str] | None:
-            items = (await store.list(keys.RECONCILER_LEASE_PREFIX)).items
-            found = [(item.key, codec.decode(ReconcilerLease, item).url) for item in items]
-            return next((one for one in found if one[1]), None)
-
-        found = await until_async(registered, limit_s=60, what="the address in the lease")
-        id_, path = (
-            found[0].removeprefix(keys.RECONCILER_LEASE_PREFIX),
-            f"{found[1]}/v1/logs/reconciler",
-        )
-        async with http.get(path) as refused:
-            assert refused.status == 401
-            assert "a ticket is required" in await refused.text()
-        async with issue_ticket(store, f"Gateway/{id_}") as other:
-            headers = {"authorization": f"Bearer {other}"}
-            async with http.get(path, headers=headers) as refused:
-                assert refused.status == 401
-        async with (
-            issue_ticket(store, f"Reconciler/{id_}") as bearer,
-            running_dashboard(store) as dashboard,
-        ):
-            headers = {"authorization": f"Bearer {bearer}"}
-            async with http.get(f"{path}?lines=1", headers=headers) as refused:
-                assert refused.status == 400
-                assert "'lines'" in await refused.text()
-            async with http.get(path, headers=headers) as response:
-                text = await response.text()
-            assert '"process": "reconciler"' in text
-            (row,) = (await dashboard.get("/api/v1/snapshot?view=reconcilers"))["views"][
-                "reconcilers"
-            ]
-            assert row["name"] == id_
-            url = f"{dashboard.url}/api/v1/logs?of=reconciler/{id_}"
-            async with dashboard.http.get(url) as response:
-                assert response.status == 200
-                assert '"process": "reconciler"' in await response.text()
-            missing = await dashboard.get("/api/v1/logs?of=reconciler/none", 404)
-            assert "There is no reconciler/none" in missing["error"]["message"]
-        command = (
-            "-m",
-            "fleetctl",
-            "logs",
-            "reconciler",
-            "--tail",
-            "1",
-            "--etcd",
-            str(etcd.address),
-        )
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await child.communicate()
-        assert (child.returncode, out.count(b"\n")) == (0, 1)
-        await store.close()

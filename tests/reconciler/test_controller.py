@@ -15,13 +15,13 @@ from machinery import processes
 from machinery.clock import SystemClock
 from machinery.processes import ChildProcess
 from nodeagent.replicas.node_replicas import NodeReplicas
-from reconciler.controller import Controller
 from reconciler.deployments.rollout.revisions import revision_name, template_hash
 from schemas.deployment import ModelDeployment
-from schemas.event import Event
-from schemas.meta import ApiObject, find_condition
-from schemas.node import Node
+from schemas.event import Event, EventSpec
+from schemas.meta import ApiObject, ObjectMeta, find_condition
+from schemas.node import ModelReport, Node
 from schemas.replica import Replica
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys, objects
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
@@ -29,8 +29,9 @@ from store.port import Delete, KeyValue, Put, Transport
 from tests.support import forker
 from tests.support.etcd import running_etcd
 from tests.support.reconciler_agents import FakeAgent, node_status, put_lease, put_node, put_rank
+from tests.support.reconciler_world import BIG, leading, sharded
 from tests.support.waiting import until, until_async
-from tests.support.world import GIB, deployment, replica, revision
+from tests.support.world import GIB, deployment, replica, revision, with_metadata
 
 pytestmark = pytest.mark.etcd
 CLOCK = SystemClock()
@@ -57,37 +58,34 @@ async def running(
     store: Transport, *nodes: str, grace_s: float = 30.0
 ) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
     """Run a controller and an agent for each node; yield their tasks by name."""
-    async with asyncio.TaskGroup() as group:
-        controller = Controller(store, CLOCK, identity="test", grace_s=grace_s)
-        tasks = {"controller": group.create_task(controller.run())}
-        for name in nodes:
-            tasks[name] = group.create_task(FakeAgent(store, CLOCK, name).run())
-        try:
-            yield tasks
-        finally:
-            for task in tasks.values():
-                task.cancel()
+    agents = [FakeAgent(store, CLOCK, name) for name in nodes]
+    async with leading(store, *agents, grace_s=grace_s) as tasks:
+        yield tasks
 
 
-async def apply(store: Transport, found: ApiObject) -> None:
-    await store.commit([], [codec.put_spec(found)])
+async def apply(store: Transport, *objects: ApiObject) -> None:
+    await store.commit([], [codec.put_spec(obj) for obj in objects])
 
 
-async def node_of(store: Transport, name: str) -> str | None:
+async def node_of(store: Transport, name: str = "qwen-0") -> str | None:
     obj = await objects.get(store, Replica, name)
     return None if obj is None else obj.spec.ranks[0].node
 
 
-async def said(store: Transport, type_: str) -> str:
+async def is_said(store: Transport, type_: str, reason: str) -> bool:
     obj = await objects.get(store, ModelDeployment, "qwen")
-    if obj is None or obj.status is None:
-        return ""
-    condition = find_condition(obj.status.conditions, type_)
-    return "" if condition is None else condition.reason
+    match = (
+        None if obj is None or obj.status is None else find_condition(obj.status.conditions, type_)
+    )
+    return match is not None and match.reason == reason
 
 
-async def is_available(store: Transport) -> bool:
-    return await said(store, "Available") == "AllReplicasReady"
+async def serves(store: Transport) -> None:
+    await until_async(lambda: is_said(store, "Available", "AllReplicasReady"))
+
+
+async def events(store: Transport) -> list[EventSpec]:
+    return [event.spec for event in await objects.list_all(store, Event)]
 
 
 async def revision_of_content(store: Transport) -> int:
@@ -95,30 +93,7 @@ async def revision_of_content(store: Transport) -> int:
     return max(item.mod_revision for item in (await store.list(keys.ROOT)).items)
 
 
-async def test_an_applied_deployment_serves_without_further_writes(
-    store: Transport, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "reconciler.deployments.reconcile")
-    async with running(store, "a", "b"):
-        await apply(store, deployment(replicas=2))
-        await until_async(lambda: is_available(store))
-        assert {await node_of(store, "qwen-0"), await node_of(store, "qwen-1")} == {"a", "b"}
-        joined = await objects.get(store, Node, "a")
-        assert joined is not None
-        assert joined.metadata.uid == "uid-a"
-        decided = {
-            (record.__dict__["key"], record.__dict__["action"], record.__dict__["replica"])
-            for record in caplog.records
-            if record.message == "action decided"
-        }
-        created = {("ModelDeployment/qwen", "CreateReplica", f"qwen-{n}") for n in (0, 1)}
-        assert created <= decided
-        before = await _at_rest(store)
-        await CLOCK.sleep(2)  # the assertion is that nothing happens in this time
-        assert (await revision_of_content(store), (await store.status()).revision) == before
-
-
-async def _at_rest(store: Transport) -> tuple[int, int]:
+async def at_rest(store: Transport) -> tuple[int, int]:
     """Return the revisions, once the last words about the start are written."""
     seen = (0, 0)
 
@@ -133,16 +108,32 @@ async def _at_rest(store: Transport) -> tuple[int, int]:
     return seen
 
 
-async def test_deletion_drains_before_it_forgets(store: Transport) -> None:
-    async with running(store, "a"):
-        await apply(store, deployment(replicas=1))
-        await until_async(lambda: is_available(store))
+async def test_a_deployment_serves_without_further_writes_and_drains_before_it_is_forgotten(
+    store: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "reconciler.deployments.reconcile")
+    async with running(store, "a", "b"):
+        await apply(store, deployment(replicas=2))
+        await serves(store)
+        assert {await node_of(store, "qwen-0"), await node_of(store, "qwen-1")} == {"a", "b"}
+        joined = await objects.get(store, Node, "a")
+        assert joined is not None
+        assert joined.metadata.uid == "uid-a"
+        decided = {
+            (record.__dict__["key"], record.__dict__["action"], record.__dict__["replica"])
+            for record in caplog.records
+            if record.message == "action decided"
+        }
+        created = {("ModelDeployment/qwen", "CreateReplica", f"qwen-{n}") for n in (0, 1)}
+        assert created <= decided
+        before = await at_rest(store)
+        await CLOCK.sleep(2)  # the assertion is that nothing happens in this time
+        assert (await revision_of_content(store), (await store.status()).revision) == before
+
         there = await objects.get(store, ModelDeployment, "qwen")
         assert there is not None
         mark = {"deletion_timestamp": CLOCK.now(), "finalizers": ("fleet/replicas",)}
-        marked = there.model_copy(
-            update={"metadata": there.metadata.model_copy(update=mark), "status": None}
-        )
+        marked = with_metadata(there, **mark).model_copy(update={"status": None})
         watch = store.watch(keys.SPEC_PREFIX, after_revision=(await store.status()).revision)
         await apply(store, marked)
         gone: list[str] = []
@@ -153,52 +144,48 @@ async def test_deletion_drains_before_it_forgets(store: Transport) -> None:
                     break
         await watch.aclose()
         revision = f"Revision/{revision_name('qwen', template_hash(marked))}"
-        assert gone == ["Replica/qwen-0", revision, "ModelDeployment/qwen"]
-        left = [item.key for item in (await store.list(keys.STATUS_PREFIX)).items]
-        assert left == [keys.status_key("Node", "a")]
+        assert sorted(gone[:-2]) == ["Replica/qwen-0", "Replica/qwen-1"]
+        assert gone[-2:] == [revision, "ModelDeployment/qwen"]
+        statuses = [item.key for item in (await store.list(keys.STATUS_PREFIX)).items]
+        assert statuses == [keys.status_key("Node", name) for name in "ab"]
 
 
-async def test_replicas_of_an_absent_node_move_after_the_grace_period(store: Transport) -> None:
+async def test_replicas_of_an_absent_or_deleted_node_move_after_the_grace_period(
+    store: Transport,
+) -> None:
     async with running(store, "a", "b", grace_s=1.0) as tasks:
         await apply(store, deployment(replicas=1))
-        await until_async(lambda: is_available(store))
-        home = await node_of(store, "qwen-0")
+        await serves(store)
+        home = await node_of(store)
         assert home is not None
         tasks[home].cancel()
 
-        async def moved() -> bool:
-            return await node_of(store, "qwen-0") not in (home, None) and await is_available(store)
+        async def moved() -> str | None:
+            node = await node_of(store)
+            return node if node not in (home, None) else None
 
-        await until_async(moved, limit_s=12)
+        other = await until_async(moved, limit_s=12)
+        await serves(store)
 
-        async def told() -> bool:
-            events = await objects.list_all(store, Event)
-            found = {(e.spec.about.name, e.spec.reason) for e in events}
-            return {(home, "NodeNotReady"), ("qwen", "ReplicaPlaced")} <= found
+        async def recorded() -> bool:
+            reasons = {(e.about.name, e.reason) for e in await events(store)}
+            return {(home, "NodeNotReady"), ("qwen", "ReplicaPlaced")} <= reasons
 
-        await until_async(told, what="events of what happened")
-
-
-async def test_a_node_that_was_deleted_gives_them_up_too(store: Transport) -> None:
-    async with running(store, "a", grace_s=0.5) as tasks:
-        await apply(store, deployment(replicas=1))
-        await until_async(lambda: is_available(store))
-        tasks["a"].cancel()
-        lease = await store.get(keys.node_lease_key("a"))
+        await until_async(recorded, what="events of what happened")
+        tasks[other].cancel()
+        lease = await store.get(keys.node_lease_key(other))
         assert lease is not None
-        await store.commit(
-            [], [Delete(key=keys.status_key("Node", "a")), Delete(key=keys.spec_key("Node", "a"))]
-        )
+        place = (keys.status_key("Node", other), keys.spec_key("Node", other))
+        await store.commit([], [Delete(key=key) for key in place])
         await store.revoke(lease.lease)
-        agent = FakeAgent(store, CLOCK, "b")
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(agent.run())
-            await until_async(lambda: _is_on(store, "b"))
-            task.cancel()
+            agent = group.create_task(FakeAgent(store, CLOCK, "c").run())
 
+            async def is_on_c() -> bool:
+                return await node_of(store) == "c"
 
-async def _is_on(store: Transport, node: str) -> bool:
-    return await node_of(store, "qwen-0") == node
+            await until_async(is_on_c, limit_s=12)
+            agent.cancel()
 
 
 async def test_each_node_that_cannot_is_named_in_an_event(
@@ -206,16 +193,14 @@ async def test_each_node_that_cannot_is_named_in_an_event(
 ) -> None:
     caplog.set_level(logging.DEBUG, "reconciler.deployments.reconcile")
     async with running(store, "a"):
-        small = put_node("small", node_status("small", memory_gib=1))
-        await store.commit([], [small])
+        await store.commit([], [put_node("small", node_status("small", memory_gib=1))])
         await apply(store, deployment(replicas=9))
 
         async def refused() -> bool:
             # All of them: before a's lease was seen, a was not ready either.
-            events = await objects.list_all(store, Event)
-            said = {(e.spec.reason, e.spec.message) for e in events if e.spec.type == "Warning"}
+            warnings = [e for e in await events(store) if e.type == "Warning"]
             return all(
-                any(reason == why and message.startswith(begin) for why, message in said)
+                any(e.reason == reason and e.message.startswith(begin) for e in warnings)
                 for reason, begin in (
                     ("NodeNotReady", "small: its agent does not renew its lease"),
                     ("InsufficientMemory", "a: needs 2.8 GiB"),
@@ -224,7 +209,7 @@ async def test_each_node_that_cannot_is_named_in_an_event(
             )
 
         await until_async(refused)
-        assert await said(store, "Placed") == "Unschedulable"
+        assert await is_said(store, "Placed", "Unschedulable")
     logged = {
         (vars(record).get("node"), vars(record).get("reason"))
         for record in caplog.records
@@ -236,43 +221,45 @@ async def test_each_node_that_cannot_is_named_in_an_event(
 async def test_a_higher_priority_takes_the_place_of_a_lower_one(store: Transport) -> None:
     async with running(store, "a"):
         await apply(store, deployment(replicas=2))
-        await until_async(lambda: is_available(store))
+        await serves(store)
         await apply(store, deployment(name="vip", priority=10))
 
         async def has_place() -> bool:
-            return await node_of(store, "vip-0") == "a" and await said(store, "Placed") != ""
+            return await node_of(store, "vip-0") == "a"
 
         await until_async(has_place)
-        await until_async(lambda: _is(store, "Unschedulable"))
-        events = await objects.list_all(store, Event)
-        (spec,) = [e.spec for e in events if e.spec.reason == "Preempted"]
+        await until_async(lambda: is_said(store, "Placed", "Unschedulable"))
+        (spec,) = [e for e in await events(store) if e.reason == "Preempted"]
         assert (spec.about.name, spec.about.uid, spec.type) == ("qwen", "uid-qwen", "Warning")
-        assert spec.message == ("qwen-0 drains and ends: vip-0 has priority 10, qwen-0 has 0")
+        assert spec.message == "qwen-0 drains and ends: vip-0 has priority 10, qwen-0 has 0"
 
 
-async def _is(store: Transport, placed: str) -> bool:
-    return await said(store, "Placed") == placed
-
-
-async def test_a_status_of_a_newer_release_is_not_overwritten(store: Transport) -> None:
-    """As after a downgrade: replicas are placed all the same, and the words stay."""
+async def test_what_the_reconciler_cannot_read_stays_and_leftovers_go(store: Transport) -> None:
+    """A status of a newer release, as after a downgrade; keys of nobody; and what an ended deployment left."""
     newer = Put(key=keys.status_key("ModelDeployment", "qwen"), value=b'{"storedVersion":9}')
-    await store.commit([], [newer])
+    stray = [
+        Put(key=f"{prefix}stray", value=b"x") for prefix in (keys.SPEC_PREFIX, keys.STATUS_PREFIX)
+    ]
+    leftovers = [
+        Put(key=keys.status_key("ModelDeployment", "gone"), value=b"{}"),
+        Put(key=keys.status_key("Replica", "gone-0"), value=b"{}"),
+        put_rank(replica(0, of=deployment(name="gone")).replica),
+        codec.put_spec(revision(deployment(name="gone"))),
+    ]
+    await store.commit([], [newer, *stray, *leftovers])
     async with running(store, "a"):
         await apply(store, deployment())
-        await until_async(lambda: node_of(store, "qwen-0"))
-        await _at_rest(store)
+        await until_async(lambda: node_of(store))
+
+        async def are_gone() -> bool:
+            there = {item.key for item in (await store.list(keys.ROOT)).items}
+            return not there & {put.key for put in leftovers}
+
+        await until_async(are_gone, what="the leftovers' end")
+        await at_rest(store)
     there = await store.get(newer.key)
     assert there is not None
     assert there.value == newer.value
-
-
-async def test_foreign_keys_do_not_end_the_process(store: Transport) -> None:
-    async with running(store, "a"):
-        stray = [Put(key=f"{keys.SPEC_PREFIX}stray", value=b"x")]
-        await store.commit([], [*stray, Put(key=f"{keys.STATUS_PREFIX}stray", value=b"x")])
-        await apply(store, deployment())
-        await until_async(lambda: is_available(store))
 
 
 async def test_each_agent_gets_copies_of_its_own_replicas_from_every_leader(
@@ -330,26 +317,6 @@ async def test_when_the_leader_is_killed_the_next_one_acts(
             await processes.wait_ended(child, CLOCK, limit_s=30)
 
 
-async def test_a_new_leader_removes_leftovers(store: Transport) -> None:
-    puts = [
-        Put(key=keys.status_key("ModelDeployment", "gone"), value=b"{}"),
-        Put(key=keys.status_key("Replica", "gone-0"), value=b"{}"),
-        put_rank(replica(0, of=deployment(name="gone")).replica),
-        codec.put_spec(revision(deployment(name="gone"))),
-    ]
-    await store.commit([], puts)
-    async with running(store, "a"):
-        await apply(store, deployment())
-        await until_async(lambda: is_available(store))
-
-        async def are_gone() -> bool:
-            there = {item.key for item in (await store.list(keys.ROOT)).items}
-            assert keys.status_key("Node", "a") in there
-            return not there & {put.key for put in puts}
-
-        await until_async(are_gone, what="the leftovers' end")
-
-
 NODES, DEPLOYMENTS, PER_DEPLOYMENT = 20, 100, 4
 # Little more than the planned replicas need: one that is not counted would not fit.
 MEMORY_GIB = 60
@@ -368,7 +335,6 @@ async def leader_of(store: Transport, children: list[ChildProcess]) -> ChildProc
     return next(child for child in children if child.record.pid == pid)
 
 
-@pytest.mark.etcd
 @pytest.mark.timeout(120)
 async def test_the_work_of_a_killed_leader_is_finished_once(tmp_path: Path) -> None:
     async with running_etcd(tmp_path / "etcd") as etcd:
@@ -409,3 +375,50 @@ async def test_the_work_of_a_killed_leader_is_finished_once(tmp_path: Path) -> N
         (rank,) = codec.decode_object(Replica, item).spec.ranks
         used[rank.node] += rank.memory.total_bytes
     assert max(used.values()) <= MEMORY_GIB * GIB
+
+
+def group_agent(store: Transport, name: str) -> FakeAgent:
+    """Return the agent of a Mac with half the memory that the model needs."""
+    status = node_status(name, memory_gib=10)
+    models = (ModelReport(path="qwen", geometry=BIG),)
+    changes = {"address": f"169.254.0.{ord(name)}", "models": models}
+    return FakeAgent(store, CLOCK, name, status=status.model_copy(update=changes))
+
+
+async def test_a_group_is_formed_and_formed_again(store: Transport) -> None:
+    members = tuple(GroupMember(node=name) for name in "abc")
+    spare = ShardGroup(
+        metadata=ObjectMeta(name="pair"), spec=ShardGroupSpec(members=members, size=2)
+    )
+
+    async def serves(epoch: int, nodes: str) -> Replica | None:
+        obj = await objects.get(store, Replica, "qwen-0")
+        if obj is None or obj.spec.formation is None or obj.status is None or obj.spec.leaving:
+            return None
+        there = "".join(rank.node for rank in obj.spec.ranks)
+        ready = find_condition(obj.status.conditions, "Ready")
+        is_serving = ready is not None and ready.reason == "Serving"
+        return obj if is_serving and (obj.spec.formation.epoch, there) == (epoch, nodes) else None
+
+    async with leading(store, *(group_agent(store, name) for name in "abc")) as tasks:
+        await apply(store, spare, sharded())
+        first = await until_async(lambda: serves(1, "ab"))
+        # A rank other than the first reports the epoch as over; its Mac is healthy.
+        await store.commit([], [put_rank(first, "EpochOver", rank=1)])
+        second = await until_async(lambda: serves(2, "ab"))
+        assert second.metadata.uid == first.metadata.uid
+        assert second.spec.formation is not None
+        assert second.spec.formation.failures == 1
+        # A Mac goes, and the others say so: the spare steps in, long before the grace is over.
+        tasks["b"].cancel()
+
+        async def is_away() -> bool:
+            return await store.get(keys.node_lease_key("b")) is None
+
+        await until_async(is_away, limit_s=15)
+        await store.commit([], [put_rank(second, "EpochOver")])
+        await until_async(lambda: serves(3, "ac"), limit_s=15)
+        group = await objects.get(store, ShardGroup, "pair")
+        assert group is not None
+        assert group.status is not None
+        assert (group.status.members, group.status.replicas) == (3, ("qwen-0",))

@@ -1,27 +1,29 @@
 """A leading controller on a real etcd, and a source that it reconciles."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from machinery.clock import SystemClock
 from manifests import apply
 from manifests.documents import Document
 from manifests.load import read_objects
 from manifests.yaml.parser import parse
-from reconciler.controller import Controller
 from reconciler.services.gitops.credentials import GitSettings
 from schemas.event import Event
 from schemas.gitsource import GitSource, GitSourceStatus, with_sync_request
-from schemas.meta import ApiObject, Condition, find_condition
+from schemas.meta import ApiObject, Condition, find_condition, is_true
 from store import objects
 from store.mutate import mutate
 from store.port import Transport
+from tests.support import reconciler_world
 from tests.support.waiting import until_async
 
 CLOCK = SystemClock()
+T = TypeVar("T")
 
 
 def places(root: Path) -> GitSettings:
@@ -33,13 +35,8 @@ async def leading(
     store: Transport, root: Path, git: GitSettings | None = None
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run a controller for the length of a block."""
-    async with asyncio.TaskGroup() as group:
-        made = Controller(store, CLOCK, identity="test", grace_s=30.0, git=git or places(root))
-        task = group.create_task(made.run())
-        try:
-            yield task
-        finally:
-            task.cancel()
+    async with reconciler_world.leading(store, git=git or places(root)) as tasks:
+        yield tasks["controller"]
 
 
 def source(name: str, repository: str, spec: str = "") -> str:
@@ -84,40 +81,42 @@ async def _requeue(store: Transport, name: str, commit: str) -> None:
         await synced(store, name)
 
 
+async def _until(
+    store: Transport, name: str, holds: Callable[[GitSourceStatus], T | None], limit_s: float
+) -> T:
+    async def look() -> T | None:
+        now = await status(store, name)
+        return None if now is None else holds(now)
+
+    try:
+        return await until_async(look, limit_s=limit_s, what=name)
+    except AssertionError:
+        raise AssertionError(f"{name}: {await status(store, name)}") from None
+
+
 async def said(
     store: Transport, name: str, type_: str, *, reason: str, commit: str = "", limit_s: float = 20.0
 ) -> Condition:
     """Wait until a source's condition has a reason (and the commit was seen); return it."""
     await _requeue(store, name, commit)
 
-    async def look() -> Condition | None:
-        now = await status(store, name)
-        if now is None or not now.observed_revision.endswith(commit):
-            return None
-        condition = find_condition(now.conditions, type_)
-        return condition if condition is not None and condition.reason == reason else None
+    def holds(now: GitSourceStatus) -> Condition | None:
+        match = find_condition(now.conditions, type_)
+        is_it = now.observed_revision.endswith(commit) and match is not None
+        return match if is_it and match is not None and match.reason == reason else None
 
-    try:
-        return await until_async(look, limit_s=limit_s, what=f"{name} {type_} {reason}")
-    except AssertionError:
-        raise AssertionError(f"{name}: {await status(store, name)}") from None
+    return await _until(store, name, holds, limit_s)
 
 
 async def ready(store: Transport, name: str, commit: str) -> GitSourceStatus:
     """Wait until a commit is applied, and the source Ready."""
     await _requeue(store, name, commit)
 
-    async def look() -> GitSourceStatus | None:
-        now = await status(store, name)
-        if now is None or not now.applied_revision.endswith(commit):
-            return None
-        condition = find_condition(now.conditions, "Ready")
-        return now if condition is not None and condition.status == "True" else None
+    def holds(now: GitSourceStatus) -> GitSourceStatus | None:
+        is_it = now.applied_revision.endswith(commit) and is_true(now.conditions, "Ready")
+        return now if is_it else None
 
-    try:
-        return await until_async(look, limit_s=20.0, what=f"{name} at {commit}")
-    except AssertionError:
-        raise AssertionError(f"{name}: {await status(store, name)}") from None
+    return await _until(store, name, holds, 20.0)
 
 
 async def gone(store: Transport, kind: type[ApiObject], name: str) -> None:

@@ -8,7 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from machinery.clock import SystemClock
+from machinery.clock import Clock, SystemClock
+from reconciler.controller import Controller
 from reconciler.deployments.actions import (
     Action,
     AdoptReplica,
@@ -39,6 +40,7 @@ from reconciler.listers.lister import Lister
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
+from reconciler.services.gitops.credentials import GitSettings
 from schemas.deployment import ModelDeployment
 from schemas.event import Event, EventSpec
 from schemas.formation import Formation
@@ -52,7 +54,7 @@ from store.events import EventRecorder
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, Operation, Put, Transport
 from tests.support.clock import FakeClock
-from tests.support.reconciler_agents import node_status, put_rank
+from tests.support.reconciler_agents import FakeAgent, node_status, put_rank
 from tests.support.world import (
     GEOMETRY,
     GIB,
@@ -235,6 +237,28 @@ async def replica_events(
 
 
 @asynccontextmanager
+async def leading(
+    store: Transport,
+    *agents: FakeAgent,
+    clock: Clock | None = None,
+    grace_s: float = 30.0,
+    git: GitSettings | None = None,
+) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
+    """Run a controller and agents for the length of a block, and crash them then; yield their tasks by name."""
+    controller = Controller(
+        store, clock or SystemClock(), identity="test", grace_s=grace_s, git=git
+    )
+    async with asyncio.TaskGroup() as group:
+        tasks = {"controller": group.create_task(controller.run())}
+        tasks |= {agent.name: group.create_task(agent.run()) for agent in agents}
+        try:
+            yield tasks
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+
+@asynccontextmanager
 async def following(caches: Caches) -> AsyncIterator[None]:
     """Run all informers for the length of a block."""
     async with asyncio.TaskGroup() as tasks:
@@ -250,8 +274,8 @@ async def following(caches: Caches) -> AsyncIterator[None]:
 class CachedStore:
     """A store, and the caches of it."""
 
-    def __init__(self, clock: FakeClock | None = None) -> None:
-        self.clock = clock or SystemClock()
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
         self.transport = MemoryTransport(self.clock)
         self.caches = make_caches(self.transport, self.clock)
         self.fleet = Lister(self.caches)

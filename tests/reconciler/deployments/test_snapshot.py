@@ -1,11 +1,13 @@
-"""The snapshot of a fleet: equal to running caches, and open to supposed objects."""
+"""The snapshot of a fleet, open to supposed objects, and the groups that can serve a model."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from machinery.clock import SystemClock
 from reconciler.deployments import snapshot
+from reconciler.deployments.model_fit import fit_group, fit_nodes
 from reconciler.deployments.placer import PreemptingAssignment
+from reconciler.placement.inputs import PlacementRequest, request_for
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectMeta
 from schemas.node import ModelReport, Node, NodeLifeStatus, NodeSpec
@@ -14,7 +16,7 @@ from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.reconciler_world import BIG, sharded
+from tests.support.reconciler_world import BIG, group, mac, sharded
 from tests.support.world import condition, deployment, proof, replica
 
 CLOCK = SystemClock()
@@ -133,3 +135,27 @@ async def test_a_group_explains_the_rank_of_each_node() -> None:
         if explanation.refusal is not None
     }
     assert refused == {"a": "NodeNotReady", "c": "NotInGroup"}
+
+
+def with_load(request: PlacementRequest, **load: int) -> PlacementRequest:
+    return replace(request, spec=request.spec.model_copy(update=load))
+
+
+def test_a_group_serves_what_no_member_serves_and_its_limit_is_the_last_that_fits() -> None:
+    request, macs = request_for(deployment()), {name: mac(name) for name in "ab"}
+    assert all(node.refusal is not None for node in fit_nodes(request, list(macs.values())))
+    fit = fit_group(request, group(), macs)
+    assert (fit.refusal, fit.nodes) == (None, ("a", "b"))
+    most = fit.limits.highest_concurrency
+    assert 1 <= most < 1024
+    assert fit_group(with_load(request, concurrency=most), group(), macs).refusal is None
+    beyond = fit_group(with_load(request, concurrency=most + 1), group(), macs)
+    assert beyond.refusal is not None
+    assert beyond.refusal.reason == "InsufficientMemory"
+
+
+def test_a_group_names_the_member_that_keeps_it_from_forming() -> None:
+    macs = {"a": mac("a"), "b": mac("b", is_ready=False)}
+    why = fit_group(request_for(deployment()), group(), macs).refusal
+    assert why is not None
+    assert (why.reason, why.message.split(":")[0]) == ("NodeNotReady", "b")

@@ -19,10 +19,9 @@ from reconciler.groups.epochs import (
     next_shapes,
 )
 from schemas.formation import Formation, GoldenAnswer
-from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import RankStatus, ReplicaStatus
 from tests.support.reconciler_world import on
-from tests.support.world import NOW
+from tests.support.world import NOW, condition, condition_of, with_metadata, with_spec
 
 PAIR = on("ab").replica
 OVER = Epoch(over="RankEnded", message="rank 1 on b: it ended with -9")
@@ -36,9 +35,8 @@ def formation(**changes: object) -> Formation:
 
 
 def report(type_: str, *, holds: bool = True, golden: GoldenAnswer | None = None) -> RankStatus:
-    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-    said = Condition(type=type_, status=truth, reason="Fake", message="so it is")
-    return RankStatus(replica_uid="u", node="a", epoch=1, golden=golden, conditions=(said,))
+    said = (condition(type_, holds=holds),)
+    return RankStatus(replica_uid="u", node="a", epoch=1, golden=golden, conditions=said)
 
 
 def look(
@@ -106,7 +104,7 @@ def test_the_reporting_rank_is_named() -> None:
 
 
 def test_one_rank_has_no_epochs() -> None:
-    alone = PAIR.model_copy(update={"spec": PAIR.spec.model_copy(update={"formation": None})})
+    alone = with_spec(PAIR, formation=None)
     assert epoch_of(alone, [SERVES], away=set(), lost=set(), old=None, now=NOW) is None
 
 
@@ -171,39 +169,25 @@ def test_an_epoch_is_steady_after_a_minute_and_stays_so() -> None:
 
 def test_conditions_of_another_epoch_do_not_count() -> None:
     old = written(look(SERVES, FOLLOWS), None, 0)
-    stale = old.model_copy(
-        update={
-            "conditions": tuple(
-                condition.model_copy(update={"observed_generation": 9})
-                for condition in old.conditions
-            )
-        }
-    )
+    other = [c.model_copy(update={"observed_generation": 9}) for c in old.conditions]
+    stale = old.model_copy(update={"conditions": tuple(other)})
     assert not look(SERVES, FOLLOWS, old=stale, later_s=100).is_steady
 
 
 def test_the_wait_runs_from_when_it_was_first_seen() -> None:
     over = look(SERVES, ENDED)
     old = written(over, None, 0)
-    condition = find_condition(old.conditions, "EpochOver")
-    assert condition is not None
-    assert (condition.status, condition.message) == (
-        ConditionStatus.TRUE,
-        "epoch 1: rank 1 on b: so it is",
-    )
+    truth, _, message = condition_of(old, "EpochOver")
+    assert (truth, message) == ("True", "epoch 1: rank 1 on b: so it is")
     again = look(SERVES, ENDED, old=old, later_s=3)
     assert again.over_s == 3
-    failing = PAIR.model_copy(
-        update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=1)})}
-    )
+    failing = with_spec(PAIR, formation=formation(failures=1))
     assert epoch_requeue_after_s(failing, again) == 2
     assert epoch_requeue_after_s(PAIR, again) is None
 
 
 def test_a_crash_loop_is_stored_and_persists() -> None:
-    failing = PAIR.model_copy(
-        update={"spec": PAIR.spec.model_copy(update={"formation": formation(failures=2)})}
-    )
+    failing = with_spec(PAIR, formation=formation(failures=2))
     tried = mark_given_up(failing, OVER, 1)
     assert tried is not None
     assert tried.is_given_up
@@ -212,9 +196,7 @@ def test_a_crash_loop_is_stored_and_persists() -> None:
     assert epoch is not None
     assert not epoch.is_given_up
     old = written(tried, None, 0)
-    condition = find_condition(old.conditions, "CrashLooping")
-    assert condition is not None
-    assert (condition.status, condition.reason) == (ConditionStatus.TRUE, "TriedEverything")
+    assert condition_of(old, "CrashLooping")[:2] == ("True", "TriedEverything")
     # An agent that has forgotten does not make it go round again.
     assert look(SERVES, ENDED, old=old).is_given_up
     assert not look(SERVES, FOLLOWS, old=old).is_given_up
@@ -235,8 +217,7 @@ def test_a_group_that_was_given_up_is_retried_within_five_minutes() -> None:
 def test_groups_that_were_given_up_together_are_not_retried_together() -> None:
     delays = {look(ENDED).jitter}
     for number in range(9):
-        metadata = PAIR.metadata.model_copy(update={"uid": f"uid-{number}"})
-        other = PAIR.model_copy(update={"metadata": metadata})
+        other = with_metadata(PAIR, uid=f"uid-{number}")
         epoch = epoch_of(other, [ENDED], away=set(), lost=set(), old=None, now=NOW)
         assert epoch is not None
         delays.add(epoch.jitter)
@@ -254,24 +235,18 @@ def test_one_failure_of_a_slow_retry_gives_the_group_up_again() -> None:
         retry = formation(failures=count_failures(before, GIVEN_UP), fallback=0)
         assert retry.failures >= 9
         replica = on("ab", failures=retry.failures).replica
-        failed = mark_given_up(replica, OVER, 3)
-        assert failed is not None
-        assert failed.is_given_up
         # A Mac that is away does not count, and an epoch that has served for a minute ends it.
-        lost = mark_given_up(replica, LOST, 3)
-        assert lost is not None
-        assert not lost.is_given_up
-        steady = mark_given_up(replica, STEADY, 3)
-        assert steady is not None
-        assert not steady.is_given_up
+        for epoch, is_given_up in ((OVER, True), (LOST, False), (STEADY, False)):
+            marked = mark_given_up(replica, epoch, 3)
+            assert marked is not None
+            assert marked.is_given_up is is_given_up
 
 
 def test_the_condition_tells_when_the_next_attempt_comes() -> None:
     over = replace(GIVEN_UP, over_since=NOW)
-    condition = find_condition(written(over, None, 0).conditions, "CrashLooping")
-    assert condition is not None
+    _, _, message = condition_of(written(over, None, 0), "CrashLooping")
     at = NOW + timedelta(seconds=300)
-    assert condition.message == f"{OVER.message}. Next attempt at {at:%H:%M:%S} UTC"
+    assert message == f"{OVER.message}. Next attempt at {at:%H:%M:%S} UTC"
 
 
 def test_the_answer_of_rank_0_is_kept() -> None:
@@ -292,9 +267,7 @@ def test_any_rank_may_be_not_ready(
 ) -> None:
     view = replace(on("ab"), is_ready=False, epoch=look(*reports))
     made = replica_status(view, reports, old=None, now=NOW)
-    condition = find_condition(made.conditions, "Ready")
-    assert condition is not None
-    assert (condition.reason, condition.message) == wanted
+    assert condition_of(made, "Ready")[1:] == wanted
 
 
 STATES = [

@@ -20,6 +20,7 @@ from reconciler.groups.fabric import (
 from schemas.formation import Formation, Seat, rendezvous
 from schemas.node import FabricInterface, NodeFabric, ThunderboltPort
 from schemas.shardgroup import Backend, GroupMember, ShardGroupSpec
+from tests.support.golden_cases import Golden
 from tests.support.reconciler_fabric import (
     Mac,
     group,
@@ -61,72 +62,51 @@ def test_two_macs_of_jaccl() -> None:
     )
 
 
-BREAKS = [
-    pytest.param(lambda m: with_status(m, 1, os="Linux"), ["NotAMac"], "mac-1 runs Linux", id="linux"),
-    pytest.param(lambda m: with_status(m, 1, fabric=NodeFabric()), ["FabricUnknown"], "mac-1", id="unseen"),
-    pytest.param(lambda m: with_fabric(m, 1, thunderbolt=4), ["NoThunderbolt5"], "Thunderbolt 4", id="tb4"),
-    pytest.param(lambda m: with_fabric(m, 1, is_rdma_enabled=None, rdma=()), ["NoRdma"], "26.2", id="old-macos"),
-    pytest.param(lambda m: with_fabric(m, 1, is_rdma_enabled=False, rdma=()), ["RdmaOff"], "rdma_ctl enable", id="rdma-off"),
-    pytest.param(lambda m: with_fabric(m, 1, rdma=()), ["NoRdmaDevice"], "ibv_devinfo", id="no-device-at-all"),
-    pytest.param(
-        lambda m: with_fabric(m, 2, os_build="25C56"), ["BuildsDiffer"], "mac-0, mac-1: 25D125; mac-2: 25C56", id="builds",
-    ),
-    pytest.param(lambda m: with_fabric(m, 2, os_build=""), ["BuildsDiffer"], "unknown", id="build-unknown"),
-    pytest.param(lambda m: with_port(m, 0, speed_gbps=40), ["SlowCable"], "carries 40 Gbit/s", id="slow-cable"),
-    pytest.param(
-        lambda m: with_device(m, 0, state="Down"), ["PortDown"], "rdma_en2 of mac-0, the cable to mac-1", id="port-down",
-    ),
-    pytest.param(
-        lambda m: with_status(with_device(m, 0, state="Down"), 0, machine="Mac15,14"), ["PortDown"], "next to Ethernet",
-        id="the-port-of-a-studio",
-    ),
-    pytest.param(lambda m: with_port(m, 0, is_bridged=True), ["InBridge"], "Thunderbolt Bridge", id="bridge"),
-    pytest.param(
-        lambda m: with_fabric(m, 0, interfaces=m[0][1].fabric.interfaces[:1]), ["NoLinkAddress", "NoLinkAddress"],
-        "en2 of mac-0, the cable to mac-1, has no IPv4", id="no-address-on-a-link",
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 0, rdma=m[0][1].fabric.rdma[1:]), ["NoDevice"], "no RDMA device for Thunderbolt 1 of mac-0",
-        id="port-without-device",
-    ),
-    pytest.param(
-        lambda m: with_fabric(m, 0, interfaces=(m[0][1].fabric.interfaces[0], FabricInterface(name="en2", address="10.1.1.1"), *m[0][1].fabric.interfaces[2:])),
-        ["SameAddress"], "10.1.1.1", id="both-ends-the-same",
-    ),
-]  # fmt: skip
+def with_own_address(macs: list[Mac]) -> list[Mac]:
+    """Return the Macs with the same address on both ends of a cable."""
+    ethernet, _, *others = macs[0][1].fabric.interfaces
+    same = FabricInterface(name="en2", address="10.1.1.1")
+    return with_fabric(macs, 0, interfaces=(ethernet, same, *others))
 
 
-@pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
-@pytest.mark.parametrize(("make", "reasons", "words"), BREAKS)
-def test_missing_settings_are_named(
-    make: Callable[[list[Mac]], list[Mac]], reasons: list[str], words: str, backend: Backend
-) -> None:
-    macs = make(meshed(3) if backend == "jaccl" else ringed(3))
+BREAKS: dict[str, Callable[[list[Mac]], list[Mac]]] = {
+    "Linux": lambda m: with_status(m, 1, os="Linux"),
+    "no report": lambda m: with_status(m, 1, fabric=NodeFabric()),
+    "Thunderbolt 4": lambda m: with_fabric(m, 1, thunderbolt=4),
+    "an old macOS": lambda m: with_fabric(m, 1, is_rdma_enabled=None, rdma=()),
+    "RDMA is off": lambda m: with_fabric(m, 1, is_rdma_enabled=False, rdma=()),
+    "no device at all": lambda m: with_fabric(m, 1, rdma=()),
+    "another build": lambda m: with_fabric(m, 2, os_build="25C56"),
+    "an unknown build": lambda m: with_fabric(m, 2, os_build=""),
+    "a slow cable": lambda m: with_port(m, 0, speed_gbps=40),
+    "a port is down": lambda m: with_device(m, 0, state="Down"),
+    "the port of a Studio": lambda m: with_status(with_device(m, 0, state="Down"), 0, machine="Mac15,14"),
+    "a bridge": lambda m: with_port(m, 0, is_bridged=True),
+    "no address on a cable": lambda m: with_fabric(m, 0, interfaces=m[0][1].fabric.interfaces[:1]),
+    "a port without device": lambda m: with_fabric(m, 0, rdma=m[0][1].fabric.rdma[1:]),
+    "both ends the same": with_own_address,
+}  # fmt: skip
+CROSSED = [ringed(4)[at] for at in (0, 2, 1, 3)]
+CABLES: dict[str, tuple[Backend, list[Mac]]] = {
+    "jaccl on a ring of four": ("jaccl", ringed(4)),
+    "a ring in another order": ("jaccl-ring", CROSSED),
+    "no cable": ("jaccl", [mac("a", ["z"], number=1), mac("b", ["z"], number=2)]),
+}
+
+
+def faults(backend: Backend, macs: list[Mac]) -> list[str]:
     spec = group(backend, macs)
-    faults = list(find_faults(spec, macs))
-    assert [fault.reason for fault in faults] == reasons
-    assert words in faults[0].message
-    assert assign_seats(spec, macs) == faults[0]
+    found = list(find_faults(spec, macs))
+    assert assign_seats(spec, macs) == found[0]
+    return [f"{fault.reason}: {fault.message}" for fault in found]
 
 
-def test_a_missing_cable_and_a_possible_ring() -> None:
-    macs = ringed(4)
-    (fault,) = find_faults(group("jaccl", macs), macs)
-    assert fault.reason == "NoCable"
-    assert "between mac-0 and mac-2, mac-1 and mac-3;" in fault.message
-    assert "jaccl-ring with members in the order mac-0, mac-1, mac-2, mac-3" in fault.message
-
-    crossed = [macs[0], macs[2], macs[1], macs[3]]
-    (fault,) = find_faults(group("jaccl-ring", crossed), crossed)
-    assert "between mac-0 and mac-2, mac-1 and mac-3;" in fault.message
-    assert "write members in the order mac-0, mac-1, mac-2, mac-3" in fault.message
-
-    bare = [mac("a", ["z"], number=1), mac("b", ["z"], number=2)]
-    (fault,) = find_faults(group("jaccl", bare), bare)
-    assert (
-        "between a and b; backend jaccl needs one between any two: plug in what is missing"
-        in fault.message
-    )
+def test_missing_settings_and_cables_are_named(golden: Golden) -> None:
+    mesh = [(case, faults("jaccl", change(meshed(3)))) for case, change in BREAKS.items()]
+    ring = [(case, faults("jaccl-ring", change(ringed(3)))) for case, change in BREAKS.items()]
+    cables = [(case, faults(backend, macs)) for case, (backend, macs) in CABLES.items()]
+    sections = {"A mesh of three Macs": mesh, "A ring of three Macs": ring, "Cables": cables}
+    golden.check("reconciler/fabric_faults.txt", sections)
 
 
 def test_one_end_that_saw_the_cable_is_enough() -> None:

@@ -1,23 +1,28 @@
-"""Plans for deployments on groups: a table of situations with their messages.
+"""Plans for deployments on groups: tables of situations with their messages, and groups among other replicas."""
 
-A Mac that cannot do RDMA is replaced by a spare in a group over JACCL.
-"""
-
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from reconciler.deployments.actions import CreateReplica, ReformReplica
-from reconciler.deployments.placer import Assignment, Placer
+from reconciler.deployments.observe import DeploymentView, ReplicaView
+from reconciler.deployments.placer import (
+    Assignment,
+    PendingAssignment,
+    Placer,
+    PreemptingAssignment,
+)
 from reconciler.deployments.plan import plan
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
-from reconciler.placement.inputs import NodeHold, NodeView, request_for
-from reconciler.placement.refusals import summary_line
+from reconciler.placement.inputs import Allocation, NodeHold, NodeView, Rival, request_for
+from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from schemas.formation import GoldenAnswer
 from schemas.node import Taint
 from schemas.shardgroup import Backend
+from tests.support.golden_cases import Golden
 from tests.support.reconciler_fabric import group as cabled
 from tests.support.reconciler_fabric import meshed, with_fabric
 from tests.support.reconciler_world import (
@@ -27,9 +32,9 @@ from tests.support.reconciler_world import (
     group,
     mac,
     on,
+    planned,
     seen,
     sharded,
-    short,
 )
 from tests.support.world import GIB, node
 
@@ -68,66 +73,57 @@ PLACED = [
 
 
 @pytest.mark.parametrize(("where", "nodes", "wanted"), PLACED)
-def test_where_a_replica_goes(where: object, nodes: tuple[NodeView, ...], wanted: str) -> None:
-    decided = plan(seen(sharded(), nodes=nodes, groups=[where]))  # type: ignore[list-item]
-    assert [short(action) for action in decided.actions] == [wanted]
-    assert decided.unschedulable is None
+def test_where_a_replica_goes(where: GroupView, nodes: tuple[NodeView, ...], wanted: str) -> None:
+    view = seen(sharded(), nodes=nodes, groups=[where])
+    assert planned(view) == [wanted]
+    assert plan(view).unschedulable is None
 
 
-REFUSED = [
-    pytest.param(
-        PAIR, (A, mac("b", 5)),
-        "1/2 members fit, 2 are needed at once: 1 too small even when empty (need 7.8 GiB, the largest has 5.0)", id="memory",
+PIPE = group("ab", parallelism="Pipeline")
+REFUSED = {
+    "memory": (PAIR, (A, mac("b", 5))),
+    "away": (PAIR, (A, AWAY)),
+    "never there": (PAIR, (A,)),
+    "the nearest thing that works": (group("abc", parallelism="Tensor"), (A, B, C)),
+    "Auto names the way that the model has": (
+        group("abc"),
+        (mac("a", 3), mac("b", 3), mac("c", 3)),
     ),
-    pytest.param(PAIR, (A, AWAY), "1/2 members fit, 2 are needed at once: 1 NotReady", id="away"),
-    pytest.param(PAIR, (A,), "1/2 members fit, 2 are needed at once: 1 not joined", id="never-there"),
-    pytest.param(
-        group("abc", parallelism="Tensor"), (A, B, C),
-        "llama, 8 heads, 8 KV heads: Tensor works with 2 and 4, not 3; set size: 2, or parallelism: Pipeline, which works with 3",
-        id="the-nearest-thing-that-works",
-    ),
-    pytest.param(
-        group("abc"), (mac("a", 3), mac("b", 3), mac("c", 3)),
-        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 3, free are a 3.0 GiB, b 3.0 GiB, c 3.0 GiB; add a member and raise size, or lower the deployment's contextLength",
-        id="auto-tells-of-the-way-that-the-model-has",
-    ),
-    pytest.param(
-        group("ab", parallelism="Tensor"), (A, replace(B, chip="Apple M1", gpu_cores=8)),
-        "Tensor needs equal Macs, because each does as much as the weakest: a (unknown chip, 0 GPU cores, 10.0 GiB), b (Apple M1, 8 GPU cores, 10.0 GiB); set parallelism: Pipeline, or allowUnequal: true",
-        id="unlike",
-    ),
-    pytest.param(
-        group("ab", parallelism="Pipeline"), (mac("a", 4), mac("b", 9)),
-        "its layers do not fit as a Pipeline: the model needs 14.8 GiB on one Mac and more on 2, free are a 4.0 GiB, b 9.0 GiB; add a member and raise size, or lower the deployment's contextLength",
-        id="no-split",
-    ),
-]  # fmt: skip
+    "unlike": (group("ab", parallelism="Tensor"), (A, replace(B, chip="Apple M1", gpu_cores=8))),
+    "no split": (PIPE, (mac("a", 4), mac("b", 9))),
+}
 
 
-@pytest.mark.parametrize(("where", "nodes", "wanted"), REFUSED)
-def test_why_it_goes_nowhere(where: object, nodes: tuple[NodeView, ...], wanted: str) -> None:
-    decided = plan(seen(sharded(), nodes=nodes, groups=[where]))  # type: ignore[list-item]
+def refusal(view: DeploymentView) -> Unschedulable:
+    """Return why nothing is done."""
+    decided = plan(view)
     assert decided.actions == ()
     assert decided.unschedulable is not None
-    assert summary_line(decided.unschedulable) == f"ShardGroup pair: {wanted}"
+    return decided.unschedulable
+
+
+def test_why_it_goes_nowhere(golden: Golden) -> None:
+    cases = []
+    for case, (where, nodes) in REFUSED.items():
+        why = refusal(seen(sharded(), nodes=nodes, groups=[where]))
+        cases.append((case, [summary_line(why)]))
+    why = refusal(seen(sharded("pear"), nodes=[A, B], groups=[PAIR]))
+    failing = on("ab", epoch=replace(OVER, is_given_up=True), failures=2)
+    loop = refusal(seen(sharded(), [failing], (A, B), [PAIR]))
+    cases += [("no such group", [summary_line(why)]), ("a crash loop", [summary_line(loop)])]
+    golden.check("reconciler/group_refusals.txt", {"Why a replica gets no group": cases})
+    # A change of the deployment starts it at once.
+    changed = sharded(context_length=2048)
+    assert "-qwen-0 Outdated" in planned(seen(changed, [failing], (A, B), [PAIR]))
 
 
 def test_every_member_says_why_it_cannot() -> None:
-    decided = plan(seen(sharded(), nodes=[AWAY, mac("a", 5)], groups=[PAIR]))
-    assert decided.unschedulable is not None
-    refused = {name: why.reason for name, why in decided.unschedulable.refusals}
-    assert refused == {"b": "NodeNotReady"}
-    decided = plan(seen(sharded(), nodes=[B, mac("a", 5)], groups=[PAIR]))
-    assert decided.unschedulable is not None
-    assert [name for name, _ in decided.unschedulable.refusals] == ["a"]
-
-
-def test_a_group_that_is_not_there_is_named() -> None:
-    decided = plan(seen(sharded("pear"), nodes=[A, B], groups=[PAIR]))
-    assert decided.unschedulable is not None
-    assert summary_line(decided.unschedulable) == (
-        "ShardGroup pear: there is no such group; apply its manifest, or name another in spec.sharding"
-    )
+    for nodes, refused in (
+        ([AWAY, mac("a", 5)], [("b", "NodeNotReady")]),
+        ([B, mac("a", 5)], [("a", "InsufficientMemory")]),
+    ):
+        why = refusal(seen(sharded(), nodes=nodes, groups=[PAIR]))
+        assert [(name, rejected.reason) for name, rejected in why.refusals] == refused
 
 
 AUTO = [
@@ -145,18 +141,18 @@ AUTO = [
 
 
 @pytest.mark.parametrize(("nodes", "groups", "wanted"), AUTO)
-def test_auto(nodes: tuple[NodeView, ...], groups: list[object], wanted: str) -> None:
-    decided = plan(seen(sharded("Auto"), nodes=nodes, groups=groups))  # type: ignore[arg-type]
-    assert [short(action) for action in decided.actions] == ([wanted] if wanted else [])
+def test_auto(nodes: tuple[NodeView, ...], groups: list[GroupView], wanted: str) -> None:
+    view = seen(sharded("Auto"), nodes=nodes, groups=groups)
+    assert planned(view) == [wanted] * bool(wanted)
 
 
-def test_two_replicas_share_a_group_only_where_there_is_room() -> None:
+def test_two_replicas_share_a_group_only_where_there_is_memory() -> None:
     wide = [mac("a", 20), mac("b", 20)]
-    two = plan(seen(sharded(replicas=2), nodes=wide, groups=[PAIR]))
-    assert [short(action) for action in two.actions] == ["+qwen-0@a,b", "+qwen-1@a,b"]
-    deployment_plan = plan(seen(sharded(replicas=2), nodes=[A, B], groups=[PAIR]))
-    assert [short(action) for action in deployment_plan.actions] == ["+qwen-0@a,b"]
-    assert deployment_plan.unschedulable is not None
+    both = seen(sharded(replicas=2), nodes=wide, groups=[PAIR])
+    assert planned(both) == ["+qwen-0@a,b", "+qwen-1@a,b"]
+    one = seen(sharded(replicas=2), nodes=[A, B], groups=[PAIR])
+    assert planned(one) == ["+qwen-0@a,b"]
+    assert plan(one).unschedulable is not None
 
 
 def test_a_pipeline_deals_layers_by_room() -> None:
@@ -203,25 +199,28 @@ AGAIN = [
 
 
 @pytest.mark.parametrize(("where", "replica", "nodes", "wanted"), AGAIN)
-def test_the_next_epoch(where: object, replica: object, nodes: object, wanted: str) -> None:
-    situation = seen(sharded(), [replica], nodes, [where])  # type: ignore[list-item, arg-type]
-    decided = plan(situation)
-    assert [short(action) for action in decided.actions] == ([wanted] if wanted else [])
+def test_the_next_epoch(
+    where: GroupView, replica: ReplicaView, nodes: tuple[NodeView, ...], wanted: str
+) -> None:
+    assert planned(seen(sharded(), [replica], nodes, [where])) == [wanted] * bool(wanted)
+
+
+def next_epoch(replica: ReplicaView, nodes: Sequence[NodeView], where: GroupView) -> ReformReplica:
+    (action,) = plan(seen(sharded(), [replica], nodes, [where])).actions
+    assert isinstance(action, ReformReplica)
+    return action
 
 
 def test_the_next_epoch_keeps_leaving_ranks() -> None:
     """On a live Mac the old rank may still run; an absent Mac comes back without it."""
     replica = on("ab", epoch=replace(OVER, is_steady=True))
-    nodes = (A, replace(B, holds=(REBOOT,)), C)
-    (action,) = plan(seen(sharded(), [replica], nodes, [SPARE])).actions
-    assert isinstance(action, ReformReplica)
+    action = next_epoch(replica, (A, replace(B, holds=(REBOOT,)), C), SPARE)
     # On a the next rank is smaller than the one before.
     assert [(rank.node, rank.rank) for rank in action.leaving] == [("a", 0), ("b", 1)]
     assert {rank.memory_bytes for rank in action.leaving} == {9 * GIB}
     assert (action.failures, action.because) == (1, OVER.message)
     away = replace(on("ab", epoch=LOST), away_nodes=frozenset({"b"}))
-    (action,) = plan(seen(sharded(), [away], (A, AWAY, C), [SPARE])).actions
-    assert isinstance(action, ReformReplica)
+    action = next_epoch(away, (A, AWAY, C), SPARE)
     assert [rank.node for rank in action.leaving] == ["a"]
 
 
@@ -239,12 +238,8 @@ def test_leaving_ranks_count_until_they_have_ended() -> None:
 def test_the_answer_goes_with_the_model() -> None:
     golden = GoldenAnswer(pieces=("a",), logprobs=(-0.5,))
     over = replace(OVER, golden=golden, over_s=10.0)
-    (same,) = plan(seen(sharded(), [on("ab", epoch=over)], (A, B), [SMALLER])).actions
-    assert isinstance(same, ReformReplica)
-    assert same.form.golden == golden
-    fallen = on("ab", epoch=over, failures=2)
-    (other,) = plan(seen(sharded(), [fallen], (A, B), [SMALLER])).actions
-    assert isinstance(other, ReformReplica)
+    assert next_epoch(on("ab", epoch=over), (A, B), SMALLER).form.golden == golden
+    other = next_epoch(on("ab", epoch=over, failures=2), (A, B), SMALLER)
     assert (other.form.model, other.form.golden) == ("qwen-4bit", None)
     serving = on("ab", epoch=Epoch(is_steady=True, golden=golden))
     wide = (mac("a", 20), mac("b", 20))
@@ -254,71 +249,40 @@ def test_the_answer_goes_with_the_model() -> None:
     assert new.form.golden == golden
 
 
-def test_a_crash_loop_is_reported_and_ends() -> None:
-    replica = on("ab", epoch=replace(OVER, is_given_up=True), failures=2)
-    decided = plan(seen(sharded(), [replica], (A, B), [PAIR]))
-    assert decided.actions == ()
-    assert decided.unschedulable is not None
-    assert summary_line(decided.unschedulable) == (
-        "ShardGroup pair: qwen-0 failed 3 times in a row, in every shape; the last reason: rank 1 on b: it ended "
-        "with -9. The next attempt comes within minutes; a change of the deployment or `fleetctl rollout restart` "
-        "starts it at once"
-    )
-    changed = sharded(context_length=2048)
-    decided = plan(seen(changed, [replica], (A, B), [PAIR]))
-    assert "-qwen-0 Outdated" in [short(action) for action in decided.actions]
-
-
 def test_auto_tries_another_group() -> None:
     auto = sharded("Auto")
-    nodes = (A, AWAY, C, mac("d"))
     groups = [PAIR, group("cd", name="second")]
-    decided = plan(seen(auto, [on("ab", of=auto, epoch=LOST)], nodes, groups))
-    assert [short(action) for action in decided.actions] == ["-qwen-0 GroupLost"]
+    view = seen(auto, [on("ab", of=auto, epoch=LOST)], (A, AWAY, C, mac("d")), groups)
+    assert planned(view) == ["-qwen-0 GroupLost"]
 
 
-LEAVING = [
-    pytest.param(SPARE, (A, B, C), "+qwen-1@a,c", id="another-first"),
-    pytest.param(PAIR, (A, B), "-qwen-0 Evicted", id="else-it-ends"),
-]
+DRAINED = mac("b", leave_reason="draining", holds=(NodeHold(reason="NodeDraining", message="so"),))
+TAINTED = mac("b", taints=(Taint(key="owner", effect="NoExecute"),))
 
 
-@pytest.mark.parametrize(("where", "nodes", "wanted"), LEAVING)
-def test_any_rank_on_a_drained_node_counts(
-    where: object, nodes: tuple[NodeView, ...], wanted: str
+@pytest.mark.parametrize(
+    ("where", "nodes", "wanted"),
+    [
+        pytest.param(
+            SPARE, (mac("a", 20), DRAINED, mac("c", 20)), "+qwen-1@a,c", id="another-first"
+        ),
+        pytest.param(PAIR, (mac("a", 20), DRAINED), "-qwen-0 Evicted", id="else-it-ends"),
+        pytest.param(PAIR, (A, TAINTED), "-qwen-0 Evicted", id="a-taint-evicts-all-of-it"),
+    ],
+)
+def test_any_rank_on_a_node_that_it_must_leave_counts(
+    where: GroupView, nodes: tuple[NodeView, ...], wanted: str
 ) -> None:
-    wide = [
-        replace(view, allocatable_bytes=20 * GIB)
-        if view.name != "b"
-        else replace(
-            view, leave_reason="draining", holds=(NodeHold(reason="NodeDraining", message="so"),)
-        )
-        for view in nodes
-    ]
-    decided = plan(seen(sharded(), [on("ab")], wide, [where]))  # type: ignore[list-item]
-    assert [short(action) for action in decided.actions] == [wanted]
-
-
-def test_a_taint_evicts_the_whole_replica() -> None:
-    tainted = replace(B, taints=(Taint(key="owner", effect="NoExecute"),))
-    decided = plan(seen(sharded(), [on("ab")], (A, tainted), [PAIR]))
-    assert [short(action) for action in decided.actions] == ["-qwen-0 Evicted"]
+    assert planned(seen(sharded(), [on("ab")], nodes, [where])) == [wanted]
 
 
 def test_a_new_version_takes_the_place_of_the_old_one() -> None:
-    """A group has no room for two: the old one ends first, if the new one fits then."""
-    before = on("ab")
+    """A group has no memory for two: the old one ends first, if the new one fits then."""
     changed = sharded(context_length=2048)
-    decided = plan(seen(changed, [before], (A, B), [PAIR]))
-    assert [short(action) for action in decided.actions] == ["-qwen-0 OutdatedInPlace"]
-    too_long = sharded(context_length=8192)
-    small = (mac("a", 9), mac("b", 9))
-    decided = plan(seen(too_long, [before], small, [PAIR]))
-    assert decided.actions != ()
-    narrow = (mac("a", 7.9), mac("b", 7.9))
-    much = too_long.model_copy(
-        update={"spec": too_long.spec.model_copy(update={"concurrency": 16})}
-    )
+    assert planned(seen(changed, [on("ab")], (A, B), [PAIR])) == ["-qwen-0 OutdatedInPlace"]
+    long = sharded(context_length=8192)
+    assert planned(seen(long, [on("ab")], (mac("a", 9), mac("b", 9)), [PAIR])) != []
+    much, narrow = sharded(context_length=8192, concurrency=16), (mac("a", 7.9), mac("b", 7.9))
     decided = plan(seen(much, [on("ab", share_gib=7)], narrow, [PAIR]))
     assert decided.actions == ()
     assert decided.stuck is not None
@@ -329,11 +293,8 @@ def test_actions_name_every_rank() -> None:
     assert isinstance(action, CreateReplica)
     assert [rank.addresses for rank in action.ranks] == [("169.254.0.97",), ("169.254.0.98",)]
     assert action.form is not None
-    assert (action.form.group, action.form.backend, action.form.parallelism) == (
-        "pair",
-        "ring",
-        "Tensor",
-    )
+    form = action.form
+    assert (form.group, form.backend, form.parallelism) == ("pair", "ring", "Tensor")
 
 
 def test_counting_counts_each_rank() -> None:
@@ -362,14 +323,66 @@ def three(backend: Backend, *, off: tuple[int, ...]) -> GroupView:
     ],
 )
 def test_healthy_members_are_chosen(backend: Backend, off: tuple[int, ...], taken: str) -> None:
-    situation = seen(sharded(), (), [mac(n) for n in NAMES], [three(backend, off=off)])
-    actions = plan(situation).actions
-    assert [short(action) for action in actions if isinstance(action, CreateReplica)] == [taken]
+    view = seen(sharded(), (), [mac(n) for n in NAMES], [three(backend, off=off)])
+    assert planned(view) == [taken]
 
 
 def test_a_refusal_names_each_mac() -> None:
-    situation = seen(sharded(), (), [mac(n) for n in NAMES], [three("jaccl", off=(0, 2))])
-    refused = plan(situation).unschedulable
-    assert refused is not None
-    assert "rdma_ctl enable" in summary_line(refused)
-    assert [node for node, why in refused.refusals if why.reason == "RdmaOff"] == ["mac-0", "mac-2"]
+    view = seen(sharded(), (), [mac(n) for n in NAMES], [three("jaccl", off=(0, 2))])
+    why = refusal(view)
+    assert "rdma_ctl enable" in summary_line(why)
+    assert [node for node, no in why.refusals if no.reason == "RdmaOff"] == ["mac-0", "mac-2"]
+
+
+def tenant(name: str, size_gib: float, *nodes: str, priority: int = 0) -> Allocation:
+    return Allocation(
+        replica=name,
+        deployment=name.rpartition("-")[0],
+        bytes=int(size_gib * GIB),
+        priority=priority,
+        version=3,
+        nodes=nodes,
+    )
+
+
+def crowded(view: NodeView, *allocations: Allocation) -> NodeView:
+    return replace(
+        view,
+        allocations=allocations,
+        used_bytes=sum(allocation.bytes for allocation in allocations),
+    )
+
+
+def test_a_whole_group_preempts_each_victim_once() -> None:
+    both = tenant("low-0", 4, "a", "b")
+    nodes = [crowded(A, both), crowded(B, both, tenant("tiny-0", 0.1))]
+    view = seen(sharded(priority=10), nodes=nodes, groups=[PAIR])
+    decided = plan(view)
+    assert planned(view) == ["!low-0 for qwen-0"]
+    assert decided.unschedulable is not None
+    assert decided.unschedulable.note == "preempts low-0, which frees 4.0 GiB"
+
+
+def test_the_room_that_a_group_waits_for_is_reserved() -> None:
+    ends = tenant("low-0", 4)._replace(is_ending=True)
+    placer = Placer(NodeTable([crowded(A, ends), B]), [SMALLER])
+    outcome = placer.claim(request_for(sharded()))
+    assert isinstance(outcome, PendingAssignment)
+    assert [rank.node for rank in outcome.ranks] == ["a", "b"]
+    assert outcome.why.note.startswith("waits until low-0 has ended")
+    assert placer.assumed.promised.tolist() == [rank.memory.total_bytes for rank in outcome.ranks]
+
+
+def test_preempting_one_rank_ends_all_ranks() -> None:
+    spread = tenant("low-0", 6, "a", "b")
+    placer = Placer(NodeTable([crowded(A, spread), crowded(B, spread)]))
+    outcome = placer.claim(request_for(sharded("Never", priority=10, memory="6Gi")))
+    assert isinstance(outcome, PreemptingAssignment)
+    assert placer.assumed.ending.tolist() == [6 * GIB, 6 * GIB]
+
+
+def test_a_rival_that_is_split_chooses_first() -> None:
+    other = replace(request_for(sharded(priority=5)), name="rival")
+    situation: DeploymentView = seen(sharded("Never", memory="6Gi"), nodes=[A, B], groups=[PAIR])
+    decided = plan(replace(situation, rivals=(Rival(request=other, missing=1),)))
+    assert decided.actions == ()

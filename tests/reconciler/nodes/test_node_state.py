@@ -17,11 +17,14 @@ from reconciler.nodes.node_state import (
     quiet_calendar,
 )
 from reconciler.nodes.reconcile import node_life_status
+from reconciler.nodes.wired_limits import wired_limit_condition
 from schemas.meta import Condition, ConditionStatus, ObjectMeta, find_condition
-from schemas.node import Node, NodeLifeStatus, NodeSpec
+from schemas.node import Node, NodeLifeStatus, NodeSpec, WiredLimit
 from schemas.pools import NodePool, NodePoolSpec
+from tests.support.golden_cases import Golden
 from tests.support.reconciler_agents import node_status
-from tests.support.world import GIB
+from tests.support.reconciler_world import pool
+from tests.support.world import GIB, condition
 
 NIGHT = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -34,10 +37,6 @@ def node(name: str = "a", *, created: int | None = 0, draining: bool = False, **
     stamp = None if created is None else NOON - timedelta(days=1, minutes=-created)
     metadata = ObjectMeta(name=name, generation=1, creation_timestamp=stamp)
     return Node(metadata=metadata, spec=NodeSpec(draining=draining), status=status)
-
-
-def pool(name: str = "desk", **spec: Any) -> NodePool:
-    return NodePool(metadata=ObjectMeta(name=name), spec=NodePoolSpec.model_validate(spec))
 
 
 def policy(name: str = "desk", **rules: Any) -> NodePool:
@@ -70,75 +69,40 @@ def pressed(type_: str, status: ConditionStatus = ConditionStatus.TRUE) -> tuple
 
 
 TWIN = node("b", hardware_uuid="M")
-# Node, surroundings, reason, message.
-HOLDS = [
-    pytest.param(
-        node(draining=True), around(), "NodeDraining", "it is being drained; `fleetctl uncordon a` lets new replicas in again",
-        id="draining",
-    ),
-    pytest.param(
-        node(), around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT), "NodeWithheld",
-        "pool desk: quiet hours until 2026-03-03 07:00 Europe/Berlin", id="quiet-hours",
-    ),
-    pytest.param(
-        node(power="Battery"), around(policy(mains_only=True)), "NodeWithheld",
-        "pool desk: mainsOnly, until it runs on mains power again", id="on-battery",
-    ),
-    pytest.param(
-        node(is_owner_active=True), around(policy(owner_active="Yield")), "NodeWithheld",
-        "pool desk: ownerActive, until its owner has been away for some minutes", id="owner-active",
-    ),
-    pytest.param(
+NO_METAL = condition(
+    "MetalAvailable", "MetalAborted", "the check was ended by SIGABRT", holds=False
+)
+HOLDS = {
+    "draining": (node(draining=True), around()),
+    "quiet hours": (node(), around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT)),
+    "on battery": (node(power="Battery"), around(policy(mains_only=True))),
+    "owner active": (node(is_owner_active=True), around(policy(owner_active="Yield"))),
+    "two pools": (
         node(is_owner_active=True, power="Battery"), around(policy(owner_active="Yield"), policy("lab", mains_only=True)),
-        "NodeWithheld",
-        "pool desk: ownerActive, until its owner has been away for some minutes; pool lab: mainsOnly, until it runs on mains power again",
-        id="two-pools",
     ),
-    pytest.param(
-        node(hardware_uuid="M", created=1), around(peers=(TWIN,)), "DuplicateHardware",
-        "node b is the same machine (hardware UUID M). If this one is a clone, give it its own identity; if the Mac was renamed, `fleetctl delete node b`; for two agents on one machine, start both with --part-of-machine",
-        id="a-clone",
-    ),
-    pytest.param(
-        node(agent_version="1.2.9"), around(), "VersionSkew",
-        "its agent is 1.2.9, the reconciler is 1.4.0; they may differ by one minor version: upgrade its fleet-nodeagent",
-        id="old-agent",
-    ),
-    pytest.param(
-        node(agent_version="2.0.0"), around(), "VersionSkew",
-        "its agent is 2.0.0, the reconciler is 1.4.0; they may differ by one minor version: upgrade the reconciler",
-        id="new-agent",
-    ),
-    pytest.param(
-        node(), around(flapping=FLAP), "NodeFlapping",
-        "it came back 4 times in a row; held back until 2026-03-02 12:01:00 UTC, each time for longer", id="flapping",
-    ),
-    *(
-        pytest.param(node(conditions=pressed(type_)), around(), type_, f"{type_} it is", id=type_)
+    "a clone": (node(hardware_uuid="M", created=1), around(peers=(TWIN,))),
+    "an old agent": (node(agent_version="1.2.9"), around()),
+    "a new agent": (node(agent_version="2.0.0"), around()),
+    "flapping": (node(), around(flapping=FLAP)),
+    **{
+        type_: (node(conditions=pressed(type_)), around())
         for type_ in ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
-    ),
-    pytest.param(
-        node(conditions=(Condition(type="MetalAvailable", status=ConditionStatus.FALSE, reason="MetalAborted", message="the check was ended by SIGABRT"),)),
-        around(), "MetalUnavailable", "the check was ended by SIGABRT", id="no-metal",
-    ),
-    pytest.param(
+    },
+    "no Metal": (node(conditions=(NO_METAL,)), around()),
+    "little disk": (
         node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB),
-        around(pool("small", reserved={"disk": "1Gi"}), pool("desk", reserved={"disk": "50Gi"})), "InsufficientDisk",
-        "it has 12.0 GiB of disk free, pool desk reserves 50.0 GiB (spec.reserved.disk)", id="disk",
+        around(pool("small", reserved={"disk": "1Gi"}), pool("desk", reserved={"disk": "50Gi"})),
     ),
-]  # fmt: skip
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("found", "there", "reason", "message"), HOLDS)
-def test_holds(found: Node, there: NodeContext, reason: str, message: str) -> None:
-    (hold,) = judged(found, there).holds
-    assert (hold.reason, hold.message) == (reason, message)
-
-
-def test_a_short_disk_names_the_amounts() -> None:
-    found = node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB)
-    (hold,) = judged(found, around(pool(reserved={"disk": "50Gi"}))).holds
-    assert (hold.need, hold.have) == (50 * GIB, 12 * GIB)
+def test_holds(golden: Golden) -> None:
+    cases = []
+    for case, (found, there) in HOLDS.items():
+        (hold,) = judged(found, there).holds
+        amounts = f" (need {hold.need}, have {hold.have})" if hold.need else ""
+        cases.append((case, [f"{hold.reason}: {hold.message}{amounts}"]))
+    golden.check("reconciler/node_holds.txt", {"What keeps new replicas off a node": cases})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +112,7 @@ def test_a_short_disk_names_the_amounts() -> None:
         (node(), around(policy(quiet_hours=(BERLIN,)))),
         (node(power="Mains", is_owner_active=True), around(policy(mains_only=True))),
         (node(power="Unknown"), around(policy(mains_only=True, owner_active="Yield"))),
-        (node(power="Battery"), around(pool())),
+        (node(power="Battery"), around(pool("desk"))),
         # The older of two nodes keeps its replicas; for equal age and unregistered nodes the name decides.
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=1),))),
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=0),))),
@@ -162,8 +126,8 @@ def test_a_short_disk_names_the_amounts() -> None:
         (node(conditions=pressed("MemoryPressure", ConditionStatus.FALSE)), around()),
         (node(conditions=pressed("ThermalPressure", ConditionStatus.UNKNOWN)), around()),
         (node(conditions=pressed("Ready")), around()),
-        (node(disk_free_bytes=0), around(pool(reserved={"disk": "50Gi"}))),
-        (node(disk_bytes=90 * GIB, disk_free_bytes=50 * GIB), around(pool(reserved={"disk": "50Gi"}))),
+        (node(disk_free_bytes=0), around(pool("desk", reserved={"disk": "50Gi"}))),
+        (node(disk_bytes=90 * GIB, disk_free_bytes=50 * GIB), around(pool("desk", reserved={"disk": "50Gi"}))),
     ],
 )  # fmt: skip
 def test_nothing_holds_it_back(found: Node, there: NodeContext) -> None:
@@ -214,13 +178,10 @@ def test_conditions_that_are_true(
     found: Node, there: NodeContext, type_: str, reason: str, message: str
 ) -> None:
     document = life(found, there)
-    true = [
-        c for c in document.conditions if c.status is ConditionStatus.TRUE and c.type != "Ready"
-    ]
-    (said,) = true
-    assert (said.type, said.reason, said.last_transition_time) == (type_, reason, NOON)
-    assert said.message.startswith(message)
-    assert said.observed_generation == document.observed_generation == 1
+    (true,) = [c for c in document.conditions if c.status == "True" and c.type != "Ready"]
+    assert (true.type, true.reason, true.last_transition_time) == (type_, reason, NOON)
+    assert true.message.startswith(message)
+    assert true.observed_generation == document.observed_generation == 1
 
 
 def test_a_healthy_node_has_all_conditions_and_no_events() -> None:
@@ -253,3 +214,52 @@ def test_the_rules_are_those_of_the_pinned_mlx_lm() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     (pin,) = [found for found in project["project"]["dependencies"] if "mlx-lm" in found]
     assert re.search(r"==(\d+\.\d+)\.", pin)[1] == MLX_LM  # type: ignore[index]  # it matches, or fails
+
+
+NODE = Node(metadata=ObjectMeta(name="mac-1"))
+STATUS = node_status("mac-1", memory_gib=128)
+
+
+LIMIT_100 = WiredLimit(mebibytes=102_400, set_by="Service")
+LIMIT_90 = WiredLimit(mebibytes=92_160, set_by="Other")
+DEFAULT = WiredLimit(mebibytes=0, set_by="Default")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "changes", "reason"),
+    [
+        pytest.param([None], LIMIT_90, {}, "", id="hands-off"),
+        pytest.param(["100Gi"], LIMIT_100, {}, "LimitSet", id="set"),
+        pytest.param(["100Gi", "102400Mi"], LIMIT_100, {}, "LimitSet", id="two-pools-agree"),
+        pytest.param(["100Gi"], DEFAULT, {}, "LimitDiffers", id="default"),
+        pytest.param(["100Gi"], LIMIT_90, {}, "LimitDiffers", id="other"),
+        pytest.param(["100Gi", "90Gi"], LIMIT_90, {}, "PoolsDisagree", id="pools-disagree"),
+        pytest.param(["200Gi"], DEFAULT, {}, "LimitTooLarge", id="more-than-the-mac-has"),
+        pytest.param(["100Gi"], None, {"os": "Linux"}, "NoWiredLimit", id="linux"),
+        pytest.param(["100Gi"], None, {}, "LimitUnknown", id="an-older-agent"),
+    ],
+)
+def test_the_limit_of_a_mac_is_compared_with_its_pools(
+    sizes: list[str | None], limit: WiredLimit | None, changes: dict[str, str], reason: str
+) -> None:
+    status = STATUS.model_copy(update={"wired_limit": limit, **changes})
+    pools = [pool(f"p{number}", wired_limit=size) for number, size in enumerate(sizes)]
+    condition = wired_limit_condition(NODE, status, pools)
+    assert ("" if condition is None else condition.reason) == reason
+
+
+def test_a_difference_has_what_is_effective_who_set_it_and_the_command() -> None:
+    status = STATUS.model_copy(update={"wired_limit": LIMIT_90})
+    condition = wired_limit_condition(NODE, status, [pool("studios", wired_limit="100Gi")])
+    assert condition is not None
+    assert condition.message == (
+        "pool studios asks for a wired limit of 100Gi, and its limit is 90.0 GiB, set by a person or another program. "
+        "On mac-1, with the flags that its service has after --: "
+        "`sudo fleetctl service install nodeagent --wired-limit 100Gi`"
+    )
+
+
+@pytest.mark.parametrize("size", ["0", "1Mi", "1023Mi"])
+def test_a_limit_that_leaves_no_room_for_a_model_is_refused(size: str) -> None:
+    with pytest.raises(ValueError, match="at least 1Gi"):
+        NodePoolSpec(wired_limit=size)

@@ -8,15 +8,13 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from machinery.clock import SystemClock
 from reconciler.deployments.placer import Placer
-from reconciler.listers.caches import ChangeJournal, make_caches
+from reconciler.listers.caches import ChangeJournal
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import Flapping, Now
 from reconciler.nodes.node_views import NodeViewCache
@@ -24,21 +22,18 @@ from reconciler.placement.inputs import request_for
 from reconciler.placement.table import NodeTable
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec, NodeStatus, Taint
-from schemas.pools import NodePool, NodePoolSpec, ReservedResources
+from schemas.pools import ReservedResources
 from schemas.replica import RankStatus, Replica
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
-from store.informer import Informer
-from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.reconciler_world import CachedStore, pool
+from tests.support.reconciler_world import CachedStore, cached_store, pool
 from tests.support.sampling import samples
 from tests.support.world import GIB, NOW, deployment, replica
 
 NODES = ("a", "b", "c")
 MODELS = ("qwen", "llama")
-PREFIXES = (keys.SPEC_PREFIX, keys.STATUS_PREFIX, keys.NODE_LEASE_PREFIX, keys.RANK_PREFIX)
 POLICIES = ({"mains_only": True}, {"quiet_hours": ({"start": "20:00", "end": "07:00"},)})
 
 
@@ -58,15 +53,8 @@ def spec_of(dice: random.Random) -> ApiObject:
             owner,
             replica(dice.randrange(3), on=node, of=owner).replica,
             replica(dice.randrange(3), on=node, of=owner, is_deleting=True).replica,
-            NodePool(
-                metadata=ObjectMeta(name="lab"), spec=NodePoolSpec(nodes=(node,), reserved=reserved)
-            ),
-            NodePool(
-                metadata=ObjectMeta(name="desk"),
-                spec=NodePoolSpec.model_validate(
-                    {"nodes": (node,), "policy": dice.choice(POLICIES)},
-                ),
-            ),
+            pool("lab", nodes=(node,), reserved=reserved),
+            pool("desk", nodes=(node,), policy=dice.choice(POLICIES)),
             ShardGroup(
                 metadata=ObjectMeta(name="pair"),
                 spec=ShardGroupSpec(
@@ -134,39 +122,23 @@ def in_order(table: NodeTable) -> object:
 
 
 async def check(seed: int, *, looks: float, limit: int) -> None:
-    dice, clock = random.Random(seed), SystemClock()
-    transport = MemoryTransport(clock)
-    caches = make_caches(transport, clock)
-    journal = ChangeJournal(limit)
-    informers: tuple[Informer[Any], ...] = (
-        caches.specs,
-        caches.statuses,
-        caches.leases,
-        caches.ranks,
-    )
-    for informer in informers:
-        informer.on_change(journal.note)
-    fleet = Lister(replace(caches, changed=journal))
-    cache, moment = NodeViewCache(), moment_of(dice)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in informers]
-        for informer in informers:
-            await informer.wait_synced()
+    dice, journal = random.Random(seed), ChangeJournal(limit)
+    async with cached_store() as store:
+        caches = store.caches
+        for informer in (caches.specs, caches.statuses, caches.leases, caches.ranks):
+            informer.on_change(journal.note)
+        fleet = Lister(replace(caches, changed=journal))
+        cache, moment = NodeViewCache(), moment_of(dice)
         for _ in range(25):
             change = change_of(dice)
-            if isinstance(change, Delete) and await transport.get(change.key) is None:
+            if isinstance(change, Delete) and await store.transport.get(change.key) is None:
                 continue
-            revision = await transport.commit([], [change])
-            for prefix, informer in zip(PREFIXES, informers, strict=True):
-                if change.key.startswith(prefix):
-                    await informer.reached(revision)
+            await store.write(change)
             if dice.random() < looks:
                 moment = moment_of(dice) if dice.random() < 0.4 else moment
                 table = cache.refresh(fleet, moment)
                 assert in_order(table) == in_order(NodeViewCache().refresh(fleet, moment))
                 assert cache.refresh(fleet, moment) is table
-        for task in tasks:
-            task.cancel()
 
 
 @pytest.mark.parametrize("limit", [3, 1000], ids=["forgetful", "mindful"])
@@ -196,15 +168,8 @@ def test_a_journal_returns_changed_keys_or_none_if_it_dropped_some(
 
 @pytest.fixture
 async def store() -> AsyncIterator[CachedStore]:
-    made = CachedStore()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
-        async with asyncio.timeout(30):
-            for informer in made.caches.all():
-                await informer.wait_synced()
+    async with cached_store() as made:
         yield made
-        for task in tasks:
-            task.cancel()
 
 
 def machine(name: str, uuid: str, *, is_part: bool = False) -> Put:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.nodes.node_state import is_quiet, next_change, quiet_calendar, quiet_until
-from schemas.meta import ObjectMeta
-from schemas.pools import NodePool, NodePoolSpec, QuietHours
+from schemas.pools import NodePool, QuietHours
+from tests.support import reconciler_world
 
 _MINUTE = timedelta(minutes=1)
 _NIGHT = {"start": "22:00", "end": "07:00"}
@@ -117,8 +117,7 @@ def test_the_end_is_the_first_minute_without_any_window(
 
 
 def pool(name: str, *quiet_hours: QuietHours) -> NodePool:
-    spec = NodePoolSpec.model_validate({"policy": {"quiet_hours": quiet_hours}})
-    return NodePool(metadata=ObjectMeta(name=name), spec=spec)
+    return reconciler_world.pool(name, policy={"quiet_hours": quiet_hours})
 
 
 def test_a_calendar_holds_until_something_changes() -> None:

@@ -6,61 +6,49 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from fleetctl.objects import reader
 from machinery.control_loop import Requeue
 from manifests import delete
 from reconciler.deployments.execute import Executor
-from reconciler.listers.caches import make_caches
-from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.reconcile import NodeReconciler
 from schemas import kinds
 from schemas.event import Event
-from schemas.meta import Condition, ConditionStatus, ObjectKey, ObjectMeta, find_condition
+from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition
 from schemas.node import Node, NodeLifeStatus
-from schemas.pools import NodePool, NodePoolSpec
 from store import codec, keys, objects
 from store.events import EventRecorder
-from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, KeyValue, Operation, Put
 from tests.support.clock import FakeClock
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.reconciler_world import ELECTION, CachedStore, following, pool
+from tests.support.world import condition_of
 
-ELECTION = keys.ELECTION_RECONCILER
 NODE = kinds.by_name("Node")
 
 
-class World:
+class World(CachedStore):
     """A store, and a leader that reconciles nodes."""
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.transport = MemoryTransport(self.clock)
-        self.caches = make_caches(self.transport, self.clock)
+        self.time = FakeClock()
+        super().__init__(self.time)
         self.life = NodeLiveness(30)
         self.epoch = 0
         fence = lambda: CreateRevisionGuard(key=ELECTION, create_revision=self.epoch)  # noqa: E731
-        recorder = EventRecorder(self.transport, self.clock, source="reconciler")
-        executor = Executor(self.transport, self.clock, fence)
-        lister = Lister(self.caches)
+        recorder = EventRecorder(self.transport, self.time, source="reconciler")
+        executor = Executor(self.transport, self.time, fence)
         self.nodes = NodeReconciler(
-            lister, self.life, executor.commit, recorder, self.clock, "1.0.0"
+            self.fleet, self.life, executor.commit, recorder, self.time, "1.0.0"
         )
 
+    @override
     async def write(self, *operations: Operation) -> None:
-        """Write, and wait until the caches show it."""
-        revision = await self.transport.commit([], operations)
-        async with asyncio.timeout(30):
-            for prefix, informer in (
-                (keys.SPEC_PREFIX, self.caches.specs),
-                (keys.STATUS_PREFIX, self.caches.statuses),
-                (keys.NODE_LEASE_PREFIX, self.caches.leases),
-            ):
-                if any(operation.key.startswith(prefix) for operation in operations):
-                    await informer.reached(revision)
+        await super().write(*operations)
         fleet = {name for name in "ab" if keys.node_lease_key(name) in self.caches.leases.items}
-        self.life.update("ab", fleet, self.clock.monotonic())
+        self.life.update("ab", fleet, self.time.monotonic())
 
     async def join(self, name: str, **said: Any) -> None:
         status = node_status(name).model_copy(update=said)
@@ -97,21 +85,15 @@ class World:
 async def world() -> AsyncIterator[World]:
     made = World()
     made.epoch = await made.transport.commit([], [Put(key=ELECTION, value=b"me")])
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in made.caches.all()]
-        async with asyncio.timeout(30):
-            for informer in made.caches.all():
-                await informer.wait_synced()
+    async with following(made.caches):
         yield made
-        for task in tasks:
-            task.cancel()
 
 
 async def test_a_node_joins_leaves_and_is_deleted(world: World) -> None:
     await world.join("a")
     assert await world.true("a") == ["Ready"]
     before = (await world.transport.status()).revision
-    await world.clock.advance(60)
+    await world.time.advance(60)
     assert await world.look("a") is None
     assert (await world.transport.status()).revision == before
     joined = ready(await world.document("a"))
@@ -135,20 +117,14 @@ async def test_a_deleted_node_does_not_come_back(world: World) -> None:
     await world.join("a")
     await world.write(Delete(key=keys.node_lease_key("a")))
     statuses = world.caches.statuses
-    await delete.delete(world.transport, "Node", "a", world.clock)
+    await delete.delete(world.transport, "Node", "a", world.time)
     revision = (await world.transport.status()).revision
     await world.caches.specs.reached(revision)
     await statuses.reached(revision)
     # What the watch of statuses has not told yet.
-    statuses.suppose(
-        KeyValue(
-            key=keys.status_key("Node", "a"),
-            value=codec.encode(node_status("a")),
-            create_revision=1,
-            mod_revision=revision + 1,
-            lease=0,
-        )
-    )
+    put = put_node("a")
+    late = KeyValue(key=put.key, value=put.value, create_revision=1, mod_revision=revision + 1)
+    statuses.suppose(late)
     await world.look("a")
     assert await world.transport.get(keys.spec_key("Node", "a")) is None
 
@@ -168,14 +144,14 @@ async def test_a_node_that_comes_and_goes_is_held_back_and_released(world: World
     assert await world.look("a") == Requeue(after_s=30)
     assert await world.true("a") == ["Flapping", "Ready"]
     assert await world.events() == [("a", "Flapping")]
-    await world.clock.advance(30)
+    await world.time.advance(30)
     assert await world.look("a") is None
     assert await world.true("a") == ["Ready"]
 
 
 async def test_a_clone_is_distinguished_from_its_original(world: World) -> None:
     await world.join("b", hardware_uuid="M")
-    await world.clock.advance(5)
+    await world.time.advance(5)
     await world.join("a", hardware_uuid="M")
     assert await world.true("a") == ["DuplicateHardware", "Ready"]
     assert await world.true("b") == ["Ready"]
@@ -186,22 +162,19 @@ async def test_a_clone_is_distinguished_from_its_original(world: World) -> None:
 
 
 async def test_a_pool_withholds_its_nodes_and_requeues(world: World) -> None:
-    now = world.clock.now()
+    now = world.time.now()
     window = {"start": f"{now:%H:%M}", "end": f"{now + timedelta(minutes=2):%H:%M}"}
-    spec = NodePoolSpec.model_validate(
-        {"nodes": ("a",), "policy": {"quiet_hours": (window,), "mains_only": True}}
-    )
+    policy = {"quiet_hours": (window,), "mains_only": True}
     await world.join("a", power="Battery")
-    await world.write(codec.put_spec(NodePool(metadata=ObjectMeta(name="desk"), spec=spec)))
+    await world.have(pool("desk", nodes=("a",), policy=policy))
     again = await world.look("a")
     assert again is not None
     assert 0 < again.after_s <= 120
     document = await world.document("a")
     assert document is not None
-    withheld = find_condition(document.conditions, "Withheld")
-    assert withheld is not None
-    assert withheld.message.endswith("; pool desk: mainsOnly, until it runs on mains power again")
-    await world.clock.advance(again.after_s)
+    _, _, message = condition_of(document, "Withheld")
+    assert message.endswith("; pool desk: mainsOnly, until it runs on mains power again")
+    await world.time.advance(again.after_s)
     await world.write(put_node("a", node_status("a")))
     await world.look("a")
     assert await world.true("a") == ["Ready"]

@@ -1,5 +1,6 @@
 """Every reason against a node with its message: the node's own state, its folders, and the deployment's options."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from schemas.guesses import MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, LayerGroup, ModelReport, Taint
 from schemas.placement import Placement
+from tests.support.golden_cases import Golden
 from tests.support.reconciler_world import unplaced
 from tests.support.world import GEOMETRY, GIB, deployment, node
 
@@ -35,126 +37,65 @@ ANYWHERE = make_request()
 A = node("a")
 GPU = Taint(key="gpu", value="x", effect="NoSchedule")
 SOFT = Taint(key="soft", effect="PreferNoSchedule")
-NEED = "needs 2.8 GiB (weights 2.0 GiB, KV cache 32.0 MiB for 1 x 1024 tokens, activations 62.5 MiB"
 BROKEN = ModelReport(path="qwen", reason="ModelNotFound", message="/models/qwen is not a directory")
-NOT_KNOWN = (
-    "the memory of the model is not known: no rule says what the cache of a new model needs. "
-    "Set spec.resources.memory to the memory of one replica"
-)
 
-# Request, what differs in the node, reason, the node's message, the summary line.
-REFUSALS = [
-    pytest.param(ANYWHERE, {"is_ready": False}, "NodeNotReady", "its agent does not renew its lease", "1 NotReady", id="away"),
-    pytest.param(ANYWHERE, {"is_cordoned": True}, "NodeCordoned", "it is cordoned (spec.unschedulable)", "1 cordoned", id="cordoned"),
-    pytest.param(
-        make_request(pools=("lab", "desk")), {}, "NotInPool", "it is in none of the pools lab, desk",
-        "1 in none of the pools lab, desk", id="in-no-such-pool",
-    ),
-    pytest.param(
-        make_request(node_selector={"rack": "1", "room": "x"}), {"labels": {"room": "x"}}, "SelectorMismatch",
-        "it lacks the label rack=1", "1 not selected (it lacks the label rack=1)", id="selector-names-what-lacks",
-    ),
-    pytest.param(
-        make_request(chips=("Apple M4 Pro", "Apple M4 Max")), {"chip": "Apple M1"}, "ChipMismatch",
-        "its chip is Apple M1, spec.placement.chips asks for Apple M4 Pro or Apple M4 Max",
-        "1 with another chip (its chip is Apple M1, spec.placement.chips asks for Apple M4 Pro or Apple M4 Max)", id="chip",
-    ),
-    pytest.param(
-        make_request(min_gpu_cores=30), {"gpu_cores": 20}, "TooFewGpuCores",
-        "it has 20 GPU cores, spec.placement.minGpuCores is 30", "1 short of GPU cores (need 30, best has 20)", id="gpu-cores",
-    ),
-    pytest.param(
-        ANYWHERE, {"reserved_by_group": "pair"}, "ReservedForGroup", "it is reserved for the ShardGroup pair",
-        "1 reserved for a ShardGroup", id="exclusive-group",
-    ),
-    pytest.param(
-        ANYWHERE, {"taints": (GPU, SOFT)}, "NodeTainted",
-        "it has the taint gpu=x:NoSchedule, which spec.placement.tolerations does not name",
-        "1 tainted (it has the taint gpu=x:NoSchedule, which spec.placement.tolerations does not name)", id="tainted",
-    ),
-    pytest.param(
-        ANYWHERE, {"models": {}}, "ModelNotInspected", "its agent has not inspected the model yet",
-        "1 yet to inspect the model", id="not-inspected",
-    ),
-    pytest.param(
-        ANYWHERE, {"models": {"qwen": BROKEN}}, "ModelNotFound", "/models/qwen is not a directory",
-        "1 ModelNotFound (/models/qwen is not a directory)", id="the-message-of-the-agent",
-    ),
-    pytest.param(
-        ANYWHERE, {"models": knows(unknown="no rule says what the cache of a new model needs")}, "ModelNotUnderstood",
-        NOT_KNOWN, f"1 ModelNotUnderstood ({NOT_KNOWN})", id="not-understood",
-    ),
-    pytest.param(
-        ANYWHERE, {"models": knows(max_context=512)}, "ContextTooLong",
-        "spec.contextLength is 1024, the model supports at most 512 tokens",
-        "1 with a shorter context (need 1024 tokens, best has 512)", id="context",
-    ),
-    pytest.param(
+
+def held(reason: str, message: str = "so it is", **amounts: int) -> dict[str, Any]:
+    later = NodeHold(reason="NotTheFirst", message="and no more")
+    return {"holds": (NodeHold(reason=reason, message=message, **amounts), later)}
+
+
+HOLDS = (
+    *("NodeDraining", "NodeWithheld", "DuplicateHardware", "VersionSkew", "NodeFlapping", "MemoryPressure"),
+    *("DiskPressure", "ThermalPressure", "NeedsReboot"),
+)  # fmt: skip
+# Each case: the request, and what differs in the node.
+REFUSALS: dict[str, tuple[PlacementRequest, dict[str, Any]]] = {
+    "away": (ANYWHERE, {"is_ready": False}),
+    "cordoned": (ANYWHERE, {"is_cordoned": True}),
+    "in no such pool": (make_request(pools=("lab", "desk")), {}),
+    "a label is missing": (make_request(node_selector={"rack": "1", "room": "x"}), {"labels": {"room": "x"}}),
+    "another chip": (make_request(chips=("Apple M4 Pro", "Apple M4 Max")), {"chip": "Apple M1"}),
+    "few GPU cores": (make_request(min_gpu_cores=30), {"gpu_cores": 20}),
+    "an exclusive group": (ANYWHERE, {"reserved_by_group": "pair"}),
+    "tainted": (ANYWHERE, {"taints": (GPU, SOFT)}),
+    "not inspected": (ANYWHERE, {"models": {}}),
+    "the message of the agent": (ANYWHERE, {"models": {"qwen": BROKEN}}),
+    "not understood": (ANYWHERE, {"models": knows(unknown="no rule says what the cache of a new model needs")}),
+    "a long context": (ANYWHERE, {"models": knows(max_context=512)}),
+    "anti-affinity": (
         replace(ANYWHERE, apart_from=frozenset({"llama", "phi", "away"})), {"replicas": {"phi": 1, "llama": 2, "else": 1}},
-        "AntiAffinity", "it runs llama, phi, and spec.placement.antiAffinity keeps them apart",
-        "1 with replicas that antiAffinity keeps apart", id="anti-affinity",
     ),
-    pytest.param(
-        make_request(max_replicas_per_node=1), {"replicas": {"qwen": 1}}, "ReplicaLimit",
-        "it has 1 replica of this deployment, spec.placement.maxReplicasPerNode is 1",
-        "1 full up (maxReplicasPerNode is 1)", id="one-replica-per-node",
-    ),
-    pytest.param(
-        make_request(max_replicas_per_node=2), {"replicas": {"qwen": 2}}, "ReplicaLimit",
-        "it has 2 replicas of this deployment, spec.placement.maxReplicasPerNode is 2",
-        "1 full up (maxReplicasPerNode is 2)", id="replicas-per-node",
-    ),
-    pytest.param(
-        ANYWHERE, {"allocatable_bytes": 3 * GIB, "used_bytes": GIB}, "InsufficientMemory",
-        f"{NEED}, process 768 MiB), has 2.0 GiB free of 3.0 GiB", "1 short of memory (need 2.8 GiB, best has 2.0)", id="memory",
-    ),
-    pytest.param(
-        ANYWHERE, {"allocatable_bytes": GIB, "used_bytes": 2 * GIB, "reserved_bytes": GIB}, "InsufficientMemory",
-        f"{NEED}, process 768 MiB), has 0 B free of 1.0 GiB (its pools reserve 1.0 GiB)",
-        "1 too small even when empty (need 2.8 GiB, the largest has 1.0)", id="less-than-no-memory",
-    ),
-    pytest.param(
-        ANYWHERE, {"promised_bytes": 7 * GIB}, "InsufficientMemory",
-        f"{NEED}, process 768 MiB), has 1.0 GiB free of 8.0 GiB (7.0 GiB are reserved for a higher priority)",
-        "1 short of memory (need 2.8 GiB, best has 1.0)", id="promised-memory",
-    ),
-    pytest.param(
-        request_for(deployment(memory="9Gi")), {}, "InsufficientMemory",
-        "needs 9.0 GiB (set by spec.resources.memory), has 8.0 GiB free of 8.0 GiB",
-        "1 too small even when empty (need 9.0 GiB, the largest has 8.0)", id="a-person-says-more",
-    ),
-    *(
-        pytest.param(
-            ANYWHERE,
-            {"holds": (NodeHold(reason=reason, message="so it is"), NodeHold(reason="NotTheFirst", message="and no more"))},
-            reason, "so it is", line, id=reason,
-        )
-        for reason, line in (
-            ("NodeDraining", "1 draining"),
-            ("NodeWithheld", "1 withheld (so it is)"),
-            ("DuplicateHardware", "1 with the hardware of another node (so it is)"),
-            ("VersionSkew", "1 of another version (so it is)"),
-            ("NodeFlapping", "1 held back (so it is)"),
-            ("MemoryPressure", "1 under memory pressure"),
-            ("DiskPressure", "1 under disk pressure"),
-            ("ThermalPressure", "1 too hot"),
-            ("NeedsReboot", "1 in need of a reboot"),
-        )
-    ),
-]  # fmt: skip
+    "one replica a node": (make_request(max_replicas_per_node=1), {"replicas": {"qwen": 1}}),
+    "two replicas a node": (make_request(max_replicas_per_node=2), {"replicas": {"qwen": 2}}),
+    "memory": (ANYWHERE, {"allocatable_bytes": 3 * GIB, "used_bytes": GIB}),
+    "less than no memory": (ANYWHERE, {"allocatable_bytes": GIB, "used_bytes": 2 * GIB, "reserved_bytes": GIB}),
+    "promised memory": (ANYWHERE, {"promised_bytes": 7 * GIB}),
+    "a person says more": (request_for(deployment(memory="9Gi")), {}),
+    **{f"hold {reason}": (ANYWHERE, held(reason)) for reason in HOLDS},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("wanted", "changes", "reason", "message", "line"), REFUSALS)
-def test_refusals(
-    wanted: PlacementRequest, changes: dict[str, Any], reason: str, message: str, line: str
-) -> None:
-    there = replace(A, **changes)
+def refusal(wanted: PlacementRequest, there: NodeView) -> list[str]:
+    """Return reason and message of the node, and the summary line."""
     rejected = find_rejection(wanted, there)
     assert rejected is not None
-    assert (rejected.reason, rejected.message) == (reason, message)
     verdict = unplaced(wanted, there)
     assert verdict.refusals == (("a", rejected),)
-    assert summary_line(verdict) == f"0/1 nodes fit: {line}"
+    return [f"{rejected.reason}: {rejected.message}", summary_line(verdict)]
+
+
+def test_refusals(golden: Golden) -> None:
+    nodes = [
+        (case, refusal(wanted, replace(A, **changes)))
+        for case, (wanted, changes) in REFUSALS.items()
+    ]
+    models = [(case, refusal(wanted, there)) for case, (wanted, there) in MODEL_REFUSALS.items()]
+    lines = [(case, summary(wanted, *nodes)) for case, (wanted, nodes) in LINES.items()]
+    sections = {"Nodes": nodes, "Models, drafts, adapters": models, "Several nodes": lines}
+    golden.check("reconciler/placement_refusals.txt", sections)
+    for wanted, there in MODEL_REFUSALS.values():
+        assert not NodeTable([there]).evaluate(wanted).passes[0]
 
 
 @pytest.mark.parametrize(
@@ -243,46 +184,27 @@ def test_the_first_failing_check_is_reported() -> None:
     assert find_rejection(wanted, there) is None
 
 
-def held(reason: str, message: str = "", **amounts: int) -> dict[str, Any]:
-    return {"holds": (NodeHold(reason=reason, message=message, **amounts),)}
-
-
 SMALL_NODES = (node("a", memory_gib=1), node("b", memory_gib=2), node("c", memory_gib=0.5))
-RACKS = make_request(node_selector={"rack": "1", "room": "x"})
-CLONE = "node mac-1 is the same machine (hardware UUID 1)"
+CLONE = "node mac-1 is the same machine (hardware UUID 1). If this one is a clone, start it anew"
+DISKS = [
+    node(name, **held("InsufficientDisk", need=50 * GIB, have=have * GIB))
+    for name, have in (("a", 10), ("b", 40), ("c", 20))
+]
+LINES: dict[str, tuple[PlacementRequest, Sequence[NodeView]]] = {
+    "reasons are counted": (ANYWHERE, (*SMALL_NODES, node("d", is_cordoned=True), node("e", is_ready=False))),
+    "full at the moment": (ANYWHERE, (*SMALL_NODES, node("f", used_bytes=7 * GIB))),
+    "one message stands for all": (
+        make_request(node_selector={"rack": "1", "room": "x"}), (node("a", labels={"rack": "1"}), node("b")),
+    ),
+    "remedies are left to the nodes": (ANYWHERE, [node("a", **held("DuplicateHardware", CLONE))]),
+    "the most disk": (ANYWHERE, [*DISKS, node("d", is_cordoned=True)]),
+    "no nodes": (ANYWHERE, ()),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wanted", "nodes", "line"),
-    [
-        pytest.param(
-            ANYWHERE, (*SMALL_NODES, node("d", is_cordoned=True), node("e", is_ready=False)),
-            "0/5 nodes fit: 3 too small even when empty (need 2.8 GiB, the largest has 2.0), 1 cordoned, 1 NotReady",
-            id="reasons-are-counted",
-        ),
-        pytest.param(
-            ANYWHERE, (*SMALL_NODES, node("f", used_bytes=7 * GIB)),
-            "0/4 nodes fit: 4 short of memory (need 2.8 GiB, best has 2.0)", id="full-at-the-moment",
-        ),
-        pytest.param(
-            RACKS, (node("a", labels={"rack": "1"}), node("b")),
-            "0/2 nodes fit: 2 not selected (it lacks the label rack=1, room=x)", id="one-message-stands-for-all",
-        ),
-        pytest.param(
-            ANYWHERE, (node("a", **held("DuplicateHardware", f"{CLONE}. If this one is a clone, start it anew")),),
-            f"0/1 nodes fit: 1 with the hardware of another node ({CLONE})", id="remedies-are-left-to-the-nodes",
-        ),
-        pytest.param(
-            ANYWHERE,
-            [*(node(name, **held("InsufficientDisk", need=50 * GIB, have=have * GIB)) for name, have in zip("abc", (10, 40, 20), strict=True)), node("d", is_cordoned=True)],
-            "0/4 nodes fit: 3 short of disk (need 50.0 GiB, best has 40.0), 1 cordoned", id="most-disk",
-        ),
-        pytest.param(ANYWHERE, (), "no node has joined the fleet yet; start fleet-nodeagent on a Mac", id="no-nodes"),
-    ],
-)  # fmt: skip
-def test_the_summary_line(wanted: PlacementRequest, nodes: tuple[NodeView, ...], line: str) -> None:
-    assert summary_line(unplaced(wanted, *nodes)) == line
+def summary(wanted: PlacementRequest, *nodes: NodeView) -> list[str]:
     assert len(explain_nodes(wanted, nodes)) == len(nodes)
+    return [summary_line(unplaced(wanted, *nodes))]
 
 
 def test_a_thousand_refusals_list_no_more_than_twenty_nodes() -> None:
@@ -325,66 +247,22 @@ def with_draft(report: ModelReport | None = None, **changes: Any) -> NodeView:
     return replace(WHOLE, models={**WHOLE.models, "small": report or made})
 
 
-NO_DROP = (
-    "needs caches that can drop rejected tokens, and the {} has layers that cannot; leave it out"
-)
-NO_LAYERS = (
-    "the model has no layers that keep keys and values of all tokens; leave spec.kvCache.{} out"
-)
-MODEL_REFUSALS = [
-    pytest.param(model_request(drafted()), A, "ModelNotInspected", "its agent has not inspected the draft model yet", id="draft-not-seen"),
-    pytest.param(model_request(ADAPTED), A, "ModelNotInspected", "its agent has not inspected the adapter yet", id="adapter-not-seen"),
-    pytest.param(
-        model_request(drafted()), with_draft(MISSING_DRAFT), "ModelNotFound", "draft model: /m/small is not a directory", id="draft-not-there",
-    ),
-    pytest.param(
-        model_request(ADAPTED), replace(WHOLE, adapters={"law": TORN}), "AdapterUnusable", "adapter: it is torn", id="adapter-broken",
-    ),
-    pytest.param(
-        model_request(drafted()), with_draft(unknown="a new thing"), "ModelNotUnderstood",
-        "the memory of the draft model is not known: a new thing. Set spec.resources.memory to the memory of one replica",
-        id="draft-not-understood",
-    ),
-    pytest.param(
-        model_request(drafted()), with_draft(max_context=512), "ContextTooLong",
-        "spec.contextLength is 1024, the draft model supports at most 512 tokens", id="draft-too-short",
-    ),
-    pytest.param(
-        model_request(drafted()), of_shape(FULL, SLIDING), "DraftUnsupported",
-        f"spec.model.draft {NO_DROP.format('model')}", id="a-window-takes-nothing-back",
-    ),
-    pytest.param(
-        model_request(ModelSource(path="qwen", ngram=NgramGuesses())), of_shape(FULL, SLIDING), "DraftUnsupported",
-        f"spec.model.ngram {NO_DROP.format('model')}", id="a-window-takes-no-ngram-back",
-    ),
-    pytest.param(
-        model_request(ModelSource(path="qwen", mtp=MtpGuesses())), of_shape(FULL, has_mtp_head=False), "DraftUnsupported",
-        "spec.model.mtp needs a multi-token prediction head, and the weights have none that engines can use; use ngram, or leave it out",
-        id="no-head",
-    ),
-    pytest.param(
-        model_request(drafted()), with_draft(groups=(STATE,)), "DraftUnsupported",
-        f"spec.model.draft {NO_DROP.format('draft model')}", id="nor-does-a-state",
-    ),
-    pytest.param(model_request(kv_cache=KvCache(bits=4)), of_shape(LATENT), "KvCacheUnsupported", NO_LAYERS.format("bits"), id="latent"),
-    pytest.param(
-        model_request(kv_cache=KvCache(window=64)), of_shape(STATE), "KvCacheUnsupported", NO_LAYERS.format("window"), id="no-window-over-states",
-    ),
-    pytest.param(
-        model_request(kv_cache=KvCache(bits=8)), of_shape(FULL.model_copy(update={"head_dim": 80, "value_dim": 80})), "KvCacheUnsupported",
-        "the model has heads of 80 numbers, which is no multiple of 32; leave spec.kvCache.bits out", id="heads-of-80",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("wanted", "there", "reason", "message"), MODEL_REFUSALS)
-def test_model_refusals(
-    wanted: PlacementRequest, there: NodeView, reason: str, message: str
-) -> None:
-    rejected = find_rejection(wanted, there)
-    assert rejected is not None
-    assert (rejected.reason, rejected.message) == (reason, message)
-    assert not NodeTable([there]).evaluate(wanted).passes[0]
+OF_80 = FULL.model_copy(update={"head_dim": 80, "value_dim": 80})
+MODEL_REFUSALS: dict[str, tuple[PlacementRequest, NodeView]] = {
+    "draft not inspected": (model_request(drafted()), A),
+    "adapter not inspected": (model_request(ADAPTED), A),
+    "draft not there": (model_request(drafted()), with_draft(MISSING_DRAFT)),
+    "adapter broken": (model_request(ADAPTED), replace(WHOLE, adapters={"law": TORN})),
+    "draft not understood": (model_request(drafted()), with_draft(unknown="a new thing")),
+    "draft too short": (model_request(drafted()), with_draft(max_context=512)),
+    "a window drops nothing": (model_request(drafted()), of_shape(FULL, SLIDING)),
+    "a window drops no n-gram": (model_request(ModelSource(path="qwen", ngram=NgramGuesses())), of_shape(FULL, SLIDING)),
+    "no head": (model_request(ModelSource(path="qwen", mtp=MtpGuesses())), of_shape(FULL, has_mtp_head=False)),
+    "nor does a state": (model_request(drafted()), with_draft(groups=(STATE,))),
+    "bits of latent vectors": (model_request(kv_cache=KvCache(bits=4)), of_shape(LATENT)),
+    "a window over states": (model_request(kv_cache=KvCache(window=64)), of_shape(STATE)),
+    "heads of 80": (model_request(kv_cache=KvCache(bits=8)), of_shape(OF_80)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

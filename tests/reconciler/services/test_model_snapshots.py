@@ -1,6 +1,5 @@
 """The leader pins hub models: once, with reasons, and with tokens for the nodes that fetch."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +10,6 @@ from machinery.clock import SystemClock
 from models.hub.errors import ModelMissingError
 from models.hub.hub_settings import HubSettings
 from models.hub.model_hub import is_commit
-from reconciler.controller import Controller
 from schemas.deployment import ModelDeployment, Preload, Revision
 from schemas.meta import HUB_REFRESHED_AT, RESTARTED_AT, Condition, ConditionStatus, find_condition
 from schemas.model_snapshot import ModelSnapshot
@@ -20,12 +18,13 @@ from schemas.replica import MODEL_PRESENT, RankStatus, Replica
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Put
+from tests.support import reconciler_world
 from tests.support.hub import COMMIT, REPO, StandInHub
 from tests.support.hub_repositories import FOLDER, hub_deployment, servable_files
 from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until_async
-from tests.support.world import GEOMETRY
+from tests.support.world import GEOMETRY, with_metadata, with_spec
 
 CLOCK = SystemClock()
 MOVED = "ab" * 20
@@ -43,10 +42,8 @@ async def leading(hub: StandInHub) -> AsyncIterator[MemoryTransport]:
     await store.commit(
         [], [put_node("a", status.model_copy(update={"models": reports})), put_lease("a")]
     )
-    async with hub.serve(), asyncio.TaskGroup() as group:
-        task = group.create_task(Controller(store, CLOCK, identity="t", grace_s=30.0).run())
+    async with hub.serve(), reconciler_world.leading(store):
         yield store
-        task.cancel()
 
 
 async def write(store: MemoryTransport, found: ModelDeployment) -> None:
@@ -70,14 +67,23 @@ async def replica(store: MemoryTransport, commit: str = COMMIT) -> Replica:
     return await until_async(look, what=f"a replica of {commit}")
 
 
-async def available(store: MemoryTransport, reason: str) -> Condition:
+async def said(store: MemoryTransport, type_: str, reason: str) -> Condition:
     async def look() -> Condition | None:
         obj = await objects.get(store, ModelDeployment, "qwen")
         status = None if obj is None else obj.status
-        one = None if status is None else find_condition(status.conditions, "Available")
-        return one if one is not None and one.reason == reason else None
+        match = None if status is None else find_condition(status.conditions, type_)
+        return match if match is not None and match.reason == reason else None
 
-    return await until_async(look, what=f"Available with {reason}")
+    return await until_async(look, what=f"{type_} with {reason}")
+
+
+async def put_token(store: MemoryTransport, hub: StandInHub) -> None:
+    """Let the hub ask for a token that the store has."""
+    hub.token = "hf_secret"
+    secret = SecretStr(hub.token)
+    token = HubToken(name="t", endpoint=hub.endpoint, token=secret, created=CLOCK.now())
+    key = keys.named(keys.HUB_TOKEN_PREFIX, "t")
+    await store.commit([], [Put(key=key, value=codec.encode(token))])
 
 
 def hub_with_model() -> StandInHub:
@@ -96,8 +102,7 @@ async def test_a_branch_is_pinned_once_and_moves_only_when_a_person_asks() -> No
 
         hub.branches["main"] = MOVED
         restarted = {RESTARTED_AT: "2026-01-01T00:00:00Z"}
-        metadata = asked.metadata.model_copy(update={"annotations": restarted, "generation": 2})
-        await write(store, asked.model_copy(update={"metadata": metadata}))
+        await write(store, with_metadata(asked, annotations=restarted, generation=2))
 
         async def observed() -> bool:
             found = await objects.get(store, ModelDeployment, "qwen")
@@ -107,8 +112,7 @@ async def test_a_branch_is_pinned_once_and_moves_only_when_a_person_asks() -> No
         assert len(hub.requests("GET", "/revision/main")) == 1
 
         notes = {HUB_REFRESHED_AT: "2026-01-01T00:00:00Z"}
-        metadata = asked.metadata.model_copy(update={"annotations": notes, "generation": 3})
-        await write(store, asked.model_copy(update={"metadata": metadata}))
+        await write(store, with_metadata(asked, annotations=notes, generation=3))
         await snapshot(store, MOVED)
 
         async def revised() -> bool:
@@ -127,21 +131,10 @@ async def test_a_model_is_served_as_before_while_its_next_revision_cannot_be_res
         before = await replica(store)
         await write(store, hub_deployment(hub.endpoint, revision="absent"))
 
-        async def unresolved() -> Condition | None:
-            found = await objects.get(store, ModelDeployment, "qwen")
-            status = None if found is None else found.status
-            return None if status is None else find_condition(status.conditions, "ModelResolved")
-
-        async def not_found() -> bool:
-            found = await unresolved()
-            return found is not None and found.reason == "NotFound"
-
-        await until_async(not_found, what="the reason NotFound")
+        await said(store, "ModelResolved", "NotFound")
         after = await replica(store)
-        assert (after.metadata.uid, after.spec.template) == (
-            before.metadata.uid,
-            before.spec.template,
-        )
+        assert after.metadata.uid == before.metadata.uid
+        assert after.spec.template == before.spec.template
 
 
 @pytest.mark.parametrize(
@@ -161,7 +154,7 @@ async def test_a_refusal_of_the_hub_is_a_condition_with_its_reason(
     hub.faults.status, hub.faults.error_code, hub.faults.failures = status, code, 1000
     async with leading(hub) as store:
         await write(store, hub_deployment(hub.endpoint))
-        condition = await available(store, reason)
+        condition = await said(store, "Available", reason)
         assert "127.0.0.1" in condition.message
         assert await objects.get(store, Replica, "qwen-0") is None
 
@@ -178,17 +171,11 @@ async def report_model(store: MemoryTransport, missing_bytes: int) -> None:
 async def test_a_preload_is_assigned_with_a_token_and_shows_in_the_status() -> None:
     """No replica is wanted; the token goes when the node has the files, and the preload with its field."""
     hub = hub_with_model()
-    hub.token = "hf_secret"
-    token = HubToken(
-        name="t", endpoint=hub.endpoint, token=SecretStr(hub.token), created=CLOCK.now()
-    )
     async with leading(hub) as store:
         await report_model(store, 7 << 30)
-        key = keys.named(keys.HUB_TOKEN_PREFIX, "t")
-        await store.commit([], [Put(key=key, value=codec.encode(token))])
+        await put_token(store, hub)
         asked = hub_deployment(hub.endpoint)
-        update = {"replicas": 0, "preload": Preload(nodes=1)}
-        asked = asked.model_copy(update={"spec": asked.spec.model_copy(update=update)})
+        asked = with_spec(asked, replicas=0, preload=Preload(nodes=1))
         await write(store, asked)
         preload, grant = keys.preload_key("a", "qwen"), keys.hub_grant_key("a", "qwen")
 
@@ -214,22 +201,15 @@ async def test_a_preload_is_assigned_with_a_token_and_shows_in_the_status() -> N
         await until_async(is_fetching, what="the preload")
         await report_model(store, 0)
         await until_async(is_whole, what="the end of the fetch")
-        spec = asked.spec.model_copy(update={"preload": None})
-        metadata = asked.metadata.model_copy(update={"generation": 2})
-        await write(store, asked.model_copy(update={"spec": spec, "metadata": metadata}))
+        await write(store, with_metadata(with_spec(asked, preload=None), generation=2))
         await until_async(is_over, what="the end of the preload")
         assert await objects.list_all(store, Replica) == []
 
 
 async def test_only_the_fetching_node_gets_the_token_and_only_until_it_has_the_model() -> None:
     hub = hub_with_model()
-    hub.token = "hf_secret"
-    token = HubToken(
-        name="t", endpoint=hub.endpoint, token=SecretStr(hub.token), created=CLOCK.now()
-    )
     async with leading(hub) as store:
-        key = keys.named(keys.HUB_TOKEN_PREFIX, "t")
-        await store.commit([], [Put(key=key, value=codec.encode(token))])
+        await put_token(store, hub)
         await write(store, hub_deployment(hub.endpoint))
         placed = await replica(store)
         grant = keys.hub_grant_key("a", "qwen")
@@ -272,6 +252,5 @@ async def test_a_model_of_modelscope_is_pinned_by_its_contents_with_its_branch()
         refreshed = await objects.get(store, ModelDeployment, "qwen")
         assert refreshed is not None
         annotations = {**refreshed.metadata.annotations, HUB_REFRESHED_AT: "now"}
-        metadata = refreshed.metadata.model_copy(update={"annotations": annotations})
-        await write(store, refreshed.model_copy(update={"metadata": metadata}))
+        await write(store, with_metadata(refreshed, annotations=annotations))
         assert (await snapshot(store, moved)).pinned.branch == "master"

@@ -7,14 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from machinery.clock import Clock
-from reconciler.controller import Controller
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.services.fabric.checker import FabricChecker
 from schemas.event import Event
 from schemas.fabrictest import MIB, FabricFigures, FabricRank, FabricTest
-from schemas.formation import Formation
-from schemas.meta import ObjectMeta, find_condition
+from schemas.meta import ObjectMeta
 from schemas.replica import Replica
 from schemas.shardgroup import FabricPolicy, GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys, objects
@@ -22,7 +20,8 @@ from store.memory import MemoryTransport
 from store.port import Delete, ModRevisionGuard, Put
 from tests.support.clock import FakeClock
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.world import replica
+from tests.support.reconciler_world import following, leading, on
+from tests.support.world import condition_of
 
 INTERVAL_S = 600.0
 
@@ -80,16 +79,6 @@ class FakeCables:
             await self.store.commit([], [Put(key=key, value=codec.encode(report))])
 
 
-@asynccontextmanager
-async def leading(store: MemoryTransport, clock: FakeClock) -> AsyncIterator[None]:
-    """Run a reconciler that leads until the end of the block, when it crashes."""
-    async with asyncio.TaskGroup() as group:
-        controller = Controller(store, clock, identity="test", grace_s=30.0)
-        task = group.create_task(controller.run())
-        yield
-        task.cancel()
-
-
 class World:
     """A store, agents that hold their lease, and virtual time."""
 
@@ -119,12 +108,8 @@ class World:
     async def reason(self, name: str) -> tuple[str, str]:
         """Return reason and message of the condition."""
         group = await self.group(name)
-        condition = (
-            None
-            if group.status is None
-            else find_condition(group.status.conditions, "FabricHealthy")
-        )
-        return ("", "") if condition is None else (condition.reason, condition.message)
+        assert group.status is not None
+        return condition_of(group.status, "FabricHealthy")[1:]
 
     async def reasons_of_events(self) -> list[str]:
         return [event.spec.reason for event in await objects.list_all(self.store, Event)]
@@ -144,10 +129,10 @@ async def test_due_checks_run_once_in_an_interval_also_after_a_change_of_leader(
 ) -> None:
     await world.join("ab")
     await world.apply(shard_group("pair", "ab", world.clock))
-    async with leading(world.store, world.clock):
+    async with leading(world.store, clock=world.clock):
         await world.clock.advance(INTERVAL_S / 2)
         assert await world.speeds("pair") == [8.0]
-    async with leading(world.store, world.clock):
+    async with leading(world.store, clock=world.clock):
         await world.clock.advance(INTERVAL_S / 4)
         assert await world.speeds("pair") == [8.0]
         await world.clock.advance(INTERVAL_S)
@@ -159,7 +144,7 @@ async def test_due_checks_run_once_in_an_interval_also_after_a_change_of_leader(
 async def test_a_fall_in_speed_is_a_condition_and_one_event(world: World) -> None:
     await world.join("ab")
     await world.apply(shard_group("pair", "ab", world.clock))
-    async with leading(world.store, world.clock):
+    async with leading(world.store, clock=world.clock):
         await world.clock.advance(2.5 * INTERVAL_S)
         assert await world.speeds("pair") == [8.0, 8.0, 8.0]
         world.cables.gb_per_second = 2.0
@@ -176,7 +161,7 @@ async def test_groups_are_checked_one_after_another(world: World) -> None:
     groups = [shard_group(pair, pair, world.clock) for pair in ("ab", "cd", "ef")]
     await world.apply(*groups)
     await world.clock.advance(INTERVAL_S)  # all are due when the leader comes
-    async with leading(world.store, world.clock):
+    async with leading(world.store, clock=world.clock):
         await world.clock.advance(60)
     assert sorted(world.cables.started) == ["ab", "cd", "ef"]
     assert world.cables.most_at_once == 1
@@ -184,11 +169,7 @@ async def test_groups_are_checked_one_after_another(world: World) -> None:
 
 def placed_on(name: str, *nodes: str) -> Replica:
     """Return a replica whose ranks form the group."""
-    made = replica(0).replica
-    ranks = tuple(made.spec.ranks[0].model_copy(update={"node": node}) for node in nodes)
-    formation = Formation(group=name, formed_at=FakeClock().now())
-    spec = made.spec.model_copy(update={"ranks": ranks, "formation": formation})
-    return made.model_copy(update={"spec": spec})
+    return on("".join(nodes), group=name).replica
 
 
 @asynccontextmanager
@@ -205,14 +186,10 @@ async def checking(world: World) -> AsyncIterator[set[str]]:
         fence=lambda: ModRevisionGuard(key="/election", mod_revision=0),
         on_change=lambda key: changed.add(key.name),
     )
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(informer.run()) for informer in caches.all()]
-        for informer in caches.all():
-            await informer.wait_synced()
-        tasks.append(group.create_task(checker.run()))
+    async with following(caches), asyncio.TaskGroup() as group:
+        task = group.create_task(checker.run())
         yield changed
-        for task in tasks:
-            task.cancel()
+        task.cancel()
 
 
 async def test_a_group_in_use_is_not_checked_until_it_is_free(world: World) -> None:
@@ -246,7 +223,7 @@ async def test_a_check_that_hangs_is_recorded_as_failed(world: World) -> None:
     await world.join("ab")
     world.cables.gb_per_second = None
     await world.apply(shard_group("pair", "ab", world.clock))
-    async with leading(world.store, world.clock):
+    async with leading(world.store, clock=world.clock):
         await world.clock.advance(INTERVAL_S / 2)
         reason, message = await world.reason("pair")
     assert reason == "TestBrokeOff"

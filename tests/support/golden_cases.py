@@ -1,13 +1,15 @@
-"""Golden files of what is said about manifests: each text, and below it the messages about it."""
+"""Golden files of messages: each case, and below it after `! ` what is said about it. `pytest --update-golden` writes them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.manifests_texts import complaints
-
-FOLDER = Path(__file__).parent.parent / "golden" / "manifests"
+FOLDER = Path(__file__).parent.parent / "golden"
+Cases = Iterable[tuple[str, Sequence[str]]]
+_HEAD = re.compile(
+    r"^apiVersion: fleet/v1alpha1\n|^kind: ModelDeployment\nmetadata:\n  name: qwen\n", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +18,13 @@ class Golden:
 
     is_update: bool
 
-    def check(
-        self,
-        name: str,
-        cases: Mapping[str, Sequence[str]],
-        messages: Callable[[str], Sequence[str]] = complaints,
-    ) -> None:
+    def check(self, name: str, sections: Mapping[str, Cases]) -> None:
+        """Check the file `name` below tests/golden: a heading for each section, its cases with their messages."""
         parts = []
-        for title, texts in cases.items():
+        for title, cases in sections.items():
             parts.append(f"## {title}\n\n")
-            for text in texts:
-                lines = [*_shown(text).splitlines(), *(f"! {line}" for line in messages(text))]
+            for text, messages in cases:
+                lines = [*_shown(text).splitlines(), *(f"! {line}" for line in messages)]
                 parts.append("".join(f"{line}\n" for line in (*lines, "")))
         printed, path = "".join(parts), FOLDER / name
         if self.is_update:
@@ -35,13 +33,8 @@ class Golden:
         assert printed == path.read_text(), "if this is right: pytest --update-golden"
 
 
-_HEAD = re.compile(
-    r"^apiVersion: fleet/v1alpha1\n|^kind: ModelDeployment\nmetadata:\n  name: qwen\n", re.MULTILINE
-)
-
-
 def _shown(text: str) -> str:
-    """Return the text without what most manifests have, and shortened where it repeats itself."""
+    """Return a text without what most manifests have, and shortened where it repeats itself."""
     lines = _HEAD.sub("", text.removeprefix("---\n")).replace("\0", "\\0").split("\n")
     short = [line if len(line) <= 160 else f"{line[:100]} ... {line[-20:]}" for line in lines]
     return "\n".join(line.rstrip() for line in short)
