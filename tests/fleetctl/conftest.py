@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TypeAlias
 
 import pytest
@@ -12,7 +13,7 @@ from store.etcd.connect import connect
 from store.port import Transport
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.golden import FOLDER, golden_fleet, golden_text, matches_golden
+from tests.support.golden import FOLDER, Programs, golden_fleet, golden_text, matches_golden
 
 Golden: TypeAlias = Callable[..., Awaitable[None]]
 """Runs a golden file: its name, the fleet or None for that of `world.yaml`, and what names in it stand for."""
@@ -77,11 +78,17 @@ def shared_transport(shared_fleet: MemoryFleet) -> Transport:
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Return a function that compares what the commands of a golden file print with that file."""
 
-    async def run(name: str, fleet: MemoryFleet | None = None, **names: str) -> None:
+    async def run(
+        name: str,
+        fleet: MemoryFleet | None = None,
+        programs: Programs = MappingProxyType({}),
+        **names: str,
+    ) -> None:
         text = (FOLDER / f"{name}.txt").read_text()
         # Paths of one length, on which the widths of columns depend.
         with TemporaryDirectory(dir="/tmp") as folder:
             fleet = fleet or await golden_fleet(text)
-            matches_golden(request, name, await golden_text(text, fleet, {"DIR": folder, **names}))
+            printed = await golden_text(text, fleet, {"DIR": folder, **names}, programs)
+            matches_golden(request, name, printed)
 
     return run

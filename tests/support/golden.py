@@ -4,7 +4,8 @@ A file holds `$ fleetctl ...` lines, with standard input up to END after `<<END`
 are its output, its errors after `! `, and its exit code if it is not 0. `pytest --update-golden` writes them anew.
 
 `% fleetctl ...` runs without the fleet's address; `$ put KEY <<END` writes what an agent or the reconciler would write, as
-YAML, and `$ remove KEY` deletes it; `$ write FILE <<END` writes a file below $DIR. `AGO(5h)` stands for a time. A file that
+YAML, and `$ remove KEY` deletes it; `$ write FILE <<END` writes a file below $DIR and
+`$ show FILE` prints it. `AGO(5h)` stands for a time. A file that
 begins with `## empty` starts without the objects of `world.yaml`. Files below `worlds` run in the world of a test, which
 gives names to what differs from run to run, such as $HUB for a URL.
 """
@@ -12,10 +13,11 @@ gives names to what differs from run to run, such as $HUB for a URL.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -26,6 +28,9 @@ from store.port import Delete, Put
 from tests.support.fleetctl_manifests import join_node
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 
+Programs: TypeAlias = Mapping[str, Callable[[list[str], str], object]]
+"""Programs of a test: each gets its words and its standard input."""
+
 FOLDER = Path(__file__).parent.parent / "golden"
 _STDIN = " <<END"
 _MASKS = (
@@ -33,6 +38,7 @@ _MASKS = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+(Z|\+00:00)"), "TIME"),
     (re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d UTC"), "TIME"),
     (re.compile(r"http://memory-\d+\.invalid:2379"), "ETCD"),
+    (re.compile(r"\bmain@[0-9a-f]{12,40}\b"), "main@COMMIT"),
     (re.compile(r"\bsk-fleet-[\w-]{20,}"), "SECRET"),
     # Ages of what the file itself has made.
     (re.compile(r"(?<=   )\ds(?= |$)", re.MULTILINE), "0s"),
@@ -99,11 +105,13 @@ def _time_ago(match: re.Match[str]) -> str:
     return (SystemClock().now() - ago).isoformat().replace("+00:00", "Z")
 
 
-async def golden_text(text: str, fleet: MemoryFleet, names: Mapping[str, str]) -> str:
+async def golden_text(
+    text: str, fleet: MemoryFleet, names: Mapping[str, str], programs: Programs
+) -> str:
     """Return the golden file with what its commands print, one after the other."""
     parts = []
     for command in commands_in(text, names):
-        printed = await _printed(fleet, command, Path(names["DIR"]))
+        printed = await _printed(fleet, command, Path(names["DIR"]), programs)
         for name, value in names.items():
             printed = printed.replace(value, f"${name}")
         for pattern, mask in _MASKS:
@@ -122,8 +130,13 @@ async def golden_fleet(text: str) -> MemoryFleet:
     return fleet
 
 
-async def _printed(fleet: MemoryFleet, command: GoldenCommand, folder: Path) -> str:
+async def _printed(
+    fleet: MemoryFleet, command: GoldenCommand, folder: Path, programs: Programs
+) -> str:
     program, *words = command.words
+    if program in programs:
+        programs[program](words, command.stdin)
+        return ""
     if program == "put":
         (value,) = parse_values(command.stdin)
         put = Put(key=f"{keys.ROOT}/{words[0]}", value=json.dumps(value).encode())
@@ -137,6 +150,8 @@ async def _printed(fleet: MemoryFleet, command: GoldenCommand, folder: Path) -> 
         (folder / words[0]).write_text(command.stdin)
         (folder / words[0]).chmod(0o600)
         return ""
+    if program == "show":
+        return (folder / words[0]).read_text()
     assert program == "fleetctl", command.head
     run = fleet.ctl if command.prompt == "$" else run_fleetctl
     done = await run(*words, stdin=command.stdin.encode())

@@ -10,13 +10,11 @@ import pytest
 
 from manifests import apply_sets
 from schemas.deployment import ModelDeployment
-from schemas.node import LocalModel
 from store import objects
 from store.port import Transport
 from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_manifests import deployment_manifest, pool_manifest
 from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.reconciler_agents import node_status, put_node
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -125,42 +123,3 @@ async def test_an_apply_after_a_kill_completes_the_work(
     assert {key.name for key in (await apply_sets.read_set(transport, "many")).members} == wanted
     again = await shared.ctl("apply", "-f", str(new), *FLAGS)
     assert set(again.out.splitlines()) == {f"modeldeployment/{name} unchanged" for name in wanted}
-
-
-async def test_an_apply_warns_of_what_no_mac_can_serve(fleet: MemoryFleet) -> None:
-    models = (
-        LocalModel(path="org/Qwen3-8B", weights_bytes=5 << 30),
-        LocalModel(path="llama", weights_bytes=1),
-    )
-    status = node_status("mac-1").model_copy(update={"local_models": models})
-    names = [f"mac-{number}" for number in range(2, 4)]
-    known = [node_status(name).model_copy(update={"local_models": ()}) for name in names]
-    for name, one in (("mac-1", status), *zip(names, known, strict=True)):
-        await fleet.store.commit([], [put_node(name, one)])
-
-    async def warned(model: str, more: str = "", *flags: str) -> str:
-        text = f"apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: w}}\nspec: {{model: {model}{more}}}\n"
-        done = await fleet.ctl("apply", "-f", "-", "--dry-run=server", *flags, stdin=text.encode())
-        assert done.code == 0, done.err
-        return done.err.removeprefix("warning: modeldeployment/w: ")
-
-    assert await warned("{path: org/qwen3-8b-4bit}") == (
-        "no Mac has a model org/qwen3-8b-4bit in its models folder; did you mean org/Qwen3-8B? "
-        "Models there: llama, org/Qwen3-8B, qwen\n"
-    )
-    for quiet in (
-        "{path: llama}",
-        "{path: ./llama}",
-        "{path: /models/elsewhere}",
-        "{hub: {repo: a/B}}",
-    ):
-        assert await warned(quiet) == ""
-    assert await warned("{path: ./org/Qwen3-8B}", ", resources: {memory: 2Gi}") == (
-        "spec.resources.memory is 2.0 GiB, less than the weights (5.0 GiB): remove it, and the memory proof decides\n"
-    )
-    hub = "{hub: {repo: mlx-community/Qwen3-8B-4bit}}"
-    told = await warned(hub, ", resources: {memory: 2Gi}")
-    assert told.startswith(
-        "spec.resources.memory is 2.0 GiB, less than the weights (4.3 GiB), and the memory proof says "
-    )
-    assert await warned(hub, f", resources: {{memory: {told.split()[-1]}}}") == ""

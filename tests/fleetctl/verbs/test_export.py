@@ -15,7 +15,7 @@ from schemas.kinds import KINDS
 from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiObject, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.pools import NodePool, NodePoolSpec, NodeSelector, ReservedResources
-from tests.support.fleet import Fleet
+from tests.fleetctl.conftest import Golden
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.manifests_texts import read
 from tests.support.sampling import samples
@@ -101,81 +101,18 @@ async def test_a_format_is_no_folder(
     assert (tmp_path / "yaml" / "modeldeployments" / "qwen.yaml").is_file()
 
 
-async def test_round_trip(fleet: MemoryFleet, tmp_path: Path) -> None:
-    """An export applied to an empty fleet leaves no difference, and exports the same files again."""
-    folder = tmp_path / "out"
-    done = await fleet.ctl("apply", "-f", str(EXAMPLES))
-    assert done.code == 0, done.err
-    done = await fleet.ctl("export", "-o", str(folder))
-    assert done.code == 0, done.err
-    assert f"{folder}/modeldeployments/qwen.yaml written\n" in done.out
-    written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*.yaml")}
-    other = MemoryFleet()
-    for verb, code in (("diff", 1), ("apply", 0), ("diff", 0)):
-        done = await other.ctl(verb, "-R", "-f", str(folder))
+async def test_an_export_is_no_difference_and_keeps_comments(golden: Golden) -> None:
+    await golden("worlds/export", EXAMPLES=str(EXAMPLES))
+
+
+async def test_an_export_recreates_the_fleet(fleet: MemoryFleet, tmp_path: Path) -> None:
+    other, folder = MemoryFleet(), str(tmp_path / "out")
+    for ctl, words, code in (
+        (fleet.ctl, ("apply", "-f", str(EXAMPLES)), 0),
+        (fleet.ctl, ("export", "-o", folder), 0),
+        (other.ctl, ("diff", "-R", "-f", folder), 1),
+        (other.ctl, ("apply", "-R", "-f", folder), 0),
+        (other.ctl, ("diff", "-f", str(EXAMPLES)), 0),
+    ):
+        done = await ctl(*words)
         assert done.code == code, done.out + done.err
-    done = await other.ctl("diff", "-f", str(EXAMPLES))
-    assert done.code == 0, done.out + done.err
-    done = await other.ctl("export", "-o", str(folder))
-    assert all(line.endswith(" unchanged") for line in done.out.splitlines()), done.out
-    assert done.code == 0, done.err
-    await _edges(other, folder)
-    assert {
-        path.relative_to(folder): path.read_text() for path in folder.rglob("*.yaml")
-    } == written
-
-
-async def _edges(fleet: MemoryFleet, folder: Path) -> None:
-    """Check that existing files are kept, and overwritten only with --force."""
-    path = folder / "nodepools" / "studio.yaml"
-    whole = path.read_text()
-    await _comments_stay(fleet, folder, path)
-    assert path.read_text() != whole
-    path.write_text("# mine\n")
-    (folder / "nodepools" / "old.yaml").write_text("# old\n")
-    done = await fleet.ctl("export", "-o", str(folder))
-    assert done.code == 1
-    assert done.err == (
-        f"error: nothing was written: {path} exists and differs from the fleet. Use --force to "
-        "overwrite (comments of fields that remain are kept), or choose another folder\n"
-    )
-    assert path.read_text() == "# mine\n"
-    done = await fleet.ctl("export", "-o", str(folder), "--force")
-    assert f"{path} written\n" in done.out
-    assert (
-        done.err
-        == f"{folder}/nodepools/old.yaml belongs to no object in the fleet; delete it if it is obsolete\n"
-    )
-    (folder / "nodepools" / "old.yaml").unlink()
-    done = await fleet.ctl("export", "--kind", "md", "-l", "team=research")
-    assert [item.obj.name for item in read(done.out)] == ["qwen"]
-    done = await fleet.ctl("export", "--kind", "replicas")
-    assert "the fleet writes replicas itself; export one of modeldeployments, " in done.err
-    done = await fleet.ctl("export", "--force", "hostfile", "studios")
-    assert "put the flags of `export hostfile` after hostfile" in done.err
-    path.unlink()
-    path.mkdir()
-    done = await fleet.ctl("export", "-o", str(folder))
-    assert done.err == f"error: cannot write {path}: Is a directory\n"
-    path.rmdir()
-    assert (await fleet.ctl("export", "-o", str(folder))).code == 0
-
-
-async def _comments_stay(fleet: MemoryFleet, folder: Path, path: Path) -> None:
-    """Check that a file with other words but the same values is left alone, and that an update keeps comments."""
-    own = "# ours\n" + path.read_text().replace("spec:", "spec:  # asked for by Anna")
-    path.write_text(own)
-    done = await fleet.ctl("export", "-o", str(folder))
-    assert (done.code, done.err) == (0, "")
-    assert path.read_text() == own
-    path.write_text(own.replace("priority:", "# gone\n  minChips: 3\n  priority:"))
-    done = await fleet.ctl("export", "-o", str(folder), "--force")
-    assert f"{path} written\n" in done.out
-    assert path.read_text() == own
-    assert done.err == f"{path}: comment of a field that is gone: # gone\n"
-
-
-async def test_an_empty_fleet_has_nothing_to_export(shared: Fleet) -> None:
-    done = await shared.ctl("export")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "error: there is nothing to export: no object of these kinds is declared\n"
