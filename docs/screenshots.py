@@ -13,9 +13,9 @@ from typing import Final
 
 from playwright.async_api import Browser, Page, async_playwright
 
+from docs.showcase import running_showcase
 from tests.support.browser import PROGRAM
 from tests.support.dashboard_fleets import MANIFEST
-from tests.support.dashboard_showcase import running_showcase
 
 IMAGES: Final = Path(__file__).parent / "images"
 SCREENS: Final = {

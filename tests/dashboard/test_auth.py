@@ -21,7 +21,7 @@ from store.port import Delete, Put
 from tests.support.clock import FakeClock
 from tests.support.dashboard_fleets import api_key, put_api_key
 from tests.support.dashboards import RunningDashboard, running_dashboard
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 CLOCK = SystemClock()
 
@@ -76,12 +76,7 @@ async def test_a_login_makes_a_session_that_ends_with_its_key(memory: MemoryTran
         forged = {"cookie": session["cookie"].replace("ann", "bob")}
         await running.get("/api/v1/snapshot", 401, headers=forged)
         await memory.commit([], [Delete(key=keys.named(keys.API_KEY_PREFIX, "ann"))])
-
-        async def is_over() -> bool:
-            async with running.http.get(f"{url}/api/v1/snapshot", headers=session) as response:
-                return response.status == 401
-
-        await until_async(is_over)
+        await running.until("/api/v1/snapshot", status=401, headers=session)
 
 
 async def test_logins_refusals_and_streams_are_logged_without_their_secrets(

@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.api.group_routes import epochs_of
 from dashboard.history.moments import ObjectChange
 from store.memory import MemoryTransport
-from tests.support.dashboard_showcase import put_epoch, put_showcase
+from tests.support.dashboard_groups import put_epoch, put_group, put_studios
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 
 
@@ -19,7 +19,8 @@ async def read_group(running: RunningDashboard) -> dict[str, Any]:
 
 async def test_a_group_shows_links_split_and_epochs(tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
-    await put_showcase(store)
+    await put_studios(store)
+    await put_group(store)
     async with running_dashboard(store, state_dir=tmp_path) as running:
         group: dict[str, Any] = {"epochs": ()}
         for number in (1, 2):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -101,12 +102,7 @@ async def test_a_dashboard_that_starts_without_etcd_shows_what_was_known(
         folder = tmp_path / "history"
         folder.mkdir()
         async with running_dashboard(store, state_dir=folder) as first:
-
-            async def is_recorded() -> bool:
-                found = await first.get("/api/v1/objects/Node/mac-1/changes")
-                return bool(found["changes"])
-
-            await until_async(is_recorded, limit_s=60, what="the Mac in the history")
+            await first.until("/api/v1/objects/Node/mac-1/changes", itemgetter("changes"))
         await etcd.supervisor.stop()
         async with (
             running_dashboard(store, id_="run2", has_store=False, state_dir=folder) as second,

@@ -19,12 +19,7 @@ from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Delete, Put, Transport
-from tests.support.browser import (
-    WCAG,
-    check_access,
-    needs_browser,
-    open_page,
-)
+from tests.support.browser import WCAG, check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, opened, running_site
 from tests.support.dashboards import CLOCK, dashboard_process, running_dashboard

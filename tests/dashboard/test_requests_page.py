@@ -18,13 +18,7 @@ from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_real_engine import tiny_engine
-from tests.support.gateway_world import (
-    World,
-    decisions_in,
-    deployment,
-    endpoint,
-    running_gateway,
-)
+from tests.support.gateway_world import World, decisions_in, deployment, endpoint, running_gateway
 
 pytestmark = [needs_browser, pytest.mark.browser, pytest.mark.mlx, pytest.mark.timeout(240)]
 

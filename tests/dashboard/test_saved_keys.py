@@ -1,6 +1,7 @@
 """Logins at a dashboard that starts while etcd is away: with the keys of its folder, and without them."""
 
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,8 @@ async def test_saved_keys_open_a_dashboard_until_etcd_says_otherwise(tmp_path: P
         await store.commit([], [*mac("mac-1"), *map(put_api_key, (ann, bob, eve))])
         async with running_dashboard(store, asks_for_keys=True, state_dir=folder) as first:
             headers = await first.log_in("sk-bob")
-
-            async def is_recorded() -> bool:
-                path = "/api/v1/objects/Node/mac-1/changes"
-                return bool((await first.get(path, headers=headers))["changes"])
-
-            await until_async(is_recorded, limit_s=60, what="the Mac in the history")
+            path = "/api/v1/objects/Node/mac-1/changes"
+            await first.until(path, itemgetter("changes"), headers=headers)
             file = folder / "known.json"
             await until(file.exists, what="the saved keys")
             await store.commit([], [Delete(key=keys.named(keys.API_KEY_PREFIX, "bob"))])
@@ -65,12 +62,7 @@ async def test_saved_keys_open_a_dashboard_until_etcd_says_otherwise(tmp_path: P
                 return True
 
             await until_async(is_revoked, limit_s=60)
-
-            async def is_over() -> bool:
-                async with second.http.get(f"{second.url}/api/v1/me", headers=headers) as answer:
-                    return answer.status == 401
-
-            await until_async(is_over, limit_s=60, what="the end of the session")
+            await second.until("/api/v1/me", status=401, headers=headers)
             await until(lambda: b"ann" not in file.read_bytes(), what="the file without the key")
         await store.close()
 
@@ -83,9 +75,7 @@ async def test_without_usable_keys_a_login_says_what_it_waits_for(
     if age_s is not None:
         ann = api_key("ann", "viewer", "sk-ann")
         saved = GatewaySnapshot(
-            saved_at=CLOCK.now() - timedelta(seconds=age_s),
-            known=KnownObjects(),
-            keys={"ann": ann},
+            saved_at=CLOCK.now() - timedelta(seconds=age_s), known=KnownObjects(), keys={"ann": ann}
         )
         SnapshotFile(tmp_path).save(saved)
     store = connect(EtcdAddress(socket=tmp_path / "nobody"))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,6 @@ from tests.support.gateway_world import World, running_gateway
 from tests.support.macs import mac
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_world import pool
-from tests.support.waiting import until_async
 from tests.support.world import GEOMETRY, PROOF, deployment, revision
 
 _CAPTURES = Path(__file__).parents[1] / "nodeagent/hardware/captures/load"
@@ -126,8 +125,7 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
         Drift(kind="NodePool", name="lab", fields=()),
     )
     status = Put(
-        key=keys.status_key("GitSource", "fleet"),
-        value=codec.encode(GitSourceStatus(drift=drift)),
+        key=keys.status_key("GitSource", "fleet"), value=codec.encode(GitSourceStatus(drift=drift))
     )
     await site.store.commit([], [codec.put_spec(source), status])
     async with open_page(browser, site.url) as (page, _):
@@ -229,14 +227,10 @@ async def test_two_revisions_and_two_moments_of_a_model_are_compared(
     revisions = [revision(one, number) for number, one in enumerate(models, 1)]
     await store.commit([], [codec.put_spec(api_object) for api_object in (*revisions, models[0])])
     async with opened(browser, store, state_dir=tmp_path) as (page, running):
-
-        async def are_recorded(count: int) -> bool:
-            path = "/api/v1/objects/ModelDeployment/qwen/changes"
-            return len((await running.get(path))["changes"]) >= count
-
-        await until_async(partial(are_recorded, 1), limit_s=60, what="the first version")
+        path = "/api/v1/objects/ModelDeployment/qwen/changes"
+        await running.until(path, itemgetter("changes"))
         await store.commit([], [codec.put_spec(models[2])])
-        await until_async(partial(are_recorded, 2), limit_s=60, what="the second version")
+        await running.until(path, lambda found: len(found["changes"]) > 1)
         await page.goto("/models/qwen")
         shown = page.locator("[data-difference]")
         await expect(shown).to_contain_text("-contextLength: 1024")

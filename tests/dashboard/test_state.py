@@ -5,7 +5,6 @@ import json
 import logging
 from typing import Any
 
-import aiohttp
 import pytest
 
 from dashboard.assets import Assets
@@ -115,9 +114,8 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
             assert patch.data["summary"]["macs"]["offline"] == 2
         # Two changes while nobody listens come as one patch.
         await store.commit([], [put_lease("mac-1"), Delete(key=keys.status_key("Node", "mac-3"))])
-        await until_async(
-            lambda: is_gone(running.http, f"{running.url}/api/v1/view/macs?filter=name=mac-3")
-        )
+        path = "/api/v1/view/macs?filter=name=mac-3"
+        await running.until(path, lambda found: found["total"] == 0)
         url = f"{running.url}/api/v1/stream?view=macs"
         async with running.http.get(url, headers={"last-event-id": patch.id}) as response:
             event = await anext(read_events(response))
@@ -138,12 +136,7 @@ async def test_changes_and_git_sources_come_on_the_stream(store: Transport) -> N
         type="Ready", status=ConditionStatus.FALSE, reason="FetchFailed", message="no route"
     )
     async with running_dashboard(store) as running:
-
-        async def is_known() -> bool:
-            async with running.http.get(f"{running.url}/api/v1/changes") as response:
-                return response.status == 200
-
-        await until_async(is_known, what="the audit log")
+        await running.until("/api/v1/changes")
         url = f"{running.url}/api/v1/stream?view=changes,gitSources"
         async with running.http.get(url) as response, asyncio.timeout(30):
             events = read_events(response)
@@ -190,29 +183,12 @@ async def test_machines_that_wait_for_an_approval_are_shown(store: Transport) ->
     key = keys.named(keys.JOIN_REQUEST_PREFIX, waiting.id)
     async with running_dashboard(store) as running:
         await store.commit([], [Put(key=key, value=codec.encode(waiting))])
-
-        async def shown() -> list[Any]:
-            found = await running.get("/api/v1/snapshot?view=joinRequests")
-            return list(found["views"]["joinRequests"])
-
-        async def is_shown() -> bool:
-            return bool(await shown())
-
-        await until_async(is_shown, what="the machine that waits")
-        (row,) = await shown()
+        path = "/api/v1/snapshot?view=joinRequests"
+        (row,) = await running.until(path, lambda found: found["views"]["joinRequests"])
         assert (row["node"], row["source"], row["isApproved"]) == ("mini-9", "192.0.2.7", False)
         assert not {"request", "keyHash", "hardwareUuid"} & set(row)
         await store.commit([], [Delete(key=key)])
-
-        async def is_over() -> bool:
-            return not await shown()
-
-        await until_async(is_over, what="the end of its request")
-
-
-async def is_gone(http: aiohttp.ClientSession, url: str) -> bool:
-    async with http.get(url) as response:
-        return bool((await response.json())["total"] == 0)
+        await running.until(path, lambda found: not found["views"]["joinRequests"])
 
 
 async def test_a_stream_sends_the_selected_columns_and_rows(store: Transport) -> None:
@@ -279,13 +255,7 @@ async def test_the_log_of_a_dashboard_is_read_through_it(store: Transport) -> No
     ring.setFormatter(JsonFormatter("dashboard"))
     ring.handle(logging.makeLogRecord({"msg": "something", "node": "mac-1"}))
     async with running_dashboard(store, ring=ring) as running:
-
-        async def is_known() -> bool:
-            url = f"{running.url}/api/v1/logs?of=dashboard/run1"
-            async with running.http.get(url) as response:
-                return response.status == 200
-
-        await until_async(is_known, what="the dashboard's own lease")
+        await running.until("/api/v1/logs?of=dashboard/run1")
 
         async def read(name: str) -> str:
             query = {"of": "dashboard/run1", "about": name}

@@ -36,52 +36,40 @@ from tests.support.gateway_calls import send_chats
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 NUMBER, TEXT = {"type": ["number", "null"]}, {"type": ["string", "null"]}
 INTEGER = {"type": "integer"}
 
 
-def shape(**properties: Any) -> dict[str, Any]:
-    """Return the schema of an object with exactly these members."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
+def shape(*, numbers: str = "", integers: str = "", texts: str = "", **more: Any) -> dict[str, Any]:
+    """Return the schema of an object with exactly these members; a number or a text may be null."""
+    properties = {
+        **dict.fromkeys(numbers.split(), NUMBER),
+        **dict.fromkeys(integers.split(), INTEGER),
+        **dict.fromkeys(texts.split(), TEXT),
+        **more,
     }
+    head = {"type": "object", "additionalProperties": False}
+    return {**head, "properties": properties, "required": list(properties)}
 
 
-def many(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
+def many(type_: str, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": type_}, **more}
 
 
+# `totalRequestsHandled` is the name that the document's heartbeats have.
 MAC_METRICS = shape(
-    cpuUsagePercent=NUMBER,
-    gpuUtilizationPercent=NUMBER,
-    memoryUsedGB=NUMBER,
-    activeRequests=INTEGER,
-    totalRequests=INTEGER,
-    totalRequestsHandled=INTEGER,  # the name that the document's heartbeats have
-    avgLatencyMs=NUMBER,
-    modelsLoaded=many({"type": "string"}),
+    numbers="cpuUsagePercent gpuUtilizationPercent memoryUsedGB avgLatencyMs",
+    integers="activeRequests totalRequests totalRequestsHandled",
+    modelsLoaded=many("string"),
 )
 FEED = "/api/dashboard/feed"
 COUNTS = {"type": "object", "additionalProperties": INTEGER}
 SNAPSHOT = shape(
-    uptimeSeconds=NUMBER,
-    worldSize=INTEGER,
-    requests24h=INTEGER,
-    errors24h=INTEGER,
-    promptTokens24h=INTEGER,
-    outputTokens24h=INTEGER,
-    tokensPerSecond=NUMBER,
-    peakTokensPerSecond=NUMBER,
-    avgLatencyMs=NUMBER,
-    avgFirstTokenMs=NUMBER,
-    lastGenerationsTokensPerSecond={**many({"type": "number"}), "maxItems": 40},
-    queueDepth=INTEGER,
-    active=INTEGER,
+    numbers="uptimeSeconds tokensPerSecond peakTokensPerSecond avgLatencyMs avgFirstTokenMs",
+    integers="worldSize requests24h errors24h promptTokens24h outputTokens24h queueDepth active",
+    lastGenerationsTokensPerSecond=many("number", maxItems=40),
     waitingByModel=COUNTS,
 )
 # What the document about a cluster of ring workers names: rates, latency, the queue, the size of the world. The shapes
@@ -89,8 +77,7 @@ SNAPSHOT = shape(
 SHAPES = {
     "/metrics/snapshot": SNAPSHOT,
     "/queue": shape(
-        queueDepth=INTEGER,
-        active=INTEGER,
+        integers="queueDepth active",
         waitingByModel=COUNTS,
         running={"type": "array"},
         gatewaysSilent={"type": "object"},
@@ -103,11 +90,11 @@ SHAPES = {
 }
 EVENTS = {
     "worker_online": {"type": "object", "required": ["workerId", "hostname"]},
-    "worker_offline": shape(workerId=TEXT),
-    "worker_update": shape(workerId=TEXT, metrics=MAC_METRICS),
-    "request_started": shape(requestId=TEXT, modelId=TEXT, workerId=TEXT),
-    "request_completed": shape(requestId=TEXT, latency=NUMBER, tokens=INTEGER, status=TEXT),
-    "metrics_update": shape(throughput=NUMBER, latency=NUMBER, activeRequests=INTEGER),
+    "worker_offline": shape(texts="workerId"),
+    "worker_update": shape(texts="workerId", metrics=MAC_METRICS),
+    "request_started": shape(texts="requestId modelId workerId"),
+    "request_completed": shape(texts="requestId status", numbers="latency", integers="tokens"),
+    "metrics_update": shape(numbers="throughput latency", integers="activeRequests"),
 }
 
 
@@ -126,20 +113,25 @@ def put_gateway(id_: str, url: str) -> Put:
 
 
 async def finished(dashboard: RunningDashboard, count: int) -> None:
-    async def are_there() -> bool:
-        return len(await dashboard.get("/api/dashboard/requests")) == count
+    await dashboard.until("/api/dashboard/requests", lambda found: len(found) == count)
 
-    await until_async(are_there)
+
+async def silent(dashboard: RunningDashboard, count: int) -> dict[str, str]:
+    """Wait until so many gateways are silent; return the reason of each."""
+
+    def reasons(found: Any) -> dict[str, str] | None:
+        problems: dict[str, str] = found["gatewaysSilent"]
+        return problems if len(problems) == count else None
+
+    return dict(await dashboard.until("/queue", reasons))
 
 
 async def check_live_views(dashboard: RunningDashboard) -> None:
     """Check that the views of requests have the five that ended, in the snapshot and on a stream."""
-
-    async def have_ended() -> Any:
-        found = await dashboard.get("/api/v1/snapshot?view=ended,inFlight,traffic")
-        return found["views"] if len(found["views"]["ended"]) == 5 else None
-
-    views = await until_async(have_ended)
+    views = await dashboard.until(
+        "/api/v1/snapshot?view=ended,inFlight,traffic",
+        lambda found: found["views"] if len(found["views"]["ended"]) == 5 else None,
+    )
     (traffic,) = views["traffic"]
     assert (traffic["requests24h"], traffic["gatewaysSilent"]) == (5, {})
     listed = (await dashboard.get("/api/v1/requests"))["requests"]
@@ -257,11 +249,9 @@ async def test_thousands_of_requests_in_a_second_are_all_counted(memory: MemoryT
             ]
 
         async def total(count: int) -> None:
-            async def is_counted() -> bool:
-                overview = await dashboard.get("/api/dashboard/overview")
-                return bool(overview["requests"]["total24h"] == count)
-
-            await until_async(is_counted, what=f"{count} requests")
+            await dashboard.until(
+                "/api/dashboard/overview", lambda found: found["requests"]["total24h"] == count
+            )
 
         journal.extend(entries(0, 1))
         await total(1)
@@ -294,12 +284,7 @@ async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(
     ):
         gateways = [put_gateway("liar", liar_url), put_gateway("slow", sleeper_url)]
         await memory.commit([], [*gateways, put_gateway("gone", "http://127.0.0.1:9")])
-
-        async def problems() -> dict[str, str] | None:
-            found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
-            return found if len(found) == 3 else None
-
-        found = await until_async(problems)
+        found = await silent(dashboard, 3)
         assert "its answer cannot be read" in found["liar"]
         assert "does not answer within 3 s" in found["slow"]
         assert "does not answer" in found["gone"]
@@ -351,12 +336,7 @@ async def test_wrong_figures_and_clocks_of_gateways_change_no_figure_of_others(
         running_dashboard(memory, state_dir=tmp_path) as dashboard,
     ):
         await memory.commit([], [put_gateway(*pair) for pair in zip(cases, urls, strict=True)])
-
-        async def are_refused() -> dict[str, str] | None:
-            found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
-            return found if len(found) == len(refused) else None
-
-        found = await until_async(are_refused, limit_s=30, what="a reason for each")
+        found = await silent(dashboard, len(refused))
         for name, word in refused.items():
             assert word in found[name]
         await World(memory).serve("m", engine)
@@ -374,12 +354,9 @@ async def test_wrong_figures_and_clocks_of_gateways_change_no_figure_of_others(
         async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
             shown = (await response.text()).splitlines()
         assert f"fleet_dashboard_gateways_clock_wrong {mended}" in shown
-
-        async def are_written() -> bool:
-            rows = (await dashboard.get("/api/v1/requests"))["requests"]
-            return len(rows) == 3 + mended
-
-        await until_async(are_written, limit_s=30, what="the requests in the history")
+        await dashboard.until(
+            "/api/v1/requests", lambda found: len(found["requests"]) == 3 + mended
+        )
         assert (await dashboard.get("/health"))["history"]["status"] == "ok"
 
 

@@ -25,7 +25,6 @@ from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.gateway_world import World, deployment, endpoint, running_gateway
 from tests.support.macs import mac
 from tests.support.ports import free_port
-from tests.support.waiting import until_async
 
 
 @asynccontextmanager
@@ -80,13 +79,8 @@ async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
                 assert any("gone" in one for one in told) == (what == "models")
             await dashboard.get("/api/v1/top/pods", 400)
             await etcd.supervisor.stop()
-
-            async def is_asked_again() -> bool:
-                async with dashboard.http.get(f"{dashboard.url}/api/v1/top/nodes") as response:
-                    return response.status == 503
-
             # Until then, clients get the samples of a moment before.
-            await until_async(is_asked_again, limit_s=40, what="a refusal")
+            await dashboard.until("/api/v1/top/nodes", status=503)
             refused = await dashboard.get("/api/v1/top/nodes", 503)
             assert "etcd, which does not answer" in refused["error"]["message"]
         await store.close()

@@ -4,10 +4,11 @@ import asyncio
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -27,6 +28,26 @@ CLOCK = SystemClock()
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+async def until_answer(
+    http: aiohttp.ClientSession,
+    url: str,
+    holds: Callable[[Any], object] | None = None,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """Wait until an answer has this status and its JSON holds; return what that returns."""
+
+    async def look() -> Any:
+        async with http.get(url, headers=headers) as response:
+            raw = await response.read()
+            if response.status != status:
+                return None
+            return True if holds is None else holds(orjson.loads(raw))
+
+    return await until_async(look, limit_s=60, what=f"{url} to be so")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDashboard:
     """A dashboard that listens."""
@@ -43,6 +64,12 @@ class RunningDashboard:
     def app(self) -> FastAPI:
         """The application, to look at its routes."""
         return self.dashboard.app
+
+    async def until(
+        self, path: str, holds: Callable[[Any], object] | None = None, **options: Any
+    ) -> Any:
+        """Wait until the answer at a path is as it should be; see `until_answer`."""
+        return await until_answer(self.http, self.url + path, holds, **options)
 
     async def get(self, path: str, status: int = 200, **options: Any) -> Any:
         """Return the JSON body of an answer with this status."""
@@ -191,6 +218,10 @@ class DashboardProcess:
         if self.process.returncode is None:
             self.process.send_signal(number)
         return await self.process.wait()
+
+    async def until(self, path: str, holds: Callable[[Any], object]) -> Any:
+        """Wait until the answer at a path is as it should be; see `until_answer`."""
+        return await until_answer(self.http, self.url + path, holds)
 
     async def get(self, path: str, status: int = 200) -> Any:
         """Return the JSON body of an answer with this status."""

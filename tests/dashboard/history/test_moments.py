@@ -1,6 +1,7 @@
 """Earlier moments of a fleet: what was current then, what was deleted, and gaps. On a real etcd."""
 
 import asyncio
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -18,22 +19,16 @@ from tests.support.dashboard_site import event
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.gateway_world import deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
-from tests.support.waiting import until_async
 
 NOW_S = 1_800_000_000
 
 
 async def recorded(it: RunningDashboard, path: str, count: int) -> list[dict[str, object]]:
     """Wait until an object has so many changes in the history; return them, newest first."""
-    found: list[dict[str, object]] = []
-
-    async def are_there() -> bool:
-        nonlocal found
-        found = (await it.get(f"/api/v1/objects/{path}/changes"))["changes"]
-        return len(found) >= count
-
-    await until_async(are_there, limit_s=60, what=f"{count} changes of {path}")
-    return found
+    path = f"/api/v1/objects/{path}/changes"
+    await it.until(path, lambda found: len(found["changes"]) >= count)
+    changes: list[dict[str, object]] = (await it.get(path))["changes"]
+    return changes
 
 
 @pytest.mark.etcd
@@ -106,19 +101,12 @@ async def test_events_outlive_their_lease(store: Transport, tmp_path: Path) -> N
     put = event("e1", "the node lost its lease")
     await store.commit([], [put])
     async with running_dashboard(store, state_dir=tmp_path) as it:
-
-        async def count(query: str = "") -> int:
-            return int((await it.get(f"/api/v1/events{query}"))["total"])
-
-        await until_async(lambda: count(), what="the event in the history")
+        await it.until("/api/v1/events", itemgetter("total"))
         await store.commit([], [Delete(key=put.key)])
-
-        async def is_forgotten() -> bool:
-            return not (await it.get("/api/v1/snapshot?view=events"))["views"]["events"]
-
-        await until_async(is_forgotten, what="the end of the event's lease")
-        assert await count("?kind=Node&type=Warning") == 1
-        assert await count("?object=mac-2") == 0
+        path = "/api/v1/snapshot?view=events"
+        await it.until(path, lambda found: not found["views"]["events"])
+        for query, count in (("kind=Node&type=Warning", 1), ("object=mac-2", 0)):
+            assert (await it.get(f"/api/v1/events?{query}"))["total"] == count
 
 
 @pytest.mark.etcd

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -86,22 +87,16 @@ class Scene:
         return int(overview["requests"]["total24h"])
 
     async def counted(self, count: int) -> None:
-        async def is_counted() -> bool:
-            return await self.total() >= count
-
-        await until_async(is_counted, limit_s=60, what=f"{count} requests")
+        await self.recorder.until(
+            "/api/dashboard/overview", lambda found: found["requests"]["total24h"] >= count
+        )
         assert await self.total() == count
 
     async def recorded(self, count: int) -> list[dict[str, Any]]:
         """Wait until so many requests are in the file; return them."""
-        found: list[dict[str, Any]] = []
-
-        async def are_there() -> bool:
-            nonlocal found
-            found = (await self.recorder.get("/api/v1/requests?limit=1000"))["requests"]
-            return len(found) >= count
-
-        await until_async(are_there, limit_s=60, what=f"{count} requests in the history")
+        path = "/api/v1/requests?limit=1000"
+        await self.recorder.until(path, lambda found: len(found["requests"]) >= count)
+        found: list[dict[str, Any]] = (await self.recorder.get(path))["requests"]
         assert len(found) == len({one["id"] for one in found}) == count
         return found
 
@@ -180,13 +175,12 @@ async def check_figures(it: Scene, rows: Sequence[dict[str, Any]]) -> None:
     """Check rates, means and percentiles over time against the requests themselves."""
     names = ("requests_per_second", "latency_mean", "first_token_p95", "error_ratio")
 
-    async def all_are_counted() -> Any:
-        found = await it.recorder.get(SERIES + ",".join(names))
+    def have_all(found: Any) -> Any:
         rates = found["metrics"]["requests_per_second"]["mean"]
         return found if abs(sum(rate * 10 for rate in rates if rate) - len(rows)) < 0.01 else None
 
     # Requests count for the step in which they ended, which is known once it was sampled.
-    found = await until_async(all_are_counted, limit_s=60, what="the rates of all requests")
+    found = await it.recorder.until(SERIES + ",".join(names), have_all)
     rates, means, firsts, errors = (found["metrics"][name]["mean"] for name in names)
     counts = [round((rate or 0.0) * 10) for rate in rates]
     mean_ms = sum(m * n for m, n in zip(means, counts, strict=True) if n) / len(rows)
@@ -219,11 +213,7 @@ async def test_a_gateways_kill_9_makes_no_figure_wrong(tmp_path: Path) -> None:
         await until_async(are_saved, what="the journal on disk")
         await gateway.kill()
         recorder.send(signal.SIGCONT)
-
-        async def is_reported() -> bool:
-            return bool((await recorder.get("/queue"))["gatewaysSilent"])
-
-        await until_async(is_reported, what="a silent gateway")
+        await recorder.until("/queue", itemgetter("gatewaysSilent"))
         assert await it.total() == 20
         await gateway.start()
         await gateway.chats(5)
@@ -323,11 +313,9 @@ async def test_a_full_disk_costs_history_and_nothing_else(tmp_path: Path) -> Non
         await it.recorded(1)
         recorder.limit_files(1024)
         await gateway.chats(4)
-
-        async def is_reported() -> bool:
-            return str((await it.history())["status"]).startswith("not written: ")
-
-        await until_async(is_reported, limit_s=60, what="a report of the full disk")
+        await recorder.until(
+            "/health", lambda found: found["history"]["status"].startswith("not written: ")
+        )
         assert await recorder.metric("fleet_dashboard_history_written") == 0
         # What is in memory is shown as ever.
         assert len(await recorder.get("/api/dashboard/requests")) == 5
