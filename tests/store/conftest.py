@@ -15,6 +15,8 @@ from store.memory import MemoryTransport
 from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from tests.support.etcd import running_etcd
+from tests.support.store_faults import FaultyTransport
+from tests.support.store_tcp_etcd import TcpEtcd
 
 _corners = count(1)
 
@@ -56,6 +58,23 @@ async def transport(
         made = connect(replace(shared_etcd.address, transport=request.param))
     yield made
     await made.close()
+
+
+@pytest.fixture
+def memory() -> MemoryTransport:
+    return MemoryTransport(SystemClock())
+
+
+@pytest.fixture
+def faulty(memory: MemoryTransport) -> FaultyTransport:
+    return FaultyTransport(memory)
+
+
+@pytest.fixture(scope="module")
+async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
+    """An etcd on a port that the tests of a file share."""
+    async with TcpEtcd(tmp_path_factory.mktemp("tcp")) as etcd:
+        yield etcd
 
 
 @pytest.fixture

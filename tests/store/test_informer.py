@@ -237,16 +237,6 @@ async def test_a_frozen_etcd_is_noticed_within_the_idle_limit(tmp_path: Path, wa
         await transport.close()
 
 
-@pytest.fixture
-def memory() -> MemoryTransport:
-    return MemoryTransport(SystemClock())
-
-
-@pytest.fixture
-def faulty(memory: MemoryTransport) -> FaultyTransport:
-    return FaultyTransport(memory)
-
-
 async def fill(transport: Transport, prefix: str, count: int, value: str = "1") -> None:
     for start in range(0, count, 100):
         batch = [
@@ -361,9 +351,7 @@ async def test_an_exception_in_a_handler_ends_the_informer(
     assert error in (caught.value, caught.value.__cause__)
 
 
-async def test_a_write_based_on_the_last_good_value_conflicts(
-    memory: MemoryTransport,
-) -> None:
+async def test_a_write_based_on_the_last_good_value_conflicts(memory: MemoryTransport) -> None:
     async with running(memory, "/a/") as informer:
         await informer.wait_synced()
         good = await put(memory, "/a/1", "good")

@@ -62,16 +62,6 @@ async def there(transport: Transport) -> ModelDeployment:
     return obj
 
 
-@pytest.fixture
-def memory() -> MemoryTransport:
-    return MemoryTransport(CLOCK)
-
-
-@pytest.fixture
-def faulty(memory: MemoryTransport) -> FaultyTransport:
-    return FaultyTransport(memory)
-
-
 async def test_a_change_is_written_and_returned(memory: MemoryTransport) -> None:
     before = await written(memory)
     after = await mutate(memory, CLOCK, ModelDeployment, "qwen", noting("a"))

@@ -2,17 +2,11 @@
 
 import pytest
 
-from machinery.clock import SystemClock
 from store import namespace
 from store.errors import ConflictError
 from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
 from tests.support.store_informers import running
-
-
-@pytest.fixture
-def memory() -> MemoryTransport:
-    return MemoryTransport(SystemClock())
 
 
 async def keys_of(memory: MemoryTransport) -> list[str]:

@@ -131,10 +131,7 @@ async def agent(clock: Clock, store: CountingTransport) -> AsyncIterator[Peer]:
         return True
 
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(caches.run()),
-            group.create_task(mac.agent(store, caches).run()),
-        ]
+        tasks = [group.create_task(caches.run()), group.create_task(mac.agent(store, caches).run())]
         yield Peer(clock=clock, store=store, is_well=is_well, watches=2)
         for task in tasks:
             task.cancel()
@@ -172,9 +169,7 @@ def in_virtual_time(loop: Loop, test: Callable[[Peer], Awaitable[None]]) -> None
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_an_outage_of_a_minute_heals_within_seconds_and_without_more_load(
-    loop: Loop,
-) -> None:
+def test_an_outage_of_a_minute_heals_within_seconds_and_without_more_load(loop: Loop) -> None:
     async def test(peer: Peer) -> None:
         clock, store = peer.clock, peer.store
         await clock.sleep(OUTAGE_S)
@@ -197,9 +192,7 @@ def test_an_outage_of_a_minute_heals_within_seconds_and_without_more_load(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_refused_process_asks_ever_more_rarely(
-    loop: Loop,
-) -> None:
+def test_a_refused_process_asks_ever_more_rarely(loop: Loop) -> None:
     async def test(peer: Peer) -> None:
         clock, store = peer.clock, peer.store
         store.refuses = True

@@ -1,7 +1,6 @@
 """The history is compacted during watches, or a storm of events arrives at once."""
 
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,13 +15,6 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 _KEYS = 150
 _ROUNDS = 40
-
-
-@pytest.fixture(scope="module")
-async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
-    flags = ("--experimental-watch-progress-notify-interval=500ms",)
-    async with TcpEtcd(tmp_path_factory.mktemp("compaction"), *flags) as etcd:
-        yield etcd
 
 
 def some_operations(dice: random.Random, corner: str) -> list[Operation]:

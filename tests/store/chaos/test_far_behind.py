@@ -1,7 +1,6 @@
 """A client that returns after a very long time gets every event, once and in order."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -19,13 +18,6 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
 # etcd catches up a thousand revisions at a time: these are thirty rounds, and a hundred.
 _BEHIND = (30_000, pytest.param(100_000, marks=pytest.mark.soak))
-
-
-@pytest.fixture(scope="module")
-async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
-    flags = ("--experimental-watch-progress-notify-interval=500ms",)
-    async with TcpEtcd(tmp_path_factory.mktemp("behind"), *flags) as etcd:
-        yield etcd
 
 
 @pytest.fixture(scope="module", params=_BEHIND)

@@ -95,11 +95,7 @@ async def test_killing_a_member_keeps_history_linearizable(
 @pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("harm", [replace_leader, freeze_leader])
 async def test_a_new_leader_keeps_history_linearizable(
-    way: str,
-    times: int,
-    harm: Callable[[Cluster], Awaitable[None]],
-    cluster: Cluster,
-    corner: str,
+    way: str, times: int, harm: Callable[[Cluster], Awaitable[None]], cluster: Cluster, corner: str
 ) -> None:
     await cluster.serves()
     transports = [go(way, cluster.address(n)) for n in range(3)]

@@ -1,7 +1,6 @@
 """Requests beyond the store's limits are refused by name, and everything else continues."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
 # Beyond --max-request-bytes, beyond gRPC's margin on top of that, and far beyond.
 _TOO_LARGE = (1_600_000, 2_200_000, 12_000_000)
 _PIECE = b"x" * 250_000
-
-
-@pytest.fixture(scope="module")
-async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
-    async with TcpEtcd(tmp_path_factory.mktemp("limits")) as etcd:
-        yield etcd
 
 
 @pytest.mark.parametrize("way", WAYS)

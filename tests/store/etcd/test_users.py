@@ -267,7 +267,7 @@ DENIED_TO_WRITE = {
         *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
     ],
     "dashboard": [
-        *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TRUST, *REQUESTS, REGISTRATION, APPLY_SET),
+        *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TRUST, *REQUESTS, REGISTRATION, APPLY_SET)
     ],
     "admin": [
         *(*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:], *REQUESTS),

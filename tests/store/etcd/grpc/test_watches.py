@@ -23,12 +23,6 @@ pytestmark = pytest.mark.etcd
 WATCHERS, STREAMS = "etcd_debugging_mvcc_watcher_total", "etcd_debugging_mvcc_watch_stream_total"
 
 
-@pytest.fixture(scope="module")
-async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
-    async with TcpEtcd(tmp_path_factory.mktemp("watches")) as etcd:
-        yield etcd
-
-
 @pytest.fixture
 async def transport(tcp: TcpEtcd) -> AsyncIterator[Transport]:
     async with going("grpc", tcp.address) as made:

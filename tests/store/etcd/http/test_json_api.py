@@ -35,12 +35,6 @@ from tests.support.tcp_server import tcp_server
 PUT = [Put(key="/route/a", value=b"1")]
 
 
-@pytest.fixture(scope="module")
-async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd]:
-    async with TcpEtcd(tmp_path_factory.mktemp("route")) as etcd:
-        yield etcd
-
-
 def dead() -> str:
     return f"http://127.0.0.1:{free_port()}"
 

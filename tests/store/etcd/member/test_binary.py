@@ -97,10 +97,7 @@ def test_the_first_sound_etcd_on_path_is_used(tmp_path: Path) -> None:
     ],
 )
 def test_an_etcd_that_other_machines_reach_has_no_known_hole(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    versions: tuple[str, ...],
-    expected: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: tuple[str, ...], expected: str | None
 ) -> None:
     """CVE-2023-32082 and CVE-2021-28235."""
     for version in versions:
@@ -138,8 +135,7 @@ def test_without_a_choice_the_datas_version_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("3.5.16\n", (3, 5)), ("3.4.23", (3, 4)), ("", None), ("latest\n", None)],
+    ("text", "expected"), [("3.5.16\n", (3, 5)), ("3.4.23", (3, 4)), ("", None), ("latest\n", None)]
 )
 def test_the_version_that_wrote_the_data_is_read(
     tmp_path: Path, text: str, expected: tuple[int, int] | None

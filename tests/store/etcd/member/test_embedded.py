@@ -15,17 +15,8 @@ from machinery.clock import SystemClock
 from machinery.unix_sockets import SocketFolderError
 from store.etcd.connect import connect
 from store.etcd.member.binary import Binary, Version, locate
-from store.etcd.member.embedded import (
-    EmbeddedEtcd,
-    EmbeddedEtcdError,
-    command,
-    failure_reason,
-)
-from store.etcd.member.sockets import (
-    client_socket,
-    make_socket_folder,
-    socket_folder,
-)
+from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError, command, failure_reason
+from store.etcd.member.sockets import client_socket, make_socket_folder, socket_folder
 from store.port import Put
 from tests.support.etcd import running_etcd
 from tests.support.waiting import until
