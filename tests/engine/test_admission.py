@@ -162,13 +162,3 @@ async def test_an_arrival_that_leaves_gives_its_place_back_once() -> None:
     first.leave()
     first.leave()
     assert admission.queued == 1
-
-
-async def test_arrivals_and_waiting_requests_share_the_places() -> None:
-    _, admission, tickets = fill()
-    with pytest.raises(RefusedError):
-        admission.arrive()
-    admission.leave(tickets[0])
-    admission.arrive()
-    with pytest.raises(RefusedError):
-        admission.check_room()

@@ -22,13 +22,6 @@ def answers(engine: Engine) -> list[str]:
     return [str(reply.json["choices"][0]["message"]["content"]) for reply in replies]
 
 
-def metric(engine: Engine, name: str) -> float:
-    """Return a counter of the prefix cache on disk."""
-    lines = engine.request("GET", "/metrics").raw.decode().splitlines()
-    prefix = f"fleet_engine_prefix_cache_disk_{name} "
-    return float(next(line for line in lines if line.startswith(prefix)).split()[1])
-
-
 @pytest.mark.parametrize(
     "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.ci), signal.SIGKILL]
 )
@@ -46,5 +39,6 @@ def test_a_restarted_engine_reads_prompts_from_disk(
     second = start(tiny, **fields)
     eventually(second.is_ready, within_s=START_S)
     assert answers(second) == wanted
-    assert metric(second, "read_blocks_total") > 2
-    assert metric(second, "damaged_blocks_total") == 0
+    figures = second.metrics()
+    assert figures["prefix_cache_disk_read_blocks_total"] > 2
+    assert figures["prefix_cache_disk_damaged_blocks_total"] == 0

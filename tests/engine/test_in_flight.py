@@ -77,14 +77,6 @@ def test_a_stream_is_listed_and_cancelled(engine: Engine) -> None:
     assert 'endpoint="/v1/chat/completions",finished_reason="abort"}' in metrics
 
 
-def test_a_whole_answer_is_cancelled(engine: Engine) -> None:
-    connection = engine.begin(headers={"x-request-id": "whole"}, max_tokens=3000)
-    eventually(lambda: one(engine, "whole") is not None)
-    assert cancel(engine, "whole").status == 200
-    status, body = answer(connection)
-    assert (status, json.loads(body)["error"]["code"]) == (499, "request_cancelled")
-
-
 def test_all_requests_with_the_id_end_and_no_other(engine: Engine) -> None:
     twins = [engine.begin(headers={"x-request-id": "twin"}, max_tokens=3000) for _ in range(2)]
     other = engine.begin(headers={"x-request-id": "other"}, max_tokens=3000)

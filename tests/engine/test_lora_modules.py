@@ -29,10 +29,7 @@ def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 @pytest.fixture(scope="module")
 def multi(
-    tiny: Path,
-    folders: dict[str, Path],
-    blas_cache: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    tiny: Path, folders: dict[str, Path], blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     with forking(tmp_path_factory.mktemp("multi"), blas_cache) as function:
         engine = function(tiny, adapters=folders)
@@ -93,13 +90,3 @@ def test_salts_of_clients_do_not_reach_the_blocks_of_adapters(multi: Engine) -> 
                 "usage"
             ]
             assert (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) == 0
-
-
-@pytest.mark.ci
-def test_an_adapter_of_another_model_ends_the_engine_with_a_sentence(
-    tiny: Path, folders: dict[str, Path], tmp_path: Path, start: Start
-) -> None:
-    broken = write_peft(tmp_path / "broken", folders["tiny:law"], r=5)
-    engine = start(tiny, adapters={"tiny:law": broken})
-    assert engine.wait(120) == 2
-    assert "rank 4, and the config says r: 5" in engine.last_words()

@@ -4,13 +4,7 @@ import pytest
 
 from engine.gauges import Gauges
 from engine.lifecycle import EngineState
-from engine.metrics import (
-    CompletionRate,
-    EngineMetrics,
-    MetricSources,
-    Throughput,
-    retry_after_s,
-)
+from engine.metrics import CompletionRate, EngineMetrics, MetricSources, Throughput, retry_after_s
 from schemas.wire import metrics as wire_metrics
 
 

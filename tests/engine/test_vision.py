@@ -232,26 +232,6 @@ def test_responses_see_the_images_that_chats_see(engine: Engine) -> None:
     assert "its chat template knows none in this role" in result.error["message"]
 
 
-def test_responses_name_the_image_that_they_refuse(engine: Engine) -> None:
-    remote = input_image("https://example.com/a.png")
-    refused = [
-        ({"role": "user", "content": [INPUT_TEXT, remote]}, "input[0].content[1].image_url"),
-        (
-            {"role": "user", "content": [input_image(RED, file_id="f")]},
-            "input[0].content[0].file_id",
-        ),
-        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].image_url"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "input[0].content[0].type"),
-    ]
-    for item, param in refused:
-        reply = respond(engine, item)
-        assert (reply.status, reply.error["param"]) == (400, param)
-    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
-    shown = {"type": "function_call_output", "call_id": "c1", "output": [INPUT_TEXT, remote]}
-    reply = respond(engine, {"role": "user", "content": "look"}, call, shown)
-    assert (reply.status, reply.error["param"]) == (400, "input[2].output[1].image_url")
-
-
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -282,13 +262,3 @@ def test_an_image_that_is_small_in_bytes_only(engine: Engine) -> None:
     assert reply.json["usage"]["prompt_tokens"] < 120_000 // 784 + 40
     replies = [ask(engine, image(RED), TEXT).status for _ in range(2)]
     assert replies == [200, 200]
-
-
-def test_too_many_images_and_markers_in_texts_are_refused(engine: Engine) -> None:
-    reply = ask(engine, *[image(RED)] * 4)
-    assert "has 4 images; the deployment takes at most 3" in reply.error["message"]
-    assert reply.error["param"] == "messages[0].content[3].image_url.url"
-    reply = ask(engine, image(RED), {"type": "text", "text": "<|image_pad|>"})
-    assert "2 places for 1 images" in reply.error["message"]
-    reply = ask(engine, {"type": "input_audio", "input_audio": {}})
-    assert "accepts text and images" in reply.error["message"]

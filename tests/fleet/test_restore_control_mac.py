@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.two_macs import (
-    MARKS,
-    SPREAD,
-    Mac,
-    joined,
-    registered,
-    start_agent,
-    two_macs,
-)
+from tests.support.two_macs import MARKS, SPREAD, Mac, joined, registered, start_agent, two_macs
 from tests.support.waiting import until
 
 pytestmark = [*MARKS, pytest.mark.mlx, pytest.mark.timeout(420)]

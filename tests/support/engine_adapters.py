@@ -26,12 +26,7 @@ def make_adapter(
     """Write an adapter as `mlx_lm.lora` does after training: random, and strong enough to change every answer."""
     mx, tuner = module("mlx.core"), module("mlx_lm.tuner.utils")
     model, _ = module("mlx_lm").load(str(base))
-    parameters = {
-        "rank": rank,
-        "scale": 20.0,
-        "dropout": dropout,
-        "keys": list(keys),
-    }
+    parameters = {"rank": rank, "scale": 20.0, "dropout": dropout, "keys": list(keys)}
     model.freeze()
     tuner.linear_to_lora_layers(model, 2, parameters, use_dora=kind == "dora")
     mx.random.seed(seed)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ CONFIG = EngineConfig(
     max_body_bytes=1,
     blas_cache=Path(),
 )
+
+
+class EvenClock:
+    """A clock by which each step takes a second, so that a guess pays whatever this machine does."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._seconds))
 
 
 def load(folder: Path, gauges: Gauges | None = None) -> Any:

@@ -65,11 +65,7 @@ def forking(folder: Path, cache: Path) -> Iterator[Start]:
     started: list[Engine] = []
 
     def start(
-        model: Path,
-        *,
-        port: int = 0,
-        variables: Headers = NO_HEADERS,
-        **fields: object,
+        model: Path, *, port: int = 0, variables: Headers = NO_HEADERS, **fields: object
     ) -> Engine:
         port = port or free_port()
         stderr = folder / f"stderr-{len(started)}"

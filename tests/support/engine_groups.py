@@ -42,10 +42,7 @@ class Meeting:
         **group: object,
     ) -> Engine:
         """Start one rank, with fields of its configuration and of its group."""
-        variables = {
-            "MLX_RANK": str(number),
-            "MLX_HOSTFILE": str(self.hostfile),
-        }
+        variables = {"MLX_RANK": str(number), "MLX_HOSTFILE": str(self.hostfile)}
         place = {"rank": number, "worldSize": self.size, "host": "127.0.0.1", "port": self.port}
         return start(
             model, variables=variables, group={**place, "secret": SECRET, **group}, **fields

@@ -110,6 +110,15 @@ class Engine:
     def health(self) -> Reply:
         return self.request("GET", "/health")
 
+    def metrics(self) -> dict[str, float]:
+        """Return the samples of /metrics by name and labels, without the prefix."""
+        reply = self.request("GET", "/metrics")
+        assert reply.status == 200
+        assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        lines = (line for line in reply.raw.decode().splitlines() if not line.startswith("#"))
+        pairs = (line.rsplit(" ", 1) for line in lines)
+        return {name.removeprefix("fleet_engine_"): float(value) for name, value in pairs}
+
     def answers(self) -> bool:
         try:
             self.health()

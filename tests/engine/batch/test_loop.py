@@ -213,9 +213,7 @@ def test_a_prompt_that_cannot_be_read_loses_only_its_own_job(loaded: Any, new: N
     assert tokens(made[1]) == run(new(), job(1, PROMPTS[1]))[1]
 
 
-def test_a_job_that_gives_up_its_memory_continues_as_if_nothing_had_happened(
-    new: NewBatch,
-) -> None:
+def test_a_job_that_gives_up_its_memory_continues_as_if_nothing_had_happened(new: NewBatch) -> None:
     prompts = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(250)] for n in range(3)]
     seeded = SamplingParams(temperature=0.9, seed=7)
     jobs = [
@@ -302,8 +300,3 @@ def test_prompts_of_another_salt_are_computed_anew(new: NewBatch) -> None:
     for salt, is_cached in (("bob", False), ("alice", True)):
         batch.add(job(9, longer, cache_salt=salt))
         assert (drain(batch)[9][0].cached_tokens > 301) == is_cached
-
-
-def test_embeddings_need_no_generating_jobs(batch: Any) -> None:
-    assert batch.is_idle
-    assert batch.embedder is None

@@ -1,7 +1,6 @@
 """Guesses of multi-token prediction heads: what is guessed, that answers stay the same, and when a guess pays."""
 
 import dataclasses
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,23 +13,13 @@ from engine.gauges import Gauges
 from engine.jobs import SamplingParams
 from models import model_files
 from schemas.kv_cache import KvCache
-from tests.support.engine_batches import CONFIG, PROMPTS, job, load, new_batch, run
+from tests.support.engine_batches import CONFIG, PROMPTS, EvenClock, job, load, new_batch, run
 from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
 ARCHS = ("mimo", "glm4_moe", "glm4_moe_lite")
 PLAIN_S = 0.01
-
-
-class EvenClock:
-    """A clock by which each step takes a second, so that a guess pays whatever this machine does."""
-
-    def __init__(self) -> None:
-        self._seconds = itertools.count()
-
-    def monotonic(self) -> float:
-        return float(next(self._seconds))
 
 
 class Recorder:
@@ -69,11 +58,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
 def with_head(folder: Path) -> Any:
     config = CONFIG.model_copy(update={"model_dir": folder, "mtp_tokens": 1})
     return module("engine.model.mtp_head").add_head(
-        load(folder),
-        model_files.inspect_model(folder),
-        config,
-        Gauges(),
-        is_stopping=lambda: False,
+        load(folder), model_files.inspect_model(folder), config, Gauges(), is_stopping=lambda: False
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.batch.sampling import uniform
 from engine.jobs import SamplingParams
 from tests.engine.batch.conftest import NewBatch
-from tests.support.engine_batches import GREEDY, PROMPTS, drain, job, run
+from tests.support.engine_batches import PROMPTS, drain, job, run
 from tests.support.mlx_models import module
 from tests.support.sampling import samples
 
@@ -166,8 +166,3 @@ def test_logprobs_are_those_of_the_model(loaded: Any, new: NewBatch) -> None:
         best = np.argsort(-logprobs)[:3].tolist()
         assert [token for token, _ in output.logprobs.top] == best
         seen.append(output.token)
-
-
-def test_greedy_needs_no_seed(new: NewBatch) -> None:
-    both = run(new(), job(1, PROMPTS[3]), job(2, PROMPTS[3], sampling=GREEDY))
-    assert both[1] == both[2]

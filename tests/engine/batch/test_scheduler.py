@@ -146,10 +146,7 @@ def test_without_memory_later_prompts_do_not_overtake_the_first() -> None:
     slots.free = 3
     assert sorted(
         chunk.job_id for chunk in (*scheduler.next_chunks(512), *scheduler.next_chunks(512))
-    ) == [
-        1,
-        2,
-    ]
+    ) == [1, 2]
 
 
 @settings(max_examples=samples(100), deadline=None)

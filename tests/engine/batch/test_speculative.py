@@ -1,7 +1,6 @@
 """Speculative decoding: with any draft model, and with n-grams, the answer is the same as without."""
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +8,7 @@ import pytest
 
 from engine.jobs import SamplingParams
 from schemas.kv_cache import KvCache
-from tests.support.engine_batches import PROMPTS, job, load_once, new_batch, run, step
+from tests.support.engine_batches import PROMPTS, EvenClock, job, load_once, new_batch, run, step
 from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -73,16 +72,6 @@ def test_the_caches_of_both_models_stay_within_the_memory_of_the_job(
             assert batch.executor.kv_bytes + drafts <= batch.memory.promised_bytes <= room
             compared += bool(drafts)
     assert compared > 10
-
-
-class EvenClock:
-    """A clock by which each step takes a second, so that a guess pays whatever this machine does."""
-
-    def __init__(self) -> None:
-        self._seconds = itertools.count()
-
-    def monotonic(self) -> float:
-        return float(next(self._seconds))
 
 
 def with_ngrams(loaded: Any, folder: Path, **changes: Any) -> Any:

@@ -199,25 +199,6 @@ def test_values_outside_a_window_are_evicted_first() -> None:
     assert blocks.match(encode_tokens(tokens), limit=7).length == 7
 
 
-def test_a_longer_tail_replaces_a_shorter_one() -> None:
-    blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=10**9)
-    for tokens in [(1, 2), (1, 2, 3), (1, 2), (1, 2, 3, 4), (1, 2, 3)]:
-        store(blocks, tokens)
-        assert blocks.entries == 1
-    assert blocks.evictions == 0
-    store(blocks, (1, 2, 9))
-    assert [prefix_of(node) for node in blocks.recent()] == [(1, 2, 9), (1, 2, 3, 4)]
-
-
-def test_a_state_is_used_only_at_its_own_position() -> None:
-    blocks = BlockTree(BlockRules(block=BLOCK, has_state=True), limit_bytes=10**9)
-    for tokens in [(1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 3)]:
-        store(blocks, tokens)
-    lengths = {2: 0, 3: 2, 4: 3, 5: 3, 6: 3, 7: 6}
-    full = (1, 2, 3, 4, 5, 6, 7)
-    assert {at: fetch(blocks, full[:at]).length for at in lengths} == lengths
-
-
 def test_blocks_that_do_not_fit_are_stored_in_part_and_states_completely_or_not() -> None:
     room = 2 * (NODE_BYTES + WEIGHT * BLOCK) + STATE
     blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=room)

@@ -193,24 +193,6 @@ def test_left_padded_prompts_give_the_answers_of_single_sequences(model: Any) ->
     assert batch.rows == alone
 
 
-@pytest.mark.parametrize("bits", [None, 4])
-def test_a_row_continues_alone_and_joins_again(model: Any, bits: int | None) -> None:
-    options = KvOptions(bits=bits)
-    alone = greedy(model, layer_caches.make_caches(model, options), PROMPTS[2], 12)
-    batch = Batch(model, options)
-    batch.join(PROMPTS)
-    batch.step(4)
-    single = [cache.extract(2) for cache in batch.caches]
-    assert [cache.size() for cache in single] == [len(PROMPTS[2]) - 1 + 4] * len(single)
-    said = batch.rows[2][1:]
-    said += greedy(model, single, said[-1:], 4)
-    back = Batch(model, options)
-    back.caches = [cache.merge([cache]) for cache in single]
-    back.rows = [said[-1:]]
-    back.step(4)
-    assert said + back.rows[0][1:] == alone
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 def test_values_survive_and_take_less_memory(bits: int) -> None:
     plain: Any = stepped_kv.SteppedKVCache()
@@ -225,19 +207,6 @@ def test_values_survive_and_take_less_memory(bits: int) -> None:
     assert float(mx.max(mx.abs(back - wide)).item()) <= step
     # Of 32-bit floats: bits a number, and a scale and a bias for every 64.
     assert small.nbytes == plain.nbytes * (bits + 1) // 32
-
-
-@pytest.mark.parametrize("bits", [None, 8])
-def test_trimming_drops_the_last_tokens(model: Any, bits: int | None) -> None:
-    options = KvOptions(bits=bits)
-    caches = layer_caches.make_caches(model, options)
-    alone = greedy(model, caches, PROMPTS[0], 8)
-    assert all(cache.is_trimmable() and cache.trim(4) == 4 for cache in caches)
-    assert greedy(model, caches, alone[3:4], 4) == alone[4:]
-    batch = [cache.merge([cache, cache]) for cache in caches]
-    assert all(cache.is_trimmable() and cache.trim(4) == 4 for cache in batch)
-    logits = model(mx.array([alone[3:4]] * 2), cache=batch)
-    assert mx.argmax(logits[:, -1], axis=-1).tolist() == [alone[4]] * 2
 
 
 @pytest.mark.parametrize("kind", ["packed", "plain"])

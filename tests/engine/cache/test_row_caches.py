@@ -62,8 +62,7 @@ def difference(ours: list[Any], theirs: list[Any]) -> float:
 
 
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.ci) for one in FAMILIES],
+    "family", [pytest.param(one, marks=() if one in QUICK else pytest.mark.ci) for one in FAMILIES]
 )
 def test_every_architecture_computes_the_same_by_rows_or_is_padded(family: str) -> None:
     config = {**FAMILY_BASE, "model_type": family, **FAMILIES[family]}

@@ -152,19 +152,6 @@ def test_running_jobs_never_exceed_the_memory(
         assert memory.promised_bytes + prefix <= shared.kv_bytes + shared.prefix_kept_bytes
 
 
-def test_a_promise_for_full_contexts_is_kept() -> None:
-    shared = budget(room=FULL)
-    assert shared.kv_bytes == FULL
-    memory = MemoryGuard(budget=shared)
-    for at in range(4):
-        assert memory.may_join(job(at, 1024))
-        memory.reserve(job(at, 1024))
-    assert not memory.may_join(job(4, 2))
-    memory.release(2)
-    assert memory.may_join(job(4, 2))
-    assert not memory.may_join(job(4, 2), job(5, 2))
-
-
 def test_the_longest_sequence_counts_for_the_whole_batch() -> None:
     memory = MemoryGuard(budget=budget(room=FULL))
     for at in range(5):
@@ -184,18 +171,6 @@ def by_rows(steps: int, *, guesses: int = 0) -> MemoryGuard:
         budget(room=steps * STEP, load=load), footprint=KvFootprint(token_bytes=1024, by_rows=True)
     )
     return MemoryGuard(budget=shared)
-
-
-def test_rows_of_their_own_count_only_their_own_tokens() -> None:
-    memory = by_rows(40)
-    for at in range(5):
-        memory.reserve(job(at, 256))
-    assert memory.promised_bytes == 5 * 4 * STEP
-    assert memory.may_join(
-        job(5, 1024)
-    )  # half of the memory is given away: one step now, 16 at its end
-    memory.reserve(job(5, 1024))
-    assert memory.promised_bytes == 21 * STEP
 
 
 def test_a_job_gets_much_memory_while_there_is_plenty_and_little_later() -> None:
@@ -242,15 +217,6 @@ def test_the_youngest_gives_up_its_memory_and_the_oldest_does_not() -> None:
     assert memory.may_join(job(2, 1000), job(3, 1000), job(4, 1000))
 
 
-def test_the_only_job_grows_to_its_end() -> None:
-    memory = by_rows(16)
-    memory.reserve(job(0, 1024))
-    assert [memory.grow({0: tokens}) for tokens in (6, 400, 800, 1024)] == [()] * 4
-    assert memory.promised_bytes == 16 * STEP
-    memory.reserve(job(1, 200))  # reads its prompt
-    assert memory.grow({0: 1024}) == (0,)
-
-
 @settings(max_examples=samples(50))
 @given(st.lists(st.integers(2, 1024), min_size=1, max_size=12), st.integers(0, 5), st.data())
 def test_rows_never_exceed_the_memory_and_all_of_them_end(
@@ -293,14 +259,6 @@ def test_without_a_promise_some_memory_is_kept_back() -> None:
     promised, guessed = (budget(room=100 * MIB, promised=made) for made in (True, False))
     assert promised.kv_bytes == 100 * MIB
     assert guessed.kv_bytes == int(0.95 * 103 * MIB) - 3 * MIB
-
-
-def test_the_prefix_cache_uses_free_memory() -> None:
-    memory = MemoryGuard(budget=budget(room=FULL + MIB))
-    assert prefix(memory) == memory.budget.limit_bytes // 4
-    for at in range(4):
-        memory.reserve(job(at, 1024))
-    assert prefix(memory) == MIB
 
 
 def test_requests_never_use_a_reserved_prefix_cache() -> None:
@@ -370,17 +328,6 @@ def test_critical_pressure_stops_joins_until_it_is_over() -> None:
     memory.advise(weights + int(0.86 * room), 0, 0)
     assert not memory.may_join(job(1, 300))
     assert memory.advise(weights + int(0.84 * room), 0, 0).may_join
-    assert memory.may_join(job(1, 300))
-
-
-def test_a_job_may_join_an_empty_batch_under_pressure() -> None:
-    memory = MemoryGuard(budget=budget(room=FULL))
-    assert memory.advise(2**40, 0, 0).may_join
-    assert memory.may_join(job(0, 300))
-    memory.reserve(job(0, 300))
-    assert not memory.may_join(job(1, 300))
-    memory.release(0)
-    memory.release(0)
     assert memory.may_join(job(1, 300))
 
 

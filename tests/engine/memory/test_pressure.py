@@ -91,13 +91,8 @@ def test_the_prefix_cache_is_halved_once_and_then_emptied() -> None:
     assert look(again, reading(700)) == MemoryPressure()
 
 
-def test_prompt_pieces_become_smaller() -> None:
-    assert [MemoryPressure(level=level).chunk_factor for level in PressureLevel] == [1.0, 0.5, 0.0]
-
-
 @pytest.mark.parametrize(
-    ("level", "buffers", "clears"),
-    [(N, 500, False), (T, 21, True), (T, 20, False), (C, 500, True)],
+    ("level", "buffers", "clears"), [(N, 500, False), (T, 21, True), (T, 20, False), (C, 500, True)]
 )
 def test_buffers_worth_clearing_are_cleared(
     level: PressureLevel, buffers: int, *, clears: bool

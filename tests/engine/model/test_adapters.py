@@ -41,22 +41,16 @@ def test_an_adapter_changes_the_model_as_in_mlx_lm(
     assert generate(base.model, tokenizer, PROMPT, max_tokens=12) != theirs
 
 
-def test_adapter_bytes_are_loaded_and_match_the_agents_report(tiny: Path, adapter: Path) -> None:
+@pytest.mark.parametrize("is_pefts", [False, True])
+def test_adapter_bytes_are_loaded_and_match_the_agents_report(
+    tiny: Path, adapter: Path, tmp_path: Path, *, is_pefts: bool
+) -> None:
+    folder = write_peft(tmp_path / "law", adapter) if is_pefts else adapter
     plain, with_adapter = Gauges(), Gauges()
     load_adapted(tiny, gauges=plain)
-    load_adapted(tiny, adapter, gauges=with_adapter)
-    size = adapter_files.inspect_adapter(adapter).bytes_in_memory(casts_to_float32=False)
+    load_adapted(tiny, folder, gauges=with_adapter)
+    size = adapter_files.inspect_adapter(folder).bytes_in_memory(casts_to_float32=False)
     assert with_adapter.loaded_bytes == with_adapter.total_bytes == plain.loaded_bytes + size
-
-
-def test_half_precision_of_an_adapter_is_widened_on_linux(tiny: Path, tmp_path: Path) -> None:
-    folder = make_adapter(tmp_path / "law", tiny, dtype="bfloat16")
-    model = load_adapted(tiny, folder).model
-    arrays = module("mlx.utils").tree_flatten(model.parameters())
-    kinds = {str(array.dtype) for name, array in arrays if ".lora_" in name}
-    assert kinds == (
-        {"mlx.core.float32"} if module("sys").platform == "linux" else {"mlx.core.bfloat16"}
-    )
 
 
 def test_an_adapter_of_another_model_is_refused_with_a_tensor_name(
@@ -159,12 +153,3 @@ def test_a_peft_adapter_of_another_model_is_refused_with_a_layer(
         in str(refused.value)
     )
     assert "is not in the model" not in str(refused.value)
-
-
-def test_peft_bytes_match_the_agents_report(tiny: Path, adapter: Path, tmp_path: Path) -> None:
-    folder = write_peft(tmp_path / "law", adapter)
-    plain, with_adapter = Gauges(), Gauges()
-    load_adapted(tiny, gauges=plain)
-    load_adapted(tiny, folder, gauges=with_adapter)
-    size = adapter_files.inspect_adapter(folder).bytes_in_memory(casts_to_float32=False)
-    assert with_adapter.loaded_bytes == plain.loaded_bytes + size

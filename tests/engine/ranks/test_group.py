@@ -135,19 +135,13 @@ def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_pat
     alone_ = [ranks[0].post("/v1/completions", **fields | one) for one in asked]
     assert [reply.status for reply in alone_] == [200] * 3, [reply.raw for reply in alone_]
     wanted = [reply.json["choices"] for reply in alone_]
-    assert preemptions(ranks[0]) == 0
+    assert ranks[0].metrics()["preemptions_total"] == 0
     with ThreadPoolExecutor(len(asked)) as pool:
         ask = partial(ranks[0].post, "/v1/completions")
         replies = list(pool.map(lambda one: ask(**fields | one), asked))
     assert [reply.json["choices"] for reply in replies] == wanted
-    assert preemptions(ranks[0]) > 0
+    assert ranks[0].metrics()["preemptions_total"] > 0
     assert end(ranks) == [0, 0]
-
-
-def preemptions(rank: Engine) -> int:
-    lines = rank.request("GET", "/metrics").raw.decode().splitlines()
-    (found,) = [line for line in lines if line.startswith("fleet_engine_preemptions_total ")]
-    return int(float(found.split()[1]))
 
 
 @pytest.mark.ci
