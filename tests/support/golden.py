@@ -138,8 +138,9 @@ async def _printed(
         programs[program](words, command.stdin)
         return ""
     if program == "put":
-        (value,) = parse_values(command.stdin)
-        put = Put(key=f"{keys.ROOT}/{words[0]}", value=json.dumps(value).encode())
+        trees = parse_values(command.stdin)
+        value = json.dumps(trees[0]) if trees else command.stdin.strip()
+        put = Put(key=f"{keys.ROOT}/{words[0]}", value=value.encode())
         await fleet.store.commit([], [put])
         return ""
     if program == "remove":
