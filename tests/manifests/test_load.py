@@ -14,6 +14,7 @@ from manifests.trees import Tree, object_tree
 from manifests.yaml import nodes, parser
 from schemas import kinds
 from schemas.deployment import ModelDeployment
+from tests.support.golden_cases import Golden
 from tests.support.manifests_texts import complaints, deployment, pool, read
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
@@ -235,11 +236,10 @@ def test_a_typing_error_raises_manifest_errors_or_nothing(edit: str, place: int,
     never_surprised((text[:place] + edit + text[place + cut :]).encode())
 
 
-def test_dumped_fields_are_in_kubectls_order() -> None:
+def test_dumped_fields_are_in_kubectls_order(golden: Golden) -> None:
     more = "  placement:\n    pools: [studio]\n    nodeSelector: {a/b: '1'}\n"
     [item] = read(deployment(rest=more))
-    golden = Path(__file__).parents[1] / "golden" / "manifests" / "dumped.yaml"
-    assert parser.dump(object_tree(item.obj)) == golden.read_text()
+    golden.check_text("manifests/dumped.yaml", parser.dump(object_tree(item.obj)))
 
 
 NODE = """

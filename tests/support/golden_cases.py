@@ -26,11 +26,15 @@ class Golden:
             for text, messages in cases:
                 lines = [*_shown(text).splitlines(), *(f"! {line}" for line in messages)]
                 parts.append("".join(f"{line}\n" for line in (*lines, "")))
-        printed, path = "".join(parts), FOLDER / name
+        self.check_text(name, "".join(parts))
+
+    def check_text(self, name: str, text: str) -> None:
+        """Check that the file `name` below tests/golden has this text."""
+        path = FOLDER / name
         if self.is_update:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(printed)
-        assert printed == path.read_text(), "if this is right: pytest --update-golden"
+            path.write_text(text)
+        assert text == path.read_text(), "if this is right: pytest --update-golden"
 
 
 def _shown(text: str) -> str:
