@@ -12,8 +12,8 @@ from nodeagent.node import machine_conditions
 from schemas.node import NodeLease, NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
-from store.port import Delete, Put
 from tests.support.nodeagent_agents import CLOCK, HOST, NODE, AgentProcess, Desk, answers
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
@@ -48,9 +48,7 @@ async def test_the_node_tells_of_itself(desk: Desk, agent: AgentProcess) -> None
     assert codec.decode(NodeLease, lease).session.endswith(f"/{agent.child.record.pid}")
 
 
-async def test_an_endpoint_appears_when_the_engine_has_made_a_token(
-    desk: Desk, agent: AgentProcess
-) -> None:
+async def test_endpoint_appears_when_engine_has_made_token(desk: Desk, agent: AgentProcess) -> None:
     await until_async(lambda: desk.store.get(keys.node_lease_key(NODE)), limit_s=40)
     watch = desk.store.watch(keys.RANK_PREFIX, after_revision=(await desk.store.status()).revision)
     replica = await desk.assign("tiny-0", uid="first")
@@ -58,8 +56,7 @@ async def test_an_endpoint_appears_when_the_engine_has_made_a_token(
     assert await answers(endpoint.spec.url)
     assert (endpoint.spec.replica_uid, endpoint.spec.node) == ("first", NODE)
     assert endpoint.spec.template == replica.spec.template
-    lease = await desk.store.get(keys.node_lease_key(NODE))
-    assert lease is not None
+    lease = present(await desk.store.get(keys.node_lease_key(NODE)))
     assert await desk.lease_of("tiny-0") == lease.lease
     await desk.until_condition("tiny-0", "True", "Serving")
     said: list[str] = []
@@ -88,17 +85,6 @@ async def test_a_replica_that_vanishes_is_ended(
     assert await desk.condition(serving.name) == ("", "")
 
 
-@pytest.mark.ci
-async def test_a_replica_that_moves_is_ended_and_not_spoken_of(
-    desk: Desk, agent: AgentProcess, serving: Replica
-) -> None:
-    await desk.assign(serving.name, uid="moved", node="elsewhere")
-    await desk.store.commit([], [Delete(key=keys.rank_key(NODE, serving.name, 0))])
-    await until(lambda: not agent.engines(), limit_s=40)
-    assert await desk.endpoint(serving.name) is None
-    assert await desk.condition(serving.name) == ("", "")
-
-
 async def test_a_crashed_engine_is_withdrawn_and_restarted(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:
@@ -113,41 +99,3 @@ async def test_a_crashed_engine_is_withdrawn_and_restarted(
     assert second.child.record.pid != first.child.record.pid
     endpoint = await desk.until_published(serving.name)
     assert await answers(endpoint.spec.url)
-
-
-async def test_a_missing_model_is_reported(desk: Desk, agent: AgentProcess) -> None:
-    await desk.assign("none-0", uid="n", path="nowhere")
-    await desk.until_condition("none-0", "False", "ModelUnusable")
-    assert await desk.endpoint("none-0") is None
-    await desk.remove("none-0")
-    await until(lambda: not agent.engines(), limit_s=40)
-
-
-@pytest.mark.ci
-async def test_a_node_that_was_deleted_but_lives_comes_back(
-    desk: Desk, agent: AgentProcess
-) -> None:
-    """An agent looks for its status once a minute; tests of its registration do not wait for that."""
-    key = keys.status_key("Node", NODE)
-    await until_async(lambda: desk.store.get(key), limit_s=40)
-    await desk.store.commit([], [Delete(key=key)])
-    await until_async(lambda: desk.store.get(key), limit_s=100, what="the node is back")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("odd-0", b'{"future": 1}'), ("newer-0", b'{"storedVersion":9,"future":1}')],
-)
-async def test_words_of_another_version_do_not_stop_the_agent(
-    desk: Desk, agent: AgentProcess, name: str, words: bytes
-) -> None:
-    key = keys.rank_key(NODE, name, 0)
-    await desk.store.commit([], [Put(key=key, value=words)])
-    await desk.assign(name, uid="after-a-downgrade")
-    await desk.until_published(name)
-    there = await desk.store.get(key)
-    assert there is not None
-    # An older agent must not overwrite the report of a newer one.
-    assert (there.value == words) == (b"storedVersion" in words)
-    await desk.remove(name)
-    await until(lambda: not agent.engines(), limit_s=40)

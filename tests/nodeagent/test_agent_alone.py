@@ -12,6 +12,7 @@ import pytest
 from nodeagent.engines import engine_processes
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.nodeagent_agents import NODE, AgentProcess, Desk, answers
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.full, pytest.mark.timeout(240)]
@@ -28,8 +29,7 @@ async def agent(
 
 
 async def kill_etcd(etcd: EmbeddedEtcd) -> None:
-    pid = etcd.supervisor.pid
-    assert pid is not None
+    pid = present(etcd.supervisor.pid)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not etcd.supervisor.running)
 

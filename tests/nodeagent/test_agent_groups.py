@@ -20,6 +20,7 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Put
 from tests.support.nodeagent_agents import AgentProcess, Desk, answers
 from tests.support.nodeagent_groups import group
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.ci, pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(300)]
@@ -100,8 +101,7 @@ class Pair:
                 )
 
             found = await until_async(over, limit_s=_NOTICED_S, what=f"rank {number} is given up")
-            said = find_condition(found.conditions, "EpochOver")
-            assert said is not None
+            said = present(find_condition(found.conditions, "EpochOver"))
             reasons.append(said.reason)
         await until(lambda: not self.ranks(), limit_s=_NOTICED_S, what="no rank is left")
         await self.desk.until_withdrawn(NAME)
@@ -143,8 +143,7 @@ async def test_a_group_lives_breaks_and_lives_again(
     await pair.until_condition(0, "MakingReference")
     endpoint = await pair.until_serving()
     assert await answers(endpoint.spec.url)
-    first = await pair.report(0)
-    assert first is not None
+    first = present(await pair.report(0))
     assert first.golden is not None
     assert first.golden.is_reference
     assert [(rank.epoch, rank.memory_bytes) for rank in pair.ranks()] == [(pair.epoch, 2**30)] * 2

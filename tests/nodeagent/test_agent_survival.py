@@ -17,6 +17,7 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, KeyChange, Put, WatchBatch
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.nodeagent_agents import NODE, AgentProcess, Desk, answers
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
@@ -144,8 +145,7 @@ async def test_engines_are_tended_while_etcd_is_away(
     desk: Desk, agent: AgentProcess, serving: Replica, etcd: EmbeddedEtcd
 ) -> None:
     first = await agent.engine()
-    pid = etcd.supervisor.pid
-    assert pid is not None
+    pid = present(etcd.supervisor.pid)
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not etcd.supervisor.running)
     engine_processes.kill(first)

@@ -16,6 +16,7 @@ from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.clock import FakeClock
 from tests.support.nodeagent_readings import GIB, STATUS, WELL, FakeMachineReader
+from tests.support.values import present
 
 HOT = replace(WELL, heat=HeatReading(throttled="slow"), power="Battery", owner_idle_s=1.0)
 
@@ -43,8 +44,7 @@ class Desk:
             self.vitals.resume(await self.presence.described())
         await self.vitals.update(has_engines=False)
         await self.presence.describe(self.vitals.fill(self.status))
-        item = await self.store.get(keys.status_key("Node", "mac-1"))
-        assert item is not None
+        item = present(await self.store.get(keys.status_key("Node", "mac-1")))
         return codec.decode(NodeStatus, item)
 
     async def revision(self) -> int:
@@ -87,10 +87,9 @@ async def test_nothing_is_written_without_a_change(desk: Desk) -> None:
     assert (said.power, said.is_owner_active) == ("Battery", True)
 
 
-@pytest.mark.parametrize(
-    ("chosen_gib", "limit_gib", "allocatable_gib"),
-    [(None, 0, 48), (None, 56, 56), (None, 128, 64), (40, 0, 40), (40, 56, 40), (40, 32, 32)],
-)
+@pytest.mark.parametrize(("chosen_gib", "limit_gib", "allocatable_gib"), [
+    (None, 0, 48), (None, 56, 56), (None, 128, 64), (40, 0, 40), (40, 56, 40), (40, 32, 32),
+])  # fmt: skip
 async def test_memory_for_models_follows_the_effective_wired_limit(
     desk: Desk, chosen_gib: int | None, limit_gib: int, allocatable_gib: int
 ) -> None:
@@ -116,8 +115,7 @@ async def test_the_next_run_of_the_agent_goes_on(desk: Desk) -> None:
     desk.run()
     assert await desk.look() == said
     assert await desk.revision() == before
-    heat = find_condition(said.conditions, "ThermalPressure")
-    assert heat is not None
+    heat = present(find_condition(said.conditions, "ThermalPressure"))
     assert heat.last_transition_time is not None
 
 

@@ -34,21 +34,17 @@ async def start(state_dir: Path, *flags: str) -> tuple[int, str]:
     return code, said.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "words"),
-    [
-        (["--name", "Mac Studio"], 1, 'try "mac-studio"'),
-        (["--memory", "plenty"], 2, "--memory: 'plenty' is not a quantity; write bytes as in"),
-        (["--memory", "-1Gi"], 2, "--memory: '-1Gi' is not a quantity"),
-        (["--label", "rack"], 2, "--label rack: write KEY=VALUE as in rack=a1"),
-        (["--label", "ra ck=1"], 2, "--label ra ck=1: String should match pattern"),
-        (["--label", "rack=a b"], 2, "--label rack=a b: String should match pattern"),
-        (["--engine-port", "80"], 2, "80 is not in the range"),
-        (["--address", "192.0.2.7"], 2, "this node has no identity"),
-        (["--address", "mac-1.local"], 2, "--insecure-engines"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
+@pytest.mark.parametrize(("flags", "code", "words"), [
+    (["--name", "Mac Studio"], 1, 'try "mac-studio"'),
+    (["--memory", "plenty"], 2, "--memory: 'plenty' is not a quantity; write bytes as in"),
+    (["--memory", "-1Gi"], 2, "--memory: '-1Gi' is not a quantity"),
+    (["--label", "rack"], 2, "--label rack: write KEY=VALUE as in rack=a1"),
+    (["--label", "ra ck=1"], 2, "--label ra ck=1: String should match pattern"),
+    (["--label", "rack=a b"], 2, "--label rack=a b: String should match pattern"),
+    (["--engine-port", "80"], 2, "80 is not in the range"),
+    (["--address", "192.0.2.7"], 2, "this node has no identity"),
+    (["--address", "mac-1.local"], 2, "--insecure-engines"),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else None)  # fmt: skip
 async def test_refusals(tmp_path: Path, flags: list[str], code: int, words: str) -> None:
     got, said = await start(tmp_path, *flags)
     assert (got, words in said) == (code, True), said
@@ -62,14 +58,6 @@ def test_the_lease_names_every_flag_that_switches_protection_off() -> None:
     assert nodeagent_main.insecure_flags({**options, "insecure_engines": True}) == (
         "--insecure-metrics",
         "--insecure-engines",
-    )
-
-
-async def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert await start(tmp_path / "file" / "state") == (
-        1,
-        f"nodeagent: cannot use {tmp_path}/file/state: Not a directory",
     )
 
 

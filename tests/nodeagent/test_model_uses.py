@@ -141,23 +141,6 @@ async def test_a_new_leader_corrects_what_is_wrong_and_writes_nothing_else() -> 
     assert "gone" not in after
 
 
-async def test_under_a_leader_of_an_earlier_release_all_deployments_are_watched() -> None:
-    store = MemoryTransport(CLOCK)
-    await write(store, declared("a", sharding="Auto"), group("small"))
-    wanted = model_use(declared("a", sharding="Auto"), [group("small")])
-    async with watching(store) as (cache, _):
-        await until(lambda: not cache.is_narrow)
-        assert cache.items == {"a": wanted}
-        async with leading(store):
-            await until(lambda: cache.is_narrow)
-            assert cache.items == {"a": wanted}
-        # Nobody leads: nothing changes. Then a process leads that writes no records.
-        await until(lambda: cache.is_narrow)
-        await store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"host/2 0.0.9")])
-        await write(store, declared("late"))
-        await until(lambda: not cache.is_narrow and sorted(cache.items) == ["a", "late"])
-
-
 async def test_a_list_of_groups_computes_each_use_once_more() -> None:
     store = MemoryTransport(CLOCK)
     names = [f"m-{number}" for number in range(20)]
@@ -189,9 +172,7 @@ class RefusingTransport(MemoryTransport):
 
 
 @pytest.mark.parametrize("is_marked", [False, True])
-async def test_roles_without_the_right_leave_agents_with_all_deployments(
-    *, is_marked: bool
-) -> None:
+async def test_roles_without_right_leave_agents_with_all_deployments(*, is_marked: bool) -> None:
     store = RefusingTransport(CLOCK)
     await write(store, declared("a"))
     if is_marked:

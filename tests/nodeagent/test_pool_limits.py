@@ -94,9 +94,7 @@ async def test_a_pool_selects_by_the_labels_of_the_owner() -> None:
         await shown(pool_limits, 3e6, 5e8)
 
 
-async def test_the_limits_stay_while_the_node_cannot_be_read(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_limits_stay_while_the_node_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     """A newer mlx-fleet wrote it, or a person by hand. The agent of an earlier release goes on."""
     caplog.set_level(logging.INFO, "nodeagent")
     store = MemoryTransport(CLOCK)

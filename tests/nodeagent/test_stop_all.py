@@ -14,6 +14,7 @@ from tests.support.fleet import Done
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.identities import TestAuthority
 from tests.support.nodeagent_agents import AgentProcess, Desk
+from tests.support.values import present
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.full, pytest.mark.timeout(400)]
@@ -51,8 +52,7 @@ async def test_all_engines_end_while_etcd_is_frozen_and_after_it_was_killed(
         known = tmp_path / "config" / "known-nodes.json"
         assert stat.S_IMODE(known.stat().st_mode) == 0o600
         assert count() == 2
-        pid = etcd.supervisor.pid
-        assert pid is not None
+        pid = present(etcd.supervisor.pid)
 
         os.kill(pid, signal.SIGSTOP)
         done = await ctl("stop", "--all", "--yes")

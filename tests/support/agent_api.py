@@ -6,8 +6,11 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import aiohttp
+from fastapi import FastAPI
 
 from identity.credentials import Credentials
 from identity.listeners import server_security
@@ -109,6 +112,36 @@ class Api:
             return response.status
 
 
+async def ticketed_store() -> MemoryTransport:
+    """Return a store that holds the ticket."""
+    store = MemoryTransport(CLOCK)
+    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
+    key = keys.ticket_key(f"Node/{NODE}", ID)
+    await store.commit([], [Put(key=key, value=codec.encode(ticket))])
+    return store
+
+
+def agent_view(root: Path, **fields: Any) -> AgentView:
+    """Return what the API shows of an agent whose engines write below `root`."""
+    defaults: dict[str, Any] = {
+        "name": NODE, "status": STATUS, "clock": CLOCK, "started_at": CLOCK.monotonic(), "engines": {},
+        "replicas": Replicas({}), "has_lease": lambda: True, "folder": root / "engines", "ring": LogRing(),
+    }  # fmt: skip
+    return AgentView(**defaults | fields)
+
+
+@asynccontextmanager
+async def listening(app: FastAPI, **options: Any) -> AsyncIterator[AdminServer]:
+    """Serve an API on a port of the system's choice."""
+    changed = asyncio.Event()
+    api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, **options)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(api.run())
+        await changed.wait()
+        yield api
+        running.cancel()
+
+
 @asynccontextmanager
 async def serving(
     fleet: TestAuthority,
@@ -120,32 +153,22 @@ async def serving(
     folder = fleet.issue(Role.NODE, NODE)
     folder.write_trust(fleet.snapshot(mode=mode))
     credentials = Credentials(folder, CLOCK)
-    store = MemoryTransport(CLOCK)
+    store = await ticketed_store()
     models = ModelStore(fleet.root / "models", CLOCK)
 
     async def users() -> ModelUsers:
         return await read_users(store, models.root, None)
 
     recorder = EventRecorder(store, CLOCK, source=f"Node/{NODE}")
-    view = AgentView(
-        name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
-        has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(), blobs=blobs,
-        prompts=prompts, mirror=mirror,
+    view = agent_view(
+        fleet.root, started_at=0.0, blobs=blobs, prompts=prompts, mirror=mirror,
         collector=ModelCollector(models, recorder, users, node=NODE),
         pulls=ModelPulls(ModelFetcher(models, CLOCK), HubSettings(), CLOCK),
     )  # fmt: skip
-    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
-    key = keys.ticket_key(f"Node/{NODE}", ID)
-    await store.commit([], [Put(key=key, value=codec.encode(ticket))])
     tickets = TicketChecker(store, CLOCK, f"Node/{NODE}")
     app = server.make_app(view, tickets, credentials=credentials)
     security = server_security(credentials, frozenset({Role.ADMIN, Role.NODE}), is_insecure=False)
-    changed = asyncio.Event()
-    api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, security=security)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(api.run())
-        await changed.wait()
+    async with listening(app, security=security) as api:
         scheme, _, rest = api.url.partition("://")
         assert scheme == ("http" if mode is TlsMode.PERMISSIVE else "https")
         yield Api(fleet, credentials, int(rest.rpartition(":")[2]), store)
-        running.cancel()

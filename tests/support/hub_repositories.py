@@ -31,11 +31,7 @@ def servable_files() -> dict[str, bytes]:
 
 
 def hub_deployment(
-    endpoint: str,
-    *,
-    name: str = "qwen",
-    revision: str = "main",
-    source: HubSource = "huggingface",
+    endpoint: str, *, name: str = "qwen", revision: str = "main", source: HubSource = "huggingface"
 ) -> ModelDeployment:
     """Return a deployment of the stand-in's repository."""
     model_deployment = deployment(name=name)

@@ -3,14 +3,12 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from nodeagent.actions import (
-    Action,
-    ReportRank,
-    StopEngine,
-)
-from nodeagent.replicas.observation import (
-    EpochEnd,
-)
+import pytest
+from _pytest.mark import ParameterSet
+
+from nodeagent.actions import Action, ReportRank, StopEngine
+from nodeagent.plan import plan
+from nodeagent.replicas.observation import EpochEnd, ObservedReplica
 from schemas.deployment import ModelSource
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
@@ -22,7 +20,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PROOF = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
 
 
-def wanted(*, uid: str = "u1", is_deleting: bool = False) -> Replica:
+def wanted(*, uid: str = "u1", node: str = "a", is_deleting: bool = False) -> Replica:
     return Replica(
         metadata=ObjectMeta(
             name="qwen-0", uid=uid, deletion_timestamp=NOW if is_deleting else None
@@ -34,7 +32,7 @@ def wanted(*, uid: str = "u1", is_deleting: bool = False) -> Replica:
             served_names=("qwen",),
             context_length=16,
             concurrency=1,
-            ranks=(RankAssignment(node="a", memory=PROOF),),
+            ranks=(RankAssignment(node=node, memory=PROOF),),
         ),
     )
 
@@ -49,6 +47,19 @@ def short(action: Action) -> str:
             return "Kill"
         case _:
             return type(action).__name__
+
+
+def planned(state: ObservedReplica) -> tuple[str, float | None]:
+    """Return the planned actions in words, and the seconds until the next look."""
+    step = plan(state)
+    return ", ".join(map(short, step.actions)), step.requeue_after_s
+
+
+def case(
+    name: str, state: ObservedReplica, actions: str, after_s: float | None = 0.1
+) -> ParameterSet:
+    """Return a row of a table of situations."""
+    return pytest.param(state, (actions, after_s), id=name)
 
 
 OTHER_ANSWER = GoldenAnswer(pieces=("a", "c"), logprobs=(-0.5, -1.0))

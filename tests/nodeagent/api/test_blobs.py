@@ -16,6 +16,7 @@ from nodeagent.peers.uploads import Uploads
 from tests.support.agent_api import CLOCK, Api, serving
 from tests.support.identities import TestAuthority
 from tests.support.model_store import add_model
+from tests.support.values import present
 
 COMMIT = "a" * 40
 CONTENT = bytes(range(256)) * 20_000
@@ -72,8 +73,7 @@ async def test_a_partial_file_gives_what_is_recorded_or_received(tmp_path: Path)
     digest = hash_file(tmp_path / "w").sha256
     blobs.store.prepare()
     path = blobs.store.part_path(digest)
-    part = open_partial(path, digest, size=len(CONTENT), piece_bytes=1000)
-    assert part is not None
+    part = present(open_partial(path, digest, size=len(CONTENT), piece_bytes=1000))
     part.write(CONTENT[:2500])
     async with serving(fleet, blobs=blobs) as api:
         client = node_context(fleet)
@@ -90,10 +90,9 @@ async def test_a_partial_file_gives_what_is_recorded_or_received(tmp_path: Path)
     part.close()
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["..%2f..%2fetc%2fpasswd", "%2e%2e", "A" * 64, "0" * 63, "0" * 64, "g" * 64, "0" * 40 + "%0a"],
-)
+@pytest.mark.parametrize("path", [
+    "..%2f..%2fetc%2fpasswd", "%2e%2e", "A" * 64, "0" * 63, "0" * 64, "g" * 64, "0" * 40 + "%0a",
+])  # fmt: skip
 async def test_what_is_no_file_here_is_not_found(tmp_path: Path, path: str) -> None:
     fleet, blobs = TestAuthority(tmp_path / "ids"), routes(tmp_path / "models")
     async with serving(fleet, blobs=blobs) as api:

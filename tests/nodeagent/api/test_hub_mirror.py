@@ -51,9 +51,7 @@ async def test_the_real_client_gets_the_same_bytes_from_an_agent(tmp_path: Path)
         assert [folder.name for folder in paths] == [COMMIT, COMMIT]
 
 
-async def test_the_mirror_is_closed_without_its_flag_and_without_a_certificate(
-    tmp_path: Path,
-) -> None:
+async def test_mirror_is_closed_without_its_flag_and_without_a_certificate(tmp_path: Path) -> None:
     fleet, blobs = TestAuthority(tmp_path / "ids"), mirror(tmp_path / "models")
     path = f"/hub/api/models/{REPO}/revision/main"
     admin = context(fleet.issue(Role.ADMIN, "anna"))
@@ -65,17 +63,14 @@ async def test_the_mirror_is_closed_without_its_flag_and_without_a_certificate(
         assert await api.status(admin, path) == 200
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "api/models/nobody/nothing/revision/main",
-        f"api/models/{REPO}/revision/dev",
-        f"api/models/{REPO}/tree/{'0' * 40}",
-        "api/models/-/..%2f/revision/main",
-        f"{REPO}/resolve/{COMMIT}/absent.json",
-        f"{REPO}/resolve/{COMMIT}/..%2f..%2fblobs%2f.lock",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "api/models/nobody/nothing/revision/main",
+    f"api/models/{REPO}/revision/dev",
+    f"api/models/{REPO}/tree/{'0' * 40}",
+    "api/models/-/..%2f/revision/main",
+    f"{REPO}/resolve/{COMMIT}/absent.json",
+    f"{REPO}/resolve/{COMMIT}/..%2f..%2fblobs%2f.lock",
+])  # fmt: skip
 async def test_what_is_not_on_the_disk_is_not_found(tmp_path: Path, path: str) -> None:
     fleet, blobs = TestAuthority(tmp_path / "ids"), mirror(tmp_path / "models")
     async with serving(fleet, blobs=blobs, mirror=HubMirrorRoutes(blobs)) as api:

@@ -1,7 +1,6 @@
 """The route on which an agent examines its machine."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,53 +8,43 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from machinery.http_server import AdminServer
-from machinery.process_log import LogRing
 from nodeagent.api.machine_doctor import MachineDoctor
-from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import make_app
 from nodeagent.doctor.readers import CollectionScope
 from schemas.meta import ObjectMeta
 from schemas.node import Node
-from schemas.records import Ticket
 from schemas.wire.findings import PATH, parse_findings
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
 from store.tickets import TicketChecker
-from tests.support.agent_api import CLOCK, ID, NODE, SECRET, STATUS, TICKET, Replicas
+from tests.support.agent_api import (
+    CLOCK,
+    ID,
+    NODE,
+    SECRET,
+    STATUS,
+    TICKET,
+    agent_view,
+    listening,
+    ticketed_store,
+)
 from tests.support.clock import FakeClock
 
 
 @pytest.fixture
 async def store() -> MemoryTransport:
-    made = MemoryTransport(CLOCK)
-    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
-    await made.commit(
-        [], [Put(key=keys.ticket_key(f"Node/{NODE}", ID), value=codec.encode(ticket))]
-    )
-    return made
-
-
-def view_of(folder: Path, scope: CollectionScope | None) -> AgentView:
-    return AgentView(
-        name=NODE, status=STATUS, clock=CLOCK, started_at=CLOCK.monotonic(), engines={}, replicas=Replicas({}),
-        has_lease=lambda: True, folder=folder / "engines", ring=LogRing(), scope=scope,
-    )  # fmt: skip
+    return await ticketed_store()
 
 
 @pytest.fixture
 async def url(tmp_path: Path, store: MemoryTransport) -> AsyncIterator[str]:
     scope = CollectionScope(models_dir=tmp_path, engine_folders=(tmp_path / "engines",))
-    view, changed = view_of(tmp_path, scope), asyncio.Event()
+    view = agent_view(tmp_path, scope=scope)
     doctor = MachineDoctor(view, scope, store)
     app = make_app(view, TicketChecker(store, CLOCK, f"Node/{NODE}"), doctor=doctor)
-    server = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(server.run())
-        await changed.wait()
-        yield server.url
-        running.cancel()
+    async with listening(app) as api:
+        yield api.url
 
 
 async def fetch(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -105,7 +94,7 @@ async def test_neighbours_are_the_other_agents(tmp_path: Path, store: MemoryTran
     await add("mac-3", "https://10.0.0.3:4001")
     await add("mac-4", "")
     scope = CollectionScope(models_dir=tmp_path)
-    doctor = MachineDoctor(view_of(tmp_path, scope), scope, store)
+    doctor = MachineDoctor(agent_view(tmp_path, scope=scope), scope, store)
     assert doctor.scope.agent is not None
     assert await doctor.scope.agent.neighbours() == [("10.0.0.3", 4001)]
 
@@ -113,7 +102,7 @@ async def test_neighbours_are_the_other_agents(tmp_path: Path, store: MemoryTran
 def test_the_sleep_of_the_machine_is_told_by_clocks_with_and_without_it(tmp_path: Path) -> None:
     scope, clock = CollectionScope(models_dir=tmp_path), FakeClock()
     clock.doze(500)  # before the agent started
-    doctor = MachineDoctor(replace(view_of(tmp_path, scope), clock=clock), scope)
+    doctor = MachineDoctor(replace(agent_view(tmp_path, scope=scope), clock=clock), scope)
     assert doctor.scope.agent is not None
     assert doctor.scope.agent.slept_s() == 0
     clock.doze(90)

@@ -53,8 +53,7 @@ async def test_figures_and_logs_of_a_rank(desk: Desk, agent: AgentProcess) -> No
 
         agent.send(signal.SIGSTOP)
         with pytest.raises(
-            ProcessUnreachableError,
-            match=r"node/node-1 does not answer .* within 1 s",
+            ProcessUnreachableError, match=r"node/node-1 does not answer .* within 1 s"
         ):
             await process_client.fetch(holder, "/health", limit_s=1.0)
         agent.send(signal.SIGCONT)

@@ -15,15 +15,10 @@ from tests.support.identities import TestAuthority
 from tests.support.nodeagent_plans import wanted
 
 
-@pytest.mark.parametrize(
-    ("role", "name", "status"),
-    [
-        (Role.NODE, "a", 404),  # it may ask; the engine is gone
-        (Role.NODE, "b", 403),
-        (Role.GATEWAY, "a", 0),
-        (Role.ADMIN, "a", 403),
-    ],
-)
+@pytest.mark.parametrize(("role", "name", "status"), [
+    (Role.NODE, "a", 404),  # it may ask; the engine is gone
+    (Role.NODE, "b", 403), (Role.GATEWAY, "a", 0), (Role.ADMIN, "a", 403),
+])  # fmt: skip
 async def test_only_a_node_of_the_same_deployment_may_ask(
     tmp_path: Path, role: Role, name: str, status: int
 ) -> None:

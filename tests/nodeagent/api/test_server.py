@@ -1,7 +1,6 @@
 """The routes of the agent's API and their authorization."""
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,37 +10,28 @@ from typing import Any
 import aiohttp
 import pytest
 
-from machinery.clock import SystemClock
-from machinery.http_server import AdminServer
 from machinery.process_log import LogRing
 from machinery.version import version
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import make_app
 from nodeagent.engines import engine_logs
-from schemas.deployment import ModelSource
-from schemas.meta import ObjectMeta
-from schemas.records import Ticket
-from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
-from store import codec, keys
+from store import keys
 from store.memory import MemoryTransport
-from store.port import Delete, Put
+from store.port import Delete
 from store.tickets import TicketChecker
-from tests.support.agent_api import STATUS, Replicas
+from tests.support.agent_api import (
+    CLOCK,
+    ID,
+    NODE,
+    SECRET,
+    TICKET,
+    Replicas,
+    agent_view,
+    listening,
+    ticketed_store,
+)
+from tests.support.nodeagent_groups import group
 from tests.support.waiting import until_async
-
-CLOCK, NODE = SystemClock(), "mac-2"
-ID, SECRET = "0123456789abcdef", "s" * 43
-HEADERS = {"authorization": f"Bearer {ID}.{SECRET}"}
-
-
-def sharded() -> Replica:
-    proof = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
-    spec = ReplicaSpec(
-        deployment="sharded", template="t", model=ModelSource(path="m"), served_names=("m",),
-        context_length=64, concurrency=1,
-        ranks=tuple(RankAssignment(node=node, memory=proof) for node in ("mac-1", NODE)),
-    )  # fmt: skip
-    return Replica(metadata=ObjectMeta(name="sharded-0"), spec=spec)
 
 
 class Asked:
@@ -56,7 +46,7 @@ class Asked:
         path: str,
         params: Mapping[str, str] | None = None,
         *,
-        headers: Mapping[str, str] = HEADERS,
+        headers: Mapping[str, str] = TICKET,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with (
             aiohttp.ClientSession() as session,
@@ -86,23 +76,12 @@ async def agent(tmp_path: Path) -> AsyncIterator[Asked]:
     ring = LogRing()
     for message in ("one", "two", "three"):
         ring.handle(logging.LogRecord("test", logging.INFO, "", 1, message, (), None))
-    view = AgentView(
-        name=NODE, status=STATUS, clock=CLOCK, started_at=CLOCK.monotonic(), engines={},
-        replicas=Replicas({keys.spec_key("Replica", "sharded-0"): sharded()}),
-        has_lease=lambda: True, folder=tmp_path / "engines", ring=ring,
-    )  # fmt: skip
-    store = MemoryTransport(CLOCK)
-    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
-    key = keys.ticket_key(f"Node/{NODE}", ID)
-    await store.commit([], [Put(key=key, value=codec.encode(ticket))])
-    changed = asyncio.Event()
+    sharded = group("mac-1", NODE, name="sharded-0")
+    replicas = Replicas({keys.spec_key("Replica", "sharded-0"): sharded})
+    view, store = agent_view(tmp_path, replicas=replicas, ring=ring), await ticketed_store()
     app = make_app(view, TicketChecker(store, CLOCK, f"Node/{NODE}"))
-    door = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(door.run())
-        await changed.wait()
-        yield Asked(view, store, door.url)
-        running.cancel()
+    async with listening(app) as api:
+        yield Asked(view, store, api.url)
 
 
 async def test_health_and_metrics_are_open(agent: Asked) -> None:
@@ -225,7 +204,7 @@ async def test_no_name_leads_out_of_the_folder(agent: Asked, name: str) -> None:
     agent.view.folder.mkdir(parents=True)
     (agent.view.folder.parent / "engine.log").write_text("not for you")
     reader, writer = await asyncio.open_connection("127.0.0.1", int(agent.url.rpartition(":")[2]))
-    authorization = HEADERS["authorization"]
+    authorization = TICKET["authorization"]
     writer.write(
         f"GET /v1/logs/replicas/{name} HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n\r\n".encode()
     )

@@ -72,18 +72,6 @@ async def test_other_machines_read_metrics_with_a_credential(
             assert await api.status(stranger, path, {}) == 401
 
 
-async def test_a_client_refuses_another_node_under_the_agent_s_address(
-    fleet: TestAuthority,
-) -> None:
-    async with serving(fleet) as api:
-        admin = client(fleet.issue(Role.ADMIN, "anna"))
-        thief = fleet.identity(Role.NODE, "mac-1")
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await asyncio.open_connection(
-                "127.0.0.1", api.port, ssl=admin, server_hostname=thief.dns_name
-            )
-
-
 @pytest.mark.parametrize(
     ("mode", "status"), [(TlsMode.PERMISSIVE, 200), (TlsMode.TLS, 200), (TlsMode.STRICT, 400)]
 )

@@ -183,28 +183,6 @@ def test_a_folder_that_the_user_of_the_process_may_not_list(tmp_path: Path) -> N
     assert f"cannot list {folder}: the system refuses it (EACCES: Permission denied)" in message
 
 
-@linux
-@as_root
-def test_a_disk_that_is_almost_full(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk))
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount")
-    try:
-        level, message = examined(disk)["disk"]
-    finally:
-        subprocess.run(("umount", str(disk)), check=True)
-    assert level == "FAIL"
-    assert message.startswith("only 4.0 MiB of 4.0 MiB are free")
-
-
-async def test_a_missing_folder_is_said(tmp_path: Path) -> None:
-    scope = CollectionScope(models_dir=tmp_path / "none")
-    [finding] = of(await collector.collect_facts(scope, CLOCK), "models folder")
-    assert (finding.level, finding.advice) == ("WARN", f"mkdir -p {tmp_path / 'none'}")
-
-
 async def test_a_reader_that_hangs_or_fails_is_unknown_and_holds_up_nobody() -> None:
     never = threading.Event()
 
@@ -221,14 +199,6 @@ async def test_a_reader_that_hangs_or_fails_is_unknown_and_holds_up_nobody() -> 
     )
     never.set()
     assert (hanging, failed, read) == (None, None, "read")
-
-
-@linux
-async def test_the_clock_of_this_machine_is_known_or_unknown(tmp_path: Path) -> None:
-    [finding] = of(
-        await collector.collect_facts(CollectionScope(models_dir=tmp_path), CLOCK), "clock"
-    )
-    assert finding.level in ("OK", "WARN", "UNKNOWN")
 
 
 def test_a_command_line_of_an_agent_is_the_fleets() -> None:

@@ -9,6 +9,7 @@ from machinery.clock import SystemClock
 from machinery.process_log import LogSelection
 from nodeagent.engines import engine_logs
 from nodeagent.engines.engine_logs import find_run, new_run, stream_run
+from tests.support.values import present
 
 LARGE = 16 * 2**20 + 1
 
@@ -23,8 +24,7 @@ async def never() -> bool:
 
 
 async def text(folder: Path, *, previous: bool = False, lines: int | None = None) -> str:
-    run = find_run(folder, previous=previous)
-    assert run is not None
+    run = present(find_run(folder, previous=previous))
     path, want = folder / run.file, LogSelection(lines=lines)
     sent = stream_run(path, run, want, SystemClock(), follow=False, is_over=never)
     return b"".join([piece async for piece in sent]).decode()
@@ -40,20 +40,6 @@ async def test_each_run_has_its_own_part(tmp_path: Path) -> None:
     assert await text(tmp_path, lines=9) == "run 3\nend 3\n"
     assert await text(tmp_path, previous=True) == "run 2\nend 2\n"
     assert await text(tmp_path, previous=True, lines=1) == "end 2\n"
-
-
-async def test_the_first_run_has_none_before_it(tmp_path: Path) -> None:
-    new_run(tmp_path)
-    write(tmp_path, "only\n")
-    assert find_run(tmp_path, previous=True) is None
-
-
-async def test_a_run_without_output_is_empty(tmp_path: Path) -> None:
-    new_run(tmp_path)
-    write(tmp_path, "words\n")
-    new_run(tmp_path)
-    assert await text(tmp_path) == ""
-    assert await text(tmp_path, previous=True) == "words\n"
 
 
 async def test_the_run_before_is_found_in_the_file_that_was_put_aside(tmp_path: Path) -> None:
@@ -86,8 +72,7 @@ async def test_a_follower_gets_the_next_run_also_after_a_rotation(
     monkeypatch.setattr(engine_logs, "_LIMIT_BYTES", 8)
     new_run(tmp_path)
     write(tmp_path, "first run\n")
-    run = find_run(tmp_path, previous=False)
-    assert run is not None
+    run = present(find_run(tmp_path, previous=False))
     told = bytearray()
     log = tmp_path / "engine.log"
     async with asyncio.timeout(20):

@@ -18,11 +18,7 @@ from machinery import processes, unix_sockets
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes
 from nodeagent.engines.addresses import EngineAddresses, make_socket_folder
-from nodeagent.engines.engine_processes import (
-    EngineOrder,
-    EngineProcess,
-    EngineProcesses,
-)
+from nodeagent.engines.engine_processes import EngineOrder, EngineProcess, EngineProcesses
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
 from schemas.deployment import DraftModel, ModelSource, NamedAdapter
@@ -224,12 +220,7 @@ async def test_the_life_of_an_engine(
         engine_process.replica_uid,
         engine_process.served_name,
         engine_process.address,
-    ) == (
-        "tiny-0",
-        "u1",
-        "tiny",
-        at,
-    )
+    ) == ("tiny-0", "u1", "tiny", at)
     assert engine_process.log == started.log
     assert engine_process.child.running()
     assert agent(folder / "other", 9).find() == []
@@ -269,28 +260,6 @@ async def test_a_port_that_is_taken_meanwhile(
     await until(lambda: not second.child.running())
 
 
-@pytest.mark.ci
-async def test_a_model_that_is_not_there(folder: Path, first_port: int) -> None:
-    started = agent(folder, first_port).start(order(folder), taken=())
-    await until(lambda: not started.child.running(), limit_s=20)
-    assert started.child.exit_code() == 2
-    assert "does not exist" in processes.last_lines(started.log, 1)
-
-
-@pytest.mark.ci
-async def test_a_full_log_is_put_aside_once(folder: Path, first_port: int) -> None:
-    log = folder / "tiny-0" / "engine.log"
-    log.parent.mkdir()
-    with log.open("wb") as file:
-        file.truncate(16 * 2**20 + 1)
-    ours = agent(folder, first_port)
-    ended = [ours.start(order(folder), taken=()) for _ in range(2)]
-    await until(lambda: not any(engine.child.running() for engine in ended), limit_s=25)
-    aside = log.with_suffix(".log.1")
-    assert aside.stat().st_size == 16 * 2**20 + 1
-    assert 0 < log.stat().st_size < 10_000
-
-
 async def test_an_engine_that_does_not_listen_is_killed(folder: Path, first_port: int) -> None:
     ours = agent(folder, first_port)
     started = ours.start(order(folder), taken=())
@@ -327,11 +296,6 @@ def test_an_engine_is_not_started_with_a_limit_of_open_files_that_it_cannot_live
     assert not (folder / "tiny-0").exists()
 
 
-def test_ports_are_given_out_from_the_lowest(first_port: int) -> None:
-    taken = [EngineAddress(HOST, first_port + number) for number in range(2)]
-    assert ports(first_port).free(taken).port >= first_port + 2
-
-
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1: .*an address of this Mac"):
         ports(4100, "192.0.2.1").free(())
@@ -340,13 +304,6 @@ def test_an_address_of_another_machine_is_named() -> None:
 def test_no_port_is_left() -> None:
     with pytest.raises(OSError, match=r"ports 4100 to 4199 on 127\.0\.0\.1 are all in use"):
         ports(4100).free([EngineAddress(HOST, port) for port in range(4100, 4200)])
-
-
-async def test_an_engine_that_does_not_answer(client: HealthClient) -> None:
-    with socket.create_server((HOST, 0)) as silent:
-        address = EngineAddress(HOST, int(silent.getsockname()[1]))
-        assert await client.ask(address, "u1") is None
-    assert await client.ask(address, "u1") is None
 
 
 def test_sockets_are_given_out_like_ports(short_folder: Path) -> None:

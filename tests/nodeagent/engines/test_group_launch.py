@@ -24,6 +24,7 @@ from schemas.replica import Replica
 from schemas.wire.engine_config import EngineConfig
 from tests.support.nodeagent_groups import GOLDEN, group
 from tests.support.ports import free_port
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 HOST = "127.0.0.1"
@@ -46,13 +47,11 @@ def test_a_rank_gets_its_place(parallelism: str) -> None:
     config = engine_order(replica, Path("/models"), 1, "s3cret").config
     assert config.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
     assert EngineConfig.model_validate_json(config.to_json()) == config
-    group_config = config.group
-    assert group_config is not None
+    group_config = present(config.group)
     assert (group_config.rank, group_config.world_size, group_config.epoch) == (1, 2, 7)
     assert (group_config.backend, group_config.parallelism) == ("ring", parallelism)
     assert group_config.layers == ((2, 3) if parallelism == "Pipeline" else ())
-    formation = replica.spec.formation
-    assert formation is not None
+    formation = present(replica.spec.formation)
     meeting = rendezvous("u1", formation, replica.spec.ranks)
     assert (group_config.host, group_config.port) == meeting.control
     assert "s3cret" not in f"{config.identity.to_argv()} {config!r}"
@@ -69,8 +68,9 @@ def test_ranks_wait_for_the_reference_that_is_made_first(
 
 
 def test_a_ring_has_a_hostfile(tmp_path: Path) -> None:
-    order = group_launch.group_launch(group("a", "b", environment={"MLX_METAL_FAST_SYNCH": "1"}), 1)
-    assert order is not None
+    order = present(
+        group_launch.group_launch(group("a", "b", environment={"MLX_METAL_FAST_SYNCH": "1"}), 1)
+    )
     group_launch.write_group_files(order, tmp_path)
     assert group_launch.group_variables(order, tmp_path) == {
         "MLX_METAL_FAST_SYNCH": "1",
@@ -86,8 +86,7 @@ def test_a_ring_has_a_hostfile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["jaccl", "jaccl-ring"])
 def test_jaccl_has_a_matrix_of_devices(tmp_path: Path, backend: str) -> None:
-    order = group_launch.group_launch(rdma(group("a", "b", backend=backend)), 0)
-    assert order is not None
+    order = present(group_launch.group_launch(rdma(group("a", "b", backend=backend)), 0))
     group_launch.write_group_files(order, tmp_path)
     found = group_launch.group_variables(order, tmp_path)
     assert found["MLX_IBV_DEVICES"] == str(tmp_path / "devices.json")
@@ -96,12 +95,6 @@ def test_jaccl_has_a_matrix_of_devices(tmp_path: Path, backend: str) -> None:
     assert ("MLX_JACCL_RING" in found) == (backend == "jaccl-ring")
     matrix = json.loads((tmp_path / "devices.json").read_text())
     assert matrix == [[None, ["rdma_en5", "rdma_en6"]], ["rdma_en3", None]]
-
-
-def test_which_rank_a_node_has() -> None:
-    replica = group("a", "b")
-    assert [group_launch.rank_of_node(replica, node) for node in "abc"] == [0, 1, None]
-    assert group_launch.wanted_epoch(replica) == 1
 
 
 def test_a_rank_without_an_address_is_refused() -> None:

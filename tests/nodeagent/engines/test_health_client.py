@@ -7,23 +7,11 @@ from tests.support.nodeagent_engine import FakeEngine
 from tests.support.nodeagent_groups import GOLDEN
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"[]",
-        b'"Ready"',
-        b"{}",
-        b"\xff",
-        b'{"state":"Ready"}',
-        b'{"replicaUid":"u1"}',
-        b'{"state":"Ready","replicaUid":"u2"}',
-        pytest.param(
-            b'{"state":"Ready","replicaUid":"u1","message":"' + b"x" * (5 << 20) + b'"}',
-            id="too large",
-        ),
-    ],
-)
+@pytest.mark.parametrize("said", [
+    b"", b"[]", b'"Ready"', b"{}", b"\xff", b'{"state":"Ready"}', b'{"replicaUid":"u1"}',
+    b'{"state":"Ready","replicaUid":"u2"}',
+    pytest.param(b'{"state":"Ready","replicaUid":"u1","message":"' + b"x" * (5 << 20) + b'"}', id="too large"),
+])  # fmt: skip
 async def test_answers_of_other_processes_are_ignored(
     port: FakeEngine, client: HealthClient, said: bytes
 ) -> None:
@@ -31,17 +19,13 @@ async def test_answers_of_other_processes_are_ignored(
     assert await client.ask(port.address, "u1") is None
 
 
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"", 200),
-        (b"[]", 200),
-        (b'{"usage":{"completion_tokens":null}}', 200),
-        (b'{"usage":{"completion_tokens":"many"}}', 200),
-        (b'{"usage":{"completion_tokens":0}}', 200),
-        (b'{"error":{"message":"no memory"}}', 507),
-    ],
-)
+@pytest.mark.parametrize(("said", "status"), [
+    (b"", 200), (b"[]", 200),
+    (b'{"usage":{"completion_tokens":null}}', 200),
+    (b'{"usage":{"completion_tokens":"many"}}', 200),
+    (b'{"usage":{"completion_tokens":0}}', 200),
+    (b'{"error":{"message":"no memory"}}', 507),
+])  # fmt: skip
 async def test_an_answer_without_a_token_fails_the_probe(
     port: FakeEngine, client: HealthClient, said: bytes, status: int
 ) -> None:
@@ -76,17 +60,12 @@ async def test_the_golden_answer_is_read(port: FakeEngine, client: HealthClient)
     assert await client.golden(port.address, "x") == (None, "")
 
 
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"", 200),
-        (b"[]", 200),
-        (b'{"choices":[]}', 200),
-        (b'{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null]}}]}', 200),
-        (b'{"error":{"message":"no memory"}}', 507),
-        (b"[]", 400),
-    ],
-)
+@pytest.mark.parametrize(("said", "status"), [
+    (b"", 200), (b"[]", 200), (b'{"choices":[]}', 200),
+    (b'{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[null]}}]}', 200),
+    (b'{"error":{"message":"no memory"}}', 507),
+    (b"[]", 400),
+])  # fmt: skip
 async def test_an_invalid_golden_answer_is_an_error(
     port: FakeEngine, client: HealthClient, said: bytes, status: int
 ) -> None:

@@ -17,6 +17,7 @@ from schemas.wire.engine_config import EngineConfig, EngineIdentity
 from tests.support.clock import FakeClock
 from tests.support.identities import TestAuthority
 from tests.support.tls_engine import HOST, on_loop, serving_tls
+from tests.support.values import present
 
 PLAIN = EngineAddress(HOST, 4100)
 TLS = EngineAddress(HOST, 4100, "", "mac-1")
@@ -36,8 +37,9 @@ def test_an_adopted_engine_is_dialled_as_it_was_started(
 ) -> None:
     config = engine_processes.place(ORDER, node="mac-1", address=PLAIN, identity_dir=folder)
     assert config.identity_dir == folder
-    identity = EngineIdentity.from_argv(["python", "-m", "engine", *config.identity.to_argv()])
-    assert identity is not None
+    identity = present(
+        EngineIdentity.from_argv(["python", "-m", "engine", *config.identity.to_argv()])
+    )
     assert identity.address == config.address == address
 
 
@@ -82,8 +84,7 @@ async def test_health_is_asked_over_tls_of_the_own_node_only(fleet: TestAuthorit
             for tls_engine in (engine, other):
                 tls_engine.health_body = {"state": "Ready", "replicaUid": "u1"}
             address = EngineAddress(HOST, engine.port, "", "mac-1")
-            health = await client.ask(address, "u1")
-            assert health is not None
+            health = present(await client.ask(address, "u1"))
             assert health.state == "Ready"
             assert await plain.ask(address, "u1") is None
             assert await client.ask(EngineAddress(HOST, other.port, "", "mac-1"), "u1") is None

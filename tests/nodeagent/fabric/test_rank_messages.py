@@ -21,10 +21,7 @@ from schemas.shardgroup import Backend
 from tests.support.clock import FakeClock
 
 rounds = st.builds(
-    SumRound,
-    size=st.sampled_from([4096, 65536]),
-    took_us=st.floats(0, 1e8),
-    is_right=st.booleans(),
+    SumRound, size=st.sampled_from([4096, 65536]), took_us=st.floats(0, 1e8), is_right=st.booleans()
 )
 
 

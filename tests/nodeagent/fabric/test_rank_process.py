@@ -58,15 +58,12 @@ async def test_three_ranks_on_this_machine() -> None:
     assert result["message"] == "sums are right over ring"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--local", "1"), "2<=x<=16"),
-        (("g", "--local", "2"), "give either a group or --local"),
-        (("--local", "2", "--sizes", "4X"), "is not a size; expected sizes such as 4K,256K"),
-        (("--local", "2", "--sizes", "3"), "greater than or equal to 4"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (("--local", "1"), "2<=x<=16"),
+    (("g", "--local", "2"), "give either a group or --local"),
+    (("--local", "2", "--sizes", "4X"), "is not a size; expected sizes such as 4K,256K"),
+    (("--local", "2", "--sizes", "3"), "greater than or equal to 4"),
+])  # fmt: skip
 async def test_bad_words(words: tuple[str, ...], said: str) -> None:
     done = await fleetctl("fabric", "bench", *words)
     assert done.code == 2

@@ -17,6 +17,7 @@ from nodeagent.hardware.readings import (
     RebootReading,
 )
 from tests.support.linux_files import CGROUP_V1, CGROUP_V2, write_tree
+from tests.support.values import present
 
 GIB = 2**30
 UNLIMITED_V1 = "9223372036854771712\n"
@@ -33,8 +34,7 @@ def test_this_machine() -> None:
     assert facts.os == "Linux"
     assert facts.chip
     assert facts.hostname == platform.node()
-    available = linux_memory.available_memory_bytes()
-    assert available is not None
+    available = present(linux_memory.available_memory_bytes())
     assert 0 < available <= facts.memory_bytes
 
 
@@ -70,135 +70,59 @@ def test_memory_is_never_guessed(tmp_path: Path) -> None:
         linux.read_facts(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "memory_gib", "source"),
-    [
-        pytest.param({}, 16, MemoryLimitSource.ESTIMATE, id="no-cgroup"),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V2,
-                "sys__fs__cgroup__machine__agent__memory.max": f"{4 * GIB}\n",
-            },
-            4,
-            MemoryLimitSource.CGROUP,
-            id="v2",
-        ),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V2,
-                "sys__fs__cgroup__machine__agent__memory.max": "max\n",
-            },
-            16,
-            MemoryLimitSource.ESTIMATE,
-            id="v2-max",
-        ),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V2,
-                "sys__fs__cgroup__machine__agent__memory.max": "max\n",
-                "sys__fs__cgroup__machine__memory.max": f"{2 * GIB}\n",
-            },
-            2,
-            MemoryLimitSource.CGROUP,
-            id="v2-parent-binds",
-        ),
-        pytest.param(
-            {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{8 * GIB}\n"},
-            8,
-            MemoryLimitSource.CGROUP,
-            id="v2-container-namespace",
-        ),
-        pytest.param(
-            {"proc__self__cgroup": "0::/../other\n", "sys__fs__cgroup__memory.max": f"{GIB}\n"},
-            1,
-            MemoryLimitSource.CGROUP,
-            id="v2-outside-of-our-namespace",
-        ),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V2,
-                "sys__fs__cgroup__machine__agent__memory.max": f"{64 * GIB}",
-            },
-            16,
-            MemoryLimitSource.ESTIMATE,
-            id="limit-above-the-machine",
-        ),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V1,
-                "sys__fs__cgroup__memory__pods__agent__memory.limit_in_bytes": f"{3 * GIB}\n",
-                "sys__fs__cgroup__memory__memory.limit_in_bytes": UNLIMITED_V1,
-            },
-            3,
-            MemoryLimitSource.CGROUP,
-            id="v1",
-        ),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V1,
-                "sys__fs__cgroup__memory__memory.limit_in_bytes": f"{5 * GIB}\n",
-            },
-            5,
-            MemoryLimitSource.CGROUP,
-            id="v1-container-sees-only-its-own-group",
-        ),
-        pytest.param(
-            {
-                "proc__self__cgroup": CGROUP_V1,
-                "sys__fs__cgroup__memory__pods__agent__memory.limit_in_bytes": UNLIMITED_V1,
-            },
-            16,
-            MemoryLimitSource.ESTIMATE,
-            id="v1-unlimited",
-        ),
-        pytest.param(
-            {"proc__self__cgroup": "nonsense\n\n::\n", "sys__fs__cgroup__memory.max": "??"},
-            16,
-            MemoryLimitSource.ESTIMATE,
-            id="nonsense",
-        ),
-    ],
+V2 = {"proc__self__cgroup": CGROUP_V2}
+V1 = {"proc__self__cgroup": CGROUP_V1}
+AGENT, MACHINE = (
+    "sys__fs__cgroup__machine__agent__memory.max",
+    "sys__fs__cgroup__machine__memory.max",
 )
-def test_cgroup_limit(
-    tmp_path: Path, files: dict[str, str], memory_gib: int, source: MemoryLimitSource
-) -> None:
+ROOT = "sys__fs__cgroup__memory.max"
+AGENT_V1 = "sys__fs__cgroup__memory__pods__agent__memory.limit_in_bytes"
+ROOT_V1 = "sys__fs__cgroup__memory__memory.limit_in_bytes"
+
+
+@pytest.mark.parametrize(("files", "limit_gib"), [
+    pytest.param({}, None, id="no-cgroup"),
+    pytest.param({**V2, AGENT: f"{4 * GIB}\n"}, 4, id="v2"),
+    pytest.param({**V2, AGENT: "max\n"}, None, id="v2-max"),
+    pytest.param({**V2, AGENT: "max\n", MACHINE: f"{2 * GIB}\n"}, 2, id="v2-parent-binds"),
+    pytest.param({"proc__self__cgroup": "0::/\n", ROOT: f"{8 * GIB}\n"}, 8, id="v2-container-namespace"),
+    pytest.param({"proc__self__cgroup": "0::/../other\n", ROOT: f"{GIB}\n"}, 1, id="v2-outside-of-our-namespace"),
+    pytest.param({**V2, AGENT: f"{64 * GIB}"}, None, id="limit-above-the-machine"),
+    pytest.param({**V1, AGENT_V1: f"{3 * GIB}\n", ROOT_V1: UNLIMITED_V1}, 3, id="v1"),
+    pytest.param({**V1, ROOT_V1: f"{5 * GIB}\n"}, 5, id="v1-container-sees-only-its-own-group"),
+    pytest.param({**V1, AGENT_V1: UNLIMITED_V1}, None, id="v1-unlimited"),
+    pytest.param({"proc__self__cgroup": "nonsense\n\n::\n", ROOT: "??"}, None, id="nonsense"),
+])  # fmt: skip
+def test_cgroup_limit(tmp_path: Path, files: dict[str, str], limit_gib: int | None) -> None:
     facts = linux.read_facts(write_tree(tmp_path, **files))
-    assert facts.memory_bytes == memory_gib * GIB
-    assert facts.gpu_memory_limit_bytes == memory_gib * GIB * 75 // 100
-    assert facts.gpu_memory_limit_source == source
+    memory_bytes = (limit_gib or 16) * GIB
+    assert facts.memory_bytes == memory_bytes
+    assert facts.gpu_memory_limit_bytes == memory_bytes * 75 // 100
+    is_limited = facts.gpu_memory_limit_source is MemoryLimitSource.CGROUP
+    assert is_limited is (limit_gib is not None)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("3d1219c7c4c5404aaa1f6d2a48adfda4\n", "3d1219c7-c4c5-404a-aa1f-6d2a48adfda4"),
-        ("uninitialized\n", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("3d1219c7c4c5404aaa1f6d2a48adfda4\n", "3d1219c7-c4c5-404a-aa1f-6d2a48adfda4"),
+    ("uninitialized\n", ""), ("", ""),
+])  # fmt: skip
 def test_machine_id(text: str, expected: str) -> None:
     assert linux.parse_machine_id(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("NAME=Alpine\nVERSION_ID='3.22'\n", "Alpine 3.22"),
-        ("NAME=Arch\n", "Arch"),
-        ("", "unknown"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("NAME=Alpine\nVERSION_ID='3.22'\n", "Alpine 3.22"),
+    ("NAME=Arch\n", "Arch"), ("", "unknown"),
+])  # fmt: skip
 def test_os_release(text: str, expected: str) -> None:
     assert linux.parse_os_release(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("processor : 0\nModel : Raspberry Pi 5\n", "Raspberry Pi 5"),
-        ("processor : 0\nCPU implementer : 0x41\n", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("processor : 0\nModel : Raspberry Pi 5\n", "Raspberry Pi 5"),
+    ("processor : 0\nCPU implementer : 0x41\n", None),
+])  # fmt: skip
 def test_arm_cpu_name(text: str, expected: str | None) -> None:
     assert linux.parse_cpu_name(text) == expected
 
@@ -257,16 +181,16 @@ def test_memory_of_linux(tmp_path: Path) -> None:
         "some avg10=9.00 avg60=8.00 avg300=7.00 total=6\n"
         "full avg10=5.00 avg60=4.25 avg300=3.00 total=2\n"
     )
-    reading = linux.read_reading(write_tree(tmp_path, proc__pressure__memory=pressure)).memory
-    assert reading is not None
+    reading = present(
+        linux.read_reading(write_tree(tmp_path, proc__pressure__memory=pressure)).memory
+    )
     assert (reading.total_bytes, reading.available_bytes) == (16 * GIB, 8 * GIB)
     assert (reading.level, reading.stalled_percent) == (None, 4.25)
 
 
 def test_memory_of_a_cgroup(tmp_path: Path) -> None:
     files = {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{4 * GIB}"}
-    reading = linux.read_reading(write_tree(tmp_path, **files)).memory
-    assert reading is not None
+    reading = present(linux.read_reading(write_tree(tmp_path, **files)).memory)
     assert reading.total_bytes == 4 * GIB
 
 
@@ -287,18 +211,15 @@ def supply(kind: str, online: bool = False, status: str = "", scope: str = "") -
     return PowerSupply(type=kind, is_online=online, status=status, scope=scope)
 
 
-@pytest.mark.parametrize(
-    ("supplies", "power"),
-    [
-        ([], "Mains"),
-        ([supply("Mains", online=True), supply("Battery", status="Charging")], "Mains"),
-        ([supply("Mains"), supply("Battery", status="Discharging")], "Battery"),
-        ([supply("USB", online=True), supply("Battery", status="Discharging")], "Mains"),
-        ([supply("Battery", status="Discharging")], "Battery"),
-        ([supply("Battery", status="Full")], "Mains"),
-        ([supply("Battery", status="Discharging", scope="Device")], "Mains"),
-    ],
-)
+@pytest.mark.parametrize(("supplies", "power"), [
+    ([], "Mains"),
+    ([supply("Mains", online=True), supply("Battery", status="Charging")], "Mains"),
+    ([supply("Mains"), supply("Battery", status="Discharging")], "Battery"),
+    ([supply("USB", online=True), supply("Battery", status="Discharging")], "Mains"),
+    ([supply("Battery", status="Discharging")], "Battery"),
+    ([supply("Battery", status="Full")], "Mains"),
+    ([supply("Battery", status="Discharging", scope="Device")], "Mains"),
+])  # fmt: skip
 def test_power_of_linux(supplies: list[PowerSupply], power: str) -> None:
     assert linux.parse_power(supplies) == power
 

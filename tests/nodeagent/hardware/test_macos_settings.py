@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.hardware import macos_settings
+from tests.support.values import present
 
 CAPTURES = Path(__file__).parent / "captures" / "settings"
 
@@ -89,27 +90,23 @@ def test_a_jetsam_report_names_its_victims() -> None:
     assert report == macos_settings.JetsamReport(
         at=datetime(2026, 11, 22, 9, 11, 12, tzinfo=UTC), killed=("python3.11",)
     )
-    without = macos_settings.parse_jetsam(text.replace('"reason"', '"other"'))
-    assert without is not None
+    without = present(macos_settings.parse_jetsam(text.replace('"reason"', '"other"')))
     assert without.killed == ("python3.11",)  # the largest one
     assert macos_settings.parse_jetsam(text[:300]) is None
 
 
-@pytest.mark.parametrize(
-    "parse",
-    [
-        macos_settings.parse_power,
-        macos_settings.parse_sleep_blockers,
-        macos_settings.parse_timeval,
-        macos_settings.parse_firewall_state,
-        macos_settings.parse_firewall_apps,
-        macos_settings.parse_installs_updates,
-        macos_settings.parse_clock_offset,
-        macos_settings.parse_jetsam,
-        lambda text: macos_settings.parse_neighbours(text, text),
-        lambda text: list(macos_settings.parse_listeners(text)),
-    ],
-)
+@pytest.mark.parametrize("parse", [
+    macos_settings.parse_power,
+    macos_settings.parse_sleep_blockers,
+    macos_settings.parse_timeval,
+    macos_settings.parse_firewall_state,
+    macos_settings.parse_firewall_apps,
+    macos_settings.parse_installs_updates,
+    macos_settings.parse_clock_offset,
+    macos_settings.parse_jetsam,
+    lambda text: macos_settings.parse_neighbours(text, text),
+    lambda text: list(macos_settings.parse_listeners(text)),
+])  # fmt: skip
 @given(text=st.text(alphabet='{}[]()\n\t :=.*+-0159aZ\u0660sec"', max_size=200))
 def test_no_output_makes_a_parser_fail(parse: object, text: str) -> None:
     assert callable(parse)

@@ -14,6 +14,7 @@ from nodeagent.hardware.metal import MetalPreflight, MetalVerdict
 from schemas.meta import ConditionStatus, find_condition
 from schemas.wire.engine_config import EngineConfig
 from tests.support.reconciler_agents import node_status
+from tests.support.values import present
 
 CLOCK = SystemClock()
 RIGHT = "import json; print(json.dumps({'device': 'M4', 'isMetal': True, 'isRight': True}))"
@@ -92,8 +93,7 @@ async def test_no_engine_starts_until_the_gpu_works(tmp_path: Path) -> None:
         task.cancel()
     assert not engines.find()
     status = preflight.fill(node_status("a"), None)
-    condition = find_condition(status.conditions, metal.METAL_AVAILABLE)
-    assert condition is not None
+    condition = present(find_condition(status.conditions, metal.METAL_AVAILABLE))
     assert (condition.status, condition.reason) == (ConditionStatus.FALSE, "MetalAborted")
     # A restart of the agent does not change the time of the condition.
     again = find_condition(preflight.fill(node_status("a"), status).conditions, "MetalAvailable")

@@ -84,14 +84,6 @@ def test_the_number_falls_in_coarse_steps(store: ModelStore) -> None:
     assert seen == {4 * MIB, 2 * MIB, 2}
 
 
-def test_a_snapshot_of_an_older_release_counts_as_whole_or_missing(store: ModelStore) -> None:
-    snapshot = snapshot_of({**WEIGHTS, **SMALL}).model_copy(update={"large_files": ()})
-    add_model(store, REPO, OLD, WEIGHTS)
-    assert missing(store, snapshot) == WHOLE
-    add_model(store, REPO, NEW, {**WEIGHTS, **SMALL})
-    assert missing(store, snapshot) == 0
-
-
 def test_models_in_folders_lack_nothing(store: ModelStore) -> None:
     report = ModelReport(path="qwen", geometry=GEOMETRY)
     assert with_missing_bytes([report], {}, store) == (report,)

@@ -74,10 +74,7 @@ async def preloading(root: Path, hub: StandInHub) -> AsyncIterator[Node]:
         node.changes += 1
 
     async with hub.serve(), asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(fetches.run()),
-            group.create_task(node.preloads.run(changed)),
-        ]
+        tasks = [group.create_task(fetches.run()), group.create_task(node.preloads.run(changed))]
         yield node
         for task in tasks:
             task.cancel()

@@ -31,6 +31,7 @@ from store.memory import MemoryTransport
 from tests.support.hub import COMMIT
 from tests.support.mlx_models import module
 from tests.support.model_store import add_model
+from tests.support.values import present
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
@@ -96,8 +97,7 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         assert len(converters()) == 1
         report = await ended(jobs)
         assert (report.phase, report.error) == ("Present", "")
-        by_name = store.find_by_name(report.result or "")
-        assert by_name is not None
+        by_name = present(store.find_by_name(report.result or ""))
         assert by_name.is_pinned
         assert by_name.name.startswith("fleet--Tiny-1f2e3d4c5b6a-4bit-g64@")
         assert check_model(store, by_name.name, hashes=True) == ()
@@ -113,9 +113,7 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
 @pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
-async def test_a_converter_that_is_killed_publishes_nothing_and_a_repeat_works(
-    tmp_path: Path,
-) -> None:
+async def test_converter_that_is_killed_publishes_nothing_and_repeat_works(tmp_path: Path) -> None:
     store = add_source(tmp_path)
     async with quantizing(store) as jobs:
         await jobs.start(ORDER)
@@ -174,8 +172,7 @@ async def test_a_cancelled_job_ends_its_converter_and_leaves_nothing(tmp_path: P
         await jobs.start(ORDER)
         await until(lambda: bool(converters()), what="a converter")
         child = converters()[0]
-        cancelled = jobs.cancel(REPO.partition("/")[2])
-        assert cancelled is not None
+        cancelled = present(jobs.cancel(REPO.partition("/")[2]))
         assert cancelled.phase == "Cancelled"
         await until(lambda: not child.is_running(), what="the end of the converter")
         await until(lambda: leftovers(store) == [], what="an empty folder")
@@ -201,9 +198,7 @@ def full_store(tmp_path: Path) -> Iterator[ModelStore]:
 @pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
-async def test_a_disk_that_fills_up_fails_the_job_and_publishes_nothing(
-    full_store: ModelStore,
-) -> None:
+async def test_disk_that_fills_up_fails_job_and_publishes_nothing(full_store: ModelStore) -> None:
     async with quantizing(full_store) as jobs:
         await jobs.start(ORDER)
         report = await ended(jobs)
@@ -256,10 +251,7 @@ async def test_what_cannot_be_quantized_is_refused_with_the_reason(tmp_path: Pat
         status, message = await refused(
             jobs, QuantizationOrder(source=SOURCE, bits=7, group_size=64)
         )
-        assert (status, message) == (
-            400,
-            "bits 7 is not supported; choose one of 2, 3, 4, 5, 6, 8",
-        )
+        assert (status, message) == (400, "bits 7 is not supported; choose one of 2, 3, 4, 5, 6, 8")
         gone = QuantizationOrder(source="org--Gone@1f2e3d4c5b6a", bits=4, group_size=64)
         assert await refused(jobs, gone) == (404, "org--Gone@1f2e3d4c5b6a is not on this Mac")
         bad = QuantizationOrder(source=SOURCE, bits=4, group_size=64, name="../x")

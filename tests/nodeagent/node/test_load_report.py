@@ -25,6 +25,7 @@ from store.leases import LeaseSession
 from store.port import Transport
 from tests.support.etcd import running_etcd
 from tests.support.gateway_world import target
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(60)]
@@ -92,8 +93,7 @@ async def test_a_measured_load_counts_in_the_score_until_it_is_unknown_again(
         # 12.6 points for 63 %, against 5 for a request; a Mac whose load is unknown loses none.
         assert dict(loads.by_node) == {"busy": 0.63}
         assert chosen(loads) == "idle"
-        written = await transport.get(keys.load_key("busy"))
-        assert written is not None
+        written = present(await transport.get(keys.load_key("busy")))
         assert codec.decode(NodeLoad, written).gpu_percent == 63
         assert written.lease == session.id
         assert await transport.get(keys.load_key("idle")) is None
@@ -105,9 +105,7 @@ async def test_a_measured_load_counts_in_the_score_until_it_is_unknown_again(
     await session.close()
 
 
-async def test_the_key_ends_with_the_lease_and_small_changes_write_nothing(
-    etcd: EmbeddedEtcd,
-) -> None:
+async def test_key_ends_with_the_lease_and_small_changes_write_nothing(etcd: EmbeddedEtcd) -> None:
     transport = connect(etcd.address)
     session = LeaseSession(transport, CLOCK, ttl_s=5)
     await session.open()
@@ -117,8 +115,7 @@ async def test_the_key_ends_with_the_lease_and_small_changes_write_nothing(
     for percent in (50, 55, 59, 60, 51, 50):
         readings.append(LoadReading(sensors=SensorReading(gpu_ratio=percent / 100)))
         await report._write(session.id)
-        item = await transport.get(keys.load_key("a"))
-        assert item is not None
+        item = present(await transport.get(keys.load_key("a")))
         revisions.append(item.mod_revision)
     assert [revision == revisions[0] for revision in revisions] == [True] * 3 + [False] * 3
     assert revisions[3] == revisions[4] < revisions[5]

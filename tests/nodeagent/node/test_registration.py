@@ -16,6 +16,7 @@ from store.port import Delete, KeyValue, Put
 from tests.support.assignments import replica, write
 from tests.support.clock import FakeClock
 from tests.support.macs import mac_status
+from tests.support.values import present
 
 
 async def held_by(uid: str, session: str) -> NodeRegistration:
@@ -29,14 +30,11 @@ async def held_by(uid: str, session: str) -> NodeRegistration:
     )
 
 
-@pytest.mark.parametrize(
-    ("uid", "session", "words"),
-    [
-        ("other", "folder/1", "another identity"),
-        ("u", "elsewhere/1", "another --state-dir"),
-        ("u", "1", "another --state-dir"),
-    ],
-)
+@pytest.mark.parametrize(("uid", "session", "words"), [
+    ("other", "folder/1", "another identity"),
+    ("u", "elsewhere/1", "another --state-dir"),
+    ("u", "1", "another --state-dir"),
+])  # fmt: skip
 async def test_a_name_of_another_agent_is_refused(uid: str, session: str, words: str) -> None:
     presence = await held_by(uid, session)
     with pytest.raises(NameTakenError, match=words):
@@ -92,14 +90,12 @@ async def test_a_status_is_read_once_and_written_again_after_it_was_deleted() ->
             await clock.advance(10)
         assert await registration.described() == status
     assert store.reads == 1
-    status_key = await store.get(STATUS_KEY)
-    assert status_key is not None
+    status_key = present(await store.get(STATUS_KEY))
     assert status_key.create_revision < status_key.mod_revision
     await store.commit([], [Delete(key=STATUS_KEY)])
     await clock.advance(60)
     await registration.describe(status)
-    again = await store.get(STATUS_KEY)
-    assert again is not None
+    again = present(await store.get(STATUS_KEY))
     assert again.value == status_key.value
 
 

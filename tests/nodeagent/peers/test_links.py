@@ -29,22 +29,13 @@ def chosen(own: tuple[FabricInterface, ...], url: str = WIFI_URL, failed: str = 
     return routes(offer, NodeFabric(interfaces=own, ports=PORTS), lambda one: one == failed)
 
 
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [
-        pytest.param((WIFI,), [Route(WIFI_URL, 2)], id="Wi-Fi alone"),
-        pytest.param((WIFI, WIRE), [Route(WIRE_URL, 1), Route(WIFI_URL, 2)], id="a wire first"),
-        pytest.param(
-            (WIFI, CABLE, WIRE),
-            [Route(CABLE_URL, 0), Route(WIRE_URL, 1), Route(WIFI_URL, 2)],
-            id="a cable before all",
-        ),
-        pytest.param(
-            (WIFI, CABLE, OTHER_CABLE), [Route(WIFI_URL, 2)], id="two cables that could lead there"
-        ),
-        pytest.param((), [Route(WIFI_URL, 1)], id="the offer's address if nothing is known"),
-    ],
-)
+@pytest.mark.parametrize(("own", "expected"), [
+    pytest.param((WIFI,), [Route(WIFI_URL, 2)], id="Wi-Fi alone"),
+    pytest.param((WIFI, WIRE), [Route(WIRE_URL, 1), Route(WIFI_URL, 2)], id="a wire first"),
+    pytest.param((WIFI, CABLE, WIRE), [Route(CABLE_URL, 0), Route(WIRE_URL, 1), Route(WIFI_URL, 2)], id="a cable before all"),
+    pytest.param((WIFI, CABLE, OTHER_CABLE), [Route(WIFI_URL, 2)], id="two cables that could lead there"),
+    pytest.param((), [Route(WIFI_URL, 1)], id="the offer's address if nothing is known"),
+])  # fmt: skip
 def test_the_best_link_that_both_have_is_taken(
     own: tuple[FabricInterface, ...], expected: list[Route]
 ) -> None:
@@ -73,17 +64,14 @@ def test_a_node_offers_the_addresses_whose_interface_it_knows() -> None:
 FAST = FabricInterface(name="en8", address="10.0.0.6", prefix_length=16, speed_mbps=10_000)
 
 
-@pytest.mark.parametrize(
-    ("address", "bytes_per_s"),
-    [
-        pytest.param(FAST.address, 1.25e9, id="as the interface says"),
-        pytest.param(WIRE.address, 125e6, id="gigabit Ethernet"),
-        pytest.param(WIFI.address, 50e6, id="Wi-Fi"),
-        pytest.param(CABLE.address, None, id="a bridge of cables"),
-        pytest.param(OTHER_CABLE.address, None, id="a cable"),
-        pytest.param("127.0.0.1", None, id="nothing is known"),
-    ],
-)
+@pytest.mark.parametrize(("address", "bytes_per_s"), [
+    pytest.param(FAST.address, 1.25e9, id="as the interface says"),
+    pytest.param(WIRE.address, 125e6, id="gigabit Ethernet"),
+    pytest.param(WIFI.address, 50e6, id="Wi-Fi"),
+    pytest.param(CABLE.address, None, id="a bridge of cables"),
+    pytest.param(OTHER_CABLE.address, None, id="a cable"),
+    pytest.param("127.0.0.1", None, id="nothing is known"),
+])  # fmt: skip
 def test_requests_have_a_claim_to_networks_that_are_no_cables(
     address: str, bytes_per_s: float | None
 ) -> None:
@@ -91,16 +79,10 @@ def test_requests_have_a_claim_to_networks_that_are_no_cables(
     assert link_rate(fabric, address) == bytes_per_s
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://mac-1:4001",
-        "http://10.0.0.1:4001",
-        "https://10.0.0.1:4001/x",
-        "https://1.2.3.256:1",
-        "https://1.2.3.04:1",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    "https://mac-1:4001", "http://10.0.0.1:4001", "https://10.0.0.1:4001/x", "https://1.2.3.256:1",
+    "https://1.2.3.04:1",
+])  # fmt: skip
 def test_a_link_is_an_https_address_of_four_numbers(url: str) -> None:
     with pytest.raises(ValidationError):
         ModelLink(url=url, medium="Wired")

@@ -21,6 +21,7 @@ from store import codec
 from store.memory import MemoryTransport
 from tests.support.nodeagent_engine import FakeEngine
 from tests.support.nodeagent_plans import NOW, wanted
+from tests.support.values import present
 
 KEY = "a" * 32
 NODES = ("a", "b", "c", "d")
@@ -63,8 +64,7 @@ class Peers:
 
 @pytest.fixture
 def process(port: FakeEngine, tmp_path: Path) -> EngineProcess:
-    child = processes.find_running(os.getpid())
-    assert child is not None
+    child = present(processes.find_running(os.getpid()))
     return EngineProcess(
         replica="qwen-a",
         replica_uid="u1",

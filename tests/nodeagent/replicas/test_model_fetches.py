@@ -28,6 +28,7 @@ from tests.support.hub_repositories import FOLDER
 from tests.support.modelscope import StandInModelScope
 from tests.support.nodeagent_groups import group
 from tests.support.nodeagent_plans import wanted
+from tests.support.values import present
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -70,8 +71,7 @@ async def reached(fetches: ModelFetches, wants: Replica, state: FetchState) -> O
     """Ask for the model, as the planner does, until its fetch has the state."""
 
     async def look() -> ObservedFetch | None:
-        found = await fetches.observe(wants)
-        assert found is not None
+        found = present(await fetches.observe(wants))
         if found.state is FetchState.NOT_STARTED:
             fetches.start(wants)
         return found if found.state is state else None
@@ -109,15 +109,12 @@ async def test_a_model_is_fetched_once_for_two_replicas_and_counted(tmp_path: Pa
         ended = "fleet_model_fetch_duration_seconds_count 1"
         await until(lambda: ended in metrics(fetches), what="the fetch ends")
         assert f'fleet_model_fetch_bytes_total{{repo="{REPO}"}} {fetched}' in metrics(fetches)
-        present = await fetches.observe(first)
-        assert present is not None
-        assert "of it from 127.0.0.1" in present.message
+        report = present(await fetches.observe(first))
+        assert "of it from 127.0.0.1" in report.message
         assert await fetches.record_load(first)
 
 
-async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
-    tmp_path: Path,
-) -> None:
+async def test_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(tmp_path: Path) -> None:
     hub = StandInHub(repos={REPO: tiny_files(weights=2 << 20)})
     hub.faults.bytes_per_s = 1 << 19
     async with fetching(tmp_path, hub) as fetches:
@@ -126,8 +123,7 @@ async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
         fetches.start(second)
         await until(lambda: hub.body_bytes > 100_000, what="bytes")
         fetches.release(first.name)
-        fetch = await fetches.observe(second)
-        assert fetch is not None
+        fetch = present(await fetches.observe(second))
         assert fetch.state is FetchState.RUNNING
         assert f'fleet_model_fetch_total_bytes{{model="{FOLDER}"}}' in metrics(fetches)
         assert f'fleet_model_fetch_bytes_per_second{{model="{FOLDER}"}}' in metrics(fetches)
@@ -138,8 +134,7 @@ async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
         )
         assert counted > 0, "bytes count while they arrive"
         fetches.release(second.name)
-        fetch = await fetches.observe(second)
-        assert fetch is not None
+        fetch = present(await fetches.observe(second))
         assert fetch.state is FetchState.NOT_STARTED
         assert not (tmp_path / FOLDER).exists()
         hub.faults.bytes_per_s = None
@@ -158,16 +153,6 @@ async def test_a_failure_has_the_hubs_reason_and_a_time(tmp_path: Path) -> None:
         assert fetch.next_attempt is not None
         assert not (tmp_path / FOLDER).exists()
         assert 'fleet_model_fetch_failures_total{reason="HashMismatch"} 1' in metrics(fetches)
-
-
-async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(tmp_path: Path) -> None:
-    hub = StandInHub(repos={REPO: tiny_files()})
-    hub.faults.status, hub.faults.failures, hub.faults.retry_after = 429, 1, "120"
-    async with fetching(tmp_path, hub) as fetches:
-        fetch = await reached(fetches, replica(hub), FetchState.FAILED)
-        assert fetch.reason == "RateLimited"
-        assert fetch.next_attempt is not None
-        assert fetch.next_attempt.in_s > 100
 
 
 async def test_the_granted_token_goes_to_its_own_endpoint_only(tmp_path: Path) -> None:
@@ -238,17 +223,8 @@ async def test_a_part_stays_enough_when_the_reconciler_forgets_the_commit(tmp_pa
         piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
         await reached(fetches, piped, FetchState.PRESENT)
     async with fetching(tmp_path, hub, parts=ModelParts("a")) as later:
-        fetch = await later.observe(piped)
-        assert fetch is not None
+        fetch = present(await later.observe(piped))
         assert (fetch.state, fetch.is_partial) == (FetchState.PRESENT, True)
-
-
-async def test_a_rank_without_headers_fetches_the_whole_model(tmp_path: Path) -> None:
-    hub = StandInHub(repos={REPO: tiny_files()})
-    async with fetching(tmp_path, hub) as fetches:
-        piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
-        fetch = await reached(fetches, piped, FetchState.PRESENT)
-        assert not fetch.is_partial
 
 
 async def test_a_fetch_of_another_part_ends_when_the_layers_change(tmp_path: Path) -> None:
@@ -265,8 +241,7 @@ async def test_a_fetch_of_another_part_ends_when_the_layers_change(tmp_path: Pat
         hub.faults.bytes_per_s = None
         fetch = await reached(fetches, other, FetchState.PRESENT)
         assert fetch.is_partial
-        model = fetches.store.find(REPO, COMMIT)
-        assert model is not None
+        model = present(fetches.store.find(REPO, COMMIT))
         assert set(model.absent) == {SECOND}
 
 
@@ -278,8 +253,7 @@ async def test_nothing_is_fetched_before_the_store_has_told_the_headers(tmp_path
     async with fetching(tmp_path, hub, parts=parts) as fetches:
         piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
         for _ in range(2):
-            fetch = await fetches.observe(piped)
-            assert fetch is not None
+            fetch = present(await fetches.observe(piped))
             assert fetch.state is FetchState.NOT_STARTED
             fetches.start(piped)
         assert hub.seen == []
@@ -287,8 +261,7 @@ async def test_nothing_is_fetched_before_the_store_has_told_the_headers(tmp_path
         fetch = await reached(fetches, piped, FetchState.PRESENT)
         assert fetch.is_partial
         told.clear()
-        fetch = await fetches.observe(piped)
-        assert fetch is not None
+        fetch = present(await fetches.observe(piped))
         assert fetch.state is FetchState.PRESENT, "what is known of this part stays known"
 
 

@@ -9,6 +9,7 @@ from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.clock import FakeClock
 from tests.support.nodeagent_groups import group
+from tests.support.values import present
 
 
 class Store:
@@ -24,8 +25,7 @@ class Store:
 
     async def assign(self, *nodes: str, epoch: int) -> Replica:
         await self.transport.commit([], [codec.put_spec(group(*nodes, epoch=epoch))])
-        item = await self.transport.get(keys.spec_key("Replica", "qwen-0"))
-        assert item is not None
+        item = present(await self.transport.get(keys.spec_key("Replica", "qwen-0")))
         return codec.decode_object(Replica, item)
 
     async def there(self) -> list[str]:
@@ -84,6 +84,5 @@ async def test_a_status_of_a_newer_agent_is_not_overwritten() -> None:
     first = await store.assign("a", "b", epoch=1)
     assert await reports.read(first, 0) is None
     await reports.write(first, 0, status(1))
-    item = await store.transport.get(key)
-    assert item is not None
+    item = present(await store.transport.get(key))
     assert b"storedVersion" in item.value

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from nodeagent.replicas.start_queue import StartQueue, StartRequest, place_in_queue
+from nodeagent.replicas.start_queue import StartRequest, place_in_queue
 from tests.support.nodeagent_plans import NOW
 
 
@@ -34,22 +34,12 @@ def test_priority_comes_first_then_fewest_failures_then_age_then_the_ordinal() -
         assert places == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("loading", "limit", "starting"),
-    [(0, 1, 1), (0, 2, 2), (1, 2, 1), (2, 2, 0), (5, 2, 0), (0, 99, 5)],
-)
+@pytest.mark.parametrize(("loading", "limit", "starting"), [
+    (0, 1, 1), (0, 2, 2), (1, 2, 1), (2, 2, 0), (5, 2, 0), (0, 99, 5),
+])  # fmt: skip
 def test_as_many_start_as_there_are_places(loading: int, limit: int, starting: int) -> None:
     places = [
         place_in_queue(start_request, ORDER, loading=loading, limit=limit)
         for start_request in ORDER
     ]
     assert places == [max(0, at + 1 - starting) for at in range(len(ORDER))]
-
-
-def test_what_started_makes_room_in_the_queue() -> None:
-    queue = StartQueue(limit=1)
-    queue.add(URGENT)
-    assert queue.place(OLD, loading=0) == 1
-    queue.remove(URGENT.replica)
-    assert queue.place(OLD, loading=0) == 0
-    assert queue.place(OLD, loading=1) == 1
