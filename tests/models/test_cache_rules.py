@@ -32,13 +32,9 @@ def size(group: LayerGroup) -> int:
 
 
 GPT_OSS = {
-    "model_type": "gpt_oss",
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "sliding_window": 128,
-}
+    "model_type": "gpt_oss", "num_hidden_layers": 36, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128,
+}  # fmt: skip
 # The numbers that the models' own config.json have (Hugging Face, as of 2026).
 KNOWN = [
     pytest.param(GPT_OSS, [("Full", 18, 2048), ("Sliding", 18, 2048)], id="gpt-oss-120b"),
@@ -164,24 +160,15 @@ def test_some_models_ignore_head_dim() -> None:
     assert groups(model_type="qwen3", **shape) == [("Full", 1, 4 * 2 * 32 * 2)]
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"model_type": "qwen3"}, "config.json lacks num_hidden_layers"),
-        ({"model_type": "qwen3", "num_hidden_layers": 2}, "config.json lacks head_dim"),
-        (
-            {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 4},
-            "config.json lacks num_key_value_heads",
-        ),
-        (
-            {**GPT_OSS, "model_type": "olmo3", "sliding_window": None},
-            "config.json lacks sliding_window",
-        ),
-        ({"model_type": "nemotron_h"}, "config.json lacks hybrid_override_pattern"),
-        ({"model_type": "lfm2", "num_hidden_layers": 2}, "lacks hidden_size, conv_L_cache"),
-        ({"model_type": "rwkv7"}, "no rule says how large the cache of a rwkv7 model is"),
-    ],
-)
+@pytest.mark.parametrize(("config", "words"), [
+    ({"model_type": "qwen3"}, "config.json lacks num_hidden_layers"),
+    ({"model_type": "qwen3", "num_hidden_layers": 2}, "config.json lacks head_dim"),
+    ({"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 4}, "config.json lacks num_key_value_heads"),
+    ({**GPT_OSS, "model_type": "olmo3", "sliding_window": None}, "config.json lacks sliding_window"),
+    ({"model_type": "nemotron_h"}, "config.json lacks hybrid_override_pattern"),
+    ({"model_type": "lfm2", "num_hidden_layers": 2}, "lacks hidden_size, conv_L_cache"),
+    ({"model_type": "rwkv7"}, "no rule says how large the cache of a rwkv7 model is"),
+])  # fmt: skip
 def test_what_is_not_understood(config: dict[str, Any], words: str) -> None:
     with pytest.raises(NotUnderstoodError, match=words):
         made(**config)

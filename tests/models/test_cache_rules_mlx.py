@@ -64,9 +64,7 @@ def at_64(family: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.ci
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4}, {"window": 128}, {"window": 290}])
-def test_caches_with_options_are_as_large_as_the_proof(
-    family: str, options: dict[str, int]
-) -> None:
+def test_caches_with_options_are_as_large_as_proof(family: str, options: dict[str, int]) -> None:
     mx, made = module("mlx.core"), module("engine.cache.layer_caches")
     config = at_64(family)
     model = build(config)

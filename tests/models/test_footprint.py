@@ -111,16 +111,3 @@ def test_more_requests_never_take_less(
     assert footprint.activation_bytes(geometry, larger) >= footprint.activation_bytes(
         geometry, load
     )
-
-
-@pytest.mark.parametrize(
-    ("context", "draft", "tokens"),
-    [
-        pytest.param(1, 0, 256, id="one-step"),
-        pytest.param(256, 0, 256, id="a-full-step"),
-        pytest.param(256, 1, 512, id="draft-tokens-count"),
-    ],
-)
-def test_caches_grow_in_whole_steps(context: int, draft: int, tokens: int) -> None:
-    load = ServingLoad(context_length=context, concurrency=1, draft_tokens=draft)
-    assert load.tokens == tokens

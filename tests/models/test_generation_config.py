@@ -10,15 +10,11 @@ from models.generation_config import fill_in, recommended_sampling
 from schemas.sampling import Sampling
 
 QWEN = {
-    "bos_token_id": 151643,
-    "do_sample": True,
+    "bos_token_id": 151643, "do_sample": True,
     "eos_token_id": [151645, 151643],
-    "repetition_penalty": 1.05,
-    "temperature": 0.7,
-    "top_k": 20,
-    "top_p": 0.8,
+    "repetition_penalty": 1.05, "temperature": 0.7, "top_k": 20, "top_p": 0.8,
     "transformers_version": "4.37.0",
-}
+}  # fmt: skip
 
 
 def folder_with(folder: Path, content: Any) -> Path:
@@ -40,20 +36,11 @@ def test_a_deployment_wins(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("{", "[]", '{"temperature": 1e999}', '{"temperature": NaN}', "x" * (2 << 20), "\x00"),
-        {"temperature": "hot"},
-        {"temperature": -1},
-        {"top_k": 1.5},
-        {"top_k": True},
-        {"top_p": {"a": 1}},
-        {"repetition_penalty": 0},
-        {"max_new_tokens": 2048},
-    ],
-    ids=lambda content: str(content)[:20],
-)
+@pytest.mark.parametrize("content", [
+    *("{", "[]", '{"temperature": 1e999}', '{"temperature": NaN}', "x" * (2 << 20), "\x00"),
+    {"temperature": "hot"}, {"temperature": -1}, {"top_k": 1.5}, {"top_k": True},
+    {"top_p": {"a": 1}}, {"repetition_penalty": 0}, {"max_new_tokens": 2048},
+], ids=lambda content: str(content)[:20])  # fmt: skip
 def test_what_no_request_could_have_is_left_out(tmp_path: Path, content: Any) -> None:
     assert recommended_sampling(folder_with(tmp_path, content)) == Sampling()
 

@@ -22,10 +22,9 @@ def declared(**spec: object) -> ModelDeployment:
     return made.model_copy(update={"spec": made.spec.model_copy(update=spec)})
 
 
-@pytest.mark.parametrize(
-    ("sharding", "wanted"),
-    [("Never", set()), ("pair", {"small"}), ("Auto", {"small", "tiny"}), ("other", set())],
-)
+@pytest.mark.parametrize(("sharding", "wanted"), [
+    ("Never", set()), ("pair", {"small"}), ("Auto", {"small", "tiny"}), ("other", set()),
+])  # fmt: skip
 def test_fallbacks_of_the_groups_that_are_used(sharding: str, wanted: set[str]) -> None:
     groups = [group("pair", "small"), group("trio", "tiny")]
     use = model_use(declared(sharding=sharding), groups)

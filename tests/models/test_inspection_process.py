@@ -95,17 +95,10 @@ def test_a_large_adapter_is_read_in_a_child(tmp_path: Path) -> None:
     assert len(facts.layers) == 10_000
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        (
-            ChildLimits(memory_bytes=120 * _MIB, cpu_s=30, wall_s=60.0),
-            "model.safetensors takes more than 120 MiB of memory to read",
-        ),
-        (ChildLimits(memory_bytes=768 * _MIB, cpu_s=30, wall_s=0.02), "more than 30 s of a core"),
-    ],
-    ids=["memory", "time"],
-)
+@pytest.mark.parametrize(("limits", "words"), [
+    (ChildLimits(memory_bytes=120 * _MIB, cpu_s=30, wall_s=60.0), "model.safetensors takes more than 120 MiB of memory to read"),
+    (ChildLimits(memory_bytes=768 * _MIB, cpu_s=30, wall_s=0.02), "more than 30 s of a core"),
+], ids=["memory", "time"])  # fmt: skip
 def test_a_folder_beyond_the_limits_is_refused_by_name(
     folder: Path, limits: ChildLimits, words: str
 ) -> None:
@@ -139,10 +132,7 @@ def test_headers_of_a_hub_are_summed_in_a_child_as_here() -> None:
         inspection_process.sum_headers(
             "a/b",
             config,
-            {
-                "model-1.safetensors": (160_008 + len(many), many),
-                "model-2.safetensors": (400, few),
-            },
+            {"model-1.safetensors": (160_008 + len(many), many), "model-2.safetensors": (400, few)},
         )
 
 
@@ -168,16 +158,13 @@ limited_child.serve(answer, ChildLimits(memory_bytes=200 << 20, cpu_s=1, wall_s=
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "end"),
-    [
-        ("output.write(b' and done')", ChildEnd.DONE),
-        ("x = [0] * (1 << 30)", ChildEnd.MEMORY),
-        ("while True: pass", ChildEnd.TIME),
-        ("raise KeyError(1)", ChildEnd.FAILED),
-        ("import os; os.kill(os.getpid(), 9)", ChildEnd.FAILED),
-    ],
-)
+@pytest.mark.parametrize(("code", "end"), [
+    ("output.write(b' and done')", ChildEnd.DONE),
+    ("x = [0] * (1 << 30)", ChildEnd.MEMORY),
+    ("while True: pass", ChildEnd.TIME),
+    ("raise KeyError(1)", ChildEnd.FAILED),
+    ("import os; os.kill(os.getpid(), 9)", ChildEnd.FAILED),
+])  # fmt: skip
 def test_the_ends_of_a_child(
     code: str, end: ChildEnd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,9 +48,7 @@ def test_each_rank_gets_the_files_of_its_layers_and_of_what_is_outside(
 
 
 @given(split_models())
-def test_the_order_of_the_map_changes_nothing(
-    model: tuple[dict[str, str], tuple[int, ...]],
-) -> None:
+def test_order_of_the_map_changes_nothing(model: tuple[dict[str, str], tuple[int, ...]]) -> None:
     weight_map, layers = model
     turned = dict(reversed(weight_map.items()))
     assert rank_files(turned, layers, 0) == rank_files(weight_map, layers, 0)
@@ -63,18 +61,15 @@ def test_names_that_do_not_show_all_layers_need_every_file() -> None:
     assert rank_files(lacking, (2, 2), 1) == {"0", "1", "3"}
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("model.layers.7.mlp.gate.weight", 7),
-        ("layers.0.attention.wq.weight", 0),
-        ("language_model.model.layers.12.input_layernorm.weight", 12),
-        ("vision_tower.encoder.layers.3.mlp.weight", None),
-        ("mtp.layers.0.weight", None),
-        ("model.embed_tokens.weight", None),
-        ("model.layers.x.weight", None),
-        ("model.layers.1234567.weight", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "layer"), [
+    ("model.layers.7.mlp.gate.weight", 7),
+    ("layers.0.attention.wq.weight", 0),
+    ("language_model.model.layers.12.input_layernorm.weight", 12),
+    ("vision_tower.encoder.layers.3.mlp.weight", None),
+    ("mtp.layers.0.weight", None),
+    ("model.embed_tokens.weight", None),
+    ("model.layers.x.weight", None),
+    ("model.layers.1234567.weight", None),
+])  # fmt: skip
 def test_only_decoder_layers_have_a_number(name: str, layer: int | None) -> None:
     assert layer_of(name) == layer

@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 
 from machinery.clock import SystemClock
-from models import (
-    cache_rules,
-    footprint,
-    inspection,
-    model_files,
-    split_options,
-    weight_headers,
-)
+from models import cache_rules, footprint, inspection, model_files, split_options, weight_headers
 from models.footprint import ServingLoad
 from models.hf_config import ModelConfig
 from models.split_options import SplitFailure, SplitInspector, SplitShapes, SplitWeights
@@ -28,16 +21,14 @@ from models.weight_headers import WeightHeaders
 from schemas.node import ModelGeometry, SplitOptions
 from tests.support import tiny_model
 from tests.support.model_geometries import BASE, FAMILIES, build, geometry, module
+from tests.support.values import present
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
 # Six heads and six KV heads: over four ranks mlx-lm goes on without a complaint, with one head of another size.
 SIX = {
-    "num_attention_heads": 6,
-    "num_key_value_heads": 6,
-    "hidden_size": 96,
-    "intermediate_size": 192,
-}
+    "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96, "intermediate_size": 192,
+}  # fmt: skip
 
 
 def write(folder: Path, config: dict[str, Any], *, bits: int | None = None) -> Path:
@@ -73,18 +64,13 @@ def find_out() -> Callable[[Path], SplitShapes]:
 
 
 CASES: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
-    ("llama", {}, (2,), 0),
-    ("llama", SIX, (2, 3, 6), 0),
-    ("qwen2", SIX, (2, 3, 6), 6),
-    ("qwen3_moe", {}, (2,), 6),
-    ("gpt_oss", {}, (2,), 0),
+    ("llama", {}, (2,), 0), ("llama", SIX, (2, 3, 6), 0), ("qwen2", SIX, (2, 3, 6), 6),
+    ("qwen3_moe", {}, (2,), 6), ("gpt_oss", {}, (2,), 0),
     # A latent belongs to no head: the heads alone decide.
     ("deepseek_v3", {}, (2, 4), 6),
     ("deepseek_v2", {}, (2, 4), 6),
-    ("qwen3_next", {}, (), 6),
-    ("gemma3_text", {}, (), 0),
-    ("phi3", {}, (), 0),
-]
+    ("qwen3_next", {}, (), 6), ("gemma3_text", {}, (), 0), ("phi3", {}, (), 0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "changes", "tensor", "layers"), CASES)
@@ -109,9 +95,7 @@ def test_sizes_are_those_that_mlx_lm_can_divide(
 def headers_of(folder: Path) -> WeightHeaders:
     """Return the headers of a folder, as the reconciler reads them from a hub."""
     files = {path.name: model_files.read_tensors(path) for path in folder.glob("*.safetensors")}
-    headers = weight_headers.make_headers((folder / "config.json").read_text(), files)
-    assert headers is not None
-    return headers
+    return present(weight_headers.make_headers((folder / "config.json").read_text(), files))
 
 
 @pytest.mark.parametrize("bits", [None, 4])
@@ -203,15 +187,10 @@ HEADS: list[tuple[tuple[int, int], tuple[int, int], int, str]] = [
     ((8, 4), (4, 2), 2, ""),
     ((8, 1), (4, 1), 2, ""),  # a latent, whole on every rank
     ((8, 2), (2, 1), 4, ""),  # KV heads that several ranks have
-    (
-        (8, 2),
-        (8, 2),
-        2,
-        "2 does not divide 8 attention heads",
-    ),  # attention that is not split at all
+    ((8, 2), (8, 2), 2, "2 does not divide 8 attention heads"),  # attention that is not split at all
     ((9, 3), (4, 1), 2, "2 does not divide 9 attention heads"),
     ((8, 3), (2, 1), 4, "4 does not divide 3 KV heads"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("whole", "share", "size", "words"), HEADS)
@@ -249,12 +228,12 @@ def test_a_report_says_why_a_size_is_refused(tmp_path: Path) -> None:
         layer_groups=(0,) * 6,
         basis="llama, 4 heads, 2 KV heads",
     )
-    narrow = split_options.splitting_report(facts, geometry, split_shapes, casts_to_float32=False)
-    assert narrow is not None
+    narrow = present(
+        split_options.splitting_report(facts, geometry, split_shapes, casts_to_float32=False)
+    )
     assert (narrow.tensor_bytes, narrow.rest_bytes) == ((100,), 5)
     torn = split_shapes.model_copy(update={"tensor": {}, "refused": {2: "[quantize] too narrow"}})
-    said = split_options.splitting_report(facts, geometry, torn, casts_to_float32=False)
-    assert said is not None
+    said = present(split_options.splitting_report(facts, geometry, torn, casts_to_float32=False))
     assert said.basis == "llama, 4 heads, 2 KV heads (with 2: [quantize] too narrow)"
     failed = split_options.splitting_report(
         facts, geometry, SplitFailure(why="no"), casts_to_float32=False
@@ -263,18 +242,13 @@ def test_a_report_says_why_a_size_is_refused(tmp_path: Path) -> None:
     assert split_options.splitting_report(facts, geometry, None, casts_to_float32=False) is None
 
 
-@pytest.mark.parametrize(
-    ("family", "order"),
-    [
-        ("llama", (0,) * 6),
-        ("deepseek_v3", (0,) * 6),
-        ("qwen3_next", (0, 0, 0, 1, 0, 0)),
-        ("gpt_oss", (1, 0, 1, 0, 1, 0)),
-        # Layers that share caches, keep nothing, or keep two things, are not listed one by one.
-        ("gemma4_text", ()),
-        ("nemotron_h", ()),
-    ],
-)
+@pytest.mark.parametrize(("family", "order"), [
+    ("llama", (0,) * 6), ("deepseek_v3", (0,) * 6),
+    ("qwen3_next", (0, 0, 0, 1, 0, 0)),
+    ("gpt_oss", (1, 0, 1, 0, 1, 0)),
+    # Layers that share caches, keep nothing, or keep two things, are not listed one by one.
+    ("gemma4_text", ()), ("nemotron_h", ()),
+])  # fmt: skip
 def test_layers_are_distinguished(family: str, order: tuple[int, ...]) -> None:
     config = ModelConfig.model_validate({**BASE, "model_type": family, **FAMILIES[family]})
     found = cache_rules.layer_order(family, config.text, element_bytes=4)
@@ -289,10 +263,11 @@ async def told(folder: Path, splitter: SplitInspector) -> ModelGeometry:
     clock = SystemClock()
     until = clock.monotonic() + 90.0
     while clock.monotonic() < until:
-        geometry = inspection.report_model(
-            str(folder), Path("/unused"), casts_to_float32=True, splits=splitter
-        ).geometry
-        assert geometry is not None
+        geometry = present(
+            inspection.report_model(
+                str(folder), Path("/unused"), casts_to_float32=True, splits=splitter
+            ).geometry
+        )
         if geometry.splitting is not None:
             return geometry
         assert splitter.is_inspecting()

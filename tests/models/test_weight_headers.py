@@ -34,18 +34,15 @@ def test_packed_headers_are_read_back(found: WeightHeaders) -> None:
     assert weight_headers.unpack(weight_headers.pack(found)) == found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("%%%", id="no base64"),
-        pytest.param(base64.b64encode(b"plain").decode(), id="not compressed"),
-        pytest.param(base64.b64encode(zlib.compress(b"{}")).decode(), id="other fields"),
-        pytest.param(base64.b64encode(zlib.compress(b'{"config"')[:-3]).decode(), id="cut"),
-        pytest.param(base64.b64encode(zlib.compress(b" " * (40 << 20))).decode(), id="a bomb"),
-        pytest.param("A" * 500_000, id="too long"),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    pytest.param("", id="empty"),
+    pytest.param("%%%", id="no base64"),
+    pytest.param(base64.b64encode(b"plain").decode(), id="not compressed"),
+    pytest.param(base64.b64encode(zlib.compress(b"{}")).decode(), id="other fields"),
+    pytest.param(base64.b64encode(zlib.compress(b'{"config"')[:-3]).decode(), id="cut"),
+    pytest.param(base64.b64encode(zlib.compress(b" " * (40 << 20))).decode(), id="a bomb"),
+    pytest.param("A" * 500_000, id="too long"),
+])  # fmt: skip
 def test_what_is_no_packed_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="packed headers"):
         weight_headers.unpack(text)

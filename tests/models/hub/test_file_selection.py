@@ -45,39 +45,24 @@ def test_a_repository_cannot_mark_its_model_as_partial() -> None:
     assert chosen("config.json", "Partial-Model.json", patterns=("*",)) == ["config.json"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../config.json",
-        "a/../../config.json",
-        "/etc/config.json",
-        "a//config.json",
-        "./config.json",
-        "",
-        "C:/config.json",
-        "a\\config.json",
-        "con\x1b[2Jfig.json",
-        "a\nb.json",
-        "a\u202egnosj.json",
-        "x" * 201 + ".json",
-        "/".join("abcdefghi") + ".json",
-        "nul\x00.json",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "../config.json", "a/../../config.json", "/etc/config.json", "a//config.json", "./config.json",
+    "", "C:/config.json", "a\\config.json", "con\x1b[2Jfig.json", "a\nb.json", "a\u202egnosj.json",
+    "x" * 201 + ".json",
+    "/".join("abcdefghi") + ".json",
+    "nul\x00.json",
+])  # fmt: skip
 def test_one_unsafe_path_refuses_the_whole_list(path: str) -> None:
     with pytest.raises(ListingRefusedError, match="nothing of it is fetched"):
         chosen("config.json", path)
 
 
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ("config.json", "Config.json"),
-        ("config.json", "config.json"),
-        ("caf\u00e9.json", "cafe\u0301.json"),
-        ("a/b.json", "A/B.json"),
-    ],
-)
+@pytest.mark.parametrize("paths", [
+    ("config.json", "Config.json"),
+    ("config.json", "config.json"),
+    ("caf\u00e9.json", "cafe\u0301.json"),
+    ("a/b.json", "A/B.json"),
+])  # fmt: skip
 def test_names_that_are_one_file_on_a_mac_are_refused(paths: tuple[str, str]) -> None:
     with pytest.raises(ListingRefusedError, match="one file on a Mac's disk"):
         chosen(*paths)

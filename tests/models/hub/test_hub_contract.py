@@ -108,9 +108,7 @@ async def test_a_mirror_without_ranges_serves_the_rest_too(source: Source) -> No
         assert await commit.content(WEIGHTS, 290_000) == FILES[WEIGHTS][290_000:]
 
 
-async def test_the_token_stays_with_the_hub_when_another_port_serves_the_file(
-    source: Source,
-) -> None:
+async def test_token_stays_with_the_hub_when_another_port_serves_the_file(source: Source) -> None:
     faults = HubFaults(redirects_to_cdn=True)
     async with connected(source, faults, token="hf_x", hub_token="hf_x") as (stand_in, hub):
         commit = await listed(source, hub)
@@ -124,17 +122,14 @@ async def test_the_token_stays_with_the_hub_when_another_port_serves_the_file(
     assert all(one.has_token for one in stand_in.seen if one.port == stand_in.port)
 
 
-@pytest.mark.parametrize(
-    ("faults", "error", "words"),
-    [
-        pytest.param(HubFaults(status=401), HubUnauthorizedError, "wants a token", id="401"),
-        pytest.param(HubFaults(status=403), HubUnauthorizedError, "403", id="403"),
-        pytest.param(HubFaults(status=404), ModelMissingError, "has no revision m", id="404"),
-        pytest.param(HubFaults(status=429), HubRateLimitedError, "wait 1 s", id="429"),
-        pytest.param(HubFaults(status=500), HubUnreachableError, "answers 500", id="500"),
-        pytest.param(HubFaults(loops=True), HubUnreachableError, "in a loop", id="loop"),
-    ],
-)
+@pytest.mark.parametrize(("faults", "error", "words"), [
+    pytest.param(HubFaults(status=401), HubUnauthorizedError, "wants a token", id="401"),
+    pytest.param(HubFaults(status=403), HubUnauthorizedError, "403", id="403"),
+    pytest.param(HubFaults(status=404), ModelMissingError, "has no revision m", id="404"),
+    pytest.param(HubFaults(status=429), HubRateLimitedError, "wait 1 s", id="429"),
+    pytest.param(HubFaults(status=500), HubUnreachableError, "answers 500", id="500"),
+    pytest.param(HubFaults(loops=True), HubUnreachableError, "in a loop", id="loop"),
+])  # fmt: skip
 async def test_each_failure_has_its_own_error_and_a_sentence(
     source: Source, faults: HubFaults, error: type[ModelFetchError], words: str
 ) -> None:
@@ -213,17 +208,13 @@ async def test_a_token_that_would_break_a_header_is_refused(source: Source, toke
     assert token not in str(info.value)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "is_allowed"),
-    [
-        ("https://mirror.example", True),
-        ("http://127.0.0.1:8080", True),
-        ("http://[::1]:8080", True),
-        ("http://localhost", True),
-        ("http://mirror.example", False),
-        ("http://10.0.0.1:8080", False),
-    ],
-)
+@pytest.mark.parametrize(("endpoint", "is_allowed"), [
+    ("https://mirror.example", True),
+    ("http://127.0.0.1:8080", True),
+    ("http://[::1]:8080", True), ("http://localhost", True),
+    ("http://mirror.example", False),
+    ("http://10.0.0.1:8080", False),
+])  # fmt: skip
 async def test_a_token_crosses_no_network_in_clear(
     source: Source, endpoint: str, is_allowed: bool
 ) -> None:

@@ -33,13 +33,6 @@ async def listed(hub: HuggingFaceHub) -> dict[str, RemoteFile]:
     return {file.path: file for file in await hub.files(REPO, COMMIT)}
 
 
-async def test_a_branch_is_resolved_and_a_commit_needs_no_request() -> None:
-    async with connected() as (stand_in, hub):
-        assert await hub.resolve(REPO, "main") == COMMIT
-        assert await hub.resolve(REPO, "a" * 40) == "a" * 40
-        assert len(stand_in.seen) == 1
-
-
 @pytest.mark.parametrize("page_size", [None, 1, 3])
 @pytest.mark.parametrize("gzips", [False, True])
 async def test_all_pages_of_the_list_are_read(page_size: int | None, gzips: bool) -> None:
@@ -52,23 +45,10 @@ async def test_all_pages_of_the_list_are_read(page_size: int | None, gzips: bool
     assert files["config.json"].digest.algorithm == "git-sha1"
 
 
-@pytest.mark.parametrize(
-    ("faults", "error", "words"),
-    [
-        pytest.param(
-            HubFaults(status=403, error_code="GatedRepo"),
-            ModelGatedError,
-            "accept them",
-            id="gated",
-        ),
-        pytest.param(
-            HubFaults(status=401, error_code="RepoNotFound"),
-            ModelMissingError,
-            "needs a token",
-            id="no-repository",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("faults", "error", "words"), [
+    pytest.param(HubFaults(status=403, error_code="GatedRepo"), ModelGatedError, "accept them", id="gated"),
+    pytest.param(HubFaults(status=401, error_code="RepoNotFound"), ModelMissingError, "needs a token", id="no-repository"),
+])  # fmt: skip
 async def test_each_error_code_of_the_hub_has_its_own_error(
     faults: HubFaults, error: type[ModelFetchError], words: str
 ) -> None:
@@ -78,13 +58,10 @@ async def test_each_error_code_of_the_hub_has_its_own_error(
         assert type(info.value) is error
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param({"oid": "../../etc/passwd"}, id="digest-is-a-path"),
-        pytest.param({"lfs": {"oid": "ab", "size": 3}}, id="digest-is-short"),
-    ],
-)
+@pytest.mark.parametrize("entry", [
+    pytest.param({"oid": "../../etc/passwd"}, id="digest-is-a-path"),
+    pytest.param({"lfs": {"oid": "ab", "size": 3}}, id="digest-is-short"),
+])  # fmt: skip
 async def test_a_list_with_a_malformed_digest_is_refused(entry: dict[str, object]) -> None:
     one = {"type": "file", "path": "a.json", "size": 3, "oid": "0" * 40, **entry}
     async with connected(HubFaults(listing=[one])) as (_, hub):

@@ -20,7 +20,7 @@ from models.model_store import admission
 from models.model_store.integrity import check_model
 from models.model_store.store import ModelStore
 from tests.support.clock import SkippingClock
-from tests.support.hub import COMMIT, REPO, StandInHub, run_hub_client, tiny_files
+from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.model_store import files_below
 from tests.support.waiting import until
 
@@ -89,15 +89,6 @@ async def test_two_processes_fetch_one_model_once(tmp_path: Path) -> None:
     assert stand_in.body_bytes == WANTED_BYTES
 
 
-@pytest.mark.ci
-async def test_our_folder_has_the_bytes_of_the_real_client(tmp_path: Path) -> None:
-    async with StandInHub(repos={REPO: FILES}).serve() as stand_in:
-        (theirs,) = await run_hub_client(stand_in.endpoint, tmp_path / "client", "main")
-        ours = Path(await finished(await start_fetch(tmp_path / "store", stand_in.endpoint)))
-    chosen = {p: c for p, c in files_below(theirs).items() if is_selected(p, DEFAULT_PATTERNS)}
-    assert files_below(ours) == chosen == WANTED
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB; only root on Linux can make one."""
@@ -111,17 +102,6 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("a small file system cannot be mounted here")
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-@pytest.mark.ci
-async def test_a_small_disk_refuses_before_the_first_byte(tiny: Path) -> None:
-    async with StandInHub(repos={REPO: FILES}).serve() as stand_in:
-        process = await start_fetch(tiny, stand_in.endpoint)
-        _, err = await asyncio.wait_for(process.communicate(), timeout=60)
-    assert err.decode().startswith(
-        "NoSpace: mlx-community--Tiny-4bit@1f2e3d4c5b6a needs 7.6 MiB more"
-    )
-    assert stand_in.body_bytes == 0
 
 
 async def test_a_disk_that_fills_up_publishes_nothing_and_the_fetch_goes_on(

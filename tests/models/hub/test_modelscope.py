@@ -53,15 +53,6 @@ async def test_a_branch_that_moved_has_the_pinned_files_no_more() -> None:
         assert await hub.resolve(REPO, "master") != commit
 
 
-async def test_files_are_read_from_the_branch_that_was_pinned() -> None:
-    async with connected(branch="v1") as (stand_in, hub):
-        commit = await hub.resolve(REPO, "v1")
-        files = {file.path: file for file in await hub.files(REPO, commit)}
-        async with hub.read(REPO, commit, files["config.json"]) as chunks:
-            assert b"".join([chunk async for chunk in chunks]) == FILES["config.json"]
-    assert {one.query["Revision"] for one in stand_in.seen} == {"v1"}
-
-
 async def test_a_list_that_the_hub_cut_is_read_folder_by_folder() -> None:
     many = {f"{folder}/{number}.json": b"{}" for folder in "ab" for number in range(1600)}
     async with connected({**FILES, **many}) as (stand_in, hub):

@@ -85,16 +85,13 @@ async def test_a_node_reports_a_model_that_is_not_fetched_yet_as_it_reports_its_
     assert (by_path.reason, by_path.geometry) == ("ModelPartial", None)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("config.json", None, "has no config.json"),
-        ("config.json", b"[]", "config.json: content"),
-        ("model.safetensors", None, r"has no model\*.safetensors"),
-        ("model.safetensors", b"<html>" * 20, "is not a safetensors file"),
-        ("config.json", b" " * (1 << 20) + b"{}", "at most 1048576 are read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("config.json", None, "has no config.json"),
+    ("config.json", b"[]", "config.json: content"),
+    ("model.safetensors", None, r"has no model\*.safetensors"),
+    ("model.safetensors", b"<html>" * 20, "is not a safetensors file"),
+    ("config.json", b" " * (1 << 20) + b"{}", "at most 1048576 are read"),
+])  # fmt: skip
 async def test_a_repository_that_is_no_model_is_refused_without_a_fetch(
     name: str, content: bytes | None, words: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub import COMMIT, REPO, StandInHub, run_hub_client, tiny_files
 from tests.support.model_store import files_below
 
@@ -19,6 +21,7 @@ async def test_the_real_client_downloads_plain_and_pinned_then_offline(tmp_path:
     assert offline.name == COMMIT
 
 
+@pytest.mark.ci
 async def test_the_real_client_follows_to_the_other_port_and_pages(tmp_path: Path) -> None:
     files = tiny_files()
     hub = StandInHub(repos={REPO: files}, token="hf_x")

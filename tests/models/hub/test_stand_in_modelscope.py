@@ -5,12 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import REPO, tiny_files
-from tests.support.modelscope import (
-    HAS_SDK,
-    StandInModelScope,
-    count_with_sdk,
-    download_with_sdk,
-)
+from tests.support.modelscope import HAS_SDK, StandInModelScope, count_with_sdk, download_with_sdk
 
 pytestmark = pytest.mark.skipif(
     not HAS_SDK, reason="the SDK of ModelScope is not installed: pip install modelscope-hub==0.5.1"

@@ -81,9 +81,7 @@ def test_gguf_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["changed", "absent", "cut"])
-def test_a_damaged_layer_is_refused_by_name_and_leaves_no_model(
-    tmp_path: Path, damage: str
-) -> None:
+def test_damaged_layer_is_refused_by_name_and_leaves_no_model(tmp_path: Path, damage: str) -> None:
     root = tmp_path / "o"
     content = safetensors({"a": ("F32", 0, 400)})
     layers = plain_layers(root, weights=content[:-5] if damage == "cut" else content)

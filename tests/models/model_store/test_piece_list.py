@@ -12,6 +12,7 @@ from models.hub.digests import BlobDigest
 from models.model_store.partial_file import PartialFile, open_partial
 from models.model_store.piece_list import PIECE_BYTES, PieceList, decode_list
 from models.model_store.store import ModelStore
+from tests.support.values import present
 
 CONTENT = random.Random(3).randbytes(PIECE_BYTES) + b"the rest"
 DIGEST = BlobDigest("sha256", hashlib.sha256(CONTENT).hexdigest())
@@ -26,8 +27,7 @@ def test_a_file_that_came_in_two_runs_has_the_hashes_of_its_pieces(tmp_path: Pat
     size, half = len(CONTENT), len(CONTENT) // 2
 
     def opened() -> PartialFile:
-        part = open_partial(path, DIGEST, size=size, piece_bytes=5 << 20)
-        assert part is not None
+        part = present(open_partial(path, DIGEST, size=size, piece_bytes=5 << 20))
         while part.verify_next():
             pass
         return part
@@ -58,16 +58,13 @@ def test_a_list_is_read_as_it_was_written_and_knows_where_pieces_start() -> None
     assert listed.hash_at(DIGEST.hex, 0, 2 * size) == "", "a list of another size is of no use"
 
 
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {},
-        {"pieceBytes": PIECE_BYTES // 2, "files": {}},
-        {"pieceBytes": PIECE_BYTES, "files": {"../x": [HEX]}},
-        {"pieceBytes": PIECE_BYTES, "files": {HEX: ["short"]}},
-        {"pieceBytes": PIECE_BYTES, "files": {HEX: [HEX] * 100_001}},
-    ],
-)
+@pytest.mark.parametrize("tree", [
+    {},
+    {"pieceBytes": PIECE_BYTES // 2, "files": {}},
+    {"pieceBytes": PIECE_BYTES, "files": {"../x": [HEX]}},
+    {"pieceBytes": PIECE_BYTES, "files": {HEX: ["short"]}},
+    {"pieceBytes": PIECE_BYTES, "files": {HEX: [HEX] * 100_001}},
+])  # fmt: skip
 def test_what_is_no_list_of_pieces_is_refused(tree: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="pieces"):
         decode_list(json.dumps(tree).encode())

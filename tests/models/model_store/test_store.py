@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from models import model_files
 from models.hub.digests import BlobDigest
 from models.model_store.admission import disk_shortfall, is_reserved, reserve
 from models.model_store.store import ModelStore
 from tests.support.hub import COMMIT
 from tests.support.model_store import ShiftedClock, add_model, files_below, stored_contents
+from tests.support.values import present
 
 FILES = {"config.json": b"{}", "sub/model.safetensors": b"weights", "tokenizer.json": b"[]"}
 OTHER = "b" * 40
@@ -20,12 +20,6 @@ GIB = 1 << 30
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "models", ShiftedClock())
-
-
-def test_an_empty_store_has_no_models_and_creates_nothing(store: ModelStore) -> None:
-    assert store.models() == ()
-    assert store.find("a/b", COMMIT) is None
-    assert not store.root.exists()
 
 
 def test_a_model_is_a_folder_of_relative_links(store: ModelStore, tmp_path: Path) -> None:
@@ -51,9 +45,7 @@ def test_contents_are_read_only_and_kept_once(store: ModelStore) -> None:
     )
 
 
-def test_a_model_that_lost_a_file_is_no_model_until_it_is_published_again(
-    store: ModelStore,
-) -> None:
+def test_model_that_lost_a_file_is_no_model_until_it_is_published_again(store: ModelStore) -> None:
     model = add_model(store, "a/b", COMMIT, FILES)
     with store.locked():
         store.drop_blob(model.files[0].sha256)
@@ -102,22 +94,13 @@ def test_a_damaged_record_is_no_model(store: ModelStore, text: str) -> None:
     assert store.models() == ()
 
 
-def test_the_folder_is_what_the_inspection_reads(store: ModelStore) -> None:
-    model = add_model(store, "a/b", COMMIT, {"config.json": b'{"model_type": "llama"}'})
-    with pytest.raises(model_files.ModelUnusableError, match=r"no model\*\.safetensors"):
-        model_files.inspect_model(model.folder)
-
-
-@pytest.mark.parametrize(
-    ("free", "reserved", "missing", "shortfall"),
-    [
-        pytest.param(0, 0, 0, 0, id="nothing-is-missing"),
-        pytest.param(2 * GIB, 0, GIB, 0, id="just-enough"),
-        pytest.param(2 * GIB - 1, 0, GIB, 1, id="a-byte-too-little"),
-        pytest.param(105 * GIB, 0, 100 * GIB, 0, id="five-percent"),
-        pytest.param(105 * GIB, 7 * GIB, 100 * GIB, 7 * GIB, id="reserve"),
-    ],
-)
+@pytest.mark.parametrize(("free", "reserved", "missing", "shortfall"), [
+    pytest.param(0, 0, 0, 0, id="nothing-is-missing"),
+    pytest.param(2 * GIB, 0, GIB, 0, id="just-enough"),
+    pytest.param(2 * GIB - 1, 0, GIB, 1, id="a-byte-too-little"),
+    pytest.param(105 * GIB, 0, 100 * GIB, 0, id="five-percent"),
+    pytest.param(105 * GIB, 7 * GIB, 100 * GIB, 7 * GIB, id="reserve"),
+])  # fmt: skip
 def test_admission_leaves_a_margin(free: int, reserved: int, missing: int, shortfall: int) -> None:
     found = disk_shortfall(free_bytes=free, reserve_bytes=reserved, missing_bytes=missing)
     assert found == shortfall
@@ -125,23 +108,14 @@ def test_admission_leaves_a_margin(free: int, reserved: int, missing: int, short
 
 def test_a_reservation_excludes_the_same_model_and_ends(store: ModelStore) -> None:
     wanted = {BlobDigest("sha256", "0" * 64): 5}
-    held = reserve(store, "a--b@1f2e3d4c5b6a", wanted)
-    assert held is not None
+    held = present(reserve(store, "a--b@1f2e3d4c5b6a", wanted))
     assert is_reserved(store, "a--b@1f2e3d4c5b6a")
     assert reserve(store, "a--b@1f2e3d4c5b6a", wanted) is None
-    other = reserve(store, "a--c@1f2e3d4c5b6a", wanted)
-    assert other is not None
+    other = present(reserve(store, "a--c@1f2e3d4c5b6a", wanted))
     held.release()
     assert not is_reserved(store, "a--b@1f2e3d4c5b6a")
     other.release()
     assert list(store.fetches.iterdir()) == []
-
-
-def test_more_files_of_a_commit_join_its_folder(store: ModelStore) -> None:
-    add_model(store, "a/b", COMMIT, {"config.json": b"{}"})
-    model = add_model(store, "a/b", COMMIT, {"tokenizer.json": b"[]"})
-    assert files_below(model.folder) == {"config.json": b"{}", "tokenizer.json": b"[]"}
-    assert len(model.files) == 2
 
 
 def test_a_commit_never_takes_the_folder_of_another(store: ModelStore) -> None:
