@@ -13,19 +13,10 @@ def listener(host: str) -> Listener:
     return Listener(role="gateway", host=host, port=4000)
 
 
-@pytest.mark.parametrize(
-    ("host", "is_reachable"),
-    [
-        ("127.0.0.1", False),
-        ("::1", False),
-        ("localhost", False),
-        ("10.0.0.5", True),
-        ("fd00::5", True),
-        ("0.0.0.0", True),
-        ("::", True),
-        ("", True),
-    ],
-)
+@pytest.mark.parametrize(("host", "is_reachable"), [
+    ("127.0.0.1", False), ("::1", False), ("localhost", False), ("10.0.0.5", True),
+    ("fd00::5", True), ("0.0.0.0", True), ("::", True), ("", True),
+])  # fmt: skip
 def test_only_what_other_machines_reach_is_announced(host: str, is_reachable: bool) -> None:
     assert listener(host).is_reachable is is_reachable
 
@@ -37,8 +28,7 @@ def test_an_unspecified_address_stands_for_all_of_the_machine() -> None:
 
 @pytest.mark.parametrize("text", ["Tim's Mac Studio.local", "mac-1", "", "-.", "Ä" * 99, "a" * 300])
 def test_every_host_name_becomes_a_name_that_is_read(text: str) -> None:
-    announcement = parse(render(Announcement(role="new", name=machine_name(text))))
-    assert announcement is not None
+    assert parse(render(Announcement(role="new", name=machine_name(text)))) is not None
 
 
 @pytest.mark.ci

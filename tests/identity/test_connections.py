@@ -115,16 +115,9 @@ def _none(fleet: TestAuthority, _: TestAuthority) -> ssl.SSLContext:
     return plain_client(fleet)
 
 
-@pytest.mark.parametrize(
-    ("client", "reason"),
-    [
-        (_none, ""),
-        (_foreign, ""),
-        (_expired, "Expired"),
-        (_revoked, "Revoked"),
-        (_node, "WrongRole"),
-    ],
-)
+@pytest.mark.parametrize(("client", "reason"), [
+    (_none, ""), (_foreign, ""), (_expired, "Expired"), (_revoked, "Revoked"), (_node, "WrongRole"),
+])  # fmt: skip
 async def test_everyone_else_is_refused(
     fleet: TestAuthority, other_fleet: TestAuthority, client: Client, reason: str
 ) -> None:
@@ -146,9 +139,7 @@ async def test_a_node_cannot_answer_for_another(fleet: TestAuthority) -> None:
             await ask(server.port, gateway(folder), wanted)
 
 
-async def test_a_server_with_the_right_name_and_the_wrong_role_is_refused(
-    fleet: TestAuthority,
-) -> None:
+async def test_server_with_right_name_and_the_wrong_role_is_refused(fleet: TestAuthority) -> None:
     admin = Credentials(fleet.issue(Role.ADMIN, "mac-1"), SystemClock())
     folder = fleet.issue(Role.GATEWAY, "edge")
     async with Server(admin).listen() as server:

@@ -5,24 +5,15 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway.__main__ import main as gateway
 from identity.flags import identity_folder, read_identity
 from identity.names import Role
 from machinery.clock import SystemClock
-from nodeagent.__main__ import main as nodeagent
-from reconciler.__main__ import main as reconciler
 from tests.support.identities import TestAuthority
-
-
-@pytest.mark.parametrize("program", [nodeagent, gateway, reconciler])
-def test_every_program_takes_the_folder_of_its_identity(program: click.Command) -> None:
-    (option,) = [param for param in program.params if param.name == "identity_dir"]
-    assert option.envvar == "FLEET_IDENTITY_DIR"
+from tests.support.values import present
 
 
 def test_a_folder_without_a_certificate_is_no_identity_yet(tmp_path: Path) -> None:
-    folder = identity_folder(None, tmp_path / "identity")
-    assert folder is not None
+    folder = present(identity_folder(None, tmp_path / "identity"))
     assert read_identity(folder, Role.NODE, SystemClock()) is None
     assert identity_folder(None) is None
 

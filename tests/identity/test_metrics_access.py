@@ -11,6 +11,7 @@ from identity.names import Role
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from store.tickets import TicketChecker
+from tests.support.values import present
 
 CLOCK = SystemClock()
 TOKEN = "prometheus-token-of-this-test-0123456789"
@@ -47,8 +48,7 @@ async def test_an_address_of_this_machine_is_local() -> None:
 
 
 async def test_another_machine_is_told_what_it_needs() -> None:
-    denial = await access().denial(scope(("10.0.0.9", 5)))
-    assert denial is not None
+    denial = present(await access().denial(scope(("10.0.0.9", 5))))
     assert denial.status == 401
     for word in ("role reconciler", "ticket", "--metrics-token-file", "--insecure-metrics"):
         assert word in denial.message
@@ -58,8 +58,7 @@ async def test_another_machine_is_told_what_it_needs() -> None:
 async def test_the_token_is_followed_when_its_file_changes(token_file: Path) -> None:
     token, client = MetricsToken(token_file), ("10.0.0.9", 5)
     assert await access(token).denial(scope(client, f"Bearer {TOKEN}")) is None
-    wrong = await access(token).denial(scope(client, f"Bearer {TOKEN}x"))
-    assert wrong is not None
+    wrong = present(await access(token).denial(scope(client, f"Bearer {TOKEN}x")))
     assert wrong.status == 403
     token_file.write_text(f"{TOKEN}-of-the-next-month\n")
     assert await access(token).denial(scope(client, f"Bearer {TOKEN}")) is not None
@@ -75,14 +74,11 @@ async def test_a_stranger_s_certificate_is_no_credential() -> None:
     assert await access().denial(found) is not None
 
 
-@pytest.mark.parametrize(
-    ("content", "mode", "message"),
-    [
-        ("", 0o600, "holds no token"),
-        ("short", 0o600, "26 to 512 characters"),
-        (TOKEN, 0o644, "chmod 600"),
-    ],
-)
+@pytest.mark.parametrize(("content", "mode", "message"), [
+    ("", 0o600, "holds no token"),
+    ("short", 0o600, "26 to 512 characters"),
+    (TOKEN, 0o644, "chmod 600"),
+])  # fmt: skip
 def test_an_unusable_token_file_is_refused(
     tmp_path: Path, content: str, mode: int, message: str
 ) -> None:

@@ -57,9 +57,7 @@ class Ends:
 
 
 @pytest.mark.ci
-def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason(
-    tmp_path: Path,
-) -> None:
+def test_outage_of_nine_days_is_not_noticed_and_long_one_ends_with_a_reason(tmp_path: Path) -> None:
     async def test() -> None:
         fleet = SigningFleet(tmp_path)
         fleet.store = store = OutageTransport(fleet.clock, expires_by_itself=False)

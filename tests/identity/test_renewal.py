@@ -27,7 +27,8 @@ from schemas.trust import TlsMode
 from store import keys
 from store.memory import MemoryTransport
 from store.port import Guard, KeyValue, Operation, Put, Transport
-from tests.support.signing import UUID, SigningFleet, in_fleet, running
+from tests.support.signing import UUID, SigningFleet, on_fleet, running
+from tests.support.values import present
 from tests.support.waiting import until
 
 NODE = Applicant(role=Role.NODE, name="mac-1", hardware_uuid=UUID)
@@ -48,37 +49,23 @@ def renewal(
     return Renewal(transport or fleet.store, fleet.clock, folder, applicant)
 
 
-def test_a_certificate_is_renewed_at_two_thirds_of_its_life_with_a_new_key(
-    tmp_path: Path,
+@on_fleet(lifetime=LIFE)
+async def test_a_certificate_is_renewed_at_two_thirds_of_its_life_with_a_new_key(
+    fleet: SigningFleet,
 ) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        start, _ = life_of(load_certificate(folder.certificate()))
-        hashes, times = [key_hash(folder)], [start]
-        async with fleet.signers(), running(renewal(fleet, folder).run()):
-            for _ in range(4 * 24 * 6):
-                await asyncio.sleep(600)
-                if key_hash(folder) != hashes[-1]:
-                    hashes.append(key_hash(folder))
-                    times.append(life_of(load_certificate(folder.certificate()))[0])
-        assert len(set(hashes)) == len(hashes) >= 5
-        for before, after in pairwise(times):
-            assert 0.6 * LIFE <= after - before <= 2 / 3 * LIFE + timedelta(seconds=20)
-        assert not folder.pending.exists()
-
-    in_fleet(tmp_path, test, LIFE)
-
-
-def test_the_times_of_many_processes_differ(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        early, late = (
-            Renewal(fleet.store, fleet.clock, folder, NODE, jitter=jitter).due_at()
-            for jitter in (lambda: 1.0, lambda: 0.0)
-        )
-        assert late - early == timedelta(days=2)
-
-    in_fleet(tmp_path, test)
+    folder = await fleet.join()
+    start, _ = life_of(load_certificate(folder.certificate()))
+    hashes, times = [key_hash(folder)], [start]
+    async with fleet.signers(), running(renewal(fleet, folder).run()):
+        for _ in range(4 * 24 * 6):
+            await asyncio.sleep(600)
+            if key_hash(folder) != hashes[-1]:
+                hashes.append(key_hash(folder))
+                times.append(life_of(load_certificate(folder.certificate()))[0])
+    assert len(set(hashes)) == len(hashes) >= 5
+    for before, after in pairwise(times):
+        assert 0.6 * LIFE <= after - before <= 2 / 3 * LIFE + timedelta(seconds=20)
+    assert not folder.pending.exists()
 
 
 class DyingTransport(MemoryTransport):
@@ -129,8 +116,7 @@ def test_a_renewal_that_is_killed_at_any_call_converges(tmp_path: Path, *, is_do
                 await asyncio.sleep(5)
                 if key_hash(folder) == before:
                     assert await renewal(fleet, folder).renew()
-            issued = await fleet.issued(fleet.identity())
-            assert issued is not None
+            issued = present(await fleet.issued(fleet.identity()))
             assert key_hash(folder) == issued.key_hash != before
             assert not folder.pending.exists()
             # One request was enough: the key that was on disk got its certificate.
@@ -140,186 +126,150 @@ def test_a_renewal_that_is_killed_at_any_call_converges(tmp_path: Path, *, is_do
     virtual_time.run(test())
 
 
-def test_a_key_that_was_taken_is_not_asked_for_again(tmp_path: Path) -> None:
+@on_fleet
+async def test_a_key_that_was_taken_is_not_asked_for_again(fleet: SigningFleet) -> None:
     """The process ended between the two files."""
-
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        pending = write_pending(folder, fleet.identity(), ())
-        async with fleet.signers():
-            assert await renewal(fleet, folder).renew()
-            folder.pending.write_text(pending.key.decode() + pending.request)
-            folder.pending.chmod(0o600)
-            taken = key_hash(folder)
-            assert taken == pending.key_hash
-            assert await renewal(fleet, folder).renew()
-        assert key_hash(folder) != taken
-
-    in_fleet(tmp_path, test)
+    folder = await fleet.join()
+    pending = write_pending(folder, fleet.identity(), ())
+    async with fleet.signers():
+        assert await renewal(fleet, folder).renew()
+        folder.pending.write_text(pending.key.decode() + pending.request)
+        folder.pending.chmod(0o600)
+        taken = key_hash(folder)
+        assert taken == pending.key_hash
+        assert await renewal(fleet, folder).renew()
+    assert key_hash(folder) != taken
 
 
 @pytest.mark.parametrize("content", ["", "no key", "-----BEGIN PRIVATE KEY-----\nAAAA\n"])
-def test_a_damaged_pending_file_is_replaced(tmp_path: Path, content: str) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        folder.pending.write_text(content)
-        folder.pending.chmod(0o600)
+@on_fleet
+async def test_a_damaged_pending_file_is_replaced(fleet: SigningFleet, content: str) -> None:
+    folder = await fleet.join()
+    folder.pending.write_text(content)
+    folder.pending.chmod(0o600)
+    async with fleet.signers():
+        assert await renewal(fleet, folder).renew()
+    assert not folder.pending.exists()
+
+
+@on_fleet(lifetime=LIFE)
+async def test_a_renewal_without_a_signer_is_reported_and_done_when_one_comes(
+    fleet: SigningFleet,
+) -> None:
+    folder = await fleet.join()
+    one = renewal(fleet, folder)
+    before = key_hash(folder)
+    async with running(one.run()):
+        await asyncio.sleep(0.7 * LIFE.total_seconds())
+        assert "no signer has answered" in one.failure
+        requests = await fleet.store.list(keys.REQUEST_PREFIX)
+        assert len(requests.items) == 1
         async with fleet.signers():
-            assert await renewal(fleet, folder).renew()
-        assert not folder.pending.exists()
-
-    in_fleet(tmp_path, test)
-
-
-def test_a_renewal_without_a_signer_is_reported_and_done_when_one_comes(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        one = renewal(fleet, folder)
-        before = key_hash(folder)
-        async with running(one.run()):
-            await asyncio.sleep(0.7 * LIFE.total_seconds())
-            assert "no signer has answered" in one.failure
-            requests = await fleet.store.list(keys.REQUEST_PREFIX)
-            assert len(requests.items) == 1
-            async with fleet.signers():
-                await asyncio.sleep(400)
-            assert key_hash(folder) != before
-            assert one.failure == ""
-
-    in_fleet(tmp_path, test, LIFE)
-
-
-def test_a_refusal_is_reported_with_its_reason(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = IdentityFolder(tmp_path / "own")
-        folder.write_authorities(fleet.authority.pem)
-        one = renewal(fleet, folder)
-        async with fleet.signers(), running(one.run()):
-            await until(lambda: "the fleet has no node mac-1" in one.failure)
-            await fleet.register()
-            await until(lambda: folder.is_issued)
-            await until(lambda: one.failure == "")
-        assert identity_of(load_certificate(folder.certificate())) == fleet.identity()
-
-    in_fleet(tmp_path, test)
-
-
-def test_a_gateway_gets_a_name_of_its_own_and_the_addresses_it_asks_for(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        addresses = ["192.0.2.7", "fleet.example.com", "mac-1.node.mlx-fleet.internal"]
-        applicant = Applicant(role=Role.GATEWAY, addresses=lambda: addresses)
-        folders = [IdentityFolder(tmp_path / name) for name in ("a", "b")]
-        async with fleet.signers():
-            for folder in folders:
-                folder.write_authorities(fleet.authority.pem)
-                assert await renewal(fleet, folder, applicant=applicant).renew()
-        certificates = [load_certificate(folder.certificate()) for folder in folders]
-        first, second = map(identity_of, certificates)
-        assert first.role is second.role is Role.GATEWAY
-        assert first.name != second.name
-        assert addresses_of(certificates[0]) == {*addresses[:2], first.dns_name}
-
-    in_fleet(tmp_path, test)
-
-
-def test_a_new_address_leads_to_a_new_certificate(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        addresses = ["192.0.2.7"]
-        applicant = Applicant(role=Role.GATEWAY, addresses=lambda: tuple(addresses))
-        folder = IdentityFolder(tmp_path / "own")
-        folder.write_authorities(fleet.authority.pem)
-        one = renewal(fleet, folder, applicant=applicant)
-        async with fleet.signers(), running(one.run()):
-            await until(lambda: one.renewals == 1)
-            await asyncio.sleep(7200)
-            assert one.renewals == 1
-            addresses.append("192.0.2.8")
-            await asyncio.sleep(60)
-        assert {"192.0.2.7", "192.0.2.8"} <= addresses_of(load_certificate(folder.certificate()))
-
-    in_fleet(tmp_path, test)
-
-
-def test_a_fleet_without_authority_is_not_asked(tmp_path: Path) -> None:
-    async def test() -> None:
-        fleet = SigningFleet(tmp_path)
-        dying = DyingTransport(fleet.store, 1, is_done=False)
-        one = renewal(fleet, IdentityFolder(tmp_path / "own"), transport=dying)
-        async with running(one.run()):
-            await asyncio.sleep(3600)
+            await asyncio.sleep(400)
+        assert key_hash(folder) != before
         assert one.failure == ""
 
-    virtual_time.run(test())
+
+@on_fleet
+async def test_a_refusal_is_reported_with_its_reason(fleet: SigningFleet) -> None:
+    folder = IdentityFolder(fleet.root / "own")
+    folder.write_authorities(fleet.authority.pem)
+    one = renewal(fleet, folder)
+    async with fleet.signers(), running(one.run()):
+        await until(lambda: "the fleet has no node mac-1" in one.failure)
+        await fleet.register()
+        await until(lambda: folder.is_issued)
+        await until(lambda: one.failure == "")
+    assert identity_of(load_certificate(folder.certificate())) == fleet.identity()
 
 
-def test_a_certificate_for_another_key_is_not_taken(tmp_path: Path) -> None:
-    """A store that lies can keep a process from renewing, and cannot give it another identity."""
-
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        before = folder.read_identity()
-        other = SigningFleet(tmp_path / "other")
-        await other.join()
-        forged = await other.issued(other.identity())
-        assert forged is not None
-        pending = write_pending(folder, fleet.identity(), ())
-        await fleet.put(
-            keys.issued_key("node", "mac-1"),
-            forged.model_copy(update={"key_hash": pending.key_hash}),
-        )
-        one = renewal(fleet, folder)
-        with pytest.raises(Exception, match="is not for mlxfleet://"):
-            await one.renew()
-        assert folder.read_identity() == before
-
-    in_fleet(tmp_path, test)
+@on_fleet
+async def test_gateway_gets_name_of_its_own_and_addresses_it_asks_for(fleet: SigningFleet) -> None:
+    addresses = ["192.0.2.7", "fleet.example.com", "mac-1.node.mlx-fleet.internal"]
+    applicant = Applicant(role=Role.GATEWAY, addresses=lambda: addresses)
+    folders = [IdentityFolder(fleet.root / name) for name in ("a", "b")]
+    async with fleet.signers():
+        for folder in folders:
+            folder.write_authorities(fleet.authority.pem)
+            assert await renewal(fleet, folder, applicant=applicant).renew()
+    certificates = [load_certificate(folder.certificate()) for folder in folders]
+    first, second = map(identity_of, certificates)
+    assert first.role is second.role is Role.GATEWAY
+    assert first.name != second.name
+    assert addresses_of(certificates[0]) == {*addresses[:2], first.dns_name}
 
 
-def test_all_processes_renew_soon_after_another_authority_signs(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        new = Authority.create(fleet.clock.now(), fleet.authority.fleet)
-        one = renewal(fleet, folder)
-        async with running(one.run()):
-            await asyncio.sleep(60)
-            fleet.folder.write_next(new)
-            old, fleet.authority = fleet.authority, new
-            folder.write_authorities(new.pem + old.pem)
-            await fleet.publish(TlsMode.STRICT)
-            async with fleet.signers():
-                await asyncio.sleep(SPREAD_S + 60)
-        certificate = load_certificate(folder.certificate())
-        certificate.verify_directly_issued_by(new.certificate)
+@on_fleet
+async def test_a_new_address_leads_to_a_new_certificate(fleet: SigningFleet) -> None:
+    addresses = ["192.0.2.7"]
+    applicant = Applicant(role=Role.GATEWAY, addresses=lambda: tuple(addresses))
+    folder = IdentityFolder(fleet.root / "own")
+    folder.write_authorities(fleet.authority.pem)
+    one = renewal(fleet, folder, applicant=applicant)
+    async with fleet.signers(), running(one.run()):
+        await until(lambda: one.renewals == 1)
+        await asyncio.sleep(7200)
         assert one.renewals == 1
+        addresses.append("192.0.2.8")
+        await asyncio.sleep(60)
+    assert {"192.0.2.7", "192.0.2.8"} <= addresses_of(load_certificate(folder.certificate()))
 
-    in_fleet(tmp_path, test)
+
+@on_fleet
+async def test_a_certificate_for_another_key_is_not_taken(fleet: SigningFleet) -> None:
+    """A store that lies can keep a process from renewing, and cannot give it another identity."""
+    folder = await fleet.join()
+    before = folder.read_identity()
+    other = SigningFleet(fleet.root / "other")
+    await other.join()
+    forged = present(await other.issued(other.identity()))
+    pending = write_pending(folder, fleet.identity(), ())
+    await fleet.put(
+        keys.issued_key("node", "mac-1"), forged.model_copy(update={"key_hash": pending.key_hash})
+    )
+    one = renewal(fleet, folder)
+    with pytest.raises(Exception, match="is not for mlxfleet://"):
+        await one.renew()
+    assert folder.read_identity() == before
 
 
-def test_an_expired_process_that_comes_back_renews_with_its_old_key(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        await asyncio.sleep(timedelta(days=40).total_seconds())
+@on_fleet
+async def test_all_processes_renew_soon_after_another_authority_signs(fleet: SigningFleet) -> None:
+    folder = await fleet.join()
+    new = Authority.create(fleet.clock.now(), fleet.authority.fleet)
+    one = renewal(fleet, folder)
+    async with running(one.run()):
+        await asyncio.sleep(60)
+        fleet.folder.write_next(new)
+        old, fleet.authority = fleet.authority, new
+        folder.write_authorities(new.pem + old.pem)
+        await fleet.publish(TlsMode.STRICT)
         async with fleet.signers():
-            assert await renewal(fleet, folder).renew()
-        assert life_of(load_certificate(folder.certificate()))[1] > fleet.clock.now()
+            await asyncio.sleep(SPREAD_S + 60)
+    certificate = load_certificate(folder.certificate())
+    certificate.verify_directly_issued_by(new.certificate)
+    assert one.renewals == 1
 
-    in_fleet(tmp_path, test)
+
+@on_fleet
+async def test_expired_process_that_comes_back_renews_with_its_old_key(fleet: SigningFleet) -> None:
+    folder = await fleet.join()
+    await asyncio.sleep(timedelta(days=40).total_seconds())
+    async with fleet.signers():
+        assert await renewal(fleet, folder).renew()
+    assert life_of(load_certificate(folder.certificate()))[1] > fleet.clock.now()
 
 
-def test_requests_of_the_same_text_are_written_once(tmp_path: Path) -> None:
-    async def test(fleet: SigningFleet) -> None:
-        folder = await fleet.join()
-        for _ in range(3):
-            with pytest.raises(Exception, match="no signer has answered"):
-                await renewal(fleet, folder).renew()
-        item = await fleet.store.get(keys.request_key("node", "mac-1"))
-        assert item is not None
-        assert item.create_revision == item.mod_revision
-        await fleet.store.commit([], [Put(key=item.key, value=b"by hand")])
+@on_fleet
+async def test_requests_of_the_same_text_are_written_once(fleet: SigningFleet) -> None:
+    folder = await fleet.join()
+    for _ in range(3):
         with pytest.raises(Exception, match="no signer has answered"):
             await renewal(fleet, folder).renew()
-        again = await fleet.store.get(item.key)
-        assert again is not None
-        assert again.value != b"by hand"
-
-    in_fleet(tmp_path, test)
+    item = present(await fleet.store.get(keys.request_key("node", "mac-1")))
+    assert item.create_revision == item.mod_revision
+    await fleet.store.commit([], [Put(key=item.key, value=b"by hand")])
+    with pytest.raises(Exception, match="no signer has answered"):
+        await renewal(fleet, folder).renew()
+    again = present(await fleet.store.get(item.key))
+    assert again.value != b"by hand"

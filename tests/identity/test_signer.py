@@ -15,6 +15,7 @@ from store import keys
 from store.errors import ConflictError
 from store.memory import MemoryTransport
 from tests.support.identities import TestAuthority
+from tests.support.values import present
 
 UUID, OTHER_UUID = "11111111-aaaa", "22222222-bbbb"
 
@@ -52,8 +53,7 @@ async def test_a_name_goes_to_another_key_only_with_the_version_of_its_certifica
     with pytest.raises(IssueError, match="`fleetctl token create --node mac-1`") as refused:
         await join(signer, IdentityFolder(tmp_path / "b"))
     assert UUID not in str(refused.value)
-    bound = await find_binding(signer.transport, node(signer))
-    assert bound is not None
+    bound = present(await find_binding(signer.transport, node(signer)))
     assert bound.record == first
     request = new_key()[1]
     await signer.issue(node(signer), request, guards=[bound.version])
@@ -61,9 +61,7 @@ async def test_a_name_goes_to_another_key_only_with_the_version_of_its_certifica
         await signer.issue(node(signer), request, guards=[bound.version])
 
 
-async def test_the_holder_of_the_current_key_gets_the_next_certificate(
-    signer: Signer, tmp_path: Path
-) -> None:
+async def test_holder_of_current_key_gets_next_certificate(signer: Signer, tmp_path: Path) -> None:
     folder = IdentityFolder(tmp_path / "a")
     first = await join(signer, folder)
     second = await signer.renew(node(signer), renewal(folder))

@@ -22,17 +22,12 @@ from machinery.clock import Clock
 from machinery.virtual_time import VirtualClock
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeStatus
-from schemas.trust import (
-    CertificateRequest,
-    FleetTrust,
-    IssuedCertificate,
-    RefusedRequest,
-    TlsMode,
-)
+from schemas.trust import CertificateRequest, FleetTrust, IssuedCertificate, RefusedRequest, TlsMode
 from store import codec, keys
 from store.errors import UnavailableError
 from store.memory import MemoryTransport
 from store.port import Guard, KeyValue, Listing, Operation, Put, Transport
+from tests.support.scenes import Test, scene_test
 from tests.support.waiting import until_async
 
 UUID = "11111111-aaaa"
@@ -112,10 +107,7 @@ class SigningFleet:
         folder = IdentityFolder(self.root / f"{role}-{name}")
         key, request = new_key()
         signer = Signer(
-            transport=self.store,
-            clock=self.clock,
-            authority=self.authority,
-            lifetime=self.lifetime,
+            transport=self.store, clock=self.clock, authority=self.authority, lifetime=self.lifetime
         )
         issued = await signer.issue(self.identity(role, name), request, hardware_uuid=UUID)
         folder.write_identity(key, issued.certificate)
@@ -187,16 +179,20 @@ def node_status(name: str, uuid: str) -> tuple[Put, Put]:
     return codec.put_spec(node), Put(key=key, value=codec.encode(status))
 
 
-def in_fleet(
-    root: Path,
-    test: Callable[[SigningFleet], Coroutine[Any, Any, None]],
-    lifetime: timedelta = LEAF_LIFETIME,
-) -> None:
-    """Run a test in virtual time with a fleet whose trust is published."""
+def on_fleet(
+    test: Test | None = None, *, lifetime: timedelta = LEAF_LIFETIME
+) -> Callable[..., Any]:
+    """Run a test in virtual time with a fleet below `tmp_path` whose trust is published."""
 
-    async def main() -> None:
-        fleet = SigningFleet(root, lifetime)
-        await fleet.publish()
-        await test(fleet)
+    def play(scene: Callable[[SigningFleet], Coroutine[Any, Any, None]], *, tmp_path: Path) -> None:
+        async def main() -> None:
+            fleet = SigningFleet(tmp_path, lifetime)
+            await fleet.publish()
+            await scene(fleet)
 
-    virtual_time.run(main())
+        virtual_time.run(main())
+
+    def decorate(test: Test) -> Callable[..., None]:
+        return scene_test(test, play, "tmp_path")
+
+    return decorate if test is None else decorate(test)
