@@ -9,17 +9,12 @@ from hypothesis import strategies as st
 from machinery.connection_limits import AddressLimit, ConnectionLimiter, client_network
 
 
-@pytest.mark.parametrize(
-    ("host", "network"),
-    [
-        ("10.0.0.7", "10.0.0.7"),
-        ("::ffff:10.0.0.7", "10.0.0.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%en0", "fe80::/64"),
-        ("", "local"),
-        ("/run/x.sock", "local"),
-    ],
-)
+@pytest.mark.parametrize(("host", "network"), [
+    ("10.0.0.7", "10.0.0.7"),
+    ("::ffff:10.0.0.7", "10.0.0.7"),
+    ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+    ("fe80::1%en0", "fe80::/64"), ("", "local"), ("/run/x.sock", "local"),
+])  # fmt: skip
 def test_clients_are_counted_by_their_network(host: str, network: str) -> None:
     assert client_network(host) == network
 
@@ -41,9 +36,7 @@ def test_each_address_is_counted_alone_and_ipv6_by_network() -> None:
 @pytest.mark.parametrize(
     ("host", "is_free"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False)]
 )
-def test_this_machine_is_not_limited_unless_the_operator_says_so(
-    host: str, *, is_free: bool
-) -> None:
+def test_this_machine_is_not_limited_unless_operator_says_so(host: str, *, is_free: bool) -> None:
     usual, given = AddressLimit(2), AddressLimit(1, is_local_free=False)
     assert [usual.enter(host) is None for _ in range(3)] == [False, False, not is_free]
     assert [given.enter(host) is None for _ in range(2)] == [False, True]

@@ -25,9 +25,7 @@ def test_children_do_not_inherit_dropped_variables(monkeypatch: pytest.MonkeyPat
     assert {"FLEET_OTHER=kept", "FLEET_API_KEY_FILE=/a/path"} <= set(said.splitlines())
 
 
-def test_only_children_that_trace_get_the_token_of_a_collector(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_children_that_trace_get_token_of_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=canary")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     assert trace_settings() == {}

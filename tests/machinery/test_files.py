@@ -26,14 +26,6 @@ def test_a_file_is_made_with_its_folders_for_its_owner_alone(tmp_path: Path) -> 
     assert names(path.parent) == ["file"]
 
 
-def test_a_reader_of_the_old_file_keeps_it(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, "old")
-    with path.open() as file:
-        write_atomically(path, "new")
-        assert file.read() == "old"
-
-
 def test_what_cannot_be_written_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")

@@ -93,14 +93,11 @@ async def test_one_request_gets_one_answer() -> None:
         assert answer.count(b"HTTP/1.1") == 1
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        pytest.param(b"", id="says-nothing"),
-        pytest.param(b"GET /fi", id="half-a-line"),
-        pytest.param(b"GET /fine HTTP/1.1\r\nhost: localhost\r\nx-a: ", id="half-a-header"),
-    ],
-)
+@pytest.mark.parametrize("request_", [
+    pytest.param(b"", id="says-nothing"),
+    pytest.param(b"GET /fi", id="half-a-line"),
+    pytest.param(b"GET /fine HTTP/1.1\r\nhost: localhost\r\nx-a: ", id="half-a-header"),
+])  # fmt: skip
 async def test_a_client_that_does_not_finish_its_request_is_dropped(request_: bytes) -> None:
     async with serving(HURRIED) as port:
         assert await response(port, request_) == b""
@@ -191,10 +188,9 @@ async def test_a_connection_is_refused_if_all_others_have_a_request() -> None:
         await served(port)
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [(b"evil.example", b"421"), (b"localhost:4001", b"200"), (b"127.0.0.1", b"200")],
-)
+@pytest.mark.parametrize(("host", "status"), [
+    (b"evil.example", b"421"), (b"localhost:4001", b"200"), (b"127.0.0.1", b"200"),
+])  # fmt: skip
 async def test_a_name_that_is_not_this_machines_is_refused(host: bytes, status: bytes) -> None:
     """A web page whose name leads here could read the answer (DNS rebinding)."""
     async with serving() as port:

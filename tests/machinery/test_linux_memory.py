@@ -1,11 +1,11 @@
 """Memory of a Linux machine and of its cgroups, read from small file trees."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
 from machinery import linux_memory
-from tests.support.linux_files import CGROUP_V1, CGROUP_V2, write_tree
+from tests.support.linux_files import CGROUP_V2, write_tree
 
 GIB = 2**30
 
@@ -38,14 +38,3 @@ def test_available(tmp_path: Path, files: dict[str, str | int], available_gib: i
     group = {f"sys__fs__cgroup__machine__agent__{name}": str(text) for name, text in files.items()}
     root = write_tree(tmp_path, proc__self__cgroup=CGROUP_V2, **group)
     assert linux_memory.available_memory_bytes(root) == available_gib * GIB
-
-
-def test_cgroup_folders_go_from_the_group_to_the_root() -> None:
-    assert linux_memory.cgroup_folders(CGROUP_V1) == tuple(
-        PurePosixPath(path) for path in ("memory/pods/agent", "memory/pods", "memory", ".")
-    )
-
-
-@pytest.mark.parametrize("text", ["MemTotal:\n", "MemTotal: many kB\n", ""])
-def test_damaged_meminfo(text: str) -> None:
-    assert linux_memory.parse_meminfo(text, "MemTotal") is None

@@ -47,26 +47,23 @@ def state(name: str, address: str = "10.0.0.5/24", flags: frozenset[str] = UP) -
     return InterfaceState(name=name, flags=flags, addresses=addresses)
 
 
-@pytest.mark.parametrize(
-    ("given", "is_chosen"),
-    [
-        pytest.param(state("en0"), True, id="ethernet"),
-        pytest.param(state("eth0"), True, id="linux"),
-        pytest.param(state("br0"), True, id="a-bridge-of-linux"),
-        pytest.param(state("en7"), True, id="ethernet-in-a-thunderbolt-dock"),
-        pytest.param(state("en2"), False, id="thunderbolt-port"),
-        pytest.param(state("bridge0"), False, id="thunderbolt-bridge"),
-        pytest.param(state("utun4"), False, id="tunnel"),
-        pytest.param(state("awdl0"), False, id="airdrop"),
-        pytest.param(state("llw0"), False, id="low-latency-wifi"),
-        pytest.param(state("lo0", "127.0.0.1/8", UP | {"loopback"}), False, id="loopback"),
-        pytest.param(state("wg0", flags=UP | {"pointopoint"}), False, id="point-to-point"),
-        pytest.param(state("tailscale0", "100.101.1.2/32"), False, id="overlay"),
-        pytest.param(state("en0", flags=UP - {"running"}), False, id="no-cable"),
-        pytest.param(state("en0", flags=UP - {"multicast"}), False, id="no-multicast"),
-        pytest.param(state("en0", ""), False, id="no-address"),
-    ],
-)
+@pytest.mark.parametrize(("given", "is_chosen"), [
+    pytest.param(state("en0"), True, id="ethernet"),
+    pytest.param(state("eth0"), True, id="linux"),
+    pytest.param(state("br0"), True, id="a-bridge-of-linux"),
+    pytest.param(state("en7"), True, id="ethernet-in-a-thunderbolt-dock"),
+    pytest.param(state("en2"), False, id="thunderbolt-port"),
+    pytest.param(state("bridge0"), False, id="thunderbolt-bridge"),
+    pytest.param(state("utun4"), False, id="tunnel"),
+    pytest.param(state("awdl0"), False, id="airdrop"),
+    pytest.param(state("llw0"), False, id="low-latency-wifi"),
+    pytest.param(state("lo0", "127.0.0.1/8", UP | {"loopback"}), False, id="loopback"),
+    pytest.param(state("wg0", flags=UP | {"pointopoint"}), False, id="point-to-point"),
+    pytest.param(state("tailscale0", "100.101.1.2/32"), False, id="overlay"),
+    pytest.param(state("en0", flags=UP - {"running"}), False, id="no-cable"),
+    pytest.param(state("en0", flags=UP - {"multicast"}), False, id="no-multicast"),
+    pytest.param(state("en0", ""), False, id="no-address"),
+])  # fmt: skip
 def test_only_interfaces_to_other_machines_are_chosen(
     given: InterfaceState, is_chosen: bool
 ) -> None:

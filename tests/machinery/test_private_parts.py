@@ -17,42 +17,18 @@ from uvicorn.server import ServerState
 
 # Attributes of one connection. Overridden or read in machinery/http_server.py and gateway/http/.
 PROTOCOL_ATTRIBUTES = (
-    "app",
-    "connections",
-    "cycle",
-    "expect_100_continue",
-    "flow",
-    "headers",
-    "loop",
-    "parser",
-    "pipeline",
-    "scope",
-    "server_state",
-    "tasks",
-    "transport",
-)
+    "app", "connections", "cycle", "expect_100_continue", "flow", "headers", "loop", "parser",
+    "pipeline", "scope", "server_state", "tasks", "transport",
+)  # fmt: skip
 PROTOCOL_METHODS = (
-    "_start_asgi_task",
-    "connection_lost",
-    "connection_made",
-    "data_received",
-    "on_body",
-    "on_header",
-    "on_headers_complete",
-    "on_message_begin",
-    "on_message_complete",
-    "on_response_complete",
-    "pause_writing",
-    "resume_writing",
-)
+    "_start_asgi_task", "connection_lost", "connection_made", "data_received", "on_body",
+    "on_header", "on_headers_complete", "on_message_begin", "on_message_complete",
+    "on_response_complete", "pause_writing", "resume_writing",
+)  # fmt: skip
 # Attributes of one request and its response. Read and set in gateway/http/protocol.py.
 CYCLE_ATTRIBUTES = (
-    "disconnected",
-    "keep_alive",
-    "message_event",
-    "response_complete",
-    "response_started",
-)
+    "disconnected", "keep_alive", "message_event", "response_complete", "response_started",
+)  # fmt: skip
 FLOW_METHODS = ("pause_reading", "pause_writing", "resume_reading", "resume_writing")
 # machinery/http_server.py, gateway/server.py, engine/process.py.
 SERVER_METHODS = ("capture_signals", "handle_exit", "serve", "shutdown", "startup")
@@ -74,14 +50,11 @@ async def test_attributes_of_a_connection(protocol: httptools_impl.HttpToolsProt
     assert "self.url" in inspect.getsource(httptools_impl.HttpToolsProtocol.on_message_begin)
 
 
-@pytest.mark.parametrize(
-    ("owner", "names"),
-    [
-        pytest.param(httptools_impl.HttpToolsProtocol, PROTOCOL_METHODS, id="protocol"),
-        pytest.param(flow_control.FlowControl, FLOW_METHODS, id="flow-control"),
-        pytest.param(uvicorn.Server, SERVER_METHODS, id="server"),
-    ],
-)
+@pytest.mark.parametrize(("owner", "names"), [
+    pytest.param(httptools_impl.HttpToolsProtocol, PROTOCOL_METHODS, id="protocol"),
+    pytest.param(flow_control.FlowControl, FLOW_METHODS, id="flow-control"),
+    pytest.param(uvicorn.Server, SERVER_METHODS, id="server"),
+])  # fmt: skip
 def test_methods(owner: type, names: tuple[str, ...]) -> None:
     assert [name for name in names if not callable(getattr(owner, name, None))] == []
 

@@ -43,10 +43,6 @@ async def test_an_end_that_hangs_is_forced(tmp_path: Path) -> None:
     assert "did not end in time after a signal" in (tmp_path / "log").read_text()
 
 
-async def test_a_return_is_a_clean_end(tmp_path: Path) -> None:
-    assert await ended(daemon(tmp_path, "returns")) == 0
-
-
 @pytest.mark.parametrize(("how", "why"), [("fails", "a defect"), ("groups", "a defect in a task")])
 async def test_a_defect_ends_it_with_one_and_one_line(tmp_path: Path, how: str, why: str) -> None:
     assert await ended(daemon(tmp_path, how)) == 1

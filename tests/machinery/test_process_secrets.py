@@ -12,12 +12,10 @@ from machinery import process_secrets
 from machinery.process_secrets import OpenSecretError, check_secret_file, read_secret_file
 
 PROGRAMS = {
-    "fleetctl": "from click.testing import CliRunner; from fleetctl.__main__ import main; "
-    "CliRunner().invoke(main, ['help'])",
+    "fleetctl": "from click.testing import CliRunner; from fleetctl.__main__ import main; " "CliRunner().invoke(main, ['help'])",
     "gateway": "import gateway.__main__ as m; m.main(['--etcd', 'wrong'], standalone_mode=False)",
     "reconciler": "import reconciler.__main__ as m; m.main(['--etcd', 'x'], standalone_mode=False)",
-    "nodeagent": "import nodeagent.__main__ as m; "
-    "m.main(['--etcd', 'wrong', '--state-dir', 'x'], standalone_mode=False)",
+    "nodeagent": "import nodeagent.__main__ as m; " "m.main(['--etcd', 'wrong', '--state-dir', 'x'], standalone_mode=False)",
     "hollow": "import nodeagent.hollow.__main__ as m; m.main(['--etcd', 'x'], standalone_mode=False)",
     "engine": "import engine.__main__ as m; m.main(['--wrong'])",
     "golden": "import engine.golden.__main__ as m; m.run(['--wrong'])",
@@ -26,7 +24,7 @@ PROGRAMS = {
     "model inspection": "import models.inspection_process as m; m.main()",
     "fabric rank": "import nodeagent.fabric.__main__ as m; m.main(['--wrong'])",
     "fetch process": "import reconciler.services.gitops.fetch_process.__main__ as m; m.main()",
-}
+}  # fmt: skip
 SHOWN = """
 try:
     {code}

@@ -17,15 +17,14 @@ import pytest
 from machinery import processes
 from machinery.clock import SystemClock
 from machinery.processes import ChildProcess, ProcessRecord
+from tests.support.values import present
 from tests.support.waiting import until
 
 SLEEPER = ("sleep", "60")
 STUBBORN = (
-    sys.executable,
-    "-c",
-    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "print('deaf', flush=True); signal.pause()",
-)
+    sys.executable, "-c",
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " "print('deaf', flush=True); signal.pause()",
+)  # fmt: skip
 CLOCK = SystemClock()
 
 
@@ -42,8 +41,7 @@ async def child(folder: Path, command: tuple[str, ...] = SLEEPER) -> AsyncIterat
 async def test_a_record_leads_back_to_the_process(tmp_path: Path) -> None:
     async with child(tmp_path) as started:
         started.record.save(tmp_path / "pid")
-        adopted = processes.adopt(tmp_path / "pid")
-        assert adopted is not None
+        adopted = present(processes.adopt(tmp_path / "pid"))
         assert adopted.record == started.record
         assert (adopted.running(), adopted.exit_code()) == (True, None)
 
@@ -83,23 +81,20 @@ async def test_a_zombie_does_not_run(tmp_path: Path) -> None:
         assert not psutil.pid_exists(ours.record.pid)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(None, id="missing"),
-        pytest.param("", id="empty"),
-        pytest.param("{", id="cut"),
-        pytest.param("[]", id="list"),
-        pytest.param("7", id="number"),
-        pytest.param("{}", id="no-fields"),
-        pytest.param('{"pid": "x", "start": "x", "command": []}', id="no-pid"),
-        pytest.param('{"pid": -1, "start": "x", "command": []}', id="negative"),
-        pytest.param('{"pid": 0, "start": "x", "command": []}', id="our-group"),
-        pytest.param('{"pid": 1e999, "start": "x", "command": []}', id="infinite"),
-        pytest.param('{"pid": 99999999999999999999, "start": "x", "command": []}', id="huge"),
-        pytest.param('{"pid": 1, "start": "x", "command": []}', id="nan"),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    pytest.param(None, id="missing"),
+    pytest.param("", id="empty"),
+    pytest.param("{", id="cut"),
+    pytest.param("[]", id="list"),
+    pytest.param("7", id="number"),
+    pytest.param("{}", id="no-fields"),
+    pytest.param('{"pid": "x", "start": "x", "command": []}', id="no-pid"),
+    pytest.param('{"pid": -1, "start": "x", "command": []}', id="negative"),
+    pytest.param('{"pid": 0, "start": "x", "command": []}', id="our-group"),
+    pytest.param('{"pid": 1e999, "start": "x", "command": []}', id="infinite"),
+    pytest.param('{"pid": 99999999999999999999, "start": "x", "command": []}', id="huge"),
+    pytest.param('{"pid": 1, "start": "x", "command": []}', id="nan"),
+])  # fmt: skip
 def test_a_record_that_makes_no_sense_is_no_process(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "pid").write_text(content)
@@ -145,8 +140,7 @@ async def test_waiting_has_a_limit(tmp_path: Path) -> None:
 
 async def test_a_pid_known_to_be_alive_is_taken_as_it_is(tmp_path: Path) -> None:
     async with child(tmp_path) as ours:
-        running = processes.find_running(ours.record.pid)
-        assert running is not None
+        running = present(processes.find_running(ours.record.pid))
         assert running.record.start == ours.record.start
         assert running.running()
     assert processes.find_running(ours.record.pid) is None
@@ -157,33 +151,24 @@ def test_what_cannot_be_started_is_an_oserror(tmp_path: Path) -> None:
         processes.spawn(("/nowhere/program",), log=tmp_path / "log")
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (None, ""),
-        (b"", ""),
-        (b"one\n", "one"),
-        (b"1\n 2 \n\n3\n4\n", "3 | 4"),
-        (b"\xff\n", "\N{REPLACEMENT CHARACTER}"),
-        (b"x" * 10_000 + b"\nend\n", f"{'x' * 8187} | end"),
-    ],
-)
+@pytest.mark.parametrize(("content", "expected"), [
+    (None, ""), (b"", ""), (b"one\n", "one"),
+    (b"1\n 2 \n\n3\n4\n", "3 | 4"),
+    (b"\xff\n", "\N{REPLACEMENT CHARACTER}"),
+    (b"x" * 10_000 + b"\nend\n", f"{'x' * 8187} | end"),
+])  # fmt: skip
 def test_last_words(tmp_path: Path, content: bytes | None, expected: str) -> None:
     if content is not None:
         (tmp_path / "log").write_bytes(content)
     assert processes.last_lines(tmp_path / "log") == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("engine: rank 1 was lost", "engine: rank 1 was lost"),
-        ('{"level": "info", "message": "request"}', ""),
-        ('{"level": "error", "message": "no"}', '{"level": "error", "message": "no"}'),
-        ("[]", "[]"),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected"), [
+    ("engine: rank 1 was lost", "engine: rank 1 was lost"),
+    ('{"level": "info", "message": "request"}', ""),
+    ('{"level": "error", "message": "no"}', '{"level": "error", "message": "no"}'),
+    ("[]", "[]"), ("", ""),
+])  # fmt: skip
 def test_an_ordinary_entry_is_no_last_word(tmp_path: Path, line: str, expected: str) -> None:
     (tmp_path / "log").write_text(f"before\n{line}\n" if line else "")
     assert processes.last_words(tmp_path / "log") == expected

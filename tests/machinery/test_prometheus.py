@@ -43,19 +43,14 @@ def test_large_numbers_keep_their_digits() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("a 1\n", [Sample("a", {}, "1")], id="bare"),
-        pytest.param('a{b="c"} 1', [Sample("a", {"b": "c"}, "1")], id="one-label"),
-        pytest.param('a{b="c",d="e"} 1 17', [Sample("a", {"b": "c", "d": "e"}, "1")], id="time"),
-        pytest.param('a{b="x\\"\\\\\\n"} 1', [Sample("a", {"b": 'x"\\\n'}, "1")], id="escapes"),
-        pytest.param(
-            "# HELP a b\n# TYPE a gauge\n\nwords that are no sample\n", [], id="other-lines"
-        ),
-        pytest.param("a nan\n", [Sample("a", {}, "nan")], id="values-stay-text"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    pytest.param("a 1\n", [Sample("a", {}, "1")], id="bare"),
+    pytest.param('a{b="c"} 1', [Sample("a", {"b": "c"}, "1")], id="one-label"),
+    pytest.param('a{b="c",d="e"} 1 17', [Sample("a", {"b": "c", "d": "e"}, "1")], id="time"),
+    pytest.param('a{b="x\\"\\\\\\n"} 1', [Sample("a", {"b": 'x"\\\n'}, "1")], id="escapes"),
+    pytest.param("# HELP a b\n# TYPE a gauge\n\nwords that are no sample\n", [], id="other-lines"),
+    pytest.param("a nan\n", [Sample("a", {}, "nan")], id="values-stay-text"),
+])  # fmt: skip
 def test_samples_are_parsed(text: str, expected: list[Sample]) -> None:
     assert list(parse_samples(text)) == expected
 

@@ -14,6 +14,7 @@ import pytest
 from machinery import processes
 from machinery.clock import SystemClock
 from machinery.supervisor import Program, Supervisor
+from tests.support.values import present
 from tests.support.waiting import until
 
 
@@ -54,8 +55,7 @@ async def test_a_killed_program_is_started_again(program: Program) -> None:
             os.kill(first, signal.SIGKILL)
             await until(lambda: supervisor.pid != first and supervisor.running)
             assert supervisor.restarts == 1
-            record = processes.load_record(program.record)
-            assert record is not None
+            record = present(processes.load_record(program.record))
             assert record.pid == supervisor.pid
 
 
@@ -130,15 +130,6 @@ async def test_stop_is_for_good(program: Program) -> None:
         assert not program.record.exists()
         await supervisor.run()  # ends at once
         assert not supervisor.running
-
-
-async def test_end_is_not_for_good(program: Program) -> None:
-    async with supervised(program) as supervisor:
-        await supervisor.start()
-        first = supervisor.pid
-        async with running(supervisor):
-            await supervisor.end()
-            await until(lambda: supervisor.pid != first and supervisor.running)
 
 
 async def test_before_start_runs_before_each_start(program: Program) -> None:

@@ -20,7 +20,6 @@ from machinery.clock import SystemClock
 from machinery.http_server import listen
 from machinery.tls_server import (
     CertificateError,
-    RecordSSLObject,
     ServerCertificate,
     TlsListener,
     TlsOptions,
@@ -139,13 +138,10 @@ async def test_tls_1_3_by_default_and_1_2_with_forward_secrecy(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
-@pytest.mark.parametrize(
-    ("version", "ciphers"),
-    [
-        pytest.param(ssl.TLSVersion.TLSv1_1, "ALL:@SECLEVEL=0", id="tls-1.1"),
-        pytest.param(ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0", id="cbc"),
-    ],
-)
+@pytest.mark.parametrize(("version", "ciphers"), [
+    pytest.param(ssl.TLSVersion.TLSv1_1, "ALL:@SECLEVEL=0", id="tls-1.1"),
+    pytest.param(ssl.TLSVersion.TLSv1_2, "ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0", id="cbc"),
+])  # fmt: skip
 @on_uvloop
 async def test_old_versions_and_ciphers_are_refused(
     tmp_path: Path, version: ssl.TLSVersion, ciphers: str
@@ -158,10 +154,9 @@ async def test_old_versions_and_ciphers_are_refused(
             await server.echoes()
 
 
-@pytest.mark.parametrize(
-    ("group", "is_accepted"),
-    [("ffdhe8192", False), ("ffdhe2048", False), ("prime256v1", True)],
-)
+@pytest.mark.parametrize(("group", "is_accepted"), [
+    ("ffdhe8192", False), ("ffdhe2048", False), ("prime256v1", True),
+])  # fmt: skip
 @on_uvloop
 async def test_costly_groups_are_refused(tmp_path: Path, group: str, *, is_accepted: bool) -> None:
     async with running_server(tmp_path) as server:
@@ -173,17 +168,6 @@ async def test_costly_groups_are_refused(tmp_path: Path, group: str, *, is_accep
             assert await server.echoes() is is_accepted
         except (ssl.SSLError, ConnectionError):
             assert not is_accepted
-
-
-@on_uvloop
-async def test_a_connection_is_read_by_the_record(tmp_path: Path) -> None:
-    """A read that asks for more would allocate as much, for every small request."""
-    async with running_server(tmp_path) as server, server.connection() as (reader, writer):
-        writer.write(bytes(range(256)) * 4096)
-        assert await reader.readexactly(1 << 20) == bytes(range(256)) * 4096
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sslobject = server.certificate.context.wrap_bio(incoming, outgoing, server_side=True)
-    assert isinstance(sslobject, RecordSSLObject)
 
 
 @on_uvloop

@@ -26,27 +26,6 @@ def test_timers_fire_in_order_at_their_time() -> None:
     assert [at for _, at in seen] == pytest.approx([0.25, 7.5, 3600.0])
 
 
-def test_the_wall_clock_goes_with_it() -> None:
-    clock = VirtualClock()
-
-    async def main() -> float:
-        before = clock.now()
-        await clock.sleep(90.0)
-        return (clock.now() - before).total_seconds()
-
-    assert virtual_time.run(main()) == pytest.approx(90.0)
-
-
-def test_timeouts_are_virtual() -> None:
-    async def main() -> float:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1000):
-                await asyncio.Event().wait()
-        return asyncio.get_running_loop().time()
-
-    assert virtual_time.run(main()) == pytest.approx(1000.0)
-
-
 def test_a_thread_is_waited_for_while_timers_stand_still() -> None:
     async def main() -> float:
         async with asyncio.TaskGroup() as group:

@@ -53,21 +53,18 @@ def test_a_message_in_parts_with_a_ping_between() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
-    [
-        (b"\x81\x01x", 1002),  # without a mask
-        (b"\xc1\x81mask.", 1002),  # compressed
-        (b"\x83\x80mask", 1002),  # an unknown kind
-        (b"\x09\x80mask", 1002),  # a ping in parts
-        (b"\x89\xfe\x00\x80mask", 1002),  # a long ping
-        (client_frame(frames.CONTINUATION, b"x"), 1002),  # without a beginning
-        (client_frame(frames.TEXT, b"a", is_last=False) + client_frame(frames.TEXT, b"b"), 1002),
-        (client_frame(frames.TEXT, b"x" * 101), 1009),
-        (b"\x81\xff" + b"\xff" * 8, 1009),  # refused before its bytes arrive
-        (client_frame(frames.TEXT, b"x" * 60, is_last=False) + client_frame(0, b"x" * 60), 1009),
-    ],
-)
+@pytest.mark.parametrize(("data", "code"), [
+    (b"\x81\x01x", 1002),  # without a mask
+    (b"\xc1\x81mask.", 1002),  # compressed
+    (b"\x83\x80mask", 1002),  # an unknown kind
+    (b"\x09\x80mask", 1002),  # a ping in parts
+    (b"\x89\xfe\x00\x80mask", 1002),  # a long ping
+    (client_frame(frames.CONTINUATION, b"x"), 1002),  # without a beginning
+    (client_frame(frames.TEXT, b"a", is_last=False) + client_frame(frames.TEXT, b"b"), 1002),
+    (client_frame(frames.TEXT, b"x" * 101), 1009),
+    (b"\x81\xff" + b"\xff" * 8, 1009),  # refused before its bytes arrive
+    (client_frame(frames.TEXT, b"x" * 60, is_last=False) + client_frame(0, b"x" * 60), 1009),
+])  # fmt: skip
 def test_what_no_client_may_send(data: bytes, code: int) -> None:
     with pytest.raises(FrameError) as error:
         list(FrameReader(100).feed(data))
