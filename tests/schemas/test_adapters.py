@@ -40,21 +40,15 @@ def test_a_hubs_repository_has_them_too() -> None:
     assert list(adapter_names(("qwen", "org/m"), model)) == ["qwen:law", "org/m:law"]
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"adapter": "a", "adapters": ADAPTERS}, "which all requests use, and adapters"),
-        ({"adapters": ADAPTERS[:1] * 2}, "has two adapters with the name law"),
-        ({"adapters": [{"name": "latest", "path": "a"}]}, "is Ollama's word for the model itself"),
-        ({"adapters": [{"name": "a:b", "path": "a"}]}, "adapters.0.name"),
-        ({"adapters": [{"name": "a", "path": "../a"}]}, "adapters.0.path"),
-        ({"adapters": [{"name": "a", "path": "m"}]}, "adapter is the model's own folder"),
-        (
-            {"adapters": [{"name": f"a{at}", "path": "a"} for at in range(65)]},
-            "at most 64 items",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("model", "message"), [
+    ({"adapter": "a", "adapters": ADAPTERS}, "which all requests use, and adapters"),
+    ({"adapters": ADAPTERS[:1] * 2}, "has two adapters with the name law"),
+    ({"adapters": [{"name": "latest", "path": "a"}]}, "is Ollama's word for the model itself"),
+    ({"adapters": [{"name": "a:b", "path": "a"}]}, "adapters.0.name"),
+    ({"adapters": [{"name": "a", "path": "../a"}]}, "adapters.0.path"),
+    ({"adapters": [{"name": "a", "path": "m"}]}, "adapter is the model's own folder"),
+    ({"adapters": [{"name": f"a{at}", "path": "a"} for at in range(65)]}, "at most 64 items"),
+])  # fmt: skip
 def test_wrong_adapters_are_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         source(**{"path": "m"} | model)

@@ -16,14 +16,11 @@ def external(**more: Any) -> ExternalEndpoint:
     return ExternalEndpoint.model_validate({**DECLARED, **more})
 
 
-@pytest.mark.parametrize(
-    ("url", "origin", "path"),
-    [
-        ("https://api.example.com/v1", "https://api.example.com:443", "/v1"),
-        ("http://10.0.0.9:11434/v1/", "http://10.0.0.9:11434", "/v1"),
-        ("http://[::1]:8080", "http://[::1]:8080", ""),
-    ],
-)
+@pytest.mark.parametrize(("url", "origin", "path"), [
+    ("https://api.example.com/v1", "https://api.example.com:443", "/v1"),
+    ("http://10.0.0.9:11434/v1/", "http://10.0.0.9:11434", "/v1"),
+    ("http://[::1]:8080", "http://[::1]:8080", ""),
+])  # fmt: skip
 def test_addresses(url: str, origin: str, path: str) -> None:
     assert (parse_url(url).origin, parse_url(url).path) == (origin, path)
 
@@ -56,20 +53,16 @@ def test_long_addresses_are_refused_with_the_limit() -> None:
     assert len(parse_url(longest.url).origin) < 1000
 
 
-@pytest.mark.parametrize(
-    ("url", "is_safe"),
-    [
-        ("https://api.example.com/v1", True),
-        ("http://127.0.0.1:8080/v1", True),
-        ("http://localhost:8080/v1", True),
-        ("http://192.168.1.4:1234/v1", True),
-        ("http://[fd00::4]:1234/v1", True),
-        ("http://api.example.com/v1", False),
-        ("http://8.8.8.8/v1", False),
-        ("http://0.0.0.0/v1", False),
-        ("http://localhost.example.com/v1", False),
-    ],
-)
+@pytest.mark.parametrize(("url", "is_safe"), [
+    ("https://api.example.com/v1", True),
+    ("http://127.0.0.1:8080/v1", True),
+    ("http://localhost:8080/v1", True),
+    ("http://192.168.1.4:1234/v1", True),
+    ("http://[fd00::4]:1234/v1", True),
+    ("http://api.example.com/v1", False),
+    ("http://8.8.8.8/v1", False), ("http://0.0.0.0/v1", False),
+    ("http://localhost.example.com/v1", False),
+])  # fmt: skip
 def test_a_key_leaves_the_private_network_over_tls_only(url: str, is_safe: bool) -> None:
     assert external(url=url).key is None
     if is_safe:
@@ -80,46 +73,25 @@ def test_a_key_leaves_the_private_network_over_tls_only(url: str, is_safe: bool)
     assert external(url=url, key="cloud", allowPlaintextKey=True).allow_plaintext_key
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({"authorities": "no certificate"}, "expected certificates in PEM form"),
-        (
-            {"authorities": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
-            "cannot be read",
-        ),
-        ({"allowPlaintextKey": True}, "allows nothing here"),
-        ({"concurrency": 0}, "greater than or equal to 1"),
-    ],
-)
+@pytest.mark.parametrize(("more", "why"), [
+    ({"authorities": "no certificate"}, "expected certificates in PEM form"),
+    ({"authorities": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}, "cannot be read"),
+    ({"allowPlaintextKey": True}, "allows nothing here"),
+    ({"concurrency": 0}, "greater than or equal to 1"),
+])  # fmt: skip
 def test_settings_without_a_meaning_are_refused(more: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         external(**more)
 
 
-@pytest.mark.parametrize(
-    ("spec", "why"),
-    [
-        ({"backends": [{"external": "out"}]}, "external has no out; there are: none"),
-        ({"backends": [{"deployment": "m"}], "external": [DECLARED]}, "neither a backend nor"),
-        ({"backends": [{}]}, "either a deployment or an external endpoint"),
-        (
-            {"backends": [{"deployment": "m", "external": "out"}], "external": [DECLARED]},
-            "either a deployment or an external endpoint",
-        ),
-        (
-            {"backends": [{"external": "out"}], "external": [DECLARED, DECLARED]},
-            "external names out twice",
-        ),
-        (
-            {
-                "backends": [{"deployment": "m"}],
-                "routing": {"healthCheck": {"interval": "20s"}},
-            },
-            "set it in the ModelDeployment",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("spec", "why"), [
+    ({"backends": [{"external": "out"}]}, "external has no out; there are: none"),
+    ({"backends": [{"deployment": "m"}], "external": [DECLARED]}, "neither a backend nor"),
+    ({"backends": [{}]}, "either a deployment or an external endpoint"),
+    ({"backends": [{"deployment": "m", "external": "out"}], "external": [DECLARED]}, "either a deployment or an external endpoint"),
+    ({"backends": [{"external": "out"}], "external": [DECLARED, DECLARED]}, "external names out twice"),
+    ({"backends": [{"deployment": "m"}], "routing": {"healthCheck": {"interval": "20s"}}}, "set it in the ModelDeployment"),
+])  # fmt: skip
 def test_routes_name_what_they_declare(spec: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         ModelRouteSpec.model_validate_json(json.dumps({"model": "chat", **spec}))

@@ -29,18 +29,15 @@ def test_a_row_is_that_of_the_slowest_rank() -> None:
 
 
 # 64 MiB in 13.4 ms is 5.008 GB/s, in 13.5 ms 4.971.
-@pytest.mark.parametrize(
-    ("backend", "found", "reason"),
-    [
-        ("jaccl", measured(64 * MIB, 13_400), "Measured"),
-        ("jaccl", measured(64 * MIB, 13_500), "TooSlow"),
-        ("jaccl-ring", measured(64 * MIB, 13_500), "TooSlow"),
-        ("ring", measured(64 * MIB, 1e7), "Measured"),
-        ("jaccl", measured(4 * MIB, 1e7), "Measured"),
-        ("ring", measured(4096, 1, wrong=1), "WrongSums"),
-        ("jaccl", measured(64 * MIB, 13_400, wrong=1), "WrongSums"),
-    ],
-)
+@pytest.mark.parametrize(("backend", "found", "reason"), [
+    ("jaccl", measured(64 * MIB, 13_400), "Measured"),
+    ("jaccl", measured(64 * MIB, 13_500), "TooSlow"),
+    ("jaccl-ring", measured(64 * MIB, 13_500), "TooSlow"),
+    ("ring", measured(64 * MIB, 1e7), "Measured"),
+    ("jaccl", measured(4 * MIB, 1e7), "Measured"),
+    ("ring", measured(4096, 1, wrong=1), "WrongSums"),
+    ("jaccl", measured(64 * MIB, 13_400, wrong=1), "WrongSums"),
+])  # fmt: skip
 def test_what_figures_say_of_cables(backend: Backend, found: FabricFigures, reason: str) -> None:
     verdict = fabric_verdict.judge([fabric_verdict.summarize_rank(found)], backend)
     assert (verdict.reason, verdict.is_healthy) == (reason, reason == "Measured")

@@ -8,19 +8,11 @@ from schemas.deployment import HubReference
 REPO, COMMIT = "Qwen/Qwen3-8B-MLX-4bit", "ab" * 20
 
 
-def test_a_reference_without_a_source_is_hugging_faces() -> None:
-    hub_reference = HubReference(repo=REPO)
-    assert (hub_reference.source, hub_reference.revision) == ("huggingface", "main")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"source": "modelscope"},
-        {"endpoint": "https://www.modelscope.cn"},
-        {"endpoint": "https://modelscope.ai/"},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"source": "modelscope"},
+    {"endpoint": "https://www.modelscope.cn"},
+    {"endpoint": "https://modelscope.ai/"},
+])  # fmt: skip
 def test_modelscope_is_named_by_source_or_endpoint_and_has_its_own_default_branch(
     fields: dict[str, str],
 ) -> None:

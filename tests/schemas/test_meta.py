@@ -16,6 +16,7 @@ from schemas.meta import (
     is_true,
     with_condition,
 )
+from tests.support.values import present
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -25,10 +26,9 @@ def test_valid_names_are_accepted(name: str) -> None:
     assert ObjectMeta(name=name).name == name
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "-a", "a-", ".a", "a.", "A", "a_b", "a/b", "..", "a b", "a\n", "ä", "a" * 129, "a\0"],
-)
+@pytest.mark.parametrize("name", [
+    "", "-a", "a-", ".a", "a.", "A", "a_b", "a/b", "..", "a b", "a\n", "ä", "a" * 129, "a\0",
+])  # fmt: skip
 def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="name"):
         ObjectMeta(name=name)
@@ -42,25 +42,11 @@ def test_valid_labels_are_accepted(key: str, value: str) -> None:
     assert ObjectMeta(name="a", labels={key: value}).labels == {key: value}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("", "v"),
-        ("a/", "v"),
-        ("/a", "v"),
-        ("a/b/c", "v"),
-        ("A/b", "v"),
-        ("-a", "v"),
-        ("a b", "v"),
-        ("k" * 129, "v"),
-        ("a", "-v"),
-        ("a", "v-"),
-        ("a", "v w"),
-        ("a", "v/w"),
-        ("a", "v\n"),
-        ("a", "v" * 64),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("", "v"), ("a/", "v"), ("/a", "v"), ("a/b/c", "v"), ("A/b", "v"), ("-a", "v"), ("a b", "v"),
+    ("k" * 129, "v"), ("a", "-v"), ("a", "v-"), ("a", "v w"), ("a", "v/w"), ("a", "v\n"),
+    ("a", "v" * 64),
+])  # fmt: skip
 def test_invalid_labels_are_refused(key: str, value: str) -> None:
     with pytest.raises(ValidationError, match="labels"):
         ObjectMeta(name="a", labels={key: value})
@@ -138,8 +124,7 @@ def test_conditions_are_unique_by_type_sorted_and_stable(
     types = [c.type for c in found]
     assert types == sorted(set(types))
     assert {c for c in found if c.type != new.type} == {c for c in first if c.type != new.type}
-    now = find_condition(found, new.type)
-    assert now is not None
+    now = present(find_condition(found, new.type))
     assert now.status == new.status
     assert with_condition(found, now) == found
     assert is_true(found, new.type) == (new.status == ConditionStatus.TRUE)

@@ -3,10 +3,8 @@
 import pytest
 
 from schemas.deployment import served_names
-from schemas.kinds import by_name
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeStatus, effective_labels, matches
-from schemas.replica import MemoryProof, replica_name
 from tests.support.world import deployment
 
 STATUS = NodeStatus(
@@ -41,17 +39,10 @@ def test_owner_labels_override_agent_labels_and_derived_ones() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        ({}, True),
-        ({"a": "1"}, True),
-        ({"a": "1", "b": ""}, True),
-        ({"a": "2"}, False),
-        ({"c": ""}, False),
-        ({"a": "1", "c": "3"}, False),
-    ],
-)
+@pytest.mark.parametrize(("wanted", "expected"), [
+    ({}, True), ({"a": "1"}, True), ({"a": "1", "b": ""}, True), ({"a": "2"}, False),
+    ({"c": ""}, False), ({"a": "1", "c": "3"}, False),
+])  # fmt: skip
 def test_a_selector_needs_all_its_labels(wanted: dict[str, str], *, expected: bool) -> None:
     assert matches({"a": "1", "b": ""}, wanted) == expected
 
@@ -61,15 +52,3 @@ def test_a_deployments_own_name_comes_first_without_repeats() -> None:
     spec = plain.spec.model_copy(update={"served_names": ("fast", "qwen", "fast")})
     assert served_names(plain) == ("qwen",)
     assert served_names(plain.model_copy(update={"spec": spec})) == ("qwen", "fast")
-
-
-def test_a_proof_is_the_sum_of_its_parts() -> None:
-    proof = MemoryProof(
-        weights_bytes=1, kv_cache_bytes=20, activation_bytes=300, overhead_bytes=4000
-    )
-    assert proof.total_bytes == 4321
-
-
-def test_replicas_are_named_after_their_deployment() -> None:
-    assert replica_name("qwen", 3) == "qwen-3"
-    assert by_name("Replica") is not None

@@ -53,63 +53,47 @@ def test_a_command_line_holds_the_identity_alone() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        [],
-        ["vim", "engine"],
-        ["python", "-m", "engine.golden"],
-        ["python", "-m", "engine", "--config", "engine.json"],
-        ["python", "-m", "engine", *RANK.identity.to_argv()[1:]],
-        ["python", "-m", "engine", *RANK.identity.to_argv(), "epoch=x"],
-        ["python", "-m", "engine", *RANK.identity.to_argv(), "url=none"],
-    ],
-)
+@pytest.mark.parametrize("argv", [
+    [], ["vim", "engine"],
+    ["python", "-m", "engine.golden"],
+    ["python", "-m", "engine", "--config", "engine.json"],
+    ["python", "-m", "engine", *RANK.identity.to_argv()[1:]],
+    ["python", "-m", "engine", *RANK.identity.to_argv(), "epoch=x"],
+    ["python", "-m", "engine", *RANK.identity.to_argv(), "url=none"],
+])  # fmt: skip
 def test_other_processes_are_no_engines(argv: list[str]) -> None:
     assert EngineIdentity.from_argv(argv) is None
     assert engine_config.is_golden(argv) == ("engine.golden" in argv)
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"kvBits": 4}, "kvBits: Extra inputs are not permitted"),
-        ({"kvCache": {"bits": 5}}, "kvCache.bits: Input should be 4 or 8"),
-        ({"kvCache": {"tokens": 63}}, "kvCache.tokens must be at least contextLength"),
-        ({"kvCache": {"window": 64}}, "kvCache.window must be less than contextLength"),
-        ({"kvCache": {"window": 32, "keep": 17}}, "must be at most half of window"),
-        ({"kvCache": {"window": 32, "bits": 8}}, "has bits and window"),
-        (
-            {"kvCache": {"window": 32}, "mtpTokens": 4},
-            "kvCache.window cannot be combined with mtpTokens",
-        ),
-        (
-            {"draftModel": "d", "ngramTokens": 4},
-            "draftModel cannot be combined with ngramTokens: choose one source of guesses",
-        ),
-        ({"ngramTokens": 17}, "ngramTokens: Input should be less than or equal to 16"),
-        ({"adapter": "d", "adapters": {"a": "d"}}, "adapter cannot be combined with adapters"),
-        ({"adapters": {"tiny": "d"}}, "adapters and servedNames both have tiny"),
-        ({"vision": {}, "kvCache": {"bits": 8}}, "vision cannot be combined with kvCache.bits"),
-        ({"vision": {"maxImages": 0}}, "vision.maxImages: Input should be greater"),
-        ({"group": PLACE, "ngramTokens": 2}, "group cannot be combined with ngramTokens"),
-        ({"group": PLACE, "vision": {}}, "group cannot be combined with vision"),
-        ({"group": PLACE, "adapter": "d"}, "group cannot be combined with adapter"),
-        ({"group": PLACE | {"rank": 2}}, "rank must be less than worldSize: 2 of 2"),
-        ({"group": PLACE | {"layers": [1, 2]}}, "layers needs parallelism Pipeline"),
-        (
-            {"group": PLACE | {"layers": [3], "parallelism": "Pipeline"}},
-            "layers must be 2 numbers",
-        ),
-        ({"group": PLACE | {"backend": "mpi"}}, "group.backend: Input should be"),
-        ({"url": "https://127.0.0.1:1"}, "'https://127.0.0.1:1' is not https://HOST:PORT"),
-        ({"url": "https://127.0.0.1:1", "node": "a"}, "identityDir and an https url with a node"),
-        ({"identityDir": "/i"}, "identityDir and an https url with a node"),
-        ({"url": "unix:s"}, "is not https://HOST:PORT, http://HOST:PORT or unix:/PATH"),
-        ({"concurrency": 0}, "concurrency: Input should be greater"),
-        ({"drainTimeoutS": float("inf")}, "drainTimeoutS: Input should be a finite number"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("fields", "error"), [
+    ({"kvBits": 4}, "kvBits: Extra inputs are not permitted"),
+    ({"kvCache": {"bits": 5}}, "kvCache.bits: Input should be 4 or 8"),
+    ({"kvCache": {"tokens": 63}}, "kvCache.tokens must be at least contextLength"),
+    ({"kvCache": {"window": 64}}, "kvCache.window must be less than contextLength"),
+    ({"kvCache": {"window": 32, "keep": 17}}, "must be at most half of window"),
+    ({"kvCache": {"window": 32, "bits": 8}}, "has bits and window"),
+    ({"kvCache": {"window": 32}, "mtpTokens": 4}, "kvCache.window cannot be combined with mtpTokens"),
+    ({"draftModel": "d", "ngramTokens": 4}, "draftModel cannot be combined with ngramTokens: choose one source of guesses"),
+    ({"ngramTokens": 17}, "ngramTokens: Input should be less than or equal to 16"),
+    ({"adapter": "d", "adapters": {"a": "d"}}, "adapter cannot be combined with adapters"),
+    ({"adapters": {"tiny": "d"}}, "adapters and servedNames both have tiny"),
+    ({"vision": {}, "kvCache": {"bits": 8}}, "vision cannot be combined with kvCache.bits"),
+    ({"vision": {"maxImages": 0}}, "vision.maxImages: Input should be greater"),
+    ({"group": PLACE, "ngramTokens": 2}, "group cannot be combined with ngramTokens"),
+    ({"group": PLACE, "vision": {}}, "group cannot be combined with vision"),
+    ({"group": PLACE, "adapter": "d"}, "group cannot be combined with adapter"),
+    ({"group": PLACE | {"rank": 2}}, "rank must be less than worldSize: 2 of 2"),
+    ({"group": PLACE | {"layers": [1, 2]}}, "layers needs parallelism Pipeline"),
+    ({"group": PLACE | {"layers": [3], "parallelism": "Pipeline"}}, "layers must be 2 numbers"),
+    ({"group": PLACE | {"backend": "mpi"}}, "group.backend: Input should be"),
+    ({"url": "https://127.0.0.1:1"}, "'https://127.0.0.1:1' is not https://HOST:PORT"),
+    ({"url": "https://127.0.0.1:1", "node": "a"}, "identityDir and an https url with a node"),
+    ({"identityDir": "/i"}, "identityDir and an https url with a node"),
+    ({"url": "unix:s"}, "is not https://HOST:PORT, http://HOST:PORT or unix:/PATH"),
+    ({"concurrency": 0}, "concurrency: Input should be greater"),
+    ({"drainTimeoutS": float("inf")}, "drainTimeoutS: Input should be a finite number"),
+])  # fmt: skip
 def test_what_an_engine_cannot_do_is_refused(fields: dict[str, Any], error: str) -> None:
     tree = {"modelDir": "/m", "servedNames": ["tiny"], "contextLength": 64, **fields}
     with pytest.raises(ValidationError) as refused:

@@ -43,27 +43,12 @@ def test_headers_are_in_asgi_form() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        pytest.param(
-            errors.invalid("m", "n", "c"),
-            (400, "invalid_request_error", "n", "c", None),
-            id="invalid",
-        ),
-        pytest.param(
-            errors.body_too_large(5),
-            (413, "invalid_request_error", None, "body_too_large", None),
-            id="body",
-        ),
-        pytest.param(
-            errors.unavailable("m", "draining", retry_after_s=1),
-            (503, "server_error", None, "draining", 1),
-            id="unavailable",
-        ),
-        pytest.param(errors.internal("m"), (500, "server_error", None, None, None), id="internal"),
-    ],
-)
+@pytest.mark.parametrize(("error", "expected"), [
+    pytest.param(errors.invalid("m", "n", "c"), (400, "invalid_request_error", "n", "c", None), id="invalid"),
+    pytest.param(errors.body_too_large(5), (413, "invalid_request_error", None, "body_too_large", None), id="body"),
+    pytest.param(errors.unavailable("m", "draining", retry_after_s=1), (503, "server_error", None, "draining", 1), id="unavailable"),
+    pytest.param(errors.internal("m"), (500, "server_error", None, None, None), id="internal"),
+])  # fmt: skip
 def test_factories(error: RefusedError, expected: tuple[object, ...]) -> None:
     refusal = error.refusal
     assert (
@@ -83,19 +68,10 @@ def test_what_was_written_can_be_read() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"not JSON",
-        b"[]",
-        b"{}",
-        b'{"error": "text"}',
-        b'{"error": {"code": 1}}',
-        b"\xff",
-        b"[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("body", [
+    b"", b"not JSON", b"[]", b"{}", b'{"error": "text"}', b'{"error": {"code": 1}}', b"\xff",
+    b"[" * 100_000,
+])  # fmt: skip
 def test_other_bodies_are_no_envelope(body: bytes) -> None:
     assert ErrorBody.parse(body) is None
 

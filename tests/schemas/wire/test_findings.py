@@ -28,16 +28,13 @@ def test_a_document_never_has_more_findings_than_readers_accept() -> None:
     assert len(parse_findings(encode_findings(several))) == MAX_FINDINGS
 
 
-@pytest.mark.parametrize(
-    ("document", "why"),
-    [
-        (b'{"detail": "Not Found"}', "malformed"),
-        (b'[{"check": "disk", "level": "GREAT", "message": ""}]', "0.level"),
-        (b'[{"check": "disk", "level": "OK", "message": "%s"}]' % (b"x" * 2001), "0.message"),
-        (b" " * (MAX_DOCUMENT_BYTES + 1), "256 KiB"),
-        (b"[" * 100_000, "malformed"),
-    ],
-)
+@pytest.mark.parametrize(("document", "why"), [
+    (b'{"detail": "Not Found"}', "malformed"),
+    (b'[{"check": "disk", "level": "GREAT", "message": ""}]', "0.level"),
+    (b'[{"check": "disk", "level": "OK", "message": "%s"}]' % (b"x" * 2001), "0.message"),
+    (b" " * (MAX_DOCUMENT_BYTES + 1), "256 KiB"),
+    (b"[" * 100_000, "malformed"),
+])  # fmt: skip
 def test_other_documents_are_refused(document: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_findings(document)

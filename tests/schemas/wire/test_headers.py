@@ -15,7 +15,7 @@ NAMES = [
 
 
 def test_names_are_lower_case_and_unique() -> None:
-    assert len(NAMES) == len(set(NAMES)) == 33
+    assert len(NAMES) == len(set(NAMES))
     assert [name for name in NAMES if name != name.lower() or not name.isascii()] == []
 
 
@@ -33,18 +33,9 @@ def test_other_timeouts_are_refused_and_named(text: str) -> None:
     assert f"above 0 and at most 86400, such as 2.5; it is {text[:50]!r}." in refusal.message
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0s"),
-        (0.0195, "20ms"),
-        (0.9999, "1s"),
-        (1.0, "1s"),
-        (1.2, "2s"),
-        (59.01, "1m0s"),
-        (360.0, "6m0s"),
-        (3600.0 * 25 + 61, "25h1m1s"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.0, "0s"), (0.0195, "20ms"), (0.9999, "1s"), (1.0, "1s"), (1.2, "2s"), (59.01, "1m0s"),
+    (360.0, "6m0s"), (3600.0 * 25 + 61, "25h1m1s"),
+])  # fmt: skip
 def test_resets_have_the_format_of_openai(seconds: float, text: str) -> None:
     assert headers.format_reset(seconds) == text

@@ -5,16 +5,13 @@ import pytest
 from schemas.wire.health import STALE_S, StoreState, StoreView
 
 
-@pytest.mark.parametrize(
-    ("view", "state"),
-    [
-        (StoreView(0.0), StoreState.OK),
-        (StoreView(STALE_S), StoreState.STALE),
-        (StoreView(None), StoreState.STALE),
-        (StoreView(0.0, "no password"), StoreState.REFUSED),
-        (StoreView(None, "no password"), StoreState.REFUSED),
-    ],
-)
+@pytest.mark.parametrize(("view", "state"), [
+    (StoreView(0.0), StoreState.OK),
+    (StoreView(STALE_S), StoreState.STALE),
+    (StoreView(None), StoreState.STALE),
+    (StoreView(0.0, "no password"), StoreState.REFUSED),
+    (StoreView(None, "no password"), StoreState.REFUSED),
+])  # fmt: skip
 def test_a_refusal_counts_more_than_the_age(view: StoreView, state: StoreState) -> None:
     assert view.state is state
     assert view.fields()["store"] == state.value
