@@ -184,7 +184,7 @@ async def ready(client: HealthClient, engine: EngineProcess) -> None:
         health = await client.ask(engine.address, engine.replica_uid)
         return health is not None and health.state == "Ready"
 
-    await until_async(says_so, limit_s=25, what="the engine is ready")
+    await until_async(says_so, limit_s=90, what="the engine is ready")
 
 
 @pytest.mark.mlx
