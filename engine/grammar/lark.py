@@ -7,7 +7,7 @@ open a call that the grammar does not enforce.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,24 +38,6 @@ class FunctionSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallSyntax:
-    """A dialect's syntax of calls whose arguments are JSON."""
-
-    start: str
-    """Opens a call, or a section of calls."""
-    before: str
-    """Text between `start` and the name."""
-    middle: str
-    """Text between the name and its arguments."""
-    after: str
-    """Text between the arguments and `end`."""
-    end: str
-    """Closes the part that `start` opened; may be empty."""
-    between: str = ""
-    """Text between one call and the next; a model may omit it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRules:
     """The rules of text that a client prescribes."""
 
@@ -67,7 +49,7 @@ class ValueRules:
 
 def json_value(schema: Json) -> ValueRules:
     """Return the rules of JSON that matches a normalized schema."""
-    return ValueRules(rules=(f"value: {_json(schema)}",))
+    return ValueRules(rules=(f"value: {json_rule(schema)}",))
 
 
 def pattern_value(pattern: str) -> ValueRules:
@@ -96,7 +78,7 @@ def client_value(grammar: str) -> ValueRules:
 
 def answer_grammar(value: ValueRules, specials: Specials, thought: ReasoningMarkers | None) -> str:
     """Return the grammar of an answer that is a value."""
-    return _join(specials, thought, ["answer: value", *value.rules], value.client_grammar)
+    return join(specials, thought, ["answer: value", *value.rules], value.client_grammar)
 
 
 def json_grammar(schema: Json, specials: Specials, thought: ReasoningMarkers | None) -> str:
@@ -104,48 +86,7 @@ def json_grammar(schema: Json, specials: Specials, thought: ReasoningMarkers | N
     return answer_grammar(json_value(schema), specials, thought)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRules:
-    """The functions that may be called, the syntax of calls, and the form of answers without calls."""
-
-    form: CallSyntax
-    functions: tuple[FunctionSchema, ...]
-    must_call: bool
-    is_parallel: bool
-    instead: ValueRules | None = None
-    """The form of an answer without calls; None allows any text, with or without calls behind it."""
-
-
-def call_grammar(calling: CallRules, specials: Specials, thought: ReasoningMarkers | None) -> str:
-    """Return the grammar of an answer that must or may call functions."""
-    form = calling.form
-    start, between = _literal(form.start, specials), _literal(form.between, specials)
-    gap = f"{between}? " if between else ""
-    more = f"({gap}{start} body)*" if calling.is_parallel else ""
-    if calling.must_call:
-        rules = [f"answer: {start} body {more}"]
-    elif calling.instead is not None:
-        rules = [f"answer: {start} body {more} | value", *calling.instead.rules]
-    elif form.start in specials:
-        rules = [f"answer: TEXT ({start} body {more})?", f"TEXT: {_text_without(form.start)}"]
-    else:
-        # Lazy: the text ends with the first marker.
-        rules = [
-            f"answer: TEXT | marked body {more}",
-            f"TEXT: {_text_without(form.start)}",
-            f"marked[lazy]: /(?s:.*){_escape(form.start)}/",
-        ]
-    before, after = _literal(form.before, specials), _literal(form.after + form.end, specials)
-    names = " | ".join(f"call{at}" for at in range(len(calling.functions)))
-    rules.append(f"body: {before} ({names}) {after}")
-    for at, function in enumerate(calling.functions):
-        middle = _literal(function.name + form.middle, specials)
-        rules += [f"call{at}: {middle} args{at}", f"args{at}: {_json(function.parameters)}"]
-    client_grammar = "" if calling.instead is None else calling.instead.client_grammar
-    return _join(specials, thought, rules, client_grammar)
-
-
-def _join(
+def join(
     specials: Specials,
     thought: ReasoningMarkers | None,
     rules: Iterable[str],
@@ -164,23 +105,46 @@ def _join(
 def _start(specials: Specials, thought: ReasoningMarkers | None) -> list[str]:
     if thought is None:
         return ["start: answer"]
-    end = _literal(thought.end, specials)
+    end = literal(thought.end, specials)
     blanks = r"AIR: /[\x20\n]{0,4}/"
     if thought.end in specials:
-        shape = [f"thinking: THOUGHT {end} AIR", f"THOUGHT: {_text_without(thought.end)}"]
+        others = {text: token for text, token in specials.items() if text != thought.start}
+        shape = [f"thinking: thought {end} AIR", *free_text("thought", [thought.end], others)]
     else:
         shape = ["thinking: thought AIR", f"thought[lazy]: /(?s:.*){_escape(thought.end)}/"]
-    opening = "thinking" if thought.is_open else f"({_literal(thought.start, specials)} thinking)?"
+    opening = "thinking" if thought.is_open else f"({literal(thought.start, specials)} thinking)?"
     return [f"start: {opening} answer", *shape, blanks]
 
 
-def _json(schema: Json) -> str:
+def free_text(name: str, markers: Sequence[str], specials: Specials) -> list[str]:
+    """Return the rules of any text without some markers; the model may use its other control tokens in it.
+
+    The rule `{name}_lead` is such a text up to a control token, or nothing.
+    """
+    allowed = sorted(token for text, token in specials.items() if text not in markers)
+    lead = f"({name.upper()}? <[{','.join(map(str, allowed))}]>)*" if allowed else ""
+    without = "".join(f" & ~/(?s:.*){_escape(marker)}(?s:.*)/" for marker in markers)
+    return [
+        f"{name}: {name}_lead {name.upper()}?",
+        f"{name}_lead: {lead}",
+        f"{name.upper()}: /(?s:.+)/{without}",
+    ]
+
+
+def lazy_text(end: str, specials: Specials) -> tuple[str, str]:
+    """Return the kind of a rule and its expression: any text up to the first `end`, which is included."""
+    if end in specials:
+        return "", f"/(?s:.*)/ {literal(end, specials)}"
+    return "[lazy]", f"/(?s:.*){_escape(end)}/"
+
+
+def json_rule(schema: Json) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS})}"
 
 
-def _literal(text: str, specials: Specials) -> str:
+def literal(text: str, specials: Specials) -> str:
     """Return a text as Lark literals; special tokens are written as tokens."""
     if not text:
         return ""
@@ -191,11 +155,6 @@ def _literal(text: str, specials: Specials) -> str:
         f"<[{specials[part]}]>" if part in specials else json.dumps(part) for part in parts if part
     ]
     return written[0] if len(written) == 1 else f"({' '.join(written)})"
-
-
-def _text_without(marker: str) -> str:
-    """Return a terminal for any text that does not contain the marker."""
-    return f"/(?s:.*)/ & ~/(?s:.*){_escape(marker)}(?s:.*)/"
 
 
 def _escape(text: str) -> str:

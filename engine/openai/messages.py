@@ -206,7 +206,7 @@ def to_template(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
     """Return the messages in the form that chat templates take.
 
     Raises:
-        RefusedError: a call is malformed, or a result has no call.
+        RefusedError: a result has no call.
 
     """
     functions: dict[str, str] = {}  # names of called functions, by the id of the call
@@ -216,7 +216,7 @@ def to_template(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
         if isinstance(message, PromptMessage):
             converted.append(_prompt_message(message, where))
         elif isinstance(message, AssistantMessage):
-            converted.append(_assistant_message(message, where))
+            converted.append(_assistant_message(message))
             functions |= {call.id: call.function.name for call in message.tool_calls or ()}
         else:
             converted.append(_tool_message(message, functions, where))
@@ -230,7 +230,7 @@ def _prompt_message(message: PromptMessage, where: str) -> Message:
     return {"role": role, "content": _content(message.content, where), **named}
 
 
-def _assistant_message(message: AssistantMessage, where: str) -> Message:
+def _assistant_message(message: AssistantMessage) -> Message:
     converted: Message = {
         "role": "assistant",
         "content": _text(message.content or "") + (message.refusal or ""),
@@ -240,26 +240,18 @@ def _assistant_message(message: AssistantMessage, where: str) -> Message:
     if message.reasoning_content:
         converted["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        converted["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{at}]")
-            for at, call in enumerate(message.tool_calls)
-        ]
+        converted["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return converted
 
 
-def _tool_call(call: MessageToolCall, where: str) -> Message:
+def _tool_call(call: MessageToolCall) -> Message:
+    """Return a call for the template. An answer may have been cut in its arguments: then they are given as text."""
     try:
         arguments = orjson.loads(call.function.arguments or "{}")
-    except orjson.JSONDecodeError as error:
-        raise errors.invalid(
-            f"The arguments of a call must be JSON in a string: {error}",
-            param=f"{where}.function.arguments",
-        ) from error
+    except orjson.JSONDecodeError:
+        arguments = None
     if not isinstance(arguments, dict):
-        raise errors.invalid(
-            "The arguments of a call must be a JSON object in a string.",
-            param=f"{where}.function.arguments",
-        )
+        arguments = {"arguments": call.function.arguments}
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

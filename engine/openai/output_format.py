@@ -9,19 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.errors import GrammarError, PromptRefusedError
-from engine.grammar import json_schema, lark
+from engine.grammar import calls, json_schema, lark
+from engine.grammar.calls import CallRules, CallSyntax, HarmonySyntax, Syntax
 from engine.grammar.interface import CompiledGrammar, GrammarCompiler
-from engine.grammar.lark import CallRules, CallSyntax, ReasoningMarkers
+from engine.grammar.lark import ReasoningMarkers
 from engine.jobs import SamplingParams
 from engine.openai.output_options import CallableTool, RequiredText, Toolbox
 from engine.openai.request_body import Conversation, ConversationEnd, GenerationRequest
 from engine.text import reasoning, template_traits
+from engine.text.formats.answer import AnswerContext, AnswerFormat
+from engine.text.formats.registry import PLAIN
+from engine.text.formats.tools import ToolSet
 from engine.text.interface import Codec, Message
 from engine.text.output_parser import OutputParser
-from engine.text.reasoning import ReasoningParser, ThinkingState
+from engine.text.reasoning import ThinkingState
 from engine.text.spans import StopMatcher
 from engine.text.template_traits import TemplateTraits
-from engine.text.tool_calls import PLAIN, ToolCallFormat, ToolCallParser, tool_instructions
 from schemas.wire import errors
 from schemas.wire.errors import RefusedError
 
@@ -52,7 +55,7 @@ class OutputFormat:
     _request: GenerationRequest
     _codec: Codec
     _thinking_state: ThinkingState
-    _call_format: ToolCallFormat | None
+    _call_format: AnswerFormat | None
 
     def with_bias(self, sampling: SamplingParams) -> SamplingParams:
         """Return `sampling` with the bias of this format; the client's own bias for a token wins."""
@@ -67,17 +70,19 @@ class OutputFormat:
         names = [tool.function.name for tool in callable_tools]
         all_tools = () if toolbox is None else toolbox.template_tools
         tools = tuple(tool for tool in all_tools if tool["function"]["name"] in names)
-        markers = self._codec.traits.thinking if self._request.is_chat else None
+        traits, is_chat = self._codec.traits, self._request.is_chat
+        answer_format = self._call_format or traits.answer_format
+        context = AnswerContext(
+            thinking=traits.thinking if is_chat else None,
+            state=self._thinking_state,
+            tools=None if self._call_format is None else ToolSet(tools),
+        )
         return OutputParser(
             detokenizer=self._codec.detokenizer(),
             stops=StopMatcher(self._request.stops),
-            reasoning=ReasoningParser(markers, self._thinking_state),
-            calls=ToolCallParser(
-                call_format=self._call_format,
-                tools=tools,
-                must_call=toolbox is not None and toolbox.must_call,
-            ),
-            is_parallel=toolbox is None or toolbox.is_parallel,
+            answer=(answer_format if is_chat else PLAIN).new_parser(context),
+            must_call=toolbox is not None and toolbox.must_call,
+            is_parallel=(toolbox is None or toolbox.is_parallel) and not answer_format.is_single,
             is_prompt_only=self._request.is_prompt_only,
             call_seed=call_seed,
         )
@@ -121,40 +126,57 @@ class ChatEncoder:
     def _encode(self, messages: Sequence[Message]) -> list[int]:
         traits = self.codec.traits
         variables = template_variables(self.request, traits)
-        call_format = tool_call_format(self.request, traits) or traits.tool_call_format
+        call_format = call_format_of(self.request, traits) or traits.answer_format
         if not call_format.is_native:
             messages = template_traits.spell_tool_calls(messages)
         text = self._instructions(call_format)
         if not text:
-            return self._tokenize(messages, variables)
+            return self._tokenize_history(messages, variables)
         try:
             return self._tokenize(template_traits.add_system_text(messages, text), variables)
         except PromptRefusedError:
             # Most templates that fail here have no system role.
             return self._tokenize(template_traits.add_user_text(messages, text), variables)
 
+    def _tokenize_history(
+        self, messages: Sequence[Message], variables: Mapping[str, Json]
+    ) -> list[int]:
+        """Encode the messages in the first form of calls that the template supports.
+
+        DeepSeek's takes arguments as text, Llama's one call in a message, and Mistral's ids of nine characters.
+        """
+        try:
+            return self._tokenize(messages, variables)
+        except PromptRefusedError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+        try:
+            return self._tokenize(template_traits.quote_arguments(messages), variables)
+        except PromptRefusedError:
+            return self._tokenize(template_traits.spell_tool_calls(messages), variables)
+
     def _tokenize(self, messages: Sequence[Message], variables: Mapping[str, Json]) -> list[int]:
         return self.codec.encode_chat(list(messages), max_tokens=self.max_tokens, **variables)
 
-    def _instructions(self, call_format: ToolCallFormat) -> str:
+    def _instructions(self, call_format: AnswerFormat) -> str:
         toolbox, form = self.request.toolbox, self.request.format
         parts: list[str] = []
         if toolbox is not None and toolbox.callable_tools and not call_format.is_native:
-            parts.append(tool_instructions(toolbox.template_tools))
+            parts.append(template_traits.tool_instructions(toolbox.template_tools))
         if form is not None and form.instruction:
             parts.append(form.instruction)
         return "\n\n".join(parts)
 
 
-def tool_call_format(request: GenerationRequest, traits: TemplateTraits) -> ToolCallFormat | None:
+def call_format_of(request: GenerationRequest, traits: TemplateTraits) -> AnswerFormat | None:
     """Return the format of tool calls in the answer; None if it may have none."""
     toolbox = request.toolbox
     if toolbox is None or not toolbox.callable_tools:
         return None
     must_enforce = toolbox.must_call or request.format is not None
-    if must_enforce and traits.tool_call_format.syntax is None:
+    if must_enforce and traits.answer_format.syntax is None:
         return PLAIN
-    return traits.tool_call_format
+    return traits.answer_format
 
 
 def template_variables(request: GenerationRequest, traits: TemplateTraits) -> dict[str, Json]:
@@ -165,7 +187,7 @@ def template_variables(request: GenerationRequest, traits: TemplateTraits) -> di
 
     """
     variables: dict[str, Json] = {}
-    call_format = tool_call_format(request, traits)
+    call_format = call_format_of(request, traits)
     if request.toolbox is not None and call_format is not None and call_format.is_native:
         variables["tools"] = list(request.toolbox.template_tools)
     variables |= _END_VARIABLES[_conversation_end(request)]
@@ -219,16 +241,27 @@ def build(
         _request=request,
         _codec=codec,
         _thinking_state=thinking_state(request, prompt, codec),
-        _call_format=tool_call_format(request, traits),
+        _call_format=call_format_of(request, traits),
     )
 
 
 def has_grammar(request: GenerationRequest, traits: TemplateTraits) -> bool:
     """Return whether the answers to a request have a grammar, if the model's outputs can be constrained."""
-    call_format = tool_call_format(request, traits)
-    return request.format is not None or (
-        call_format is not None and call_format.syntax is not None
-    )
+    return request.format is not None or _enforced_syntax(request, traits) is not None
+
+
+def _enforced_syntax(request: GenerationRequest, traits: TemplateTraits) -> Syntax | None:
+    """Return the syntax of calls that the grammar enforces.
+
+    Arguments between tags, and channels, are enforced on demand only: a grammar would forbid variants that models write.
+    """
+    toolbox, call_format = request.toolbox, call_format_of(request, traits)
+    if toolbox is None or call_format is None or call_format.syntax is None:
+        return None
+    is_demanded = toolbox.must_call or request.format is not None
+    is_json = isinstance(call_format.syntax, CallSyntax) and call_format.syntax.tags is None
+    is_strict = any(tool.is_strict for tool in toolbox.callable_tools)
+    return call_format.syntax if is_demanded or is_json or is_strict else None
 
 
 def prompt_tail(prompt: Sequence[int]) -> tuple[int, ...]:
@@ -251,7 +284,8 @@ def write_grammar(
     traits = codec.traits
     state = thinking_state(request, prompt, codec)
     markers = None
-    if request.is_chat and traits.thinking is not None and state.may_think:
+    has_markers = traits.answer_format.answer is None
+    if request.is_chat and has_markers and traits.thinking is not None and state.may_think:
         markers = ReasoningMarkers(
             start=traits.thinking.start, end=traits.thinking.end, is_open=state.is_open
         )
@@ -281,7 +315,7 @@ def _tool_call_ban(
     toolbox: Toolbox | None, traits: TemplateTraits
 ) -> tuple[tuple[int, float], ...]:
     """Return a bias that keeps a model from starting a call when `tool_choice` is "none"."""
-    marker = traits.specials.get(traits.tool_call_format.start)
+    marker = traits.specials.get(traits.answer_format.start)
     if toolbox is None or toolbox.callable_tools or marker is None:
         return ()
     return ((marker, _BAN_BIAS),)
@@ -293,8 +327,7 @@ def _grammar(
     markers: ReasoningMarkers | None,
     grammars: GrammarCompiler | None,
 ) -> str | None:
-    call_format = tool_call_format(request, traits)
-    syntax = None if call_format is None else call_format.syntax
+    syntax = _enforced_syntax(request, traits)
     if request.format is None and syntax is None:
         return None
     toolbox = request.toolbox
@@ -318,7 +351,11 @@ class _GrammarBuilder:
     grammars: GrammarCompiler
 
     def answer_grammar(self, required: RequiredText) -> str:
-        grammar = lark.answer_grammar(required.value, self.traits.specials, self.markers)
+        traits = self.traits
+        if self.request.is_chat and isinstance(traits.answer_format.syntax, HarmonySyntax):
+            grammar = calls.harmony_answer(required.value, traits.specials)
+        else:
+            grammar = lark.answer_grammar(required.value, traits.specials, self.markers)
         error = self._error(grammar)
         if error is None:
             return grammar
@@ -326,7 +363,7 @@ class _GrammarBuilder:
             raise self._schema_error(required.schema, required.param, error)
         raise errors.invalid(f"Invalid '{required.param}': {error}", param=required.param)
 
-    def call_grammar(self, toolbox: Toolbox, syntax: CallSyntax) -> str:
+    def call_grammar(self, toolbox: Toolbox, syntax: Syntax) -> str:
         grammar = self._write(toolbox, toolbox.callable_tools, syntax)
         if self._error(grammar) is None:
             return grammar
@@ -341,15 +378,15 @@ class _GrammarBuilder:
             )
         return grammar
 
-    def _write(self, toolbox: Toolbox, tools: Sequence[CallableTool], syntax: CallSyntax) -> str:
+    def _write(self, toolbox: Toolbox, tools: Sequence[CallableTool], syntax: Syntax) -> str:
         rules = CallRules(
-            form=syntax,
+            syntax=syntax,
             functions=tuple(tool.function for tool in tools),
             instead=None if self.request.format is None else self.request.format.value,
             must_call=toolbox.must_call,
             is_parallel=toolbox.is_parallel,
         )
-        return lark.call_grammar(rules, self.traits.specials, self.markers)
+        return calls.call_grammar(rules, self.traits.specials, self.markers)
 
     def _enforceable(self, tool: CallableTool) -> CallableTool:
         """Return the tool with parameters that can be enforced: any object, if it is not strict."""

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from engine import errors
@@ -16,7 +15,6 @@ from engine.text import template_check, template_traits
 from engine.text.interface import Detokenizer, Message
 from engine.text.portable_tokenizer import PortableTokenizer
 from engine.text.template_traits import TemplateTraits
-from engine.text.tool_calls import parse_json
 
 PieceSpeller: TypeAlias = Callable[[int], bytes]
 
@@ -129,10 +127,9 @@ class TextCodec:
     def portable(self) -> PortableTokenizer:
         """Return what another process needs to make an equal codec."""
         wrapper = self._tokenizer
-        native = self._traits.tool_call_format
         return PortableTokenizer(
             tokenizer=getattr(wrapper, "_tokenizer", wrapper),
-            traits=replace(self._traits, tool_call_format=replace(native, parse=parse_json)),
+            traits=self._traits,
             token_bytes=self._token_bytes,
             eos_token_ids=self.eos_ids,
             has_chat_template=self.has_chat_template,

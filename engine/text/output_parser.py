@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeAlias
 
-from engine.jobs import TokenLogprobs, TokenOutput
+from engine.jobs import FinishReason, TokenLogprobs, TokenOutput
+from engine.text.formats.reader import AnswerParser, text_parser
 from engine.text.interface import Detokenizer
-from engine.text.reasoning import ReasoningParser, ThinkingState
 from engine.text.spans import CallPiece, Span, SpanRole, StopMatcher
-from engine.text.tool_calls import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +140,10 @@ class OutputParser:
     detokenizer: Detokenizer
     stops: StopMatcher
     """Applied to content only, not to reasoning or calls."""
-    reasoning: ReasoningParser = field(
-        default_factory=lambda: ReasoningParser(None, ThinkingState.FREE)
-    )
-    calls: ToolCallParser = field(default_factory=lambda: ToolCallParser(call_format=None))
+    answer: AnswerParser = field(default_factory=text_parser)
+    """Reads reasoning, text and calls."""
+    must_call: bool = False
+    """True if the answer can only be calls: other text is then a cut call and hidden."""
     is_parallel: bool = True
     """True if the answer may continue after its first call."""
     is_prompt_only: bool = False
@@ -181,7 +180,7 @@ class OutputParser:
         if self.is_prompt_only:
             self.finish = "length"
             return Delta(prompt_logprobs=output.prompt_logprobs)
-        was_thinking = self.reasoning.is_thinking
+        was_thinking = self.answer.is_thinking
         self.tokens.append(output.token)
         if output.finish != "stop":  # an end token has no text
             self.detokenizer.add_token(output.token)
@@ -191,9 +190,9 @@ class OutputParser:
             self.detokenizer.finalize()
         text = self.detokenizer.last_segment
         self._trace.add_text(text)
-        spans = [span for span in self._spans(text, is_last=output.finish is not None) if span.text]
-        delta = Delta.joined([self._delta(span) for span in spans])
-        self.reasoning_tokens += was_thinking or self.reasoning.is_thinking
+        spans = self._spans(text, output.finish)
+        delta = Delta.joined([self._delta(span) for span in spans if span.text or span.calls])
+        self.reasoning_tokens += was_thinking or self.answer.is_thinking
         self.finish = self._finish(output)
         if output.prompt_logprobs is not None:
             delta = replace(delta, prompt_logprobs=output.prompt_logprobs)
@@ -209,26 +208,17 @@ class OutputParser:
             return "tool_calls" if self._started_calls else "stop"
         return output.finish
 
-    def _spans(self, text: str, *, is_last: bool) -> Iterator[Span]:
-        for span in self.reasoning.feed(text):
-            yield from self._parse_calls(span)
-        if not is_last:
+    def _spans(self, text: str, finish: FinishReason | None) -> Iterator[Span]:
+        for span in self.answer.feed(text):
+            yield from self._match_stops(span)
+        if finish is None:
             return
-        for span in self.reasoning.flush():
-            yield from self._parse_calls(span)
-        for span in self.calls.flush():
+        for span in self.answer.flush(is_cut=finish == "length"):
             yield from self._match_stops(span)
         yield Span(SpanRole.CONTENT, self.stops.flush())
 
-    def _parse_calls(self, span: Span) -> Iterator[Span]:
-        if span.role is not SpanRole.CONTENT:
-            yield span
-            return
-        for part in self.calls.feed(span.text):
-            yield from self._match_stops(part)
-
     def _match_stops(self, span: Span) -> Iterator[Span]:
-        if self._is_cut:
+        if self._is_cut or (self.must_call and span.role is SpanRole.CONTENT):
             yield Span(SpanRole.HIDDEN, span.text)
         elif span.role is not SpanRole.CONTENT or span.calls:
             # A stop word does not span a call.

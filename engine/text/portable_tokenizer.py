@@ -17,7 +17,6 @@ class PortableTokenizer:
     tokenizer: Any
     """transformers' own tokenizer."""
     traits: TemplateTraits
-    """Without mlx-lm's parsers of tool calls."""
     token_bytes: int
     """As `longest_token` returns it."""
     eos_token_ids: tuple[int, ...]

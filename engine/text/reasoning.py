@@ -1,10 +1,12 @@
 """Parser that separates a model's reasoning from its answer by the markers around it. Pure: no mlx, no I/O."""
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from engine.text.spans import Span, SpanRole, partial_marker_length, trailing_blank_length
+from engine.text.formats.literals import skip_blanks
+from engine.text.formats.reader import Delimiter, Reader, Steps
+from engine.text.spans import SpanRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,102 +57,54 @@ def continued_state(text: str, markers: ThinkingMarkers | None) -> ThinkingState
     return ThinkingState.CONTINUED_ANSWER
 
 
-class _ParserState(Enum):
-    START = auto()
-    REASONING_START = auto()
-    REASONING = auto()
-    ANSWER_START = auto()
-    ANSWER = auto()
-
-
-class ReasoningParser:
-    """Cuts text into reasoning and content; blanks next to markers are hidden.
+def read_reasoning(
+    reader: Reader, markers: ThinkingMarkers | None, prompt_state: ThinkingState
+) -> Steps[None]:
+    """Read the reasoning at the beginning of an answer; blanks next to markers are hidden.
 
     Reasoning is only what precedes all content: an answer may mention the markers.
     """
-
-    def __init__(self, markers: ThinkingMarkers | None, prompt_state: ThinkingState) -> None:
-        self._markers = markers
-        self._held = ""
-        self._state = _ParserState.START
-        if prompt_state is ThinkingState.CLOSED:
-            self._state = _ParserState.ANSWER_START
-        elif markers is None or prompt_state is ThinkingState.CONTINUED_ANSWER:
-            self._state = _ParserState.ANSWER
-        elif prompt_state is ThinkingState.OPEN:
-            self._state = _ParserState.REASONING_START
-        elif prompt_state is ThinkingState.CONTINUED_REASONING:
-            self._state = _ParserState.REASONING
-
-    @property
-    def is_thinking(self) -> bool:
-        """Return whether the text so far ends within reasoning."""
-        return self._state in (_ParserState.REASONING_START, _ParserState.REASONING)
-
-    def feed(self, text: str) -> Iterator[Span]:
-        """Add text; yield the spans that are decided."""
-        self._held += text
-        while self._held:
-            before = (self._state, self._held)
-            yield from self._step()
-            if (self._state, self._held) == before:
-                return
-
-    def flush(self) -> Iterator[Span]:
-        """Yield the text that was held back: no more text follows."""
-        held, self._held = self._held, ""
-        if self.is_thinking:
-            kept = len(held) - trailing_blank_length(held)
-            yield Span(SpanRole.REASONING, held[:kept])
-            yield Span(SpanRole.HIDDEN, held[kept:])
-        else:
-            is_hidden = self._state is _ParserState.ANSWER_START
-            yield Span(SpanRole.HIDDEN if is_hidden else SpanRole.CONTENT, held)
-
-    def _step(self) -> Iterator[Span]:
-        if self._state is _ParserState.ANSWER:
-            yield self._cut(len(self._held), SpanRole.CONTENT)
-        elif self._state is _ParserState.START:
-            yield from self._find_start()
-        elif self._state is _ParserState.REASONING:
-            yield from self._find_end()
-        else:
-            yield from self._skip_blanks()
-
-    def _skip_blanks(self) -> Iterator[Span]:
-        """Hide the blanks after a marker."""
-        rest = self._held.lstrip()
-        yield self._cut(len(self._held) - len(rest), SpanRole.HIDDEN)
-        if rest:
-            self._state = (
-                _ParserState.REASONING
-                if self._state is _ParserState.REASONING_START
-                else _ParserState.ANSWER
-            )
-
-    def _find_start(self) -> Iterator[Span]:
-        assert self._markers is not None
-        marker, rest = self._markers.start, self._held.lstrip()
-        if rest.startswith(marker):
-            self._state = _ParserState.REASONING_START
-            yield self._cut(len(self._held) - len(rest) + len(marker), SpanRole.HIDDEN)
-        elif rest and not marker.startswith(rest):
-            self._state = _ParserState.ANSWER
-
-    def _find_end(self) -> Iterator[Span]:
-        assert self._markers is not None
-        marker = self._markers.end
-        at = self._held.find(marker)
-        if at < 0:
-            decided = len(self._held) - partial_marker_length(self._held, marker)
-            blanks = trailing_blank_length(self._held[:decided])
-            yield self._cut(decided - blanks, SpanRole.REASONING)
+    if prompt_state is ThinkingState.CLOSED:
+        yield from skip_blanks(reader)
+        return
+    if markers is None or prompt_state is ThinkingState.CONTINUED_ANSWER:
+        return
+    if prompt_state is ThinkingState.FREE:
+        start = Delimiter({markers.start: ""})
+        while True:
+            reader.hold(reader.blanks_end())
+            is_start = start.here(reader.text, reader.at)
+            if is_start or is_start is None or reader.is_final:
+                break
+            yield None
+        if not is_start:
+            yield reader.release(SpanRole.CONTENT)
             return
-        kept = at - trailing_blank_length(self._held[:at])
-        yield self._cut(kept, SpanRole.REASONING)
-        yield self._cut(at - kept + len(marker), SpanRole.HIDDEN)
-        self._state = _ParserState.ANSWER_START
+        reader.hold(reader.at + len(markers.start))
+        yield reader.release(SpanRole.HIDDEN)
+    reader.is_thinking = True
+    if prompt_state is not ThinkingState.CONTINUED_REASONING:
+        yield from skip_blanks(reader)
+    end = yield from read_trimmed(reader, Delimiter({markers.end: ""}), SpanRole.REASONING)
+    if end is None:
+        return
+    reader.is_thinking = False
+    yield reader.take(end.end())
+    yield from skip_blanks(reader)
 
-    def _cut(self, length: int, role: SpanRole) -> Span:
-        piece, self._held = self._held[:length], self._held[length:]
-        return Span(role, piece)
+
+def read_trimmed(
+    reader: Reader, delimiter: Delimiter, role: SpanRole
+) -> Steps[re.Match[str] | None]:
+    """Yield the text before a delimiter without the blanks at its end; return the delimiter, as `Reader.until` does."""
+    while True:
+        end, match = delimiter.search(reader.text, reader.at, is_final=reader.is_final)
+        text_end = reader.at + len(reader.text[reader.at : end].rstrip())
+        if text_end > reader.at:
+            reader.hold(text_end)
+            yield reader.release(role)
+        reader.hold(end)
+        if match is not None or reader.is_final:
+            yield reader.release(SpanRole.HIDDEN)
+            return match
+        yield None

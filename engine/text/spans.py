@@ -39,19 +39,6 @@ class Span:
     calls: tuple[CallPiece, ...] = ()
 
 
-def partial_marker_length(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[len(text) - length :]):
-            return length
-    return 0
-
-
-def trailing_blank_length(text: str) -> int:
-    """Return the number of blanks at the end of a text."""
-    return len(text) - len(text.rstrip())
-
-
 class StopMatcher:
     """Passes text through until a stop word is complete, and holds back what may become one.
 

@@ -1,6 +1,6 @@
 """Traits of a model's chat template, and messages for templates that lack a feature.
 
-Traits are read from mlx-lm's tokenizer wrapper, which is passed in; nothing here imports mlx.
+Traits are read from the tokenizer, which is passed in; nothing here imports mlx.
 """
 
 import json
@@ -8,33 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from engine.grammar.lark import CallSyntax
+from engine.text.formats import registry
+from engine.text.formats.answer import AnswerFormat
+from engine.text.formats.registry import PLAIN
+from engine.text.formats.tools import Tools
 from engine.text.reasoning import ThinkingMarkers
-from engine.text.tool_calls import HERMES, PLAIN, ToolCallFormat, Tools, parse_json
 
 Message: TypeAlias = dict[str, Any]
-
-# The syntax in which the templates of Mistral's tokenizers from v11 on, and of Kimi K2, show earlier calls.
-_MISTRAL = CallSyntax(start="[TOOL_CALLS]", before="", middle="[ARGS]", after="", end="")
-_KIMI = CallSyntax(
-    start="<|tool_calls_section_begin|>",
-    before="<|tool_call_begin|>functions.",
-    middle=":0<|tool_call_argument_begin|>",
-    after="<|tool_call_end|>",
-    end="<|tool_calls_section_end|>",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
     """The markers, the tool call format and the variables of one model's chat template."""
 
-    tool_call_format: ToolCallFormat = PLAIN
+    answer_format: AnswerFormat = PLAIN
     thinking: ThinkingMarkers | None = None
     template: str = ""
     """Source of the chat template; empty if the template is code."""
     specials: Mapping[str, int] = field(default_factory=dict)
-    """Token ids of the special tokens, by spelling."""
+    """Token ids of the special tokens that end no answer, by spelling."""
 
     def mentions(self, variable: str) -> bool:
         """Return whether the chat template contains the name of a variable."""
@@ -42,14 +34,13 @@ class TemplateTraits:
 
 
 def read_traits(tokenizer: Any) -> TemplateTraits:
-    """Return the traits that mlx-lm and the chat template define."""
+    """Return the traits that the chat template and the vocabulary show."""
     template = _template_text(tokenizer)
-    thinking = None
-    if tokenizer.has_thinking:
-        thinking = ThinkingMarkers(start=tokenizer.think_start, end=tokenizer.think_end)
+    vocabulary = tokenizer.get_vocab()
+    answer_format = registry.find_format(template, vocabulary)
     return TemplateTraits(
-        tool_call_format=_read_tool_call_format(tokenizer, template),
-        thinking=thinking,
+        answer_format=answer_format,
+        thinking=registry.find_thinking(answer_format, vocabulary),
         template=template,
         specials=_special_tokens(tokenizer),
     )
@@ -62,41 +53,30 @@ def _template_text(tokenizer: Any) -> str:
     return "" if template is None else json.dumps(template)
 
 
-def _read_tool_call_format(tokenizer: Any, template: str) -> ToolCallFormat:
-    if not tokenizer.has_tool_calling or "tools" not in template:
-        return PLAIN
-    kind = tokenizer.init_kwargs.get("tool_parser_type")
-    mlx_lm_parser = tokenizer.tool_parser
-
-    def parse(text: str, tools: Tools) -> Any:
-        return mlx_lm_parser(text, list(tools))
-
-    return ToolCallFormat(
-        start=tokenizer.tool_call_start,
-        end=tokenizer.tool_call_end,
-        parse=parse_json if kind == "json_tools" else parse,
-        syntax=_read_syntax(kind, template),
-        is_native=True,
-        is_json=kind == "json_tools",
-    )
-
-
-def _read_syntax(kind: object, template: str) -> CallSyntax | None:
-    if kind == "json_tools":
-        return HERMES
-    if kind == "mistral" and "[ARGS]" in template:
-        return _MISTRAL
-    return _KIMI if kind == "kimi_k2" else None
-
-
 def _special_tokens(tokenizer: Any) -> Mapping[str, int]:
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    ends = getattr(tokenizer, "eos_token_ids", ())
     return {
         token.content: number
         for number, token in added.items()
         # Some vocabularies add runs of blanks; those are ordinary text.
-        if token.content.strip() and (token.special or token.content[0] in "<[")
+        if number not in ends
+        and token.content.strip()
+        and (token.special or token.content[0] in "<[")
     }
+
+
+def tool_instructions(tools: Tools) -> str:
+    """Return the description of tools for the prompt, in the wording of Hermes' and Qwen's training data."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n"
+        f"<tools>\n{listed}\n</tools>\n\n"
+        "For each function call, return a json object with function name and arguments within "
+        "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    )
 
 
 def add_system_text(messages: Sequence[Message], text: str) -> list[Message]:
@@ -115,6 +95,21 @@ def add_user_text(messages: Sequence[Message], text: str) -> list[Message]:
             changed = {**message, "content": f"{text}\n\n{message['content']}"}
             return [*messages[:at], changed, *messages[at + 1 :]]
     return add_system_text(messages, text)
+
+
+def quote_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the arguments of calls as JSON in a string, for templates that write them as they are."""
+    return [
+        {**message, "tool_calls": [_quote_call(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _quote_call(call: Message) -> Message:
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def spell_tool_calls(messages: Sequence[Message]) -> list[Message]:

@@ -52,8 +52,8 @@ def calling(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(tiny, folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    config["tool_parser_type"] = "json_tools"
     config["chat_template"] += (
+        "{# <tool_call> tool_call.name #}"
         "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
     )
     path.write_text(json.dumps(config))

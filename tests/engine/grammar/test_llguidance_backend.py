@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from engine.errors import GrammarError
-from engine.grammar import json_schema, lark
-from engine.grammar.lark import CallRules, FunctionSchema, ReasoningMarkers
+from engine.grammar import calls, json_schema, lark
+from engine.grammar.calls import CallRules
+from engine.grammar.lark import FunctionSchema, ReasoningMarkers
 from engine.grammar.llguidance_backend import LlgCompiler
-from engine.text.tool_calls import HERMES
+from engine.text.formats import hermes
 from tests.support.grammars import allowed, encode, follow
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -81,7 +82,7 @@ def _calling(**changes: Any) -> CallRules:
         FunctionSchema(name="g", parameters={"type": "object", "additionalProperties": False}),
     )
     given: dict[str, Any] = {"functions": functions, "must_call": False, "is_parallel": True}
-    return CallRules(form=HERMES, **given | changes)
+    return CallRules(syntax=hermes.SYNTAX, **given | changes)
 
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
@@ -113,14 +114,14 @@ def test_opened_calls_are_enforced(
         (_calling(instead=lark.json_value(INTEGER)), required),
     ):
         matcher = speaker.grammars.matcher(
-            lark.call_grammar(calling, speaker.codec.traits.specials, None)
+            calls.call_grammar(calling, speaker.codec.traits.specials, None)
         )
         is_matched = follow(matcher, encode(speaker, text)) and 2 in allowed(matcher)
         assert is_matched is wanted, calling
 
 
 def test_a_marker_in_ordinary_letters_does_not_open_a_call(loaded: Any, grammars: Any) -> None:
-    grammar = lark.call_grammar(_calling(), loaded.codec.traits.specials, None)
+    grammar = calls.call_grammar(_calling(), loaded.codec.traits.specials, None)
     letters = [token for one in "a <tool_call>" for token in encode(loaded, one)]
     assert not follow(grammars.matcher(grammar), letters)
 

@@ -10,9 +10,10 @@ import openai
 import pytest
 
 from engine.errors import GrammarError
-from engine.grammar import client_grammar, lark
-from engine.grammar.lark import CallRules, FunctionSchema, ReasoningMarkers, ValueRules
-from engine.text.tool_calls import HERMES
+from engine.grammar import calls, client_grammar, lark
+from engine.grammar.calls import CallRules
+from engine.grammar.lark import FunctionSchema, ReasoningMarkers, ValueRules
+from engine.text.formats import hermes
 from tests.support.engine_process import Engine
 from tests.support.grammars import allowed, encode, follow
 
@@ -103,13 +104,13 @@ def test_gbnf(loaded: Any, grammars: Any) -> None:
 def test_an_answer_is_a_call_or_has_the_form(loaded: Any, grammars: Any) -> None:
     empty = {"type": "object", "additionalProperties": False}
     rules = CallRules(
-        form=HERMES,
+        syntax=hermes.SYNTAX,
         functions=(FunctionSchema(name="g", parameters=empty),),
         must_call=False,
         is_parallel=True,
         instead=lark.client_value('start: "yes" | "no"'),
     )
-    grammar = lark.call_grammar(rules, loaded.codec.traits.specials, None)
+    grammar = calls.call_grammar(rules, loaded.codec.traits.specials, None)
     call = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
     for text, is_allowed in (("yes", True), (call, True), ("maybe", False)):
         assert follow(grammars.matcher(grammar), encode(loaded, text)) is is_allowed

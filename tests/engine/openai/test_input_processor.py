@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from engine.jobs import Job, SamplingParams, TokenOutput
 from engine.openai import input_processor
 from engine.openai.resume_point import ResumePoint
+from engine.text.formats.answer import AnswerContext
+from engine.text.formats.registry import PLAIN
 from engine.text.output_parser import OutputParser
-from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState
+from engine.text.reasoning import ThinkingMarkers, ThinkingState
 from engine.text.spans import StopMatcher
 from gateway.forwarding.resume_log import ResumeLog
 from schemas.wire.errors import RefusedError
@@ -70,10 +72,9 @@ def test_reasoning_tokens_are_counted_in_both_engines() -> None:
     markers = ThinkingMarkers(start="<t>", end="</t>")
     tokens = list(b"<t>ab</t>c")
     for cut in range(len(tokens)):
-        reasoning = ReasoningParser(markers, ThinkingState.FREE)
-        parser = OutputParser(
-            detokenizer=ByteDetokenizer(), stops=StopMatcher(()), reasoning=reasoning
-        )
+        context = AnswerContext(thinking=markers, state=ThinkingState.FREE, tools=None)
+        answer = PLAIN.new_parser(context)
+        parser = OutputParser(detokenizer=ByteDetokenizer(), stops=StopMatcher(()), answer=answer)
         input_processor.replay_tokens(parser, job(tokens[:cut], 99), end_tokens=(END,))
         feed(parser, tokens[cut:], 99)
         assert parser.reasoning_tokens == len(">ab</t>")

@@ -33,8 +33,6 @@ MESSAGES = [
         [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
         "messages[0].tool_calls[0].id",
     ),
-    ([call(arguments="{")], "messages[0].tool_calls[0].function.arguments"),
-    ([call(arguments="[1]")], "messages[0].tool_calls[0].function.arguments"),
     ([call(name="")], "messages[0].tool_calls[0].function.name"),
     ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
     ([{"role": "tool", "content": "x", "tool_call_id": "c1"}, CALLED], "messages[0].tool_call_id"),
@@ -106,6 +104,14 @@ def test_an_image_in_a_result_becomes_a_note_of_a_text_model() -> None:
     assert isinstance(request.prompt, Conversation)
     assert "An image was left out" in request.prompt.messages[1]["content"]
     assert request.ignored == ("messages.image_url",)
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "[1]", "Paris"])
+def test_arguments_that_are_no_object_reach_the_template_as_text(arguments: str) -> None:
+    prompt = chat(messages=[call(arguments=arguments)]).prompt
+    assert isinstance(prompt, Conversation)
+    function = {"name": "f", "arguments": {"arguments": arguments}}
+    assert prompt.messages[0]["tool_calls"][0]["function"] == function
 
 
 def test_messages_are_converted_for_templates() -> None:

@@ -224,8 +224,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("input[3].call_id", {"input": [{"type": "web_search_call"}, *HISTORY[1:3], HISTORY[6]]}),
     ("input[1].call_id", {"input": [HISTORY[1], HISTORY[6]]}),
     ("input[1].name", {"input": [HISTORY[4], {**HISTORY[5], "name": ""}]}),
-    ("input[1].arguments", {"input": [HISTORY[4], {**HISTORY[5], "arguments": "{"}]}),
 ]
+
+
+def test_a_call_that_was_cut_is_accepted_as_history() -> None:
+    cut = {**HISTORY[5], "arguments": '{"city": "Par'}
+    (*_, call) = messages(parse(input=[HISTORY[4], cut]))
+    assert call["tool_calls"][-1]["function"]["arguments"] == {"arguments": '{"city": "Par'}
 
 
 @pytest.mark.parametrize(("param", "fields"), REFUSED, ids=lambda value: str(value)[:50])

@@ -104,3 +104,32 @@ def test_a_template_that_drops_the_last_message_cannot_continue_it(tmp_path: Pat
     codec = codec_of(tmp_path, "{{ messages[0].content }}")
     with pytest.raises(RefusedError, match="chat template refuses these messages"):
         prompt(codec, messages=BEGUN, continue_final_message=True)
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "assistant", "content": "so", "tool_calls": [CALL | {"id": "a"}, CALL | {"id": "b"}]},
+    {"role": "tool", "tool_call_id": "a", "content": "x"},
+    {"role": "tool", "tool_call_id": "b", "content": "y"},
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "written"),
+    [
+        ("{{ call.function.arguments.a }}", "assistant: so 1 1tool: x tool: y "),
+        (
+            "{{ 'text ' + call.function.arguments }}",
+            'assistant: so text {"a": 1} text {"a": 1}tool: x',
+        ),
+        ("{{ raise_exception('one call only') }}", 'assistant: so\n<tool_call>\n{"name": "f"'),
+    ],
+)
+def test_calls_of_the_history_are_written_in_a_form_that_the_template_takes(
+    tmp_path: Path, wanted: str, written: str
+) -> None:
+    calls = "{% for call in message.tool_calls %} " + wanted + "{% endfor %}"
+    body = "{{ message.role }}: {{ message.content }}{% if message.tool_calls %}" + calls
+    template = "{# tools [TOOL_CALLS] #}{% for message in messages %}" + body
+    template += "{% else %} {% endif %}\n{% endfor %}"
+    assert prompt(codec_of(tmp_path, template), messages=CALLED).startswith(written)

@@ -1,5 +1,6 @@
 """Traits of a tokenizer and its template, and the bytes of single tokens. Tokenizers are created here."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from tokenizers import (
 )
 
 from engine.errors import RefusedError, TextTooLongError
-from engine.text.tool_calls import HERMES, PLAIN
 from tests.support.text_codecs import TEXT, byte_level, load
 
 pytestmark = pytest.mark.mlx
@@ -59,40 +59,45 @@ HERMES_TEMPLATE = "{% if tools %}<tool_call>{{ tools }}{{ tool_call.name }}{% en
 
 
 @pytest.mark.parametrize(
-    ("template", "start", "syntax", "is_native"),
+    ("template", "name"),
     [
-        (None, "<tool_call>", HERMES, False),
-        ("{{ messages }}", "<tool_call>", HERMES, False),
-        (HERMES_TEMPLATE, "<tool_call>", HERMES, True),
-        ("{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]", "[TOOL_CALLS]", "[ARGS]", True),
-        ("{{ tools }}[TOOL_CALLS] [{{ name }}", "[TOOL_CALLS]", None, True),
-        ("{{ tools }}<tool_call>\n<function={{ name }}", "<tool_call>", None, True),
-        ("{{ tools }}<|tool_calls_section_begin|>", "<|tool_calls_section_begin|>", ":0", True),
-        ("{{ tools }}<minimax:tool_call>", "<minimax:tool_call>", None, True),
+        (None, "plain"),
+        ("{{ messages }}", "plain"),
+        ("{{ messages }}<tool_call>{{ tool_call.name }}", "plain"),
+        ("{{ tools }}<unknown_call>", "plain"),
+        ('{{ tools }}<tool_call>{"name": {{ tool_call.name }}', "hermes"),
+        ("{{ tools }}<longcat_tool_call>", "longcat"),
+        ("{{ tools }}<tool_call>\n<function={{ name }}", "qwen_coder"),
+        ("{{ tools }}<seed:tool_call>\n<function={{ name }}", "seed"),
+        ("{{ tools }}<tool_call>{{ name }}<arg_key>", "glm"),
+        ("{{ tools }}<minimax:tool_call>", "minimax"),
+        ("{{ tools }}<|tool_calls_section_begin|>", "kimi"),
+        ("{{ tools }}<｜tool▁calls▁begin｜>", "deepseek"),
+        ("{{ tools }}<｜tool▁calls▁begin｜>```json", "deepseek_v3"),
+        ("{{ tools }}<｜DSML｜function_calls>", "deepseek_v32"),
+        ("{{ tools }}[TOOL_CALLS] [{{ name }}", "mistral"),
+        ("{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]", "mistral_v11"),
+        ("{{ tools }}[TOOL_CALLS]{{ name }}[CALL_ID]x[ARGS]", "mistral_call_id"),
+        ('{{ tools }}"parameters": dictionary of argument name', "llama"),
+        ("{{ tools }}<|python_start|>", "llama_pythonic"),
+        ("{{ tools }}<|tool_call_start|>", "lfm2"),
+        ("{{ tools }}<|tool_call>call:x<tool_call|>", "gemma4"),
+        ("{{ tools }}<start_function_call>", "function_gemma"),
+        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
     ],
 )
-def test_the_template_defines_the_tool_call_format(
-    tmp_path: Path, template: str | None, start: str, syntax: Any, *, is_native: bool
+def test_the_template_and_the_vocabulary_show_the_format(
+    tmp_path: Path, template: str | None, name: str
 ) -> None:
     more: dict[str, Any] = {} if template is None else {"chat_template": template}
-    call_format = load(tmp_path, byte_level(), **more).traits.tool_call_format
-    assert call_format.start == start
-    assert call_format.is_native is is_native
-    assert is_native or call_format == PLAIN
-    if isinstance(syntax, str):
-        assert call_format.syntax is not None
-        assert syntax in call_format.syntax.middle
-    else:
-        assert call_format.syntax == syntax
-
-
-def test_other_formats_use_mlx_lms_parsers(tmp_path: Path) -> None:
-    template = "{{ tools }}<tool_call>\n<function={{ name }}"
-    call_format = load(tmp_path, byte_level(), chat_template=template).traits.tool_call_format
-    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    text = "\n<function=f>\n<parameter=a>\n3\n</parameter>\n</function>\n".strip()
-    assert call_format.parse(text, tools) == {"name": "f", "arguments": {"a": 3}}
+    tokenizer = byte_level()
+    if name == "harmony":
+        marks = ("<|start|>", "<|channel|>", "<|message|>")
+        tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks])
+    traits = load(tmp_path, tokenizer, **more).traits
+    assert traits.answer_format.name == name
+    assert traits.answer_format.is_native is (name != "plain")
+    assert pickle.loads(pickle.dumps(traits)) == traits
 
 
 def test_thinking_markers_are_found_in_the_vocabulary(tmp_path: Path) -> None:

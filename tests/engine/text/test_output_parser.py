@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.jobs import FinishReason, TokenLogprobs, TokenOutput
+from engine.text.formats.answer import AnswerContext, AnswerFormat
+from engine.text.formats.registry import FORMATS, PLAIN
+from engine.text.formats.tools import ToolSet
 from engine.text.output_parser import Delta, OutputParser, ToolCallDelta
 from engine.text.reasoning import (
-    ReasoningParser,
     ThinkingMarkers,
     ThinkingState,
     continued_state,
     thinking_state,
 )
 from engine.text.spans import StopMatcher
-from engine.text.tool_calls import PLAIN, ToolCallFormat, ToolCallParser, Tools
 
 MARKERS = ThinkingMarkers(start="<think>", end="</think>")
 TOOLS = tuple({"type": "function", "function": {"name": name}} for name in ("f", "g"))
@@ -52,12 +53,14 @@ def parse_pieces(
     parser = OutputParser(
         detokenizer=Pieces(pieces),
         stops=StopMatcher(options.get("stops", ())),
-        reasoning=ReasoningParser(
-            options.get("thinking"), options.get("state", ThinkingState.FREE)
+        answer=(options.get("call_format") or PLAIN).new_parser(
+            AnswerContext(
+                thinking=options.get("thinking"),
+                state=options.get("state", ThinkingState.FREE),
+                tools=ToolSet(options["tools"]) if options.get("call_format") else None,
+            )
         ),
-        calls=ToolCallParser(
-            call_format=options.get("call_format"), tools=options.get("tools", ())
-        ),
+        must_call=options.get("must_call", False),
         is_parallel=options.get("is_parallel", True),
         call_seed="seed",
     )
@@ -110,13 +113,7 @@ _CALLS = [
 PARTS = st.sampled_from([*_MARKS, *_CALLS, "\n", " ", "a", "b", "{"])
 TEXTS = st.lists(PARTS, max_size=12).map("".join)
 CUTS = st.lists(st.integers(0, 80), max_size=12)
-CALL_FORMATS = st.sampled_from(
-    [
-        None,
-        PLAIN,
-        ToolCallFormat(start="<t", end="", parse=PLAIN.parse, syntax=None, is_native=True),
-    ]
-)
+CALL_FORMATS = st.sampled_from([None, PLAIN, *FORMATS])
 
 
 @given(
@@ -132,7 +129,7 @@ def test_the_cuts_do_not_change_the_result(
     cuts: list[int],
     stops: tuple[str, ...],
     state: ThinkingState,
-    call_format: ToolCallFormat | None,
+    call_format: AnswerFormat | None,
     *,
     is_parallel: bool,
 ) -> None:
@@ -255,14 +252,14 @@ DEEP_CALL = '<tool_call>{"name": "f", "arguments": "%s"}</tool_call>' % ("[" * 5
         (f"so: {CALL % ('f', 1)}\n{CALL % ('g', 2)}\n", "so: ", [("f", {"a": 1}), ("g", {"a": 2})]),
         (CALL % ("f", '"</tool_call>"'), "", [("f", {"a": "</tool_call>"})]),
         (CALL % ("f", 1) + "\nand more", "\nand more", [("f", {"a": 1})]),
-        (CALL % ("unknown", 1), CALL % ("unknown", 1), []),
+        (CALL % ("unknown", 1), "", [("unknown", {"a": 1})]),
         ("<tool_call>not json</tool_call>", "<tool_call>not json</tool_call>", []),
         ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
         ('<tool_call>{"name": "f"', '<tool_call>{"name": "f"', []),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": ["f"], "arguments": {}}</tool_call>', None, []),
-        (DEEP_CALL, None, []),
+        (DEEP_CALL, "", [("f", "[" * 5000)]),
         (CALL % ("f", r'"\ud800 ü"'), "", [("f", {"a": "\ud800 ü"})]),
     ],
 )
@@ -271,7 +268,11 @@ def test_calls_are_parsed_and_other_text_is_shown(
 ) -> None:
     delta, parser = parse_pieces(list(text), call_format=PLAIN, tools=TOOLS)
     assert delta.content == (text if content is None else content)
-    assert [(call.name, json.loads(call.arguments)) for call in joined(delta)] == calls
+    written = [
+        (call.name, call.arguments if "[[" in call.arguments else json.loads(call.arguments))
+        for call in joined(delta)
+    ]
+    assert written == calls
     assert all(call.arguments.encode() for call in joined(delta))
     assert len({call.id for call in joined(delta)}) == len(calls)
     assert parser.finish == ("tool_calls" if calls else "stop")
@@ -308,15 +309,11 @@ def test_text_after_the_arguments_is_hidden() -> None:
     assert (joined(delta)[0].arguments, delta.content) == ("{}", "so")
 
 
-def test_a_format_without_an_end_marker_parses_all_calls_at_the_end() -> None:
-    def parse(text: str, tools: Tools) -> Any:
-        assert tools == TOOLS
-        return [{"name": name, "arguments": {}} for name in text.split(",")]
-
-    call_format = ToolCallFormat(start="[C]", end="", parse=parse, syntax=None, is_native=True)
-    delta, _ = parse_pieces(list("hm[C]f,g"), call_format=call_format, tools=TOOLS)
-    assert delta.content == "hm"
-    assert [call.name for call in delta.tool_calls] == ["f", "g"]
+def test_text_beside_calls_that_must_be_made_is_hidden() -> None:
+    text = "Sure. " + CALL % ("f", 1) + "<tool_c"
+    options: dict[str, Any] = {"call_format": PLAIN, "tools": TOOLS, "must_call": True}
+    delta, parser = parse_pieces(list(text), "length", **options)
+    assert (delta.content, len(joined(delta)), parser.finish) == ("", 1, "length")
 
 
 def test_call_ids_are_derived() -> None:

@@ -1,0 +1,1 @@
+"""Answer formats of model families: how each writes reasoning, text and tool calls."""
