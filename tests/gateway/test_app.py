@@ -2,79 +2,61 @@
 
 from typing import Any
 
-import aiohttp
 import pytest
 
 from gateway.errors import unknown_model
-from gateway.server import GatewayLimits
-from schemas.deployment import HubReference, ModelDeploymentStatus, ModelSource
-from schemas.meta import Condition, ConditionStatus
+from schemas.deployment import HubReference, ModelSource
 from tests.support.gateway_calls import CHAT, error_of
 from tests.support.gateway_engine_scripts import DONE, chat, completion, echo
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import (
-    Running,
-    World,
-    deployment,
-    published,
-    route,
-    running_gateway,
-)
+from tests.support.gateway_fake_engine import Call
+from tests.support.gateway_world import Running, deployment, published, route
 from tests.support.waiting import until
 
 
-async def test_an_unknown_model(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    await world.put(deployment("qwen-8b", "fast"))
+async def test_an_unknown_model(gateway: Running) -> None:
+    await gateway.world.put(deployment("qwen-8b", "fast"))
     await gateway.knows("fast", ready=0)
-    async with http.post(gateway.url + CHAT, json={"model": "qwen-8"}) as response:
-        error = await error_of(response)
-        assert (response.status, error["code"], error["param"]) == (
-            404,
-            "model_not_found",
-            "model",
-        )
-        assert "Did you mean 'qwen-8b'?" in error["message"]
-        assert "fast (0 ready), qwen-8b (0 ready)" in error["message"]
+    status, body, _ = await gateway.chat(model="qwen-8")
+    error = body["error"]
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "Did you mean 'qwen-8b'?" in error["message"]
+    assert "fast (0 ready), qwen-8b (0 ready)" in error["message"]
 
 
 HUB_ID = "mlx-community/Qwen3-8B-4bit"
 PATHS = ("/v1/chat/completions", "/v1/messages", "/api/chat")
 
 
-async def ask_as(
-    http: aiohttp.ClientSession, url: str, path: str, model: str
-) -> tuple[int, dict[str, Any]]:
-    """Ask a model in the form of the API that the path belongs to."""
+async def ask_as(gateway: Running, path: str, model: str) -> tuple[int, str]:
+    """Ask a model in the form of the API that the path belongs to; return status and body."""
     message = {"role": "user", "content": "hi"}
     body: dict[str, Any] = {"model": model, "messages": [message], "stream": False}
     if path == "/v1/messages":
         body["max_tokens"] = 8
-    async with http.post(url + path, json=body) as response:
-        return response.status, await response.json()
+    async with gateway.post(path, json=body) as response:
+        return response.status, str(await response.json())
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_hub_id_is_a_models_name_where_a_deployment_has_it(
-    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
+    gateway: Running, path: str
 ) -> None:
-    async with running(FakeEngine("qwen-0", chat)) as engine:
-        hub = ModelSource(hub=HubReference(repo=HUB_ID))
-        model_deployment = deployment("qwen")
-        spec = model_deployment.spec.model_copy(update={"model": hub})
-        await world.put(
-            model_deployment.model_copy(update={"spec": spec}), published(engine, "qwen")
-        )
-        await gateway.knows(HUB_ID, ready=1)
-        status, answer = await ask_as(http, gateway.url, path, HUB_ID)
-        assert status == 200, answer
-        status, answer = await ask_as(http, gateway.url, path, f"{HUB_ID}@main")
-        assert status == 404
-        assert f"A model's name has no revision: ask for '{HUB_ID}'" in str(answer["error"])
-        status, answer = await ask_as(http, gateway.url, path, HUB_ID.lower())
-        assert status == 404
-        assert f"Did you mean '{HUB_ID}'?" in str(answer["error"])
+    (engine,) = await gateway.start(chat, of="qwen")
+    hub = ModelSource(hub=HubReference(repo=HUB_ID))
+    model_deployment = deployment("qwen")
+    spec = model_deployment.spec.model_copy(update={"model": hub})
+    await gateway.world.put(
+        model_deployment.model_copy(update={"spec": spec}), published(engine, "qwen")
+    )
+    await gateway.knows(HUB_ID, ready=1)
+    status, answer = await ask_as(gateway, path, HUB_ID)
+    assert status == 200, answer
+    status, answer = await ask_as(gateway, path, f"{HUB_ID}@main")
+    assert status == 404
+    assert f"A model's name has no revision: ask for '{HUB_ID}'" in answer
+    status, answer = await ask_as(gateway, path, HUB_ID.lower())
+    assert status == 404
+    assert f"Did you mean '{HUB_ID}'?" in answer
 
 
 @pytest.mark.parametrize(
@@ -87,13 +69,13 @@ async def test_a_hub_id_is_a_models_name_where_a_deployment_has_it(
 )
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_hub_id_that_nothing_serves_says_how_to_deploy_it(
-    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, model: str, hint: str
+    gateway: Running, path: str, model: str, hint: str
 ) -> None:
-    await world.put(deployment("other"))
+    await gateway.world.put(deployment("other"))
     await gateway.knows("other", ready=0)
-    status, answer = await ask_as(http, gateway.url, path, model)
+    status, answer = await ask_as(gateway, path, model)
     assert status == 404
-    assert hint in str(answer["error"])
+    assert hint in answer
 
 
 @pytest.mark.parametrize(
@@ -103,94 +85,33 @@ def test_other_names_get_no_command_to_run(model: str) -> None:
     assert "fleetctl" not in unknown_model(model, ["m"], None).message
 
 
-async def test_nothing_deployed(gateway: Running, http: aiohttp.ClientSession) -> None:
-    async with http.post(gateway.url + CHAT, json={"model": "x" * 1000}) as response:
-        error = await error_of(response)
-        if response.status == 404:  # 503 until the first list is in
-            assert "fleetctl apply" in error["message"]
-            assert len(error["message"]) < 500
-
-
-async def test_nothing_ready(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    said = Condition(
-        type="Placed",
-        status=ConditionStatus.FALSE,
-        reason="InsufficientMemory",
-        message="2 GiB short",
-    )
-    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
-    await world.put(deployment("m"))
-    await gateway.knows("m", ready=0)
-    async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-        error = await error_of(response)
-        assert (response.status, error["code"]) == (503, "model_not_ready")
-        assert int(response.headers["retry-after"]) > 0
-        assert "InsufficientMemory: 2 GiB short" in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("raw", "status", "param"),
-    [(b"{", 400, None), (b"{}", 400, "model"), (b'{"model":7}', 400, "model")],
-)
-async def test_bad_bodies(
-    gateway: Running, http: aiohttp.ClientSession, raw: bytes, status: int, param: str | None
-) -> None:
-    # A request without a model needs the table for a default.
+async def test_nothing_deployed(gateway: Running) -> None:
     await until(lambda: gateway.gateway.table_cache.is_synced, what="the first table")
-    async with http.post(gateway.url + CHAT, data=raw) as response:
-        error = await error_of(response)
-        assert (response.status, error["param"]) == (status, param)
-        assert error["type"] == "invalid_request_error"
-        assert response.headers["x-request-id"]
+    status, body, _ = await gateway.chat(model="x" * 1000)
+    assert status == 404
+    assert "fleetctl apply" in body["error"]["message"]
+    assert len(body["error"]["message"]) < 500
 
 
-async def test_bodies_too_large(world: World, http: aiohttp.ClientSession) -> None:
-    limits = GatewayLimits(max_body_bytes=100, drain_timeout_s=0)
-
-    async def parts() -> Any:
-        for _ in range(3):
-            yield b"x" * 50
-
-    async with running_gateway(world.transport, limits) as gateway:
-        for data in (b"x" * 101, parts()):
-            async with http.post(gateway.url + CHAT, data=data) as response:
-                assert (await error_of(response))["code"] == "body_too_large"
-                assert response.status == 413
+async def test_request_ids(gateway: Running) -> None:
+    (engine,) = await gateway.serve(echo)
+    async with gateway.post(json={"model": "m"}, headers={"x-request-id": "mine"}) as response:
+        assert response.headers["x-request-id"] == "mine"
+        assert engine.calls[0].headers["x-request-id"] == "mine"
+    ids = {(await gateway.chat())[2].headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
 
 
-async def test_request_ids(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    async with running(FakeEngine("m-0", echo)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        url, ids = gateway.url + CHAT, set()
-        async with http.post(url, json={"model": "m"}, headers={"x-request-id": "mine"}) as got:
-            assert got.headers["x-request-id"] == "mine"
-            assert engine.calls[0].headers["x-request-id"] == "mine"
-        for _ in range(2):
-            async with http.post(url, json={"model": "m"}) as got:
-                ids.add(got.headers["x-request-id"])
-        assert len(ids) == 2
-
-
-async def test_what_the_engine_is_sent(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_what_the_engine_is_sent(gateway: Running) -> None:
     raw = b'{ "model":"m", "n" : 1.50 }'
-    async with running(FakeEngine("m-0", echo)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        headers = {"authorization": "Bearer secret", "cookie": "a=b"}
-        async with http.post(gateway.url + CHAT, data=raw, headers=headers) as response:
-            assert await response.read() == raw
-        sent = engine.calls[0]
-        assert (sent.path, sent.body) == (CHAT, raw)
-        own = {"x-fleet-progress", "x-fleet-resumable"}
-        assert sent.headers.keys() - own == {
-            "host",
-            "content-type",
-            "content-length",
-            "x-request-id",
-        }
+    (engine,) = await gateway.serve(echo)
+    headers = {"authorization": "Bearer secret", "cookie": "a=b"}
+    async with gateway.post(data=raw, headers=headers) as response:
+        assert await response.read() == raw
+    sent = engine.calls[0]
+    assert (sent.path, sent.body) == (CHAT, raw)
+    own = {"x-fleet-progress", "x-fleet-resumable"}
+    assert sent.headers.keys() - own == {"host", "content-type", "content-length", "x-request-id"}
 
 
 _FOREIGN = {
@@ -208,33 +129,29 @@ _FOREIGN = {
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat", "/v1/embeddings"])
 @pytest.mark.parametrize("status", [200, 400])
 async def test_only_known_headers_of_engines_reach_clients(
-    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, status: int
+    gateway: Running, path: str, status: int
 ) -> None:
     async def sets_headers(call: Call) -> None:
         await call.answer(completion("hi"), status, cache_control="no-store", **_FOREIGN)
 
-    async with running(FakeEngine("m-0", sets_headers)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        body = {
-            "model": "m",
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": 1,
-            "stream": False,
-        }
-        if path == "/api/chat":
-            del body["max_tokens"]
-        async with http.post(gateway.url + path, json=body) as response:
-            assert response.status == status
-            assert response.headers["cache-control"] == "no-store"
-            assert response.headers["x-fleet-node"] == "mac-1"
-            names = {name.replace("_", "-") for name in _FOREIGN} - {"x-fleet-node"}
-            assert not names & {name.lower() for name in response.headers}
+    await gateway.serve(sets_headers)
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 1,
+        "stream": False,
+    }
+    if path == "/api/chat":
+        del body["max_tokens"]
+    async with gateway.post(path, json=body) as response:
+        assert response.status == status
+        assert response.headers["cache-control"] == "no-store"
+        assert response.headers["x-fleet-node"] == "mac-1"
+        names = {name.replace("_", "-") for name in _FOREIGN} - {"x-fleet-node"}
+        assert not names & {name.lower() for name in response.headers}
 
 
-async def test_only_known_headers_of_streams_reach_clients(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_only_known_headers_of_streams_reach_clients(gateway: Running) -> None:
     async def sets_headers(call: Call) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nset-cookie: a=b\r\n"
         await call.send(
@@ -242,23 +159,21 @@ async def test_only_known_headers_of_streams_reach_clients(
         )
         call.writer.close()
 
-    async with running(FakeEngine("m-0", sets_headers)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json={"model": "m", "stream": True}) as response:
-            assert response.content_type == "text/event-stream"
-            assert not {"set-cookie", "access-control-allow-origin"} & {
-                name.lower() for name in response.headers
-            }
+    await gateway.serve(sets_headers)
+    async with gateway.post(json={"model": "m", "stream": True}) as response:
+        assert response.content_type == "text/event-stream"
+        assert not {"set-cookie", "access-control-allow-origin"} & {
+            name.lower() for name in response.headers
+        }
 
 
-async def test_models(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    await world.put(deployment("m", "org/m", "fast"), deployment("n", "fast"))
-    await world.put(route("r", "public", m=1))
+async def test_models(gateway: Running) -> None:
+    await gateway.world.put(deployment("m", "org/m", "fast"), deployment("n", "fast"))
+    await gateway.world.put(route("r", "public", m=1))
     await gateway.knows("public", ready=0)
-    async with http.get(f"{gateway.url}/v1/models/") as response:
+    async with gateway.get("/v1/models/") as response:
         with_slash = await response.json()
-    async with http.get(f"{gateway.url}/v1/models") as response:
+    async with gateway.get("/v1/models") as response:
         body = await response.json()
         assert body == with_slash
         assert [model["id"] for model in body["data"]] == ["fast", "m", "n", "org/m", "public"]
@@ -270,9 +185,9 @@ async def test_models(world: World, gateway: Running, http: aiohttp.ClientSessio
             "max_model_len": 4096,
         }
         assert body["data"][-1]["max_model_len"] == 4096
-    async with http.get(f"{gateway.url}/v1/models/org/m") as response:
+    async with gateway.get("/v1/models/org/m") as response:
         assert (await response.json())["id"] == "org/m"
-    async with http.get(f"{gateway.url}/v1/models/zzz") as response:
+    async with gateway.get("/v1/models/zzz") as response:
         assert (response.status, (await error_of(response))["code"]) == (404, "model_not_found")
 
 
@@ -286,20 +201,17 @@ async def test_models(world: World, gateway: Running, http: aiohttp.ClientSessio
         ("POST", "/docs", 405),
     ],
 )
-async def test_what_is_not_there(
-    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, status: int
-) -> None:
-    async with http.request(method, gateway.url + path) as response:
+async def test_what_is_not_there(gateway: Running, method: str, path: str, status: int) -> None:
+    async with gateway.http.request(method, gateway.url + path) as response:
         assert response.status == status
         assert path in (await error_of(response))["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/"])
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1"), ("POST", "/v1/")])
 async def test_the_address_alone_says_what_is_below_it(
-    gateway: Running, http: aiohttp.ClientSession, method: str, path: str
+    gateway: Running, method: str, path: str
 ) -> None:
-    async with http.request(method, gateway.url + path) as response:
+    async with gateway.http.request(method, gateway.url + path) as response:
         assert response.status == 404
         assert (await error_of(response))["message"] == (
             f"Not Found: {method} {path}; below it there are: GET /v1/models, "
@@ -310,31 +222,14 @@ async def test_the_address_alone_says_what_is_below_it(
         )
 
 
-async def test_health_and_metrics(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.get(f"{gateway.url}/health") as response:
-            body = await response.json()
-            assert response.status == 200
-            assert (body["status"], body["endpoints"]) == ("ok", 1)
-            assert body["models"] == {"m": {"ready": 1, "kept": 0}}
-            assert body["storeStalenessSeconds"] >= 0
-            assert body["store"] == "ok"
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            await response.read()
-        async with http.get(f"{gateway.url}/metrics") as response:
-            text = await response.text()
-        assert 'fleet_gateway_requests_total{model="m",outcome="ok"} 1\n' in text
-        assert 'fleet_gateway_attempts_total{outcome="answered"} 1\n' in text
-        assert (
-            'fleet_gateway_e2e_request_latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n'
-            in text
-        )
-        assert "fleet_gateway_in_flight 0\n" in text
-        assert "fleet_gateway_endpoints 1\n" in text
+async def test_health(gateway: Running) -> None:
+    await gateway.serve(chat)
+    async with gateway.get("/health") as response:
+        body = await response.json()
+        assert response.status == 200
+    assert (body["status"], body["endpoints"], body["store"]) == ("ok", 1, "ok")
+    assert body["models"] == {"m": {"ready": 1, "kept": 0}}
+    assert body["storeStalenessSeconds"] >= 0
 
 
 @pytest.mark.parametrize(
@@ -350,9 +245,9 @@ async def test_health_and_metrics(
     ],
 )
 async def test_an_unknown_path_names_the_nearest_and_what_there_is(
-    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, near: str
+    gateway: Running, method: str, path: str, near: str
 ) -> None:
-    async with http.request(method, gateway.url + path) as response:
+    async with gateway.http.request(method, gateway.url + path) as response:
         assert response.status == 404
         told = await response.text()
     assert f"Not Found: {method} {path}." in told
@@ -361,9 +256,7 @@ async def test_an_unknown_path_names_the_nearest_and_what_there_is(
     assert f"There are: {listed}" in told
 
 
-async def test_a_long_unknown_path_is_cut_off(
-    gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with http.get(gateway.url + "/v1/" + "x" * 5000) as response:
+async def test_a_long_unknown_path_is_cut_off(gateway: Running) -> None:
+    async with gateway.get("/v1/" + "x" * 5000) as response:
         assert response.status == 404
         assert len(await response.read()) < 1500

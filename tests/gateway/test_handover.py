@@ -24,12 +24,13 @@ from machinery.http_server import ListenAddress, listen
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from tests.support.etcd import running_etcd
+from tests.support.gateway_calls import wait_for_gateway
 from tests.support.gateway_engine_scripts import DONE, chat, slow, streams
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World
 from tests.support.ports import free_port
 from tests.support.store_certificates import Authority
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 CLOCK = SystemClock()
 HERE = "127.0.0.1"
@@ -261,24 +262,11 @@ class Site:
         assert [child.returncode for child in children].count(0) == len(children) - 1
         return left()[0]
 
-    async def serves(self, http: aiohttp.ClientSession) -> None:
-        async def healthy() -> bool:
-            try:
-                async with http.get(f"{self.url}/health", ssl=self.tls or True) as response:
-                    return "m" in (await response.json())["models"]
-            except aiohttp.ClientError:
-                return False
-
-        await until_async(healthy, what="the gateway")
-
 
 @pytest.fixture
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
     """Plain HTTP, or HTTPS where a test asks for it by an indirect parameter."""
-    async with (
-        running_etcd(tmp_path) as etcd,
-        running(FakeEngine("m-0", UNHURRIED)) as engine,
-    ):
+    async with running_etcd(tmp_path) as etcd, running(FakeEngine("m-0", UNHURRIED)) as engine:
         transport = connect(etcd.address)
         await World(transport).serve("m", engine)
         # Not in tmp_path: paths of sockets are short (104 bytes on macOS).
@@ -348,7 +336,7 @@ async def test_nothing_is_refused_while_gateways_follow_each_other(
 ) -> None:
     # Two at once without a predecessor: one listens, and the other takes over.
     first = await site.one_left(await site.start(), await site.start())
-    await site.serves(http)
+    await wait_for_gateway(http, site.url, tls=site.tls)
     site.engine.script = streams(100, pause_s=0.03)
     body = {"model": "m", "stream": True}
     async with (
@@ -374,7 +362,7 @@ async def test_those_that_die_are_no_harm(
     site: Site, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     first = await site.start()
-    await site.serves(http)
+    await wait_for_gateway(http, site.url, tls=site.tls)
     # A successor without a reachable etcd never learns the fleet, so the first one continues.
     nowhere = EtcdAddress(socket=tmp_path / "nowhere")
     hopeless = Site(nowhere, site.engine, site.path, site.where)
@@ -392,7 +380,7 @@ async def test_those_that_die_are_no_harm(
     await first.wait()
     assert site.path.exists()
     second = await site.start()
-    await site.serves(http)
+    await wait_for_gateway(http, site.url, tls=site.tls)
     await until(site.path.exists)
     second.send_signal(signal.SIGTERM)
     async with asyncio.timeout(20):

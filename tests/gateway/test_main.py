@@ -1,8 +1,6 @@
 """The gateway process: flags, exit codes, signals."""
 
-import asyncio
 import json
-import signal
 import socket
 from pathlib import Path
 
@@ -14,8 +12,8 @@ from gateway.__main__ import main
 from store.etcd.connect import connect
 from tests.support.etcd import running_etcd
 from tests.support.fleet import fleetctl
-from tests.support.gateway_calls import CHAT, gateway_process
-from tests.support.gateway_engine_scripts import DONE, streams
+from tests.support.gateway_calls import CHAT, gateway_process, wait_for_gateway
+from tests.support.gateway_engine_scripts import streams
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World
 from tests.support.ports import free_port
@@ -98,36 +96,6 @@ def test_plain_http_beyond_loopback_needs_a_flag(host: str) -> None:
     assert "--insecure-http" in result.stderr
 
 
-@pytest.mark.etcd
-async def test_sigterm_lets_streams_finish(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-
-    async def healthy() -> bool:
-        try:
-            async with http.get(f"{url}/health") as response:
-                return "m" in (await response.json())["models"]
-        except aiohttp.ClientError:
-            return False
-
-    async with (
-        running_etcd(tmp_path) as etcd,
-        running(FakeEngine("m-0", streams(30, pause_s=0.02))) as engine,
-        gateway_process("--port", str(port), "--etcd", str(etcd.address)) as gateway,
-    ):
-        transport = connect(etcd.address)
-        await World(transport).serve("m", engine)
-        await until_async(healthy, what="the gateway")
-        body = {"model": "m", "stream": True}
-        async with http.post(f"{url}/v1/completions", json=body) as response:
-            await response.content.readany()
-            gateway.send_signal(signal.SIGTERM)
-            assert (await response.content.read()).endswith(DONE)
-        async with asyncio.timeout(30):
-            assert await gateway.wait() == 0
-        await transport.close()
-
-
 @pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.timeout(180)
@@ -136,13 +104,6 @@ async def test_after_kill_9_the_journal_shows_what_was_before(
 ) -> None:
     port, state = free_port(), tmp_path / "state"
     url = f"http://127.0.0.1:{port}"
-
-    async def healthy() -> bool:
-        try:
-            async with http.get(f"{url}/health") as response:
-                return "m" in (await response.json())["models"]
-        except aiohttp.ClientError:
-            return False
 
     async def routes() -> list[str]:
         done = await fleetctl("routes", "--last", "10", "--gateway", url, "-o", "json")
@@ -161,7 +122,7 @@ async def test_after_kill_9_the_journal_shows_what_was_before(
         await World(transport).serve("m", engine)
         flags = ("--port", str(port), "--etcd", str(etcd.address), "--state-dir", str(state))
         async with gateway_process(*flags) as gateway:
-            await until_async(healthy, what="the gateway")
+            await wait_for_gateway(http, url)
             for number in range(3):
                 body = {"model": "m", "stream": True}
                 headers = {"x-request-id": f"before-{number}"}
@@ -173,6 +134,6 @@ async def test_after_kill_9_the_journal_shows_what_was_before(
             gateway.kill()
             await gateway.wait()
         async with gateway_process(*flags):
-            await until_async(healthy, what="the second gateway")
+            await wait_for_gateway(http, url)
             assert await routes() == before
         await transport.close()

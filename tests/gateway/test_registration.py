@@ -25,7 +25,6 @@ from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd
 from tests.support.gateway_calls import gateway_process
 from tests.support.gateway_engine_scripts import chat
-from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
@@ -38,16 +37,20 @@ async def registered(transport: Transport) -> list[str]:
     return [codec.decode(GatewayLease, item).url for item in listing.items]
 
 
-async def test_a_gateway_is_registered_for_as_long_as_it_runs(world: World) -> None:
-    async with running_gateway(world.transport) as gateway:
-        urls = await until_async(lambda: registered(world.transport), what="the registration")
+async def test_a_gateway_is_registered_for_as_long_as_it_runs() -> None:
+    async with running_gateway() as gateway:
+        urls = await until_async(
+            lambda: registered(gateway.world.transport), what="the registration"
+        )
         assert urls == [gateway.url]
-        (item,) = (await world.transport.list(keys.GATEWAY_LEASE_PREFIX)).items
+        (item,) = (await gateway.world.transport.list(keys.GATEWAY_LEASE_PREFIX)).items
         assert codec.decode(GatewayLease, item).version == version()
-        await world.transport.revoke(item.lease)
+        await gateway.world.transport.revoke(item.lease)
         # The next renewal finds it gone and registers anew.
-        await until_async(lambda: registered(world.transport), what="the registration, again")
-    assert await registered(world.transport) == []
+        await until_async(
+            lambda: registered(gateway.world.transport), what="the registration, again"
+        )
+    assert await registered(gateway.world.transport) == []
 
 
 class Forbidding(MemoryTransport):
@@ -107,13 +110,8 @@ async def test_without_the_right_to_register_it_serves_and_says_so_once(
     said = [r for r in caplog.records if r.message.startswith("gateway not registered")]
     assert len(said) == 1
     world = World(Forbidding(SystemClock()))
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport) as gateway,
-        aiohttp.ClientSession() as http,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with running_gateway(world.transport) as gateway, aiohttp.ClientSession() as http:
+        await gateway.serve(chat)
         url = f"{gateway.url}/v1/chat/completions"
         async with http.post(url, json={"model": "m"}) as response:
             assert response.status == 200

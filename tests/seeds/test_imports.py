@@ -19,6 +19,7 @@ from tests.seeds import literals
 from tests.support.manifests_texts import read
 
 GOLDEN = Path(__file__).parent / "golden"
+INPUTS = Path(__file__).parent / "inputs"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "import"
 HOST_FILES = {
     "hosts-2node.json": literals.JACCL_HOSTS.text,
@@ -37,80 +38,17 @@ JACCL_VARIABLES = {
     "HOSTFILE": "hosts-2node.json",
     **dict(re.findall(r"([A-Z_]+)=(1)", literals.JACCL_NODE_VARIABLES.text)),
 }
-# Its variables with their defaults, as a Makefile sets them.
-MAKEFILE = """\
-MODEL_DIR   ?=
-HOSTFILE    ?= hosts-2node.json
-HTTP_PORT   ?= 8080
-CTRL_PORT   := 18080
-QUEUE_MAX   ?= 8
-RDMA_ROUNDS ?= 20
-.PHONY: server
-server: verify
-\tMODEL_DIR=$(MODEL_DIR) bash scripts/server.sh
-
-ifdef REMOTE
-endif
-"""
-# All options of LocalAI's page.
-LOCALAI_OPTIONS = """\
-name: llama-distributed
-backend: mlx-distributed
-parameters: {model: mlx-community/Llama-3.2-1B-Instruct-4bit, temperature: 0.7, top_k: 40}
-options: ["hostfile:ring.json", "max_tokens:512", "temp:0.2", "top_p:0.9", "trust_remote_code:true"]
-"""
-LOCALAI_LIST = """\
-- {name: Llama_1B, backend: mlx, parameters: {model: a/Llama-1B}, threads: 4, function: {a: 1}}
-- {name: coder, backend: mlx-distributed, parameters: {model: a/b}, draft_model: a/c, n_draft: 4}
-"""
-QUOTED_RING = """\
-export API_HOST='mini-1.local'  # the first
-# agreed with Anna
-MODEL_REPO=org/Model-4bit # the model
-
-WORKER_HOSTS="mini-2.local,mini-3.local"
-NUM_DEVICES=3
-DISTRIBUTED_BACKEND=jaccl
-KV_CACHE_MAX_SIZE=1024
-"""
-COMMENTED_MESH = """\
-# our office mesh
-mesh:
-  discovery:
-    # the two Macs in the lab
-    - type: static
-      hosts:
-        - mac-1.local:4000   # by the window
-        - mac-2.local:4000
-  # how requests are spread
-  routing:
-    strategy: scored  # measured in March
-    weights:
-      model_loaded: 0.4  # most important
-      queue_depth: 0.3
-  tiers:
-    # for chats
-    - name: standard
-      model: mlx-community/Qwen3-8B-4bit # the small one
-    # api_key: sk-123456789012345678901234567890
-    - name: premium
-      model: mlx-community/Qwen3-32B-4bit
-"""
-PREFERRED = """\
-workers: [{ip: 10.0.0.1, name: one}, {ip: 10.0.0.2}]
-models: {tier_preferences: {'3-7B': {min_gpu_cores: 60, preferred_workers: [one, 10.0.0.2]}}}
-"""
-CAMEL_CASE = """\
-mode: both
-workers: {static: [{ip: 192.168.1.100, port: 8080, name: mac-studio-1, priority: 100}]}
-load_balancing: {strategy: smart, stickySession: false}
-"""
 SIZES = ("Qwen3-30B-A3B-4bit", "Mixtral-8x7B", "Llama-3.2-1B", "Qwen3-8B", "phi-mini-4bit")
 CLOSED = literals.SERVING_STATIC.text.replace("enabled: true  # Auto", "enabled: false  # Auto")
 
 
 def env_file(variables: Mapping[str, str]) -> str:
     return "".join(f"{name}={value}\n" for name, value in variables.items())
+
+
+def given(name: str) -> str:
+    """Return a file of a user of such a system."""
+    return (INPUTS / name).read_text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +66,20 @@ CASES = {
     "mesh-configuration": Case("mesh", literals.MESH_CONFIGURATION.text, "--model org/m"),
     "mesh-without-a-model": Case("mesh", literals.MESH_CONFIGURATION.text),
     "mesh-example": Case("mesh", (EXAMPLES / "mesh.yaml").read_text()),
-    "mesh-comments": Case("mesh", COMMENTED_MESH),
+    "mesh-comments": Case("mesh", given("mesh-comments.yaml")),
     "mesh-kinds-as-words": Case("mesh", "mesh: {discovery: [mdns, tailscale]}"),
     "mesh-weights-of-another-strategy": Case(
         "mesh", "mesh: {routing: {strategy: random, weights: {queue_depth: 0.3}}}"
     ),
     "ring-variables": Case("ring", env_file(RING_VARIABLES), "--nodes mini1,mini2"),
     "ring-example": Case("ring", (EXAMPLES / "ring.env").read_text(), "--nodes mini-1,mini-2"),
-    "ring-quoted": Case("ring", QUOTED_RING),
+    "ring-quoted": Case("ring", given("ring-quoted.env")),
     "ring-rdma-hosts": Case("hostfile", literals.RING_RDMA_HOSTS.text, "--nodes mini2,mini1"),
     "ring-three-hosts": Case("hostfile", literals.RING_THREE_HOSTS.text, "--nodes a,b,c"),
     "jaccl-hosts": Case("hostfile", literals.JACCL_HOSTS.text, "--name minis"),
     "jaccl-one-host": Case("hostfile", HOST_FILES["one.json"], "--name solo"),
     "jaccl-variables": Case("jaccl", env_file(JACCL_VARIABLES)),
-    "jaccl-makefile": Case("jaccl", MAKEFILE, "--model /models/Qwen3-4B"),
+    "jaccl-makefile": Case("jaccl", given("jaccl-makefile.mk"), "--model /models/Qwen3-4B"),
     "jaccl-one-mac": Case("jaccl", "MODEL_DIR=/m/x\nHOSTFILE=one.json\n"),
     "localai-quick-start": Case("localai", literals.LOCALAI_QUICK_START.text),
     "localai-ring": Case("localai", literals.LOCALAI_RING.text, "--hostfile ring.json --nodes a,b"),
@@ -153,7 +91,10 @@ CASES = {
     ),
     # Options of the model come before the environment.
     "localai-options": Case(
-        "localai", LOCALAI_OPTIONS, "--nodes a,b", {"MLX_DISTRIBUTED_BACKEND": "jaccl"}
+        "localai",
+        given("localai-options.yaml"),
+        "--nodes a,b",
+        {"MLX_DISTRIBUTED_BACKEND": "jaccl"},
     ),
     "localai-environment": Case(
         "localai",
@@ -163,7 +104,7 @@ CASES = {
     "localai-environment-of-one-mac": Case(
         "localai", literals.LOCALAI_QUICK_START.text, env={"MLX_DISTRIBUTED_HOSTFILE": "one.json"}
     ),
-    "localai-list": Case("localai", LOCALAI_LIST),
+    "localai-list": Case("localai", given("localai-list.yaml")),
     "serving-static": Case("serving", literals.SERVING_STATIC.text, "--model a/Qwen3-8B"),
     "serving-closed": Case("serving", CLOSED, "--model a/Qwen3-27B"),
     "serving-configuration": Case(
@@ -175,17 +116,16 @@ CASES = {
     "serving-scenario-3": Case(
         "serving", literals.SERVING_SCENARIO_3.text, " ".join(f"--model a/{s}" for s in SIZES)
     ),
-    "serving-preferred": Case("serving", PREFERRED, "--nodes s-1,s-2 --model /models/Qwen3-4B"),
-    "serving-camel-case": Case("serving", CAMEL_CASE, "--model a/b"),
+    "serving-preferred": Case(
+        "serving", given("serving-preferred.yaml"), "--nodes s-1,s-2 --model /models/Qwen3-4B"
+    ),
+    "serving-camel-case": Case("serving", given("serving-camel-case.yaml"), "--model a/b"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_file_becomes_the_manifests_of_its_golden_file(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for file, text in HOST_FILES.items():

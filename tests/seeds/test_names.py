@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 
@@ -14,7 +13,6 @@ from store.memory import MemoryTransport
 from tests.seeds import literals
 from tests.support.gateway_calls import CHAT, error_of, send_chats
 from tests.support.gateway_engine_scripts import chat
-from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, deployment, running_gateway
 
 METRICS = re.findall(r"^# TYPE (\w+ \w+)", literals.SERVING_METRICS.text, re.MULTILINE)
@@ -27,32 +25,28 @@ HEALTH = set(re.findall(r'"(\w+)":', literals.SERVING_HEALTH.text))
 async def test_names_of_mlx_serving_are_used_with_the_flag_alone(is_on: bool) -> None:
     world = World(MemoryTransport(SystemClock()))
     limits = GatewayLimits(drain_timeout_s=0.0, hold_timeout_s=0.0, has_compat_names=is_on)
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-        aiohttp.ClientSession() as http,
-    ):
-        await world.serve("m", engine)
+    async with running_gateway(world.transport, limits) as gateway:
+        await gateway.serve(chat)
         await world.put(deployment("later"))
         await gateway.knows("m", ready=1)
         await gateway.knows("later", ready=0)
-        await send_chats(http, gateway, 2)
+        await send_chats(gateway.http, gateway, 2)
 
         async def text(path: str) -> str:
-            async with http.get(gateway.url + path) as response:
+            async with gateway.get(path) as response:
                 assert response.status == 200
                 return await response.text()
 
         async def refused(model: str, path: str = CHAT) -> dict[str, Any]:
             body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
-            async with http.post(gateway.url + path, data=orjson.dumps(body)) as response:
+            async with gateway.post(path, data=orjson.dumps(body)) as response:
                 assert response.status in (404, 503)
                 return await error_of(response)
 
         health, metrics = json.loads(await text("/health")), await text("/metrics")
         codes = [(await refused(model))["code"] for model in ("unknown", "later")]
         message = (await refused("unknown"))["message"]
-        async with http.get(f"{gateway.url}/v1/models/unknown") as response:
+        async with gateway.get("/v1/models/unknown") as response:
             codes.append((await error_of(response))["code"])
         if not is_on:
             assert health["status"] == "ok"
@@ -75,14 +69,9 @@ async def test_names_of_mlx_serving_are_used_with_the_flag_alone(is_on: bool) ->
 async def test_names_of_models_are_told_only_to_keys_that_may_know_them() -> None:
     world = World(MemoryTransport(SystemClock()))
     limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, has_compat_names=True)
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-        aiohttp.ClientSession() as http,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.get(f"{gateway.url}/health") as response:
+    async with running_gateway(world.transport, limits) as gateway:
+        await gateway.serve(chat)
+        async with gateway.get("/health") as response:
             health = await response.json()
         assert (health["status"], health["modelsReady"], "models" in health) == (
             "healthy",

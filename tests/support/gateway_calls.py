@@ -1,11 +1,10 @@
 """Helpers for tests with a listening gateway: requests, deployments, keys, metrics."""
 
 import asyncio
-import hashlib
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -15,26 +14,27 @@ from multidict import CIMultiDictProxy
 from gateway.server import GatewayLimits
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment
-from schemas.records import ApiKey
 from schemas.routing import Routing
-from store import codec, keys
-from store.port import Put
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import FakeEngine
-from tests.support.gateway_world import Running, World, deployment, published, target
-from tests.support.waiting import until
+from tests.support.gateway_world import (
+    CHAT,
+    Running,
+    World,
+    deployment,
+    published,
+    put_api_key,
+    target,
+)
+from tests.support.waiting import until, until_async
 
-CHAT = "/v1/chat/completions"
+__all__ = ["CHAT", "put_api_key"]
 
 
 async def post_chat(
     http: aiohttp.ClientSession, gateway: Running, **body: Any
 ) -> tuple[int, Any, aiohttp.ClientResponse]:
-    body = {"model": "m", "messages": [], **body}
-    async with http.post(gateway.url + CHAT, json=body) as response:
-        raw = await response.read()
-        is_json = response.content_type == "application/json"
-        return response.status, orjson.loads(raw) if is_json else raw, response
+    return await gateway.chat(**body)
 
 
 def with_routing(name: str, **routing: Any) -> ModelDeployment:
@@ -127,14 +127,6 @@ SECRET, ADMIN = "sk-fleet-abc", "sk-fleet-admin"
 KEYS_REQUIRED = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
 
 
-async def put_api_key(world: World, secret: str, name: str = "ci", **more: object) -> None:
-    hash_ = hashlib.sha256(secret.encode()).hexdigest()
-    fields = {"created": datetime(2026, 1, 1, tzinfo=UTC), **more}
-    key = ApiKey(name=name, hash=hash_, **fields)  # type: ignore[arg-type]  # any field
-    put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
-    await world.transport.commit([], [put])
-
-
 async def chat_with_key(
     http: aiohttp.ClientSession, gateway: Running, secret: str = "", model: str = "m"
 ) -> tuple[int, str, CIMultiDictProxy[str]]:
@@ -144,3 +136,18 @@ async def chat_with_key(
     async with http.post(url, json={"model": model, "messages": []}, headers=headers) as answer:
         error = (await answer.json()).get("error", {})
         return answer.status, error.get("code", ""), answer.headers
+
+
+async def wait_for_gateway(
+    http: aiohttp.ClientSession, url: str, *, tls: ssl.SSLContext | None = None
+) -> None:
+    """Wait until a gateway process knows the model m."""
+
+    async def is_ready() -> bool:
+        try:
+            async with http.get(f"{url}/health", ssl=tls or True) as response:
+                return "m" in (await response.json())["models"]
+        except aiohttp.ClientError:
+            return False
+
+    await until_async(is_ready, limit_s=60, what="the gateway")

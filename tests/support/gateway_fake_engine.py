@@ -29,11 +29,7 @@ class Call:
     async def answer(
         self, body: bytes, status: int = 200, kind: str = "application/json", **more: str
     ) -> None:
-        lines = [
-            f"HTTP/1.1 {status} Whatever",
-            *self._stamp(kind),
-            f"content-length: {len(body)}",
-        ]
+        lines = [f"HTTP/1.1 {status} Whatever", *self._stamp(kind), f"content-length: {len(body)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in more.items()]
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 

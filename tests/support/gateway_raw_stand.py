@@ -57,9 +57,7 @@ class Stand:
         return int(self.process.memory_info().rss)
 
     @asynccontextmanager
-    async def connection(
-        self,
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls)
         try:
             yield reader, writer

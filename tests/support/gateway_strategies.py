@@ -2,9 +2,7 @@
 
 from hypothesis import strategies as st
 
-from gateway.routing.table import (
-    EndpointHealth,
-)
+from gateway.routing.table import EndpointHealth
 from schemas.wire.engine_address import EngineAddress
 
 origins = st.builds(EngineAddress, st.just("127.0.0.1"), st.integers(1, 6))

@@ -1,17 +1,26 @@
 """Small fleets for tests: objects, a store that holds them, and a gateway that really listens."""
 
 import asyncio
+import hashlib
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
+import aiohttp
+import orjson
+from multidict import CIMultiDictProxy
 from typing_extensions import override
 
+from gateway.auth.keyring import Principal
+from gateway.forwarding.retry_state import Attempt
 from gateway.routing.table import EngineEndpoint
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
+from gateway.telemetry.request_journal import JournalEntry
 from machinery.clock import Clock, SystemClock
 from machinery.http_server import listen
 from machinery.process_log import JsonFormatter, LogRing
@@ -22,6 +31,7 @@ from schemas.deployment import (
     ModelSource,
 )
 from schemas.meta import ObjectMeta
+from schemas.records import ApiKey
 from schemas.replica import (
     Endpoint,
     EndpointSpec,
@@ -33,9 +43,12 @@ from schemas.replica import (
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from schemas.wire.engine_address import EngineAddress
 from store import codec, keys
+from store.memory import MemoryTransport
 from store.port import Delete, Operation, Put, Transport
-from tests.support.gateway_fake_engine import FakeEngine
+from tests.support.gateway_fake_engine import FakeEngine, Script, running
 from tests.support.waiting import until
+
+CHAT = "/v1/chat/completions"
 
 
 def deployment(
@@ -97,6 +110,32 @@ def target(
     )
 
 
+def journal_entry(number: int = 1, *, outcome: str = "ok", **fields: Any) -> JournalEntry:
+    """Return what the journal keeps of an answered request."""
+    values: dict[str, Any] = {
+        "time_s": 1000.0 + number,
+        "request_id": b"r-%d" % number,
+        "path": CHAT,
+        "model": "m",
+        "key": "",
+        "session": "",
+        "is_streamed": True,
+        "status": 200,
+        "outcome": outcome,
+        "strategy": "Scored",
+        "served_by": target("m-0"),
+        "attempts": [Attempt(target("m-0"), "answered", 1.0, 1.5)],
+        "resumptions": 0,
+        "queued_s": 0.0,
+        "first_s": 0.5,
+        "whole_s": 2.0,
+        "prompt_tokens": 7,
+        "cached_tokens": 3,
+        "output_tokens": 11,
+    }
+    return JournalEntry(**{**values, **fields})
+
+
 @dataclass(frozen=True)
 class World:
     """The content of the store, and methods to change it."""
@@ -121,6 +160,14 @@ class World:
     async def serve(self, of: str, *engines: FakeEngine) -> None:
         """Publish the engines as the deployment's replicas."""
         await self.put(deployment(of, replicas=len(engines)), *(published(e, of) for e in engines))
+
+
+async def put_api_key(world: World, secret: str, name: str = "ci", **more: object) -> None:
+    hash_ = hashlib.sha256(secret.encode()).hexdigest()
+    fields = {"created": datetime(2026, 1, 1, tzinfo=UTC), **more}
+    key = ApiKey(name=name, hash=hash_, **fields)  # type: ignore[arg-type]  # any field
+    put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
+    await world.transport.commit([], [put])
 
 
 def published(engine: FakeEngine, of: str) -> Endpoint:
@@ -148,23 +195,80 @@ class FirstOfEquals(random.Random):
 
 @dataclass(frozen=True)
 class Running:
-    """A gateway that listens."""
+    """A gateway that listens, its store, the engines that a test starts, and an HTTP client."""
 
     gateway: Gateway
     url: str
+    world: World
+    http: aiohttp.ClientSession
+    engines: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def knows(self, model: str, *, ready: int) -> None:
         """Wait until its table shows so many endpoints for the model."""
 
-        def shown() -> bool:
-            found = self.gateway.table_cache.table.models.get(model)
-            return found is not None and found.ready() == ready
+        def is_shown() -> bool:
+            served = self.gateway.table_cache.table.models.get(model)
+            return served is not None and served.ready() == ready
 
-        await until(shown, what=f"{ready} endpoints for {model}")
+        await until(is_shown, what=f"{ready} endpoints for {model}")
 
     async def knows_keys(self) -> None:
         """Wait until it has read the keys; before, it refuses every request with 503."""
         await until(lambda: self.gateway.fleet_state.keyring.is_known, what="the keys")
+
+    async def add_key(self, secret: str, name: str = "ci", **more: object) -> Principal:
+        """Write a key, wait until the gateway knows it, and return who shows it."""
+        await put_api_key(self.world, secret, name, **more)
+        keyring = self.gateway.fleet_state.keyring
+        found = await until(lambda: keyring.find(secret.encode()), what="the key")
+        assert found is not None
+        return found
+
+    async def start(self, *engines: FakeEngine | Script, of: str = "m") -> list[FakeEngine]:
+        """Start engines, for a script one with the next name, which end with the gateway."""
+        named = [
+            engine if isinstance(engine, FakeEngine) else FakeEngine(f"{of}-{number}", engine)
+            for number, engine in enumerate(engines)
+        ]
+        for engine in named:
+            await self.engines.enter_async_context(running(engine))
+        return named
+
+    async def serve(
+        self, *engines: FakeEngine | Script, of: str | ModelDeployment = "m"
+    ) -> list[FakeEngine]:
+        """Start engines of a deployment, publish them, and wait until the gateway knows them."""
+        declared = deployment(of, replicas=len(engines)) if isinstance(of, str) else of
+        started = await self.start(*engines, of=declared.name)
+        await self.world.put(declared, *(published(engine, declared.name) for engine in started))
+        await self.knows(declared.name, ready=len(started))
+        return started
+
+    def post(self, path: str = CHAT, **options: Any) -> Any:
+        return self.http.post(self.url + path, **options)
+
+    def get(self, path: str, **options: Any) -> Any:
+        return self.http.get(self.url + path, **options)
+
+    async def chat(self, **body: Any) -> tuple[int, Any, aiohttp.ClientResponse]:
+        """Return status, body (parsed if it is JSON) and response."""
+        async with self.post(json={"model": "m", "messages": [], **body}) as response:
+            raw = await response.read()
+            is_json = response.content_type == "application/json"
+            return response.status, orjson.loads(raw) if is_json else raw, response
+
+    async def chat_with_key(
+        self, secret: str = "", model: str = "m"
+    ) -> tuple[int, str, CIMultiDictProxy[str]]:
+        """Return status, code and headers."""
+        headers = {"authorization": f"Bearer {secret}"} if secret else {}
+        async with self.post(json={"model": model, "messages": []}, headers=headers) as response:
+            error = (await response.json()).get("error", {})
+            return response.status, error.get("code", ""), response.headers
+
+    async def metrics(self) -> str:
+        async with self.get("/metrics") as response:
+            return str(await response.text())
 
 
 @contextmanager
@@ -183,22 +287,26 @@ def decisions_in(ring: LogRing) -> Iterator[None]:
 
 @asynccontextmanager
 async def running_gateway(
-    transport: Transport,
+    transport: Transport | None = None,
     limits: GatewayLimits | None = None,
     clock: Clock | None = None,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[Running]:
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
+    transport = transport or MemoryTransport(SystemClock())
     limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, hold_timeout_s=2.0)
     url = f"{'http' if limits.certificate is None else 'https'}://127.0.0.1:{port}"
     gateway = Gateway(
         transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer
     )
-    async with asyncio.TaskGroup() as group:
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with asyncio.TaskGroup() as group, aiohttp.ClientSession(connector=connector) as http:
         task = group.create_task(gateway.run(listener))
+        made = Running(gateway=gateway, url=url, world=World(transport), http=http)
         try:
-            yield Running(gateway=gateway, url=url)
+            async with made.engines:
+                yield made
         finally:
             gateway.stop()
             await task

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 
 from gateway.server import GatewayLimits
@@ -38,42 +37,33 @@ async def principal(world: World) -> str:
     return await until_async(registered, what="the registration")
 
 
-async def test_the_log_is_shown_for_a_ticket(world: World, gateway: Running) -> None:
-    async with (
-        issue_ticket(world.transport, await principal(world)) as bearer,
-        aiohttp.ClientSession() as http,
-    ):
+async def test_the_log_is_shown_for_a_ticket(gateway: Running) -> None:
+    async with issue_ticket(gateway.world.transport, await principal(gateway.world)) as bearer:
         headers = {"authorization": f"Bearer {bearer}"}
-        async with http.get(gateway.url + PATH, headers=headers) as response:
+        async with gateway.get(PATH, headers=headers) as response:
             assert (response.status, await response.text()) == (200, "one\ntwo\nthree\n")
-        async with http.get(f"{gateway.url}{PATH}?tail=1", headers=headers) as response:
+        async with gateway.get(f"{PATH}?tail=1", headers=headers) as response:
             assert await response.text() == "three\n"
-        async with http.get(f"{gateway.url}{PATH}?since=soon", headers=headers) as response:
+        async with gateway.get(f"{PATH}?since=soon", headers=headers) as response:
             assert response.status == 400
         # A ticket is not a key for anything else.
-        async with http.get(f"{gateway.url}/v1/models", headers=headers) as response:
+        async with gateway.get("/v1/models", headers=headers) as response:
             assert response.status == 401
 
 
-async def test_only_admins_see_it(world: World, gateway: Running) -> None:
-    async with (
-        issue_ticket(world.transport, "Gateway/another") as bearer,
-        aiohttp.ClientSession() as http,
-    ):
+async def test_only_admins_see_it(gateway: Running) -> None:
+    async with issue_ticket(gateway.world.transport, "Gateway/another") as bearer:
         for shown in ("", f"Bearer {bearer}", "Bearer sk-fleet-something"):
             headers = {"authorization": shown} if shown else {}
-            async with http.get(gateway.url + PATH, headers=headers) as response:
+            async with gateway.get(PATH, headers=headers) as response:
                 assert response.status == 401
                 assert "ticket" in (await response.json())["error"]["message"]
 
 
-async def test_a_follower_does_not_delay_the_shutdown(world: World, gateway: Running) -> None:
-    async with (
-        issue_ticket(world.transport, await principal(world)) as bearer,
-        aiohttp.ClientSession() as http,
-    ):
+async def test_a_follower_does_not_delay_the_shutdown(gateway: Running) -> None:
+    async with issue_ticket(gateway.world.transport, await principal(gateway.world)) as bearer:
         headers = {"authorization": f"Bearer {bearer}"}
-        async with http.get(f"{gateway.url}{PATH}?follow=true", headers=headers) as response:
+        async with gateway.get(f"{PATH}?follow=true", headers=headers) as response:
             assert await response.content.readany() == b"one\ntwo\nthree\n"
             gateway.gateway.stop()
             assert await response.content.read() == b""

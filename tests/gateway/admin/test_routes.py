@@ -1,31 +1,22 @@
 """The admin API: workers, totals, time series, requests and refusals."""
 
 import asyncio
-import hashlib
 from typing import Any
 
-import aiohttp
 import pytest
 from typing_extensions import override
 
 from gateway.admin.admin_context import NodeCache
-from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from schemas.node import NodeLease, NodeStatus
-from schemas.records import ApiKey
 from store import codec, keys
 from store.errors import UnavailableError
 from store.memory import MemoryTransport
 from store.port import Listing, Put
-from tests.support.gateway_calls import (
-    CHAT,
-    error_of,
-    send_chats,
-    streams_three_tokens,
-)
+from tests.support.gateway_calls import error_of, send_chats, streams_three_tokens
 from tests.support.gateway_engine_scripts import chat, refuses
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
+from tests.support.gateway_fake_engine import Call
+from tests.support.gateway_world import Running, World, deployment, endpoint
 from tests.support.waiting import until
 
 GIB = 1 << 30
@@ -61,112 +52,104 @@ async def report(world: World, *names: str, alive: bool = True) -> None:
     await world.transport.commit([], puts)
 
 
-async def get(http: aiohttp.ClientSession, gateway: Running, path: str) -> Any:
-    async with http.get(gateway.url + path) as response:
+async def get(gateway: Running, path: str) -> Any:
+    async with gateway.get(path) as response:
         assert response.status == 200, await response.text()
         return await response.json()
 
 
-async def test_workers(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    await report(world, "mac-1", "mac-2")
-    await report(world, "mac-3", alive=False)
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await send_chats(http, gateway, 2)
-        found = await get(http, gateway, "/api/cluster/workers")
-        assert found == await get(http, gateway, "/api/dashboard/workers")
-        assert [(one["workerId"], one["status"]) for one in found] == [
-            ("mac-1", "online"),
-            ("mac-2", "online"),
-            ("mac-3", "offline"),
-        ]
-        serving, idle, _ = found
-        assert serving["hardware"] == {
-            "chipModel": "Apple M4 Pro",
-            "chipGeneration": "M4",
-            "variant": "Pro",
-            "cpuCores": 12,
-            "performanceCores": 8,
-            "efficiencyCores": 4,
-            "metalVersion": "Metal 4",
-            "supportedModelTiers": ["13B-30B", "7B-13B", "3B-7B", "<3B"],
-            "gpuCores": 20,
-            "unifiedMemoryGB": 48.0,
-            "memoryForModelsGB": 36.0,
-            "osVersion": "26.1",
-        }
-        assert (serving["ip"], serving["metrics"]["modelsLoaded"]) == ("10.0.0.1", ["m"])
-        assert serving["metrics"]["totalRequests"] == 2
-        assert serving["metrics"]["avgLatencyMs"] > 0
-        assert serving["endpoints"][0]["url"] == f"http://127.0.0.1:{engine.port}"
-        # Values that only the Mac itself could measure.
-        for unknown in ("cpuUsagePercent", "gpuUtilizationPercent", "memoryUsedGB"):
-            assert serving["metrics"][unknown] is None
-        assert (idle["metrics"]["modelsLoaded"], idle["metrics"]["activeRequests"]) == ([], 0)
-        assert await get(http, gateway, "/api/cluster/workers/mac-1") == serving
-        async with http.get(f"{gateway.url}/api/cluster/workers/mac-9") as response:
-            error = await error_of(response)
-            assert (response.status, error["code"]) == (404, "worker_not_found")
-            assert "mac-1, mac-2, mac-3" in error["message"]
+async def test_workers(gateway: Running) -> None:
+    await report(gateway.world, "mac-1", "mac-2")
+    await report(gateway.world, "mac-3", alive=False)
+    (engine,) = await gateway.serve(chat)
+    await send_chats(gateway.http, gateway, 2)
+    found = await get(gateway, "/api/cluster/workers")
+    assert found == await get(gateway, "/api/dashboard/workers")
+    assert [(one["workerId"], one["status"]) for one in found] == [
+        ("mac-1", "online"),
+        ("mac-2", "online"),
+        ("mac-3", "offline"),
+    ]
+    serving, idle, _ = found
+    assert serving["hardware"] == {
+        "chipModel": "Apple M4 Pro",
+        "chipGeneration": "M4",
+        "variant": "Pro",
+        "cpuCores": 12,
+        "performanceCores": 8,
+        "efficiencyCores": 4,
+        "metalVersion": "Metal 4",
+        "supportedModelTiers": ["13B-30B", "7B-13B", "3B-7B", "<3B"],
+        "gpuCores": 20,
+        "unifiedMemoryGB": 48.0,
+        "memoryForModelsGB": 36.0,
+        "osVersion": "26.1",
+    }
+    assert (serving["ip"], serving["metrics"]["modelsLoaded"]) == ("10.0.0.1", ["m"])
+    assert serving["metrics"]["totalRequests"] == 2
+    assert serving["metrics"]["avgLatencyMs"] > 0
+    assert serving["endpoints"][0]["url"] == f"http://127.0.0.1:{engine.port}"
+    # Values that only the Mac itself could measure.
+    for unknown in ("cpuUsagePercent", "gpuUtilizationPercent", "memoryUsedGB"):
+        assert serving["metrics"][unknown] is None
+    assert (idle["metrics"]["modelsLoaded"], idle["metrics"]["activeRequests"]) == ([], 0)
+    assert await get(gateway, "/api/cluster/workers/mac-1") == serving
+    async with gateway.get("/api/cluster/workers/mac-9") as response:
+        error = await error_of(response)
+        assert (response.status, error["code"]) == (404, "worker_not_found")
+        assert "mac-1, mac-2, mac-3" in error["message"]
 
 
-async def test_a_worker_with_a_failing_agent_or_engine(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_a_worker_with_a_failing_agent_or_engine(gateway: Running) -> None:
     """An engine outlives its agent, so its Mac is neither offline nor online."""
-    await report(world, "mac-2")
+    await report(gateway.world, "mac-2")
     ports = [endpoint("m-0", "m", "http://127.0.0.1:1"), endpoint("m-1", "m", "http://127.0.0.1:2")]
     ill = ports[1].model_copy(update={"spec": ports[1].spec.model_copy(update={"node": "mac-2"})})
-    await world.put(deployment("m", replicas=2), ports[0], ill)
+    await gateway.world.put(deployment("m", replicas=2), ports[0], ill)
     await gateway.knows("m", ready=2)
-    await send_chats(http, gateway, 1)
-    found = await get(http, gateway, "/api/cluster/workers")
+    await send_chats(gateway.http, gateway, 1)
+    found = await get(gateway, "/api/cluster/workers")
     assert [(one["workerId"], one["status"]) for one in found] == [
         ("mac-1", "degraded"),
         ("mac-2", "degraded"),
     ]
     assert "renew" in found[0]["statusReason"]
     assert "m-1" in found[1]["statusReason"]
-    cluster = await get(http, gateway, "/api/cluster/status")
+    cluster = await get(gateway, "/api/cluster/status")
     assert cluster["status"] == "degraded"
     assert cluster["workers"] == {"total": 2, "online": 2, "offline": 0}
 
 
-async def test_cards_graphs_and_the_request_log(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", streams_three_tokens)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await send_chats(http, gateway, 2, stream=True)
-        engine.script = refuses(400, "bad")
-        await send_chats(http, gateway, 1)
-        cards = await get(http, gateway, "/api/dashboard/overview")
-        assert cards["requests"]["total24h"] == 3
-        assert cards["throughput"]["current"] > 0
-        assert (cards["workers"]["online"], cards["requests"]["active"]) == (1, 0)
-        log = await get(http, gateway, "/api/requests/ended?limit=2")
-        assert [one["status"] for one in log["requests"]] == ["refused", "ok"]
-        assert log["kept"] == 3
-        tokens = log["requests"][1]["tokens"]
-        assert (tokens["prompt"], tokens["output"]) == (3, 3)
-        only = await get(http, gateway, "/api/requests/ended?status=ok,failed&model=m")
-        assert [one["status"] for one in only["requests"]] == ["ok", "ok"]
-        graph = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=latency")
-        assert (graph["unit"], len(graph["points"])) == ("ms", 360)
-        # The words of older dashboards mean the same, in their shape.
-        rows = await get(http, gateway, "/api/dashboard/requests?status=success&model=m")
-        assert [(row["requestId"], row["status"]) for row in rows] == [
-            (one["id"], "success") for one in only["requests"]
-        ]
-        speed = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=throughput")
-        assert (speed["metric"], speed["unit"]) == ("throughput", "tokens/sec")
-        day = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=rps&duration=24h")
-        assert len(day["points"]) <= 360
-        shot = await get(http, gateway, "/metrics/snapshot")
-        assert (shot["requests24h"], shot["outputTokens24h"]) == (3, 6)
-        assert len(shot["lastGenerationsTokensPerSecond"]) == 2
+async def test_cards_graphs_and_the_request_log(gateway: Running) -> None:
+    (engine,) = await gateway.serve(streams_three_tokens)
+    await send_chats(gateway.http, gateway, 2, stream=True)
+    engine.script = refuses(400, "bad")
+    await send_chats(gateway.http, gateway, 1)
+    cards = await get(gateway, "/api/dashboard/overview")
+    assert cards["requests"]["total24h"] == 3
+    assert cards["throughput"]["current"] > 0
+    assert (cards["workers"]["online"], cards["requests"]["active"]) == (1, 0)
+    log = await get(gateway, "/api/requests/ended?limit=2")
+    assert [one["status"] for one in log["requests"]] == ["refused", "ok"]
+    assert log["kept"] == 3
+    tokens = log["requests"][1]["tokens"]
+    assert (tokens["prompt"], tokens["output"]) == (3, 3)
+    only = await get(gateway, "/api/requests/ended?status=ok,failed&model=m")
+    assert [one["status"] for one in only["requests"]] == ["ok", "ok"]
+    graph = await get(gateway, "/api/dashboard/metrics/timeseries?metric=latency")
+    assert (graph["unit"], len(graph["points"])) == ("ms", 360)
+    # The words of older dashboards mean the same, in their shape.
+    rows = await get(gateway, "/api/dashboard/requests?status=success&model=m")
+    assert [(row["requestId"], row["status"]) for row in rows] == [
+        (one["id"], "success") for one in only["requests"]
+    ]
+    speed = await get(gateway, "/api/dashboard/metrics/timeseries?metric=throughput")
+    assert (speed["metric"], speed["unit"]) == ("throughput", "tokens/sec")
+    day = await get(gateway, "/api/dashboard/metrics/timeseries?metric=rps&duration=24h")
+    assert len(day["points"]) <= 360
+    shot = await get(gateway, "/metrics/snapshot")
+    assert (shot["requests24h"], shot["outputTokens24h"]) == (3, 6)
+    assert len(shot["lastGenerationsTokensPerSecond"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,10 +162,8 @@ async def test_cards_graphs_and_the_request_log(
         ("/api/dashboard/metrics/timeseries?duration=48h", "between 10s and 24h"),
     ],
 )
-async def test_wrong_questions(
-    gateway: Running, http: aiohttp.ClientSession, path: str, says: str
-) -> None:
-    async with http.get(gateway.url + path) as response:
+async def test_wrong_questions(gateway: Running, path: str, says: str) -> None:
+    async with gateway.get(path) as response:
         assert response.status == 400
         assert says in (await error_of(response))["message"]
 
@@ -195,50 +176,45 @@ async def test_wrong_questions(
         "/api/cluster/workers/mac-1/unload-model",
     ],
 )
-async def test_models_are_not_loaded_by_hand(
-    gateway: Running, http: aiohttp.ClientSession, path: str
-) -> None:
-    async with http.post(gateway.url + path, json={"model": "m"}) as response:
+async def test_models_are_not_loaded_by_hand(gateway: Running, path: str) -> None:
+    async with gateway.post(path, json={"model": "m"}) as response:
         error = await error_of(response)
         assert (response.status, error["code"]) == (501, "declared_not_commanded")
         assert "fleetctl apply" in error["message"]
 
 
-async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
+async def test_the_queue(gateway: Running) -> None:
     event = asyncio.Event()
 
     async def answer_later(call: Call) -> None:
         await event.wait()
         await chat(call)
 
-    async with running(FakeEngine("m-0", answer_later)) as engine, asyncio.TaskGroup() as group:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        group.create_task(send_chats(http, gateway, 1))
+    async with asyncio.TaskGroup() as group:
+        (engine,) = await gateway.serve(answer_later)
+        group.create_task(send_chats(gateway.http, gateway, 1))
         await until(lambda: engine.calls, what="a request at the engine")
-        busy = await get(http, gateway, "/queue")
+        busy = await get(gateway, "/queue")
         assert busy == {
             "queueDepth": 0,
             "active": 1,
             "waitingByModel": busy["waitingByModel"],
             "activeByDeployment": {"m": 1},
         }
-        worker = await get(http, gateway, "/api/cluster/workers/mac-1")
+        worker = await get(gateway, "/api/cluster/workers/mac-1")
         assert worker["metrics"]["activeRequests"] == 1
         event.set()
 
 
-async def test_what_is_known_of_models(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    await world.put(
+async def test_what_is_known_of_models(gateway: Running) -> None:
+    await gateway.world.put(
         deployment("m", "fast"),
         endpoint("m-0", "m", "http://127.0.0.1:1"),
         endpoint("m-1", "m", "http://127.0.0.1:2"),
     )
     await gateway.knows("fast", ready=2)
-    (fast, _) = (await get(http, gateway, "/model/info"))["data"]
-    assert fast == await get(http, gateway, "/model/info?model=fast")
+    (fast, _) = (await get(gateway, "/model/info"))["data"]
+    assert fast == await get(gateway, "/model/info?model=fast")
     assert fast == {
         "id": "fast",
         "created": 0,
@@ -249,38 +225,8 @@ async def test_what_is_known_of_models(
         "replicasReady": 2,
         "deviceCount": 1,
     }
-    async with http.get(f"{gateway.url}/model/info?model=fats") as response:
+    async with gateway.get("/model/info?model=fats") as response:
         assert "Did you mean 'fast'?" in (await error_of(response))["message"]
-
-
-async def test_only_keys_for_admins_may_ask(world: World, http: aiohttp.ClientSession) -> None:
-    words = {name: f"sk-fleet-{name}-{'x' * 40}" for name in ("admin", "client")}
-    for name, word in words.items():
-        key = ApiKey(
-            name=name,
-            hash=hashlib.sha256(word.encode()).hexdigest(),
-            created=SystemClock().now(),
-            role="viewer" if name == "admin" else "user",
-        )
-        put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
-        await world.transport.commit([], [put])
-    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
-    paths = ("/api/cluster/status", "/api/dashboard/requests", "/queue", "/metrics/snapshot")
-    async with running_gateway(world.transport, limits) as gateway:
-        await until(lambda: gateway.gateway.fleet_state.keyring.is_known, what="the keys")
-        for path in paths:
-            for name, expected in (("admin", 200), ("client", 403), ("nobody", 401)):
-                word = words.get(name, "sk-fleet-nobody")
-                headers = {"authorization": f"Bearer {word}"}
-                async with http.get(gateway.url + path, headers=headers) as response:
-                    assert response.status == expected, (path, name)
-        headers = {"authorization": f"Bearer {words['client']}"}
-        async with http.get(f"{gateway.url}/model/info", headers=headers) as response:
-            assert response.status == 200
-        async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
-            assert response.status == 404
-        (entry,) = gateway.gateway.recorder.journal.last(1)
-        assert entry.key == "client"
 
 
 class Away(MemoryTransport):

@@ -5,9 +5,6 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
-import aiohttp
-import anthropic
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,18 +13,16 @@ from gateway.apis.openai import PATHS as PASSED
 from gateway.apis.registry import PATHS as TRANSLATED
 from gateway.auth.access_control import AccessControl, requires_keys
 from gateway.auth.keyring import Keyring, presented_key
-from machinery.clock import SystemClock
 from schemas.wire.errors import RefusedError
 from store import keys
-from store.memory import MemoryTransport
 from tests.support.clock import FakeClock
-from tests.support.gateway_calls import ADMIN, KEYS_REQUIRED, SECRET, chat_with_key, put_api_key
+from tests.support.gateway_calls import ADMIN, KEYS_REQUIRED, SECRET
 from tests.support.gateway_engine_scripts import chat
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_fake_engine import Call, FakeEngine
 from tests.support.gateway_gate import ONE_SECRET, Gate, bearer
 from tests.support.gateway_raw_client import connected, post
 from tests.support.gateway_resume_engine import DONE, Marked
-from tests.support.gateway_world import Running, World, deployment, running_gateway
+from tests.support.gateway_world import Running, deployment, running_gateway
 from tests.support.waiting import until, until_async
 
 
@@ -141,94 +136,69 @@ def test_without_required_keys_every_request_is_admitted() -> None:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with running(FakeEngine("m-0", chat)) as made:
+async def gateway() -> AsyncIterator[Running]:
+    async with running_gateway(limits=KEYS_REQUIRED) as made:
+        await made.world.put(deployment("hidden"))
+        await made.knows_keys()
         yield made
 
 
 @pytest.fixture
-async def world(engine: FakeEngine) -> World:
-    world = World(MemoryTransport(SystemClock()))
-    await world.serve("m", engine)
-    await world.put(deployment("hidden"))
-    return world
+async def engine(gateway: Running) -> FakeEngine:
+    (made,) = await gateway.serve(chat)
+    return made
 
 
-@pytest.fixture
-async def gateway(world: World) -> AsyncIterator[Running]:
-    async with running_gateway(world.transport, KEYS_REQUIRED) as made:
-        await made.knows("m", ready=1)
-        await until(lambda: made.gateway.fleet_state.keyring.is_known, what="the keys")
-        yield made
+PATHS = (*PASSED, *TRANSLATED)
+BY_KEY = {"authorization": f"Bearer {SECRET}"}
 
 
 async def never(_: Call) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_key_opens_and_its_end_closes(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    assert (await chat_with_key(http, gateway))[:2] == (401, "invalid_api_key")
-    assert (await chat_with_key(http, gateway, SECRET))[:2] == (
-        401,
-        "invalid_api_key",
-    )
-    await put_api_key(world, SECRET)
+@pytest.mark.usefixtures("engine")
+async def test_a_key_opens_and_its_end_closes(gateway: Running) -> None:
+    assert (await gateway.chat_with_key())[:2] == (401, "invalid_api_key")
+    assert (await gateway.chat_with_key(SECRET))[:2] == (401, "invalid_api_key")
+    await gateway.add_key(SECRET)
 
-    async def opened() -> bool:
-        return (await chat_with_key(http, gateway, SECRET))[0] == 200
+    assert (await gateway.chat_with_key(SECRET))[0] == 200
+    await gateway.world.delete(keys.named(keys.API_KEY_PREFIX, "ci"))
 
-    async def closed() -> bool:
-        return (await chat_with_key(http, gateway, SECRET))[0] == 401
+    async def is_closed() -> bool:
+        return (await gateway.chat_with_key(SECRET))[0] == 401
 
-    await until_async(opened, what="the key")
-    await world.delete(keys.named(keys.API_KEY_PREFIX, "ci"))
-    # All requests wait for the same watch: one turn of the loop here, milliseconds in a fleet.
-    await until_async(closed, limit_s=1.0, what="its end")
+    await until_async(is_closed, what="its end")
 
 
-async def test_what_a_key_is_for_and_how_often(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    await put_api_key(
-        world,
-        SECRET,
-        models=("m", "old"),
-        requests_per_minute=3,
-        tokens_per_minute=500,
-    )
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    assert (await chat_with_key(http, gateway, SECRET, "hidden"))[:2] == (
-        403,
-        "model_not_allowed",
-    )
-    assert (await chat_with_key(http, gateway, SECRET, "no-such"))[:2] == (
-        403,
-        "model_not_allowed",
-    )
+@pytest.mark.usefixtures("engine")
+async def test_what_a_key_is_for_and_how_often(gateway: Running) -> None:
+    await gateway.add_key(SECRET, models=("m", "old"), requests_per_minute=3, tokens_per_minute=500)
+    assert (await gateway.chat_with_key(SECRET, "hidden"))[:2] == (403, "model_not_allowed")
+    assert (await gateway.chat_with_key(SECRET, "no-such"))[:2] == (403, "model_not_allowed")
     # Neither was charged. A model that the key may use and that does not exist is, and no other's name is told.
     by_key = {"x-api-key": SECRET}
     old = {"model": "old", "messages": []}
-    async with http.post(f"{gateway.url}/v1/chat/completions", json=old, headers=by_key) as answer:
+    async with gateway.post(json=old, headers=by_key) as answer:
         message = (await answer.json())["error"]["message"]
         assert answer.status == 404
         assert "This fleet serves: m." in message
         assert "hidden" not in message
-    status, _, headers = await chat_with_key(http, gateway, SECRET)
+    status, _, headers = await gateway.chat_with_key(SECRET)
     assert status == 200
     assert headers["x-ratelimit-limit-requests"] == "3"
     assert headers["x-ratelimit-remaining-requests"] == "1"
     assert headers["x-ratelimit-remaining-tokens"] == "500"
-    assert (await chat_with_key(http, gateway, SECRET))[0] == 200
-    status, code, headers = await chat_with_key(http, gateway, SECRET)
+    assert (await gateway.chat_with_key(SECRET))[0] == 200
+    status, code, headers = await gateway.chat_with_key(SECRET)
     assert (status, code) == (429, "rate_limit_exceeded")
     assert 0 < int(headers["retry-after"]) <= 20
-    async with http.get(f"{gateway.url}/v1/models", headers=by_key) as answer:
+    async with gateway.get("/v1/models", headers=by_key) as answer:
         assert [model["id"] for model in (await answer.json())["data"]] == ["m"]
-    async with http.get(f"{gateway.url}/v1/models/hidden", headers=by_key) as answer:
+    async with gateway.get("/v1/models/hidden", headers=by_key) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (403, "model_not_allowed")
-    async with http.get(f"{gateway.url}/v1/models/m", headers=by_key) as answer:
+    async with gateway.get("/v1/models/m", headers=by_key) as answer:
         assert answer.status == 200
     text = gateway.gateway.metrics.text()
     assert 'fleet_gateway_limited_total{reason="requests"} 1' in text
@@ -236,23 +206,17 @@ async def test_what_a_key_is_for_and_how_often(
 
 
 async def test_a_request_is_counted_until_its_client_is_answered_or_gone(
-    world: World, gateway: Running, engine: FakeEngine, http: aiohttp.ClientSession
+    gateway: Running, engine: FakeEngine
 ) -> None:
-    await put_api_key(world, SECRET, concurrency=1)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    principal = gateway.gateway.fleet_state.keyring.find(SECRET.encode())
-    assert principal is not None
+    principal = await gateway.add_key(SECRET, concurrency=1)
     for _ in range(2):
-        assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+        assert (await gateway.chat_with_key(SECRET))[0] == 200
         await until(lambda: principal.limiter.in_flight == 0, what="its end")
     engine.script = never
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(chat_with_key(http, gateway, SECRET))
+        asking = group.create_task(gateway.chat_with_key(SECRET))
         await until(lambda: principal.limiter.in_flight == 1, what="the request")
-        assert (await chat_with_key(http, gateway, SECRET))[:2] == (
-            429,
-            "rate_limit_exceeded",
-        )
+        assert (await gateway.chat_with_key(SECRET))[:2] == (429, "rate_limit_exceeded")
         asking.cancel()
     await until(lambda: principal.limiter.in_flight == 0, what="its end")
 
@@ -261,78 +225,43 @@ async def with_usage(call: Call) -> None:
     await call.answer(b'{"usage":{"prompt_tokens":30,"completion_tokens":5,"total_tokens":35}}')
 
 
-async def test_tokens_of_answers_are_charged(
-    world: World, gateway: Running, engine: FakeEngine, http: aiohttp.ClientSession
-) -> None:
-    await put_api_key(world, SECRET, tokens_per_minute=40)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    principal = gateway.gateway.fleet_state.keyring.find(SECRET.encode())
-    assert principal is not None
+async def test_tokens_of_answers_are_charged(gateway: Running, engine: FakeEngine) -> None:
+    principal = await gateway.add_key(SECRET, tokens_per_minute=40)
     engine.script = with_usage
-    assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+    assert (await gateway.chat_with_key(SECRET))[0] == 200
     await until(lambda: principal.limiter.tokens_used == 35, what="the charge")
     engine.script = Marked()
     body = {"model": "m", "messages": [], "stream": True}
-    headers = {"authorization": f"Bearer {SECRET}"}
-    url = f"{gateway.url}/v1/chat/completions"
-    async with http.post(url, json=body, headers=headers) as answer:
+    async with gateway.post(json=body, headers=BY_KEY) as answer:
         assert (answer.status, (await answer.read())[-14:]) == (200, DONE)
     # 11 of the prompt and 8 of the answer, whether or not the client asked for usage.
     await until(lambda: principal.limiter.tokens_used == 35 + 19, what="the charge")
-    status, code, got = await chat_with_key(http, gateway, SECRET)
+    status, code, got = await gateway.chat_with_key(SECRET)
     assert (status, code) == (429, "rate_limit_exceeded")
     assert int(got["retry-after"]) >= 20
 
 
-async def test_what_is_open_and_what_is_not(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+@pytest.mark.usefixtures("engine")
+async def test_what_is_open_and_what_is_not(gateway: Running) -> None:
+    await gateway.add_key(SECRET)
     for path in ("/", "/health", "/health/live", "/health/ready", "/metrics", "/metrics/demand"):
-        async with http.get(f"{gateway.url}{path}") as answer:
+        async with gateway.get(path) as answer:
             assert answer.status == 200, path
     for path in ("/v1/models", "/nowhere", "/api/tags", "/metrics/", "/health/"):
-        async with http.get(f"{gateway.url}{path}") as answer:
+        async with gateway.get(path) as answer:
             assert answer.status == 401, path
-    async with http.get(f"{gateway.url}/nowhere", headers={"api-key": SECRET}) as answer:
+    async with gateway.get("/nowhere", headers={"api-key": SECRET}) as answer:
         assert answer.status == 404
 
 
-async def test_official_clients_understand_refusals(world: World, gateway: Running) -> None:
-    await put_api_key(world, SECRET, models=("old",))
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    messages = [{"role": "user", "content": "hi"}]
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="wrong", max_retries=0
-    ) as client:
-        with pytest.raises(openai.AuthenticationError, match="fleetctl get apikeys"):
-            await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]  # plain dicts
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key=SECRET, max_retries=0
-    ) as client:
-        with pytest.raises(openai.PermissionDeniedError, match="it may use: old"):
-            await client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]  # plain dicts
-    async with anthropic.AsyncAnthropic(
-        base_url=gateway.url, api_key="wrong", max_retries=0
-    ) as theirs:
-        with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
-            await theirs.messages.create(model="m", max_tokens=1, messages=messages)  # type: ignore[arg-type]  # plain dicts
-
-
 async def test_a_key_goes_nowhere(
-    world: World,
-    gateway: Running,
-    engine: FakeEngine,
-    http: aiohttp.ClientSession,
-    caplog: pytest.LogCaptureFixture,
+    gateway: Running, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+    await gateway.add_key(SECRET)
+    assert (await gateway.chat_with_key(SECRET))[0] == 200
     for secret, model in ((SECRET, "no-such"), (SECRET + "x", "m")):
-        _, _, headers = await chat_with_key(http, gateway, secret, model)
+        _, _, headers = await gateway.chat_with_key(secret, model)
         assert SECRET not in str(headers)
     assert engine.calls
     assert all(SECRET not in str(call.headers) for call in engine.calls)
@@ -341,22 +270,12 @@ async def test_a_key_goes_nowhere(
     assert SECRET not in gateway.gateway.metrics.text()
 
 
-PATHS = (*PASSED, *TRANSLATED)
-
-
-def bearer_header(secret: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {secret}"}
-
-
 @pytest.mark.parametrize("path", PATHS)
-async def test_strangers_bodies_are_not_read(
-    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
-) -> None:
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+async def test_strangers_bodies_are_not_read(gateway: Running, path: str) -> None:
+    await gateway.add_key(SECRET)
     for body in (b"{", b"{}", b'{"model": "m", "colour": 1}'):
-        for headers in ({}, bearer_header("wrong"), {"authorization": SECRET}):
-            async with http.post(gateway.url + path, data=body, headers=headers) as answer:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": SECRET}):
+            async with gateway.post(path, data=body, headers=headers) as answer:
                 told = await answer.text()
                 assert answer.status == 401, told
                 assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -369,11 +288,8 @@ async def test_strangers_bodies_are_not_read(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_stranger_is_refused_before_the_body_arrives(
-    world: World, gateway: Running, path: str
-) -> None:
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+async def test_a_stranger_is_refused_before_the_body_arrives(gateway: Running, path: str) -> None:
+    await gateway.add_key(SECRET)
     for expect in ((), ("expect: 100-continue",)):
         async with connected(gateway.url) as client:
             await client.send(post(b"x" * 1000, *expect, path=path)[:-1000])
@@ -383,10 +299,9 @@ async def test_a_stranger_is_refused_before_the_body_arrives(
 
 
 async def test_a_strangers_request_behind_another_is_refused_in_its_turn(
-    world: World, gateway: Running, engine: FakeEngine
+    gateway: Running, engine: FakeEngine
 ) -> None:
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    await gateway.add_key(SECRET)
     async with connected(gateway.url) as client:
         good = post(b'{"model":"m"}', f"authorization: Bearer {SECRET}")
         await client.send(good + post(b"x" * 1000)[:-1])
@@ -396,60 +311,27 @@ async def test_a_strangers_request_behind_another_is_refused_in_its_turn(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_bad_bodies_are_under_the_rate(
-    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
-) -> None:
+async def test_bad_bodies_are_under_the_rate(gateway: Running, path: str) -> None:
     limit = "x-ratelimit-limit-requests"
     if path.startswith("/v1/messages"):
         limit = "anthropic-ratelimit-requests-limit"
-    await put_api_key(world, SECRET, requests_per_minute=2, concurrency=1)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    principal = await gateway.add_key(SECRET, requests_per_minute=2, concurrency=1)
     statuses = []
     for _ in range(3):
-        async with http.post(
-            gateway.url + path, data=b"{", headers=bearer_header(SECRET)
-        ) as answer:
+        async with gateway.post(path, data=b"{", headers=BY_KEY) as answer:
             statuses.append(answer.status)
             assert answer.headers[limit] == "2"
     assert statuses == [400, 400, 429]
-    principal = gateway.gateway.fleet_state.keyring.find(SECRET.encode())
-    assert principal is not None
     assert principal.limiter.in_flight == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/api/chat", b'{"model": "m", "colour": 1}'),
-        ("/v1/messages", b'{"model": "m", "stop": ["x"]}'),
-        ("/v1/chat/completions", b'{"model": "m", "fleet": 1}'),
-    ],
-)
-async def test_the_journal_names_the_model_of_a_bad_body(
-    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, body: bytes
-) -> None:
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    for one in (body, body.replace(b'"m"', b'"no-such"'), b"{"):
-        async with http.post(gateway.url + path, data=one, headers=bearer_header(SECRET)) as answer:
-            assert answer.status == 400
-    entries = gateway.gateway.recorder.journal.last(3)
-    assert [entry.model for entry in entries] == ["unknown", "unknown", "m"]
-
-
-async def test_health_names_models_to_admins_alone(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    await put_api_key(world, SECRET)
-    await put_api_key(world, ADMIN, "me", role="viewer")
-    await until(lambda: gateway.gateway.fleet_state.keyring.find(ADMIN.encode()), what="the keys")
+@pytest.mark.usefixtures("engine")
+async def test_health_names_models_to_admins_alone(gateway: Running) -> None:
+    await gateway.add_key(SECRET)
+    await gateway.add_key(ADMIN, "me", role="viewer")
     found: list[Any] = []
-    for headers in (
-        {},
-        bearer_header(SECRET),
-        bearer_header(ADMIN),
-    ):
-        async with http.get(f"{gateway.url}/health", headers=headers) as answer:
+    for headers in ({}, BY_KEY, {"authorization": f"Bearer {ADMIN}"}):
+        async with gateway.get("/health", headers=headers) as answer:
             told = await answer.json()
             assert (answer.status, told["modelsKnown"], told["modelsReady"]) == (200, 2, 1)
             found.append(told.get("models"))
@@ -459,18 +341,17 @@ async def test_health_names_models_to_admins_alone(
 
 @pytest.mark.parametrize("path", [*PATHS, "/api/show"])
 async def test_compressed_bodies_are_refused_in_words(
-    world: World, gateway: Running, engine: FakeEngine, http: aiohttp.ClientSession, path: str
+    gateway: Running, engine: FakeEngine, path: str
 ) -> None:
-    await put_api_key(world, SECRET)
-    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    await gateway.add_key(SECRET)
     for coding in ("gzip", "br, gzip"):
-        headers = {**bearer_header(SECRET), "content-encoding": coding}
-        async with http.post(gateway.url + path, data=b"\x1f\x8b", headers=headers) as answer:
+        headers = {**BY_KEY, "content-encoding": coding}
+        async with gateway.post(path, data=b"\x1f\x8b", headers=headers) as answer:
             told = await answer.text()
             assert answer.status == 415
             assert f"content-encoding: {coding}" in told
             assert "send it uncompressed" in told
     assert not engine.calls
-    headers = {**bearer_header(SECRET), "content-encoding": "identity"}
-    async with http.post(gateway.url + path, data=b"{", headers=headers) as answer:
+    headers = {**BY_KEY, "content-encoding": "identity"}
+    async with gateway.post(path, data=b"{", headers=headers) as answer:
         assert answer.status == 400

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-import aiohttp
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -58,9 +57,7 @@ def test_a_role_includes_those_before_it(number: int) -> None:
     ]
 
 
-async def test_every_route_answers_each_role_as_the_table_says(
-    http: aiohttp.ClientSession,
-) -> None:
+async def test_every_route_answers_each_role_as_the_table_says() -> None:
     world = World(MemoryTransport(SystemClock()))
     for role in ROLES:
         await put_api_key(world, f"sk-fleet-{role}", role, role=role)
@@ -72,7 +69,7 @@ async def test_every_route_answers_each_role_as_the_table_says(
             callers: tuple[Role | None, ...] = (None, *ROLES)
             for caller in callers:
                 headers = {} if caller is None else {"authorization": f"Bearer sk-fleet-{caller}"}
-                async with http.request(method, url, headers=headers) as answer:
+                async with gateway.http.request(method, url, headers=headers) as answer:
                     is_endless = answer.content_type == "text/event-stream"
                     text = "" if is_endless else await answer.text()
                     is_refused = answer.status == 403 and (

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import openai
 import orjson
 import pytest
@@ -43,11 +42,13 @@ async def gateway(world: World, tmp_path: Path) -> AsyncIterator[Running]:
         yield found
 
 
+def client_of(gateway: Running, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+
+
 @pytest.fixture
 async def client(gateway: Running) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
-    ) as openai_client:
+    async with client_of(gateway) as openai_client:
         yield openai_client
 
 
@@ -79,33 +80,31 @@ async def results(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, 
 
 
 async def test_a_batch_from_its_file_to_its_answers(
-    world: World, gateway: Running, client: openai.AsyncOpenAI
+    gateway: Running, client: openai.AsyncOpenAI
 ) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        batch = await begin(client, *(line(f"q{at}") for at in range(9)), line("lost", "nobody"))
-        assert (batch.status, batch.metadata) == ("validating", {"for": "tests"})
-        done = await ended(client, batch)
-        counts = done.request_counts
-        assert counts is not None
-        assert (counts.total, counts.completed, counts.failed) == (10, 9, 1)
-        answers = await results(client, done.output_file_id)
-        assert list(answers) == [f"q{at}" for at in range(9)]
-        response = answers["q3"]["response"]
-        assert isinstance(response, dict)
-        assert response["status_code"] == 200
-        assert response["body"]["choices"][0]["message"]["content"] == "hello from m-0"
-        lost = (await results(client, done.error_file_id))["lost"]["response"]
-        assert isinstance(lost, dict)
-        assert lost["status_code"] == 404
-        assert "does not exist" in lost["body"]["error"]["message"]
-        assert [one.id async for one in client.batches.list()] == [batch.id]
-        names = [file_object.filename async for file_object in client.files.list()]
-        assert len(names) == 3
-        assert (await client.files.delete(batch.input_file_id)).deleted
-        with pytest.raises(openai.NotFoundError):
-            await client.files.retrieve(batch.input_file_id)
+    await gateway.serve(chat)
+    batch = await begin(client, *(line(f"q{at}") for at in range(9)), line("lost", "nobody"))
+    assert (batch.status, batch.metadata) == ("validating", {"for": "tests"})
+    done = await ended(client, batch)
+    counts = done.request_counts
+    assert counts is not None
+    assert (counts.total, counts.completed, counts.failed) == (10, 9, 1)
+    answers = await results(client, done.output_file_id)
+    assert list(answers) == [f"q{at}" for at in range(9)]
+    response = answers["q3"]["response"]
+    assert isinstance(response, dict)
+    assert response["status_code"] == 200
+    assert response["body"]["choices"][0]["message"]["content"] == "hello from m-0"
+    lost = (await results(client, done.error_file_id))["lost"]["response"]
+    assert isinstance(lost, dict)
+    assert lost["status_code"] == 404
+    assert "does not exist" in lost["body"]["error"]["message"]
+    assert [one.id async for one in client.batches.list()] == [batch.id]
+    names = [file_object.filename async for file_object in client.files.list()]
+    assert len(names) == 3
+    assert (await client.files.delete(batch.input_file_id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve(batch.input_file_id)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ async def test_refusals(gateway: Running, client: openai.AsyncOpenAI) -> None:
 
 
 async def test_a_cancelled_batch_keeps_its_results(
-    world: World, gateway: Running, client: openai.AsyncOpenAI
+    gateway: Running, client: openai.AsyncOpenAI
 ) -> None:
     async def once(call: Call) -> None:
         if b"q0" in call.body:
@@ -154,23 +153,19 @@ async def test_a_cancelled_batch_keeps_its_results(
         else:
             await asyncio.sleep(60)
 
-    async with running(FakeEngine("m-0", once)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        batch = await begin(client, *(line(f"q{at}") for at in range(3)))
-        await until(lambda: len(engine.calls) == 3, what="all requests at the engine")
-        await until_async(lambda: _has_completed(client, batch, 1), what="the first result")
-        with pytest.raises(openai.BadRequestError, match="cancel it first"):
-            await client.files.delete(batch.input_file_id)
-        assert (await client.batches.cancel(batch.id)).status == "cancelling"
-        done = await ended(client, batch, "cancelled")
-        assert len(await results(client, done.output_file_id)) == 1
-        await until(lambda: engine.abandoned == 2, what="the engine to be given up")
+    (engine,) = await gateway.serve(once)
+    batch = await begin(client, *(line(f"q{at}") for at in range(3)))
+    await until(lambda: len(engine.calls) == 3, what="all requests at the engine")
+    await until_async(lambda: _has_completed(client, batch, 1), what="the first result")
+    with pytest.raises(openai.BadRequestError, match="cancel it first"):
+        await client.files.delete(batch.input_file_id)
+    assert (await client.batches.cancel(batch.id)).status == "cancelling"
+    done = await ended(client, batch, "cancelled")
+    assert len(await results(client, done.output_file_id)) == 1
+    await until(lambda: engine.abandoned == 2, what="the engine to be given up")
 
 
-async def test_clients_come_first(
-    world: World, gateway: Running, client: openai.AsyncOpenAI
-) -> None:
+async def test_clients_come_first(gateway: Running, client: openai.AsyncOpenAI) -> None:
     held = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -178,26 +173,22 @@ async def test_clients_come_first(
         with contextlib.suppress(ConnectionError):
             await call.answer(completion("late"))
 
-    async with running(FakeEngine("m-0", slow)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(client.chat.completions.create(model="m", messages=[]))
-            await until(lambda: len(engine.calls) == 1)
-            batch = await begin(client, line("q"))
-            await until_async(
-                lambda: _has_status(client, batch, "in_progress"), what="the batch to begin"
-            )
-            await asyncio.sleep(1.0)  # several looks of the runner
-            assert len(engine.calls) == 1  # the Mac is not idle
-            held.set()
-        await ended(client, batch)
-        assert len(engine.calls) == 2
+    (engine,) = await gateway.serve(slow)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.chat.completions.create(model="m", messages=[]))
+        await until(lambda: len(engine.calls) == 1)
+        batch = await begin(client, line("q"))
+        await until_async(
+            lambda: _has_status(client, batch, "in_progress"), what="the batch to begin"
+        )
+        await asyncio.sleep(1.0)  # several looks of the runner
+        assert len(engine.calls) == 1  # the Mac is not idle
+        held.set()
+    await ended(client, batch)
+    assert len(engine.calls) == 2
 
 
-async def test_lines_count_in_the_memory_of_bodies_and_wait_for_it(
-    world: World, tmp_path: Path
-) -> None:
+async def test_lines_count_in_the_memory_of_bodies_and_wait_for_it(tmp_path: Path) -> None:
     held, running_calls = asyncio.Event(), 0
 
     async def slow(call: Call) -> None:
@@ -215,12 +206,10 @@ async def test_lines_count_in_the_memory_of_bodies_and_wait_for_it(
         max_body_memory_bytes=150_000,
     )
     async with (
-        running(FakeEngine("m-0", slow)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        running_gateway(limits=limits) as gateway,
+        client_of(gateway) as client,
     ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+        (engine,) = await gateway.serve(slow)
         memory = gateway.gateway.handler.body_memory
         body = {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}
         batch = await begin(client, line("0", body=body), line("1", body=body))
@@ -252,8 +241,8 @@ async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
     async with (
         running(FakeEngine("m-0", chat)) as engine,
         running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one") as openai_client,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
+        client_of(gateway, "sk-one") as openai_client,
+        client_of(gateway, "sk-two") as two,
     ):
         await gateway.knows_keys()
         await world.serve("m", engine)
@@ -293,10 +282,8 @@ async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path
     limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=tmp_path / "state")
     async with (
         running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(
-            base_url=f"{gateway.url}/v1", api_key="sk-one", max_retries=0
-        ) as openai_client,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
+        client_of(gateway, "sk-one") as openai_client,
+        client_of(gateway, "sk-two") as two,
         contextlib.AsyncExitStack() as stack,
     ):
         await gateway.knows_keys()
@@ -326,20 +313,18 @@ async def test_an_upload_of_one_key_keeps_no_other_from_uploading(tmp_path: Path
         ("multipart/form-data; boundary=b; charset=UTF-8", "no field"),
     ],
 )
-async def test_the_client_names_no_codec(
-    gateway: Running, http: aiohttp.ClientSession, kind: str, says: str
-) -> None:
-    async with http.post(
-        f"{gateway.url}/v1/files", data=b"--b--\r\n", headers={"content-type": kind}
+async def test_the_client_names_no_codec(gateway: Running, kind: str, says: str) -> None:
+    async with gateway.post(
+        "/v1/files", data=b"--b--\r\n", headers={"content-type": kind}
     ) as answer:
         assert answer.status == 400
         assert says in (await answer.json())["error"]["message"]
 
 
-async def test_without_a_state_folder(world: World) -> None:
+async def test_without_a_state_folder() -> None:
     async with (
-        running_gateway(world.transport) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        running_gateway() as gateway,
+        client_of(gateway) as client,
     ):
         with pytest.raises(openai.InternalServerError, match="--state-dir") as caught:
             await client.batches.list()
@@ -347,48 +332,38 @@ async def test_without_a_state_folder(world: World) -> None:
 
 
 async def test_a_damaged_database_costs_batches_and_no_chat(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "state" / "batches"
     BatchStore(folder).close()
     (folder / "batches.db").write_bytes(b"no database" * 100)
     limits = GatewayLimits(drain_timeout_s=0.0, state_dir=tmp_path / "state")
     async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        running_gateway(limits=limits) as gateway,
+        client_of(gateway) as client,
     ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+        await gateway.serve(chat)
         with pytest.raises(openai.InternalServerError, match="its log says why"):
             await client.batches.list()
         assert "file is not a database" in str(vars(caplog.records[0])["why"])
         assert (await client.chat.completions.create(model="m", messages=[])).choices
 
 
-async def test_a_retried_request_counts_once(
-    world: World, gateway: Running, client: openai.AsyncOpenAI
-) -> None:
+async def test_a_retried_request_counts_once(gateway: Running, client: openai.AsyncOpenAI) -> None:
     async def busy_once(call: Call) -> None:
         if len(call.engine.calls) == 1:
             await call.answer(orjson.dumps({"error": {"message": "busy"}}), 429)
         else:
             await call.answer(completion("now"))
 
-    async with running(FakeEngine("m-0", busy_once)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        done = await ended(client, await begin(client, line("q")))
-        assert done.request_counts is not None
-        assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+    await gateway.serve(busy_once)
+    done = await ended(client, await begin(client, line("q")))
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
 
 
 async def test_a_folder_that_goes_away_delays_a_batch_and_stops_no_gateway(
-    world: World,
-    gateway: Running,
-    client: openai.AsyncOpenAI,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    gateway: Running, client: openai.AsyncOpenAI, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = tmp_path / "state" / "batches" / "content"
     held = asyncio.Event()
@@ -397,23 +372,21 @@ async def test_a_folder_that_goes_away_delays_a_batch_and_stops_no_gateway(
         await held.wait()
         await call.answer(completion("late"))
 
-    async with running(FakeEngine("m-0", slow)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        batch = await begin(client, line("q"))
-        await until(lambda: len(engine.calls) == 1, what="the request at the engine")
-        away = content.rename(tmp_path / "away")
-        content.touch()  # as a disk that was unplugged: nothing can be written there
-        held.set()
-        await until_async(lambda: _has_status(client, batch, "finalizing"), what="the batch to end")
-        await until(lambda: "cannot take a batch further" in caplog.text, what="a failed attempt")
-        with pytest.raises(openai.InternalServerError, match="folder of files and batches"):
-            await client.files.content(batch.input_file_id)
-        assert (await client.chat.completions.create(model="m", messages=[])).choices
-        content.unlink()
-        away.rename(content)
-        done = await ended(client, batch)
-        assert list(await results(client, done.output_file_id)) == ["q"]
+    (engine,) = await gateway.serve(slow)
+    batch = await begin(client, line("q"))
+    await until(lambda: len(engine.calls) == 1, what="the request at the engine")
+    away = content.rename(tmp_path / "away")
+    content.touch()  # as a disk that was unplugged: nothing can be written there
+    held.set()
+    await until_async(lambda: _has_status(client, batch, "finalizing"), what="the batch to end")
+    await until(lambda: "cannot take a batch further" in caplog.text, what="a failed attempt")
+    with pytest.raises(openai.InternalServerError, match="folder of files and batches"):
+        await client.files.content(batch.input_file_id)
+    assert (await client.chat.completions.create(model="m", messages=[])).choices
+    content.unlink()
+    away.rename(content)
+    done = await ended(client, batch)
+    assert list(await results(client, done.output_file_id)) == ["q"]
 
 
 async def test_an_upload_that_breaks_off_is_no_error_of_the_gateway(

@@ -43,10 +43,7 @@ async def test_kill_9_loses_no_result_and_no_request(tmp_path: Path) -> None:
         answered[text] += 1
         await call.answer(completion(text))
 
-    async with (
-        running_etcd(tmp_path) as etcd,
-        running(FakeEngine("m-0", some)) as engine,
-    ):
+    async with running_etcd(tmp_path) as etcd, running(FakeEngine("m-0", some)) as engine:
         await World(connect(etcd.address)).serve("m", engine)
         port = free_port()
         flags = ("--port", str(port), "--etcd", str(etcd.address))

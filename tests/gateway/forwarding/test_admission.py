@@ -1,11 +1,8 @@
 """Admission: the slot queue in values, and over HTTP the waits for a slot."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from hypothesis import given
@@ -15,22 +12,11 @@ from gateway import errors
 from gateway.forwarding.admission import MAX_RETRY_S, MIN_RETRY_S, Slot, SlotQueue
 from gateway.forwarding.policy import QueuePolicy
 from gateway.server import GatewayLimits
-from tests.support import gateway_engine_scripts
-from tests.support.gateway_calls import (
-    CHAT,
-    metrics_text,
-    post_chat,
-    serve_deployment,
-    with_routing,
-)
-from tests.support.gateway_engine_scripts import chat, refuses
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import (
-    Running,
-    World,
-    running_gateway,
-)
-from tests.support.waiting import until
+from tests.support.gateway_calls import with_routing
+from tests.support.gateway_engine_scripts import DONE, chat, delta, refuses
+from tests.support.gateway_fake_engine import Call, Script
+from tests.support.gateway_world import Running, running_gateway
+from tests.support.waiting import until, until_async
 
 
 def lines(concurrency: int, depth: int) -> QueuePolicy:
@@ -49,19 +35,9 @@ def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
     assert [place and place.is_admitted for place in places] == [True, True, False, None]
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "said"),
-    [
-        (1, "1 request running and 1 request waiting,"),
-        (2, "2 requests running and 1 request waiting,"),
-    ],
-)
-def test_a_refusal_tells_the_length_of_the_queue(concurrency: int, said: str) -> None:
-    queue = SlotQueue(lines(concurrency, 1))
-    for _ in range(concurrency + 1):
-        entered(queue)
-    refusal = errors.queue_full("m", running=queue.running, waiting=queue.waiting, retry_after_s=1)
-    assert said in refusal.message
+def test_a_refusal_tells_the_length_of_the_queue() -> None:
+    refusal = errors.queue_full("m", running=2, waiting=1, retry_after_s=1)
+    assert "2 requests running and 1 request waiting," in refusal.message
 
 
 def test_a_free_slot_goes_to_the_longest_waiting() -> None:
@@ -71,15 +47,6 @@ def test_a_free_slot_goes_to_the_longest_waiting() -> None:
     assert queue.leave(second, 2.0) == [third]
     assert queue.leave(second, 2.0) == []  # once is enough
     assert (queue.running, queue.waiting) == (1, 0)
-
-
-def test_leaving_the_queue_makes_room_in_it() -> None:
-    queue = SlotQueue(lines(1, 1))
-    first, second = entered(queue), entered(queue)
-    assert queue.enter(0.0) is None
-    assert queue.leave(second, 1.0) == []
-    third = entered(queue)
-    assert queue.leave(first, 2.0) == [third]
 
 
 def test_a_larger_limit_admits_at_once_and_a_smaller_one_refuses_none() -> None:
@@ -144,7 +111,7 @@ def test_whatever_happens(story: list[tuple[str, int]]) -> None:
 class Door:
     """An engine script that answers when it is opened, and counts waiting requests."""
 
-    def __init__(self, then: Callable[[Call], Awaitable[None]] = chat) -> None:
+    def __init__(self, then: Script = chat) -> None:
         self._then = then
         self._open = asyncio.Event()
         self.inside = self.most = 0
@@ -164,176 +131,126 @@ class Door:
             self.inside -= 1
 
 
-@asynccontextmanager
-async def lively(world: World, quiet_s: float = 0.05) -> AsyncIterator[Running]:
-    limits = GatewayLimits(drain_timeout_s=0.0, keep_alive_s=quiet_s)
-    async with running_gateway(world.transport, limits) as gateway:
-        yield gateway
+async def queued(gateway: Running, number: int) -> None:
+    async def is_shown() -> bool:
+        line = f'fleet_gateway_queue_waiting{{model="m"}} {number}\n'
+        return line in await gateway.metrics()
 
-
-async def queued(gateway: Running, http: aiohttp.ClientSession, number: int) -> None:
-    line = f'fleet_gateway_queue_waiting{{model="m"}} {number}\n'
-
-    async def shown() -> bool:
-        return line in await metrics_text(http, gateway)
-
-    for _ in range(500):
-        if await shown():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"never {number} in the queue")
+    await until_async(is_shown, what=f"{number} in the queue", every_s=0.01)
 
 
 async def test_so_many_are_let_through_the_rest_waits_in_order_and_one_too_many_is_refused(
-    world: World, gateway: Running, http: aiohttp.ClientSession
+    gateway: Running,
 ) -> None:
     door = Door()
-    async with running(FakeEngine("m-0", door)) as engine:
-        declared = with_routing("m", queueing={"concurrency": 2, "depth": 3, "timeout": "60s"})
-        await serve_deployment(world, gateway, declared, engine)
-        async with asyncio.TaskGroup() as group:
-            asked = []
-            for number in range(5):
-                asked.append(group.create_task(post_chat(http, gateway, user=number)))
-                await queued(gateway, http, max(0, number - 1))
-                await until(lambda: len(engine.calls) == min(2, len(asked)), what="those inside")
-            status, body, response = await post_chat(http, gateway)
-            assert (status, body["error"]["code"]) == (429, "queue_full")
-            assert body["error"]["type"] == "rate_limit_error"
-            assert 1 <= int(response.headers["retry-after"]) <= 60
-            assert len(engine.calls) == 2
-            door.open()
-        assert [task.result()[0] for task in asked] == [200] * 5
-        assert door.most == 2
-        # Two are sent in one moment; which of the two the engine reads first is not determined.
-        assert [sorted(door.order[:2]), sorted(door.order[2:4])] == [[0, 1], [2, 3]]
-        assert 'queue_refused_total{reason="queue_full"} 1' in await metrics_text(http, gateway)
+    declared = with_routing("m", queueing={"concurrency": 2, "depth": 3, "timeout": "60s"})
+    (engine,) = await gateway.serve(door, of=declared)
+    async with asyncio.TaskGroup() as group:
+        asked = []
+        for number in range(5):
+            asked.append(group.create_task(gateway.chat(user=number)))
+            await queued(gateway, max(0, number - 1))
+            await until(lambda: len(engine.calls) == min(2, len(asked)), what="those inside")
+        status, body, response = await gateway.chat()
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        assert body["error"]["type"] == "rate_limit_error"
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+        assert len(engine.calls) == 2
+        door.open()
+    assert [task.result()[0] for task in asked] == [200] * 5
+    assert door.most == 2
+    # Two are sent in one moment; which of the two the engine reads first is not determined.
+    assert [sorted(door.order[:2]), sorted(door.order[2:4])] == [[0, 1], [2, 3]]
+    assert 'queue_refused_total{reason="queue_full"} 1' in await gateway.metrics()
 
 
-async def test_a_stream_keeps_its_place_to_its_end(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_a_stream_keeps_its_place_to_its_end(gateway: Running) -> None:
     ends = asyncio.Event()
 
     async def streams(call: Call) -> None:
         await call.begin_stream()
-        await call.chunk(gateway_engine_scripts.delta("a"))
+        await call.chunk(delta("a"))
         await ends.wait()
-        await call.chunk(gateway_engine_scripts.DONE)
+        await call.chunk(DONE)
         await call.send(b"0\r\n\r\n")
 
-    async with running(FakeEngine("m-0", streams)) as engine:
-        declared = with_routing("m", queueing={"concurrency": 1, "depth": 9})
-        await serve_deployment(world, gateway, declared, engine)
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(post_chat(http, gateway, stream=True)) for _ in range(3)]
-            await queued(gateway, http, 2)
-            # The place is taken before the engine has heard of the request.
-            await until(lambda: len(engine.calls) == 1, what="the first being there")
-            ends.set()
-        assert all(task.result()[1].endswith(gateway_engine_scripts.DONE) for task in asked)
+    declared = with_routing("m", queueing={"concurrency": 1, "depth": 9})
+    (engine,) = await gateway.serve(streams, of=declared)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(gateway.chat(stream=True)) for _ in range(3)]
+        await queued(gateway, 2)
+        # The place is taken before the engine has heard of the request.
+        await until(lambda: len(engine.calls) == 1, what="the first being there")
+        ends.set()
+    assert all(task.result()[1].endswith(DONE) for task in asked)
 
 
-async def test_too_long_a_wait_ends_with_retry_after(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_too_long_a_wait_ends_with_retry_after(gateway: Running) -> None:
     door = Door()
-    async with running(FakeEngine("m-0", door)) as engine:
-        declared = with_routing("m", queueing={"concurrency": 1, "depth": 9, "timeout": "0s"})
-        await serve_deployment(world, gateway, declared, engine)
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(post_chat(http, gateway))
-            await until(lambda: len(engine.calls) == 1, what="the first being there")
-            status, body, response = await post_chat(http, gateway)
-            assert (status, body["error"]["code"]) == (503, "queue_timeout")
-            assert int(response.headers["retry-after"]) >= 1
-            headers = {"x-request-timeout": "0.05"}
-            await world.put(with_routing("m", queueing={"concurrency": 1, "timeout": "60s"}))
-            await queued(gateway, http, 0)
-            async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as late:
-                error = (await late.json())["error"]
-                assert (late.status, error["code"]) in [
-                    (504, "request_timeout"),
-                    (503, "queue_timeout"),  # the store's news may come after the request
-                ]
-            door.open()
-        assert first.result()[0] == 200
+    declared = with_routing("m", queueing={"concurrency": 1, "depth": 9, "timeout": "0s"})
+    (engine,) = await gateway.serve(door, of=declared)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(gateway.chat())
+        await until(lambda: len(engine.calls) == 1, what="the first being there")
+        status, body, response = await gateway.chat()
+        assert (status, body["error"]["code"]) == (503, "queue_timeout")
+        assert int(response.headers["retry-after"]) >= 1
+        headers = {"x-request-timeout": "0.05"}
+        await gateway.world.put(with_routing("m", queueing={"concurrency": 1, "timeout": "60s"}))
+        await queued(gateway, 0)
+        async with gateway.post(json={"model": "m"}, headers=headers) as late:
+            error = (await late.json())["error"]
+            assert (late.status, error["code"]) in [
+                (504, "request_timeout"),
+                (503, "queue_timeout"),  # the store's news may come after the request
+            ]
+        door.open()
+    assert first.result()[0] == 200
 
 
-async def test_leaving_makes_room_and_a_larger_limit_admits_at_once(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_leaving_makes_room_and_a_larger_limit_admits_at_once(gateway: Running) -> None:
     door = Door()
-    async with running(FakeEngine("m-0", door)) as engine:
-        declared = with_routing("m", queueing={"concurrency": 1, "depth": 2, "timeout": "60s"})
-        await serve_deployment(world, gateway, declared, engine)
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(post_chat(http, gateway))
-            await until(lambda: len(engine.calls) == 1, what="the first being there")
-            leaves, stays = (group.create_task(post_chat(http, gateway)) for _ in range(2))
-            await queued(gateway, http, 2)
-            leaves.cancel()
-            await queued(gateway, http, 1)
-            # Without a new request, the waiting one is admitted by the new settings.
-            await world.put(with_routing("m", queueing={"concurrency": 2}))
-            await until(lambda: len(engine.calls) == 2, what="the second being let in")
-            door.open()
-        assert (first.result()[0], stays.result()[0]) == (200, 200)
-        await queued(gateway, http, 0)
+    declared = with_routing("m", queueing={"concurrency": 1, "depth": 2, "timeout": "60s"})
+    (engine,) = await gateway.serve(door, of=declared)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(gateway.chat())
+        await until(lambda: len(engine.calls) == 1, what="the first being there")
+        leaves, stays = (group.create_task(gateway.chat()) for _ in range(2))
+        await queued(gateway, 2)
+        leaves.cancel()
+        await queued(gateway, 1)
+        # Without a new request, the waiting one is admitted by the new settings.
+        await gateway.world.put(with_routing("m", queueing={"concurrency": 2}))
+        await until(lambda: len(engine.calls) == 2, what="the second being let in")
+        door.open()
+    assert (first.result()[0], stays.result()[0]) == (200, 200)
+    await queued(gateway, 0)
 
 
+@pytest.mark.parametrize(
+    ("script", "first", "last"),
+    [
+        pytest.param(chat, b"data: {", DONE, id="answer"),
+        pytest.param(refuses(400, "bad_thing"), b'data: {"error":', b'"code":"bad_thing"}}\n\n', id="error"),
+    ],
+)  # fmt: skip
 async def test_a_stream_that_waits_for_its_turn_hears_from_us(
-    world: World, http: aiohttp.ClientSession
+    script: Script, first: bytes, last: bytes
 ) -> None:
-    door = Door()
-    async with lively(world) as gateway, running(FakeEngine("m-0", door)) as engine:
+    door = Door(script)
+    limits = GatewayLimits(drain_timeout_s=0.0, keep_alive_s=0.05)
+    async with running_gateway(limits=limits) as gateway:
         declared = with_routing("m", queueing={"concurrency": 1, "depth": 9, "timeout": "60s"})
-        await serve_deployment(world, gateway, declared, engine)
+        (engine,) = await gateway.serve(door, of=declared)
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(post_chat(http, gateway))
+            whole = group.create_task(gateway.chat())
             await until(lambda: len(engine.calls) == 1, what="the first being there")
-            whole = group.create_task(post_chat(http, gateway))
-            body = {"model": "m", "stream": True}
-            async with http.post(gateway.url + CHAT, json=body) as response:
+            async with gateway.post(json={"model": "m", "stream": True}) as response:
                 assert response.status == 200
                 assert response.content_type == "text/event-stream"
                 assert await response.content.readexactly(22) == b": waiting\n\n" * 2
                 door.open()
                 text = (await response.read()).replace(b": waiting\n\n", b"")
-        assert text.startswith(b"data: {")
-        assert text.endswith(gateway_engine_scripts.DONE)
-        assert (first.result()[0], whole.result()[0]) == (200, 200)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [
-        pytest.param(refuses(400, "bad_thing"), b'"code":"bad_thing"', id="a-clients-mistake"),
-        pytest.param(
-            gateway_engine_scripts.dies_at_once, b'"code":"upstream_failed"', id="a-dead-engine"
-        ),
-    ],
-)
-async def test_what_goes_wrong_after_a_sign_of_life_is_an_event(
-    world: World,
-    http: aiohttp.ClientSession,
-    script: Callable[[Call], Awaitable[None]],
-    code: bytes,
-) -> None:
-    door = Door(script)
-    async with lively(world) as gateway, running(FakeEngine("m-0", door)) as engine:
-        declared = with_routing("m", queueing={"concurrency": 1, "depth": 9, "timeout": "60s"})
-        await serve_deployment(world, gateway, declared, engine)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(post_chat(http, gateway))
-            await until(lambda: len(engine.calls) == 1, what="the first being there")
-            body = {"model": "m", "stream": True}
-            async with http.post(gateway.url + CHAT, json=body) as response:
-                assert response.status == 200
-                await response.content.readexactly(11)
-                door.open()
-                text = (await response.read()).replace(b": waiting\n\n", b"")
-        assert text.startswith(b'data: {"error":')
-        assert code in text
-        assert b"[DONE]" not in text
+        assert text.startswith(first)
+        assert text.endswith(last)
+        assert whole.result()[0] == (200 if script is chat else 400)

@@ -3,14 +3,11 @@
 import logging
 from typing import Any
 
-import aiohttp
 import pytest
 
 from gateway.forwarding.decision_log import DecisionLog
-from tests.support.gateway_calls import CHAT
 from tests.support.gateway_engine_scripts import chat, dies_at_once
-from tests.support.gateway_fake_engine import FakeEngine, running
-from tests.support.gateway_world import World, running_gateway
+from tests.support.gateway_world import running_gateway
 
 FORM = {"model": "m", "stream": True}
 
@@ -22,19 +19,14 @@ def lines_of(caplog: pytest.LogCaptureFixture, request_id: str) -> list[dict[str
 
 
 async def test_choices_and_retries_are_found_by_the_requests_id(
-    world: World, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "gateway")
-    async with (
-        running(FakeEngine("m-0", dies_at_once)) as bad,
-        running(FakeEngine("m-1", chat)) as good,
-        running_gateway(world.transport) as gateway,
-    ):
-        await world.serve("m", bad, good)
-        await gateway.knows("m", ready=2)
+    async with running_gateway() as gateway:
+        await gateway.serve(dies_at_once, chat)
         for name, body in (("mine", FORM), ("other", {**FORM, "model": "n"})):
             headers = {"x-request-id": name}
-            async with http.post(gateway.url + CHAT, json=body, headers=headers) as response:
+            async with gateway.post(json=body, headers=headers) as response:
                 await response.read()
     found = lines_of(caplog, "mine")
     assert [one["message"] for one in found] == [
@@ -56,19 +48,13 @@ async def test_choices_and_retries_are_found_by_the_requests_id(
     assert unknown["message"] == "no such model"
 
 
-async def test_no_line_is_made_without_the_level(
-    world: World, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_line_is_made_without_the_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
     assert DecisionLog.if_enabled() is None
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with running_gateway() as gateway:
+        await gateway.serve(chat)
         headers = {"x-request-id": "mine"}
-        async with http.post(gateway.url + CHAT, json=FORM, headers=headers) as response:
+        async with gateway.post(json=FORM, headers=headers) as response:
             assert response.status == 200
             await response.read()
     assert not lines_of(caplog, "mine")

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import aiohttp
-import openai
 import orjson
 import pytest
 from typing_extensions import override
@@ -15,8 +13,8 @@ from gateway.server import GatewayLimits
 from machinery.clock import NEVER
 from tests.support import gateway_engine_scripts
 from tests.support.clock import FakeClock
-from tests.support.gateway_engine_scripts import DONE, chat, delta, slow, streams
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_engine_scripts import DONE, delta, slow, streams
+from tests.support.gateway_fake_engine import Call
 from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.waiting import until, until_async
 
@@ -24,14 +22,10 @@ CHAT = "/v1/chat/completions"
 STREAM = {"model": "m", "messages": [], "stream": True}
 
 
-async def test_a_stream_that_breaks_says_so_and_is_not_done(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", gateway_engine_scripts.dies_mid_stream)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json=STREAM) as response:
-            raw = await response.read()
+async def test_a_stream_that_breaks_says_so_and_is_not_done(gateway: Running) -> None:
+    await gateway.serve(gateway_engine_scripts.dies_mid_stream)
+    async with gateway.post(json=STREAM) as response:
+        raw = await response.read()
     events = [orjson.loads(line[6:]) for line in raw.split(b"\n\n") if line]
     assert DONE not in raw
     assert [e["choices"][0]["delta"]["content"] for e in events[:-1]] == ["one", "two"]
@@ -53,7 +47,7 @@ class _EndlessAdapter(OpenAiAdapter):
 
 
 async def test_a_stream_whose_end_fails_in_the_gateway_ends_with_an_error_and_frees_its_engine(
-    world: World, gateway: Running, http: aiohttp.ClientSession
+    gateway: Running,
 ) -> None:
     reported: list[BaseException] = []
     loop = asyncio.get_running_loop()
@@ -61,14 +55,9 @@ async def test_a_stream_whose_end_fails_in_the_gateway_ends_with_an_error_and_fr
     handler = gateway.gateway.handler
     handler.adapters = {**handler.adapters, CHAT.encode(): _EndlessAdapter()}
     try:
-        async with running(FakeEngine("m-0", streams(2, pause_s=0.0))) as engine:
-            await world.serve("m", engine)
-            await gateway.knows("m", ready=1)
-            async with (
-                asyncio.timeout(20),
-                http.post(gateway.url + CHAT, json=STREAM) as response,
-            ):
-                raw = await response.read()
+        await gateway.serve(streams(2, pause_s=0.0))
+        async with asyncio.timeout(20), gateway.post(json=STREAM) as response:
+            raw = await response.read()
     finally:
         loop.set_exception_handler(None)
     assert b'"type":"error"' in raw.rsplit(b"data: ", 1)[1]
@@ -77,9 +66,7 @@ async def test_a_stream_whose_end_fails_in_the_gateway_ends_with_an_error_and_fr
     assert not handler._contexts
 
 
-async def test_bytes_come_as_they_were_sent_and_when(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_bytes_come_as_they_were_sent_and_when(gateway: Running) -> None:
     go_on = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -89,39 +76,33 @@ async def test_bytes_come_as_they_were_sent_and_when(
         await call.chunk(b": comment\n\ndata: odd   bytes \xff\n\n" + DONE)
         await call.send(b"0\r\n\r\n")
 
-    async with running(FakeEngine("m-0", script)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json=STREAM) as response:
-            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-            assert response.headers["x-fleet-node"] == "mac-1"
-            assert "x-fleet-queued" not in response.headers
-            assert await response.content.readany() == delta("first")
-            go_on.set()
-            rest = await response.content.read()
-            assert rest == b": comment\n\ndata: odd   bytes \xff\n\n" + DONE
+    await gateway.serve(script)
+    async with gateway.post(json=STREAM) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["x-fleet-node"] == "mac-1"
+        assert "x-fleet-queued" not in response.headers
+        assert await response.content.readany() == delta("first")
+        go_on.set()
+        rest = await response.content.read()
+        assert rest == b": comment\n\ndata: odd   bytes \xff\n\n" + DONE
 
 
 @pytest.mark.parametrize("mode", ["whole", "streamed"])
-async def test_a_client_that_leaves_frees_the_engine(
-    world: World, gateway: Running, http: aiohttp.ClientSession, mode: str
-) -> None:
+async def test_a_client_that_leaves_frees_the_engine(gateway: Running, mode: str) -> None:
     is_streamed = mode == "streamed"
     script = streams(1000, pause_s=0.02) if is_streamed else slow(30)
-    async with running(FakeEngine("m-0", script)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        with pytest.raises(TimeoutError):
-            async with (
-                asyncio.timeout(0.2),
-                http.post(gateway.url + CHAT, json=STREAM | {"stream": is_streamed}) as response,
-            ):
-                await response.read()
-        await until(lambda: engine.abandoned == 1, limit_s=30, what="the engine noticing")
-        assert gateway.gateway.load_tracker.total() == 0
-        await until(
-            lambda: gateway.gateway.metrics.requests.value("m", "client_gone"), what="the count"
-        )
+    (engine,) = await gateway.serve(script)
+    with pytest.raises(TimeoutError):
+        async with (
+            asyncio.timeout(0.2),
+            gateway.post(json=STREAM | {"stream": is_streamed}) as response,
+        ):
+            await response.read()
+    await until(lambda: engine.abandoned == 1, limit_s=30, what="the engine noticing")
+    assert gateway.gateway.load_tracker.total() == 0
+    await until(
+        lambda: gateway.gateway.metrics.requests.value("m", "client_gone"), what="the count"
+    )
 
 
 async def stream_without_reading(
@@ -135,9 +116,7 @@ async def stream_without_reading(
     return reader, writer
 
 
-async def test_a_client_that_reads_slowly_holds_the_engine_back(
-    world: World, gateway: Running
-) -> None:
+async def test_a_client_that_reads_slowly_holds_the_engine_back(gateway: Running) -> None:
     sent = 0
 
     async def flood(call: Call) -> None:
@@ -148,45 +127,35 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(
             sent += 1
         await call.send(b"0\r\n\r\n")
 
-    async with running(FakeEngine("m-0", flood)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        reader, writer = await stream_without_reading(gateway)
-        await asyncio.sleep(0.5)
-        assert 0 < sent < 1000
-        raw = await reader.read()
-        assert sent == 1000
-        assert raw.count(b"data: ") == 1000
-        writer.close()
-        await writer.wait_closed()
+    await gateway.serve(flood)
+    reader, writer = await stream_without_reading(gateway)
+    await asyncio.sleep(0.5)
+    assert 0 < sent < 1000
+    raw = await reader.read()
+    assert sent == 1000
+    assert raw.count(b"data: ") == 1000
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
     # Long before --request-timeout, the limit of an engine's silence.
     limits = GatewayLimits(send_timeout_s=0.2, drain_timeout_s=0)
     script = streams(1_000_000, pause_s=0.0, size=5000)  # more than all buffers of the kernel
-    async with (
-        running(FakeEngine("m-0", script)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with running_gateway(world.transport, limits) as gateway:
+        (engine,) = await gateway.serve(script)
         _, writer = await stream_without_reading(gateway)
         await until(lambda: engine.abandoned == 1, what="the engine being freed")
         assert gateway.gateway.load_tracker.total() == 0
         writer.transport.abort()
 
 
-async def test_a_client_that_reads_slowly_is_not_given_up(world: World) -> None:
+async def test_a_client_that_reads_slowly_is_not_given_up() -> None:
     clock = FakeClock()
     limits = GatewayLimits(send_timeout_s=30.0, drain_timeout_s=0)
     script = streams(1_000_000, pause_s=0.0, size=5000)
-    async with (
-        running(FakeEngine("m-0", script)) as engine,
-        running_gateway(world.transport, limits, clock) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with running_gateway(limits=limits, clock=clock) as gateway:
+        (engine,) = await gateway.serve(script)
         reader, writer = await stream_without_reading(gateway)
         contexts = gateway.gateway.handler._contexts
         context = await until(lambda: next(iter(contexts), None), what="the request")
@@ -209,73 +178,13 @@ async def test_a_client_that_reads_slowly_is_not_given_up(world: World) -> None:
         await clock.advance(5)
 
 
-async def test_streams_outlive_the_stop_within_the_drain(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    limits = GatewayLimits(drain_timeout_s=5)
-    async with (
-        running(FakeEngine("m-0", streams(20, pause_s=0.02))) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json=STREAM) as response:
-            first = await response.content.readany()
-            gateway.gateway.stop()
-            await until_async(lambda: refuses(gateway), what="the listener's end")
-            assert (first + await response.content.read()).endswith(DONE)
-
-
-async def test_streams_beyond_the_drain_end_with_an_error(
-    world: World, http: aiohttp.ClientSession
-) -> None:
+async def test_streams_beyond_the_drain_end_with_an_error() -> None:
     limits = GatewayLimits(drain_timeout_s=0.2)
-    async with (
-        running(FakeEngine("m-0", streams(1000, pause_s=0.02))) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json=STREAM) as response:
+    async with running_gateway(limits=limits) as gateway:
+        (engine,) = await gateway.serve(streams(1000, pause_s=0.02))
+        async with gateway.post(json=STREAM) as response:
             await response.content.readany()
             gateway.gateway.stop()
             raw = await response.content.read()
         assert orjson.loads(raw.split(b"\n\n")[-2][6:])["error"]["code"] == "gateway_shutting_down"
         await until(lambda: engine.abandoned == 1, what="the engine noticing")
-
-
-async def test_the_official_client(world: World, gateway: Running) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with openai.AsyncOpenAI(
-            base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
-        ) as client:
-            assert [model.id async for model in client.models.list()] == ["m"]
-            whole = await client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "hi"}]
-            )
-            assert whole.choices[0].message.content == "hello from m-0"
-            stream = await client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
-            )
-            words = [c.choices[0].delta.content or "" async for c in stream]
-            assert "".join(words) == "hello from m-0"
-            with pytest.raises(openai.NotFoundError, match="Did you mean 'm'"):
-                await client.chat.completions.create(model="mm", messages=[])
-            engine.script = gateway_engine_scripts.dies_mid_stream
-            broken = await client.chat.completions.create(model="m", messages=[], stream=True)
-            with pytest.raises(openai.APIError, match="interrupted"):
-                _ = [chunk async for chunk in broken]
-
-
-async def refuses(gateway: Running) -> bool:
-    """Return whether the port is closed; uses a connection of its own."""
-    try:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{gateway.url}/health"),
-        ):
-            return False
-    except aiohttp.ClientConnectorError:
-        return True

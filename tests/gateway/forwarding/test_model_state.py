@@ -20,26 +20,6 @@ def test_a_few_are_always_allowed() -> None:
     assert spent(budget, 110.0) == 10
 
 
-def test_a_part_of_the_requests_is() -> None:
-    budget = RetryBudget(20)
-    for _ in range(200):
-        budget.count(5.0)
-    assert spent(budget, 5.0) == 50
-    # Ten seconds later none of it counts.
-    assert spent(budget, 15.0) == 10
-
-
-def test_nothing_at_zero_and_without_a_floor() -> None:
-    assert spent(RetryBudget(0, 0), 1.0) == 0
-
-
-def test_a_clock_that_stands_or_jumps() -> None:
-    budget = RetryBudget(100, 0)
-    budget.count(3.0)
-    budget.count(1e9)
-    assert spent(budget, 1e9) == 1
-
-
 moments = st.lists(st.tuples(st.sampled_from(["ask", "spend"]), st.floats(0, 4)), max_size=200)
 
 

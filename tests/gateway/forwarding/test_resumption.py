@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from gateway.forwarding.attempt import AttemptRunner
-from gateway.forwarding.engine_stream import (
-    EngineStream,
-    StreamReceiver,
-    parse_fault,
-)
+from gateway.forwarding.engine_stream import EngineStream, StreamReceiver, parse_fault
 from gateway.forwarding.model_state import RequestTerms
 from gateway.forwarding.policy import DEFAULT_POLICY
 from gateway.forwarding.resume_log import ResumeLog

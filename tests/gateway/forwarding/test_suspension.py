@@ -9,10 +9,9 @@ import orjson
 import pytest
 
 from gateway.server import GatewayLimits
-from schemas.replica import Endpoint
 from schemas.routing import Queueing, Routing
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import Running, World, deployment, published, running_gateway
+from tests.support.gateway_fake_engine import Call
+from tests.support.gateway_world import Running, deployment, published, running_gateway
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -59,31 +58,23 @@ def shown(token: int) -> bytes:
 
 
 @asynccontextmanager
-async def stalled(
-    gateway: Running,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def stalled(gateway: Running) -> AsyncIterator[asyncio.StreamReader]:
     """Ask for the long answer, and read nothing of it."""
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", int(gateway.url.rpartition(":")[2]), limit=1 << 16
-    )
+    port = int(gateway.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
     body = b'{"model":"m","messages":"long","stream":true}'
     head = b"POST %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     writer.write(head % (CHAT.encode(), len(body)) + body)
     try:
-        yield reader, writer
+        yield reader
     finally:
         writer.transport.abort()
 
 
 async def ask_shortly(gateway: Running) -> int:
     """Return the status of a short request."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-    body = b'{"model":"m","messages":"short"}'
-    head = b"POST %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-    writer.write(head % (CHAT.encode(), len(body)) + body)
-    raw = await reader.read()
-    writer.close()
-    return int(raw.split(b" ", 2)[1])
+    async with asyncio.timeout(60):
+        return (await gateway.chat(messages="short"))[0]
 
 
 def unframed(raw: bytes) -> bytes:
@@ -99,41 +90,35 @@ def unframed(raw: bytes) -> bytes:
     return body
 
 
-def one_at_a_time(engine: FakeEngine) -> Endpoint:
-    endpoint = published(engine, "m")
-    return endpoint.model_copy(update={"spec": endpoint.spec.model_copy(update={"concurrency": 1})})
-
-
 @asynccontextmanager
-async def world_with(
-    world: World, script: LongAnswer, *, yield_s: float, queueing: Queueing | None
-) -> AsyncIterator[Running]:
-    limits = GatewayLimits(yield_timeout_s=yield_s, drain_timeout_s=0)
-    async with (
-        running(FakeEngine("m-0", script)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
+async def serving(script: LongAnswer, queueing: Queueing | None) -> AsyncIterator[Running]:
+    """Run a gateway that takes engines from stalled clients at once, with an engine that has one slot."""
+    limits = GatewayLimits(yield_timeout_s=0.0, drain_timeout_s=0)
+    async with running_gateway(limits=limits) as gateway:
         declared = deployment("m")
         spec = declared.spec.model_copy(update={"routing": Routing(queueing=queueing)})
-        await world.put(declared.model_copy(update={"spec": spec}), one_at_a_time(engine))
+        (engine,) = await gateway.start(script)
+        endpoint = published(engine, "m")
+        slots = endpoint.spec.model_copy(update={"concurrency": 1})
+        await gateway.world.put(
+            declared.model_copy(update={"spec": spec}), endpoint.model_copy(update={"spec": slots})
+        )
         await gateway.knows("m", ready=1)
         yield gateway
 
 
 @pytest.mark.parametrize("waits_at", ["gateway", "engine"])
-async def test_a_client_that_reads_nothing_frees_the_engine_for_others(
-    world: World, waits_at: str
-) -> None:
+async def test_a_client_that_reads_nothing_frees_the_engine_for_others(waits_at: str) -> None:
     script = LongAnswer()
     queueing = Queueing(concurrency=1) if waits_at == "gateway" else None
-    async with world_with(world, script, yield_s=0.0, queueing=queueing) as gateway:
+    async with serving(script, queueing) as gateway:
         load_tracker = gateway.gateway.load_tracker
-        async with stalled(gateway) as (reader, _):
+        async with stalled(gateway) as reader:
             handler = gateway.gateway.handler
             context = await until(lambda: next(iter(handler._contexts), None), what="the request")
             await until(lambda: context.blocked_since_s < float("inf"), what="full buffers")
             assert gateway.gateway.metrics.suspensions.value() == 0  # alone, it keeps its engine
-            assert await asyncio.wait_for(ask_shortly(gateway), 60) == 200
+            assert await ask_shortly(gateway) == 200
             assert gateway.gateway.metrics.suspensions.value() == 1
             raw = await asyncio.wait_for(reader.read(), 120)
         assert unframed(raw) == b"".join(map(shown, range(TOKENS))) + b"data: [DONE]\n\n"
@@ -144,11 +129,11 @@ async def test_a_client_that_reads_nothing_frees_the_engine_for_others(
         assert load_tracker.total() == 0
 
 
-async def test_a_suspended_client_that_leaves_costs_nothing(world: World) -> None:
+async def test_a_suspended_client_that_leaves_costs_nothing() -> None:
     script = LongAnswer()
-    async with world_with(world, script, yield_s=0.0, queueing=Queueing(concurrency=1)) as gateway:
+    async with serving(script, Queueing(concurrency=1)) as gateway:
         async with stalled(gateway):
-            assert await asyncio.wait_for(ask_shortly(gateway), 60) == 200
+            assert await ask_shortly(gateway) == 200
             assert gateway.gateway.metrics.suspensions.value() == 1
         handler = gateway.gateway.handler
         await until(lambda: not handler._contexts, limit_s=30, what="the end of the request")

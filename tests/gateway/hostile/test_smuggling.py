@@ -110,6 +110,7 @@ async def test_what_is_not_implemented(stand: Stand, data: bytes) -> None:
         case("a name with an underscore", raw(b"transfer_encoding: chunked", LENGTH)),
         case("chunk extensions", raw(CHUNKED, body=CHUNK.replace(b"\r\n", b';a="b"\r\n', 1))),
         case("long chunk extension", raw(CHUNKED, body=CHUNK.replace(b"\r\n", b";%b\r\n" % (b"a" * 99999), 1))),
+        case("another case", raw(b"transfer-encoding: Chunked", body=CHUNK)),
         case("a trailer", raw(CHUNKED, body=CHUNK[:-2] + b"x-session-id: evil\r\n\r\n")),
         case("an upgrade to h2c", raw(b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AA", LENGTH)),
         case("an upgrade to websocket", raw(b"connection: upgrade", b"upgrade: websocket", LENGTH)),

@@ -2,8 +2,6 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ import pytest
 
 from gateway.http.chat_socket import MAX_RUNNING
 from gateway.server import GatewayLimits
-from machinery.clock import SystemClock
 from machinery.tls_server import ServerCertificate
-from store.memory import MemoryTransport
-from tests.support.gateway_calls import KEYS_REQUIRED, put_api_key
+from tests.support.gateway_calls import KEYS_REQUIRED
 from tests.support.gateway_engine_scripts import chat, dies_mid_stream, slow, streams
-from tests.support.gateway_fake_engine import FakeEngine, running
-from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.gateway_world import Running, running_gateway
 from tests.support.store_certificates import Authority
 from tests.support.tls_engine import on_loop
 from tests.support.waiting import until
@@ -60,14 +55,6 @@ async def close_code(socket: Socket) -> int | None:
     return socket.close_code
 
 
-@asynccontextmanager
-async def serving(world: World, gateway: Running, *engines: FakeEngine) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup():
-        await world.serve("m", *engines)
-        await gateway.knows("m", ready=len(engines))
-        yield
-
-
 def text_of(messages: list[dict[str, Any]]) -> str:
     parts = [
         message["data"]["choices"][0]["delta"]["content"]
@@ -77,32 +64,25 @@ def text_of(messages: list[dict[str, Any]]) -> str:
     return "".join(parts)
 
 
-async def test_a_stream_and_a_whole_answer(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine, serving(world, gateway, engine):
-        async with http.ws_connect(gateway.url + PATH) as socket:
-            await socket.send_str(ask("a", stream=True))
-            first, *rest = await until_done(socket, "a")
-            assert first["status"] == 200
-            assert first["headers"]["x-fleet-replica"] == "m-0"
-            assert text_of(rest) == "hello from m-0"
-            await socket.send_str(ask("b"))
-            status, answer, end = await until_done(socket, "b")
-            assert (status["status"], end) == (200, {"id": "b", "done": True})
-            assert answer["data"]["choices"][0]["message"]["content"] == "hello from m-0"
-        await until(lambda: not gateway.gateway.handler.running(), what="the end of the requests")
+async def test_a_stream_and_a_whole_answer(gateway: Running) -> None:
+    await gateway.serve(chat)
+    async with gateway.http.ws_connect(gateway.url + PATH) as socket:
+        await socket.send_str(ask("a", stream=True))
+        first, *rest = await until_done(socket, "a")
+        assert first["status"] == 200
+        assert first["headers"]["x-fleet-replica"] == "m-0"
+        assert text_of(rest) == "hello from m-0"
+        await socket.send_str(ask("b"))
+        status, answer, end = await until_done(socket, "b")
+        assert (status["status"], end) == (200, {"id": "b", "done": True})
+        assert answer["data"]["choices"][0]["message"]["content"] == "hello from m-0"
+    await until(lambda: not gateway.gateway.handler.running(), what="the end of the requests")
 
 
-async def test_requests_run_at_the_same_time(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_requests_run_at_the_same_time(gateway: Running) -> None:
     script = streams(20, pause_s=0.02)
-    async with (
-        running(FakeEngine("m-0", script)) as engine,
-        serving(world, gateway, engine),
-        http.ws_connect(gateway.url + PATH) as socket,
-    ):
+    await gateway.serve(script)
+    async with gateway.http.ws_connect(gateway.url + PATH) as socket:
         for number in range(4):
             await socket.send_str(ask(str(number), stream=True))
         order, done = [], 0
@@ -113,31 +93,24 @@ async def test_requests_run_at_the_same_time(
         assert {order[at] for at in range(12)} == {"0", "1", "2", "3"}
 
 
-async def test_cancel_ends_one_request_and_no_other(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_cancel_ends_one_request_and_no_other(gateway: Running) -> None:
     script = streams(10_000, pause_s=0.02)
-    async with running(FakeEngine("m-0", script)) as engine, serving(world, gateway, engine):
-        async with http.ws_connect(gateway.url + PATH) as socket:
-            await socket.send_str(ask("a", stream=True))
-            await socket.send_str(ask("b", stream=True))
-            assert (await next_message(socket))["status"] == 200
-            await socket.send_str('{"id": "a", "cancel": true}')
-            assert (await until_done(socket, "a"))[-1]["cancelled"] is True
-            await until(lambda: engine.abandoned == 1, what="the end of one call")
-            assert "data" in await next_message(socket)
-            await socket.send_str('{"id": "gone", "cancel": true}')  # it may have ended by itself
-        await until(lambda: engine.abandoned == 2, what="the end of the other")
+    (engine,) = await gateway.serve(script)
+    async with gateway.http.ws_connect(gateway.url + PATH) as socket:
+        await socket.send_str(ask("a", stream=True))
+        await socket.send_str(ask("b", stream=True))
+        assert (await next_message(socket))["status"] == 200
+        await socket.send_str('{"id": "a", "cancel": true}')
+        assert (await until_done(socket, "a"))[-1]["cancelled"] is True
+        await until(lambda: engine.abandoned == 1, what="the end of one call")
+        assert "data" in await next_message(socket)
+        await socket.send_str('{"id": "gone", "cancel": true}')  # it may have ended by itself
+    await until(lambda: engine.abandoned == 2, what="the end of the other")
 
 
-async def test_what_is_wrong_is_said_and_the_connection_goes_on(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with (
-        running(FakeEngine("m-0", slow(1, chat))) as engine,
-        serving(world, gateway, engine),
-        http.ws_connect(gateway.url + PATH) as socket,
-    ):
+async def test_what_is_wrong_is_said_and_the_connection_goes_on(gateway: Running) -> None:
+    await gateway.serve(slow(1, chat))
+    async with gateway.http.ws_connect(gateway.url + PATH) as socket:
         for text, says in (
             ("hello", "Expected"),
             ("[]", "Expected"),
@@ -161,28 +134,18 @@ async def test_what_is_wrong_is_said_and_the_connection_goes_on(
         assert (await until_done(socket))[0]["status"] == 200
 
 
-async def test_a_broken_stream_ends_with_an_error(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with (
-        running(FakeEngine("m-0", dies_mid_stream)) as engine,
-        serving(world, gateway, engine),
-        http.ws_connect(gateway.url + PATH) as socket,
-    ):
+async def test_a_broken_stream_ends_with_an_error(gateway: Running) -> None:
+    await gateway.serve(dies_mid_stream)
+    async with gateway.http.ws_connect(gateway.url + PATH) as socket:
         await socket.send_str(ask(stream=True))
         found = await until_done(socket)
         assert any("error" in one.get("data", {}) for one in found)
 
 
-async def test_so_many_requests_run_on_one_connection(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_so_many_requests_run_on_one_connection(gateway: Running) -> None:
     script = streams(10_000, pause_s=0.5)
-    async with (
-        running(FakeEngine("m-0", script)) as engine,
-        serving(world, gateway, engine),
-        http.ws_connect(gateway.url + PATH) as socket,
-    ):
+    await gateway.serve(script)
+    async with gateway.http.ws_connect(gateway.url + PATH) as socket:
         for number in range(MAX_RUNNING + 1):
             await socket.send_str(ask(str(number), stream=True))
         (refused,) = await until_done(socket, str(MAX_RUNNING))
@@ -191,63 +154,48 @@ async def test_so_many_requests_run_on_one_connection(
     await until(lambda: not gateway.gateway.handler.running(), what="the end of the requests")
 
 
-async def test_a_key_is_asked_for_and_asked_again(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    await put_api_key(world, SECRET)
-    async with (
-        running_gateway(world.transport, KEYS_REQUIRED) as gateway,
-        running(FakeEngine("m-0", chat)) as engine,
-        serving(world, gateway, engine),
-    ):
-        await gateway.knows_keys()
+async def test_a_key_is_asked_for_and_asked_again() -> None:
+    async with running_gateway(limits=KEYS_REQUIRED) as gateway:
+        await gateway.serve(chat)
+        await gateway.add_key(SECRET)
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await http.ws_connect(gateway.url + PATH)
+            await gateway.http.ws_connect(gateway.url + PATH)
         assert refused.value.status == 401
         headers = {"authorization": f"Bearer {SECRET}"}
-        async with http.ws_connect(gateway.url + PATH, headers=headers) as socket:
+        async with gateway.http.ws_connect(gateway.url + PATH, headers=headers) as socket:
             await socket.send_str(ask())
             assert (await until_done(socket))[0]["status"] == 200
-            await put_api_key(world, "sk-fleet-another")
-            keyring = gateway.gateway.fleet_state.keyring
-            await until(lambda: keyring.find(SECRET.encode()) is None, what="the change of the key")
+            await gateway.add_key("sk-fleet-another")
             await socket.send_str(ask())
             assert (await until_done(socket))[0]["status"] == 401
 
 
-async def test_pages_of_other_sites_are_refused(
-    gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_pages_of_other_sites_are_refused(gateway: Running) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await http.ws_connect(gateway.url + PATH, headers={"origin": "https://evil.example"})
+        await gateway.http.ws_connect(
+            gateway.url + PATH, headers={"origin": "https://evil.example"}
+        )
     assert refused.value.status == 403
-    async with http.get(gateway.url + PATH) as answer:
+    async with gateway.get(PATH) as answer:
         assert answer.status == 404  # no handshake
 
 
-async def test_long_messages_and_binary_ones_end_the_connection(
-    world: World, http: aiohttp.ClientSession
-) -> None:
+async def test_long_messages_and_binary_ones_end_the_connection() -> None:
     limits = GatewayLimits(drain_timeout_s=0.0, max_body_bytes=10_000)
-    async with running_gateway(world.transport, limits) as gateway:
-        async with http.ws_connect(gateway.url + PATH) as socket:
+    async with running_gateway(limits=limits) as gateway:
+        async with gateway.http.ws_connect(gateway.url + PATH) as socket:
             await socket.send_str(ask(pad="x" * 20_000))
             assert await close_code(socket) == 1009
-        async with http.ws_connect(gateway.url + PATH) as socket:
+        async with gateway.http.ws_connect(gateway.url + PATH) as socket:
             await socket.send_bytes(b"{}")
             assert await close_code(socket) == 1003
         assert gateway.gateway.handler.body_memory.used == 0
 
 
-async def test_a_client_that_reads_nothing_stops_its_engine(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_a_client_that_reads_nothing_stops_its_engine(gateway: Running) -> None:
     script = streams(2000, pause_s=0, size=20_000)
-    async with (
-        running(FakeEngine("m-0", script)) as engine,
-        serving(world, gateway, engine),
-        http.ws_connect(gateway.url + PATH, max_msg_size=0) as socket,
-    ):
+    await gateway.serve(script)
+    async with gateway.http.ws_connect(gateway.url + PATH, max_msg_size=0) as socket:
         await socket.send_str(ask(stream=True))
         await next_message(socket)
         (context,) = gateway.gateway.handler.running()
@@ -256,15 +204,11 @@ async def test_a_client_that_reads_nothing_stops_its_engine(
         assert len(await until_done(socket)) > 1000
 
 
-async def test_a_stopping_gateway_ends_what_runs(world: World, http: aiohttp.ClientSession) -> None:
+async def test_a_stopping_gateway_ends_what_runs() -> None:
     limits = GatewayLimits(drain_timeout_s=30.0, resume_timeout_s=2.0)
-    async with (
-        running(FakeEngine("m-0", streams(20, pause_s=0.1))) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        socket = await http.ws_connect(gateway.url + PATH)
+    async with running_gateway(limits=limits) as gateway:
+        await gateway.serve(streams(20, pause_s=0.1))
+        socket = await gateway.http.ws_connect(gateway.url + PATH)
         await socket.send_str(ask(stream=True))
         await next_message(socket)
         gateway.gateway.stop()
@@ -273,20 +217,16 @@ async def test_a_stopping_gateway_ends_what_runs(world: World, http: aiohttp.Cli
 
 
 async def over_tls(tmp_path: Path) -> None:
-    world, authority = World(MemoryTransport(SystemClock())), Authority(tmp_path, "ours")
+    authority = Authority(tmp_path, "ours")
     files = authority.issue("gateway")
     certificate = ServerCertificate(files.certificate, files.key)
     limits = GatewayLimits(drain_timeout_s=0.0, certificate=certificate)
     trusted = ssl.create_default_context(cafile=str(authority.certificate))
-    async with (
-        running(FakeEngine("m-0", streams(50, pause_s=0, size=5000))) as engine,
-        running_gateway(world.transport, limits) as gateway,
-        serving(world, gateway, engine),
-        aiohttp.ClientSession() as http,
-        http.ws_connect(gateway.url + PATH, ssl=trusted) as socket,
-    ):
-        await socket.send_str(ask(stream=True, pad="x" * 100_000))
-        assert len(await until_done(socket)) == 52
+    async with running_gateway(limits=limits) as gateway:
+        await gateway.serve(streams(50, pause_s=0, size=5000))
+        async with gateway.http.ws_connect(gateway.url + PATH, ssl=trusted) as socket:
+            await socket.send_str(ask(stream=True, pad="x" * 100_000))
+            assert len(await until_done(socket)) == 52
 
 
 test_over_tls_on_uvloop = on_loop(over_tls)

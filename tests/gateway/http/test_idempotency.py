@@ -3,7 +3,6 @@
 import asyncio
 from datetime import UTC, datetime
 
-import aiohttp
 import openai
 import pytest
 
@@ -13,24 +12,22 @@ from machinery.clock import SystemClock
 from schemas.wire.errors import RefusedError
 from tests.support.gateway_calls import put_api_key
 from tests.support.gateway_engine_scripts import chat, completion
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import Running, World
+from tests.support.gateway_fake_engine import Call
+from tests.support.gateway_world import Running
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": []}
 
 
-async def test_a_repeated_request_gets_the_first_answer(world: World, gateway: Running) -> None:
+async def test_a_repeated_request_gets_the_first_answer(gateway: Running) -> None:
     async def numbered(call: Call) -> None:
         await call.answer(completion(f"answer {len(call.engine.calls)}"))
 
-    async with (
-        running(FakeEngine("m-0", numbered)) as engine,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
+    ) as client:
+        (engine,) = await gateway.serve(numbered)
 
         async def ask(key: str, text: str = "hi") -> tuple[str | None, str | None]:
             answer = await client.chat.completions.with_raw_response.create(
@@ -51,40 +48,34 @@ async def test_a_repeated_request_gets_the_first_answer(world: World, gateway: R
             await ask("x" * 256)
 
 
-async def test_a_repetition_is_a_request_of_its_key(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    await put_api_key(world, "sk-fleet-one", requests_per_minute=2, tokens_per_minute=100)
+async def test_a_repetition_is_a_request_of_its_key(gateway: Running) -> None:
+    await put_api_key(gateway.world, "sk-fleet-one", requests_per_minute=2, tokens_per_minute=100)
     keyring = gateway.gateway.fleet_state.keyring
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await until(lambda: keyring.find(b"sk-fleet-one"), what="the key")
+    (engine,) = await gateway.serve(chat)
+    await until(lambda: keyring.find(b"sk-fleet-one"), what="the key")
 
-        async def ask(secret: str) -> tuple[int, str | None, str]:
-            headers = {"idempotency-key": "k", "authorization": f"Bearer {secret}"}
-            async with http.post(gateway.url + CHAT, json=BODY, headers=headers) as answer:
-                await answer.read()
-                remaining = answer.headers.get("x-ratelimit-remaining-tokens", "")
-                return answer.status, answer.headers.get("idempotency-replayed"), remaining
+    async def ask(secret: str) -> tuple[int, str | None, str]:
+        headers = {"idempotency-key": "k", "authorization": f"Bearer {secret}"}
+        async with gateway.post(json=BODY, headers=headers) as answer:
+            await answer.read()
+            remaining = answer.headers.get("x-ratelimit-remaining-tokens", "")
+            return answer.status, answer.headers.get("idempotency-replayed"), remaining
 
-        assert (await ask("sk-fleet-one"))[:2] == (200, None)
-        assert (await ask("sk-fleet-one"))[:2] == (200, "true")
-        assert (await ask("sk-fleet-one"))[:2] == (429, None)
-        principal = keyring.find(b"sk-fleet-one")
-        assert principal is not None
-        assert (principal.limiter.in_flight, principal.limiter.requests_used) == (0, 2)
-        # Another key that gets the name later is not given the answers of the first.
-        created = datetime(2026, 2, 2, tzinfo=UTC)
-        await put_api_key(world, "sk-fleet-two", created=created)
-        await until(lambda: keyring.find(b"sk-fleet-two"), what="the new key")
-        assert (await ask("sk-fleet-two"))[:2] == (200, None)
-        assert len(engine.calls) == 2
+    assert (await ask("sk-fleet-one"))[:2] == (200, None)
+    assert (await ask("sk-fleet-one"))[:2] == (200, "true")
+    assert (await ask("sk-fleet-one"))[:2] == (429, None)
+    principal = keyring.find(b"sk-fleet-one")
+    assert principal is not None
+    assert (principal.limiter.in_flight, principal.limiter.requests_used) == (0, 2)
+    # Another key that gets the name later is not given the answers of the first.
+    created = datetime(2026, 2, 2, tzinfo=UTC)
+    await put_api_key(gateway.world, "sk-fleet-two", created=created)
+    await until(lambda: keyring.find(b"sk-fleet-two"), what="the new key")
+    assert (await ask("sk-fleet-two"))[:2] == (200, None)
+    assert len(engine.calls) == 2
 
 
-async def test_two_at_a_time_become_one(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_two_at_a_time_become_one(gateway: Running) -> None:
     held = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -92,40 +83,34 @@ async def test_two_at_a_time_become_one(
         await chat(call)
 
     key = {"idempotency-key": "k"}
-    async with running(FakeEngine("m-0", slow)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(http.post(gateway.url + CHAT, json=BODY, headers=key))
-            await until(lambda: len(engine.calls) == 1)
-            async with http.post(gateway.url + CHAT, json=BODY, headers=key) as second:
-                assert second.status == 409
-                assert second.headers["retry-after"] == "1"
-                assert (await second.json())["error"]["code"] == "idempotency_key_in_use"
-            held.set()
-        assert (await first).status == 200
-        async with http.post(gateway.url + CHAT, json=BODY, headers=key) as third:
-            assert third.headers["idempotency-replayed"] == "true"
-        assert len(engine.calls) == 1
+    (engine,) = await gateway.serve(slow)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(gateway.post(json=BODY, headers=key))
+        await until(lambda: len(engine.calls) == 1)
+        async with gateway.post(json=BODY, headers=key) as second:
+            assert second.status == 409
+            assert second.headers["retry-after"] == "1"
+            assert (await second.json())["error"]["code"] == "idempotency_key_in_use"
+        held.set()
+    assert (await first).status == 200
+    async with gateway.post(json=BODY, headers=key) as third:
+        assert third.headers["idempotency-replayed"] == "true"
+    assert len(engine.calls) == 1
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_streams_and_failures_run_anew(
-    world: World, gateway: Running, http: aiohttp.ClientSession, *, is_streamed: bool
-) -> None:
+async def test_streams_and_failures_run_anew(gateway: Running, *, is_streamed: bool) -> None:
     async def refusing(call: Call) -> None:
         await (chat(call) if is_streamed else call.answer(b'{"error": {"message": "x"}}', 400))
 
     key, body = {"idempotency-key": "k"}, {**BODY, "stream": is_streamed}
-    async with running(FakeEngine("m-0", refusing)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        for _ in range(2):
-            async with http.post(gateway.url + CHAT, json=body, headers=key) as response:
-                await response.read()
-        # A refusal of the engine is an answer like others.
-        assert len(engine.calls) == (2 if is_streamed else 1)
-        assert len(gateway.gateway.handler.idempotency) == (0 if is_streamed else 1)
+    (engine,) = await gateway.serve(refusing)
+    for _ in range(2):
+        async with gateway.post(json=body, headers=key) as response:
+            await response.read()
+    # A refusal of the engine is an answer like others.
+    assert len(engine.calls) == (2 if is_streamed else 1)
+    assert len(gateway.gateway.handler.idempotency) == (0 if is_streamed else 1)
 
 
 def test_the_table_is_bounded() -> None:

@@ -2,21 +2,18 @@
 
 import asyncio
 
-import aiohttp
 import orjson
 
 from gateway.server import GatewayLimits
-from tests.support.gateway_world import World, running_gateway
+from tests.support.gateway_world import running_gateway
 from tests.support.waiting import until_async
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
-async def test_one_connection_too_many_is_refused_until_another_ends(
-    world: World, http: aiohttp.ClientSession
-) -> None:
+async def test_one_connection_too_many_is_refused_until_another_ends() -> None:
     limits = GatewayLimits(drain_timeout_s=0.0, max_connections_per_address=2)
-    async with running_gateway(world.transport, limits) as gateway:
+    async with running_gateway(limits=limits) as gateway:
         port = int(gateway.url.rpartition(":")[2])
 
         async def status() -> tuple[bytes, asyncio.StreamWriter]:
@@ -36,7 +33,7 @@ async def test_one_connection_too_many_is_refused_until_another_ends(
             return len(stream_writers) == 2
 
         assert await until_async(is_kept)
-        async with http.get(gateway.url + "/health") as response:
+        async with gateway.get("/health") as response:
             assert response.status == 503
             error = orjson.loads(await response.read())["error"]
         assert (error["code"], "--max-connections-per-address" in error["message"]) == (

@@ -15,14 +15,13 @@ from schemas.records import GatewayLease
 from store import codec, keys
 from store.etcd.connect import connect
 from tests.support.etcd import running_etcd
-from tests.support.gateway_calls import gateway_process
+from tests.support.gateway_calls import gateway_process, wait_for_gateway
 from tests.support.gateway_engine_scripts import DONE, streams
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_raw_stand import BODY, LAST, Stand, post, running_stand
 from tests.support.gateway_world import World
 from tests.support.ports import free_port
 from tests.support.store_certificates import Authority
-from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd
 
@@ -114,14 +113,7 @@ async def test_sigterm_lets_streams_finish_and_waits_for_no_idle_client(tmp_path
         transport = connect(etcd.address)
         await World(transport).serve("m", engine)
 
-        async def healthy() -> bool:
-            try:
-                async with http.get(f"{url}/health") as response:
-                    return "m" in (await response.json())["models"]
-            except aiohttp.ClientError:
-                return False
-
-        await until_async(healthy, what="the gateway")
+        await wait_for_gateway(http, url)
         leases = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
         assert [codec.decode(GatewayLease, lease).url for lease in leases] == [url]
         # A client that answers nothing while it is idle, such as a pool of blocking connections.

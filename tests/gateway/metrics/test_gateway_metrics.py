@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 from typing_extensions import override
 
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
@@ -13,10 +12,9 @@ from gateway.routing.table import EngineEndpoint
 from machinery.clock import SystemClock
 from machinery.version import version
 from store import keys
-from tests.support.gateway_calls import CHAT, send_chats, streams_three_tokens
+from tests.support.gateway_calls import send_chats, streams_three_tokens
 from tests.support.gateway_engine_scripts import chat, dies_at_once
-from tests.support.gateway_fake_engine import FakeEngine, running
-from tests.support.gateway_world import Running, World, target
+from tests.support.gateway_world import Running, target
 from tests.support.waiting import until, until_async
 
 DOCS = Path(__file__).parents[3] / "docs" / "operations" / "monitoring.md"
@@ -37,8 +35,8 @@ class Finished:
     output_tokens: int = 0
 
 
-async def shown(http: aiohttp.ClientSession, gateway: Running) -> str:
-    async with http.get(f"{gateway.url}/metrics") as response:
+async def shown(gateway: Running) -> str:
+    async with gateway.get("/metrics") as response:
         assert response.status == 200
         return await response.text()
 
@@ -47,24 +45,20 @@ def families(text: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
 
 
-async def test_what_requests_leave(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with (
-        running(FakeEngine("m-0", dies_at_once)) as bad,
-        running(FakeEngine("m-1", streams_three_tokens)) as good,
-    ):
-        await world.serve("m", bad, good)
-        await gateway.knows("m", ready=2)
-        await send_chats(http, gateway, 1, stream=True)
-        async with http.post(gateway.url + CHAT, json={"model": "x" * 1000}) as response:
-            assert response.status == 404
-        text = await shown(http, gateway)
+async def test_what_requests_leave(gateway: Running) -> None:
+    await gateway.serve(dies_at_once, streams_three_tokens)
+    await send_chats(gateway.http, gateway, 1, stream=True)
+    async with gateway.post(json={"model": "x" * 1000}) as response:
+        assert response.status == 404
+    text = await shown(gateway)
     where = 'model="m",replica="m-1"'
     for line in (
         'fleet_gateway_requests_total{model="m",outcome="ok"} 1',
         'fleet_gateway_requests_total{model="unknown",outcome="refused"} 1',
         'fleet_gateway_attempts_total{outcome="broken"} 1',
+        'fleet_gateway_attempts_total{outcome="answered"} 1',
+        "fleet_gateway_in_flight 0",
+        "fleet_gateway_endpoints 2",
         'fleet_gateway_retries_total{model="m"} 1',
         f'fleet_gateway_e2e_request_latency_seconds_count{{{where},outcome="ok"}} 1',
         f"fleet_gateway_time_to_first_token_seconds_count{{{where}}} 1",
@@ -77,14 +71,10 @@ async def test_what_requests_leave(
         assert f"{line}\n" in text, line
 
 
-async def test_every_line_is_prometheus_text(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await send_chats(http, gateway, 1)
-        text = await shown(http, gateway)
+async def test_every_line_is_prometheus_text(gateway: Running) -> None:
+    await gateway.serve(chat)
+    await send_chats(gateway.http, gateway, 1)
+    text = await shown(gateway)
     found = families(text)
     assert len(found) == text.count("# TYPE "), "a family is there twice"
     for line in text.splitlines():
@@ -96,15 +86,13 @@ async def test_every_line_is_prometheus_text(
         assert name in found or match[1] in found, line
 
 
-async def test_the_documentation_has_every_family_and_no_other(
-    gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_the_documentation_has_every_family_and_no_other(gateway: Running) -> None:
     section = DOCS.read_text().split("\n## Metrics of a gateway\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9_]+)` \| (\w+) \|", section, re.MULTILINE)
     documented = dict(rows)
     assert len(documented) == len(rows)
     # Only there with --journal-file, --state-dir or --identity-dir.
-    expected = families(await shown(http, gateway)) | {
+    expected = families(await shown(gateway)) | {
         "fleet_gateway_journal_lost_total": "counter",
         "fleet_gateway_journal_unsaved_total": "counter",
         "fleet_identity_certificate_expiry_timestamp_seconds": "gauge",
@@ -113,28 +101,26 @@ async def test_the_documentation_has_every_family_and_no_other(
     assert documented == expected
 
 
-async def test_what_is_gone_is_not_shown_for_ever(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_what_is_gone_is_not_shown_for_ever(gateway: Running) -> None:
     """Otherwise a fleet with daily rollouts would show every replica it ever had."""
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await send_chats(http, gateway, 1)
-        recorder = gateway.gateway.recorder
-        before = recorder.sweep(frozenset())
-        assert before == {"m-0"}
-        assert 'replica="m-0"' in await shown(http, gateway)
-        await world.delete(keys.endpoint_key("mac-1", "m-0"), keys.spec_key("ModelDeployment", "m"))
-        table = gateway.gateway.table_cache
-        await until(lambda: "m" not in table.table.models, what="the model to be gone")
+    await gateway.serve(chat)
+    await send_chats(gateway.http, gateway, 1)
+    recorder = gateway.gateway.recorder
+    before = recorder.sweep(frozenset())
+    assert before == {"m-0"}
+    assert 'replica="m-0"' in await shown(gateway)
+    await gateway.world.delete(
+        keys.endpoint_key("mac-1", "m-0"), keys.spec_key("ModelDeployment", "m")
+    )
+    table = gateway.gateway.table_cache
+    await until(lambda: "m" not in table.table.models, what="the model to be gone")
 
-        async def is_gone() -> bool:
-            recorder.sweep(recorder.sweep(before))
-            text = await shown(http, gateway)
-            return 'replica="m-0"' not in text and 'requests_total{model="m"' not in text
+    async def is_gone() -> bool:
+        recorder.sweep(recorder.sweep(before))
+        text = await shown(gateway)
+        return 'replica="m-0"' not in text and 'requests_total{model="m"' not in text
 
-        await until_async(is_gone, what="the metrics to be gone")
+    await until_async(is_gone, what="the metrics to be gone")
 
 
 def test_a_child_that_was_dropped_is_counted_anew() -> None:
@@ -147,10 +133,10 @@ def test_a_child_that_was_dropped_is_counted_anew() -> None:
     assert 'latency_seconds_count{model="m",replica="m-0",outcome="ok"} 1\n' in metrics.text()
 
 
-async def test_the_process(gateway: Running, http: aiohttp.ClientSession) -> None:
+async def test_the_process(gateway: Running) -> None:
     lag = gateway.gateway.recorder.process.lag.child()
     await until(lambda: sum(lag.counts), what="the event loop's lag to be measured")
-    text = await shown(http, gateway)
+    text = await shown(gateway)
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert values[f'fleet_build_info{{process="gateway",version="{version()}"}}'] == "1"
     assert float(values["process_resident_memory_bytes"]) > 1 << 20

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import aiohttp
 import orjson
 import pytest
 from typing_extensions import override
@@ -15,16 +14,10 @@ from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from store.port import ServerStatus
 from tests.support.clock import FakeClock
-from tests.support.gateway_calls import (
-    CHAT,
-    post_chat,
-    serve_deployment,
-    version_counts,
-    with_routing,
-)
+from tests.support.gateway_calls import version_counts, with_routing
 from tests.support.gateway_engine_scripts import chat, delta, dies_mid_stream, refuses, slow
-from tests.support.gateway_fake_engine import Call, FakeEngine, Script, running
-from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.gateway_fake_engine import Call, Script
+from tests.support.gateway_world import Running, running_gateway
 from tests.support.waiting import until
 
 LATE = {"message": "late", "type": "server_error", "code": "request_timeout"}
@@ -50,57 +43,41 @@ async def stalls(call: Call) -> None:
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("script", [out_of_time, slow(60), stalls])
 async def test_a_clients_own_time_is_no_engines_fault(
-    world: World,
-    gateway: Running,
-    http: aiohttp.ClientSession,
-    script: Script,
-    *,
-    is_streamed: bool,
+    gateway: Running, script: Script, *, is_streamed: bool
 ) -> None:
-    async with running(FakeEngine("m-0", script)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        headers = {"x-request-timeout": "0.3"}
-        body = {"model": "m", "stream": is_streamed}
-        async with http.post(gateway.url + CHAT, json=body, headers=headers) as response:
-            await response.read()
-        recorder = gateway.gateway.recorder
-        await until(lambda: len(recorder.journal) == 1, what="it to be written down")
-        is_begun = response.status == 200
-        (request,) = render_entries(recorder.journal.last(1), "g")
-        assert request.outcome == ("interrupted" if is_begun else "failed")
-        assert (request.replica, request.worker, request.deployment) == ("m-0", "mac-1", "m")
-        (attempt,) = recorder.journal.last(1)[0].attempts
-        assert (attempt.outcome, bool(attempt.why)) == ("timed_out", True)
-        assert version_counts(gateway) == {"client_gone": 1}
-        assert not gateway.gateway.load_tracker.outliers.ejected_origins
-        assert is_begun or response.status == 504
+    await gateway.serve(script)
+    headers = {"x-request-timeout": "0.3"}
+    body = {"model": "m", "stream": is_streamed}
+    async with gateway.post(json=body, headers=headers) as response:
+        await response.read()
+    recorder = gateway.gateway.recorder
+    await until(lambda: len(recorder.journal) == 1, what="it to be written down")
+    is_begun = response.status == 200
+    (request,) = render_entries(recorder.journal.last(1), "g")
+    assert request.outcome == ("interrupted" if is_begun else "failed")
+    assert (request.replica, request.worker, request.deployment) == ("m-0", "mac-1", "m")
+    (attempt,) = recorder.journal.last(1)[0].attempts
+    assert (attempt.outcome, bool(attempt.why)) == ("timed_out", True)
+    assert version_counts(gateway) == {"client_gone": 1}
+    assert not gateway.gateway.load_tracker.outliers.ejected_origins
+    assert is_begun or response.status == 504
 
 
 async def test_a_version_that_is_too_slow_for_the_names_own_limit_is_to_blame(
-    world: World, gateway: Running, http: aiohttp.ClientSession
+    gateway: Running,
 ) -> None:
-    async with running(FakeEngine("m-0", slow(60))) as engine:
-        await serve_deployment(
-            world, gateway, with_routing("m", timeouts={"request": "1s"}), engine
-        )
-        status, body, _ = await post_chat(http, gateway)
-        assert (status, body["error"]["code"]) == (504, "request_timeout")
-        assert version_counts(gateway) == {"error": 1}
+    await gateway.serve(slow(60), of=with_routing("m", timeouts={"request": "1s"}))
+    status, body, _ = await gateway.chat()
+    assert (status, body["error"]["code"]) == (504, "request_timeout")
+    assert version_counts(gateway) == {"error": 1}
 
 
-async def test_the_journal_says_why_a_stream_broke(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", dies_mid_stream)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await post_chat(http, gateway, stream=True)
-        await until(
-            lambda: len(gateway.gateway.recorder.journal) == 1, what="it to be written down"
-        )
-        (attempt,) = gateway.gateway.recorder.journal.last(1)[0].attempts
-        assert (attempt.outcome, "connection" in attempt.why) == ("interrupted", True)
+async def test_the_journal_says_why_a_stream_broke(gateway: Running) -> None:
+    await gateway.serve(dies_mid_stream)
+    await gateway.chat(stream=True)
+    await until(lambda: len(gateway.gateway.recorder.journal) == 1, what="it to be written down")
+    (attempt,) = gateway.gateway.recorder.journal.last(1)[0].attempts
+    assert (attempt.outcome, "connection" in attempt.why) == ("interrupted", True)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +98,14 @@ def test_how_a_stream_ended(last: bytes, is_whole: bool, why: str) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
-async def test_a_recovered_engine_is_found_by_a_health_check(
-    world: World, http: aiohttp.ClientSession, *, is_streamed: bool
-) -> None:
+async def test_a_recovered_engine_is_found_by_a_health_check(*, is_streamed: bool) -> None:
     """An engine that restarts behind an unchanged endpoint."""
     limits = GatewayLimits(drain_timeout_s=0.0)
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with running_gateway(limits=limits) as gateway:
+        (engine,) = await gateway.serve(chat)
         await engine.kill()
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(post_chat(http, gateway, stream=is_streamed))
+            asking = group.create_task(gateway.chat(stream=is_streamed))
             attempts = gateway.gateway.metrics.attempts
             await until(lambda: attempts.value("unreachable") > 0, what="an attempt in vain")
             assert not asking.done()
@@ -143,32 +114,22 @@ async def test_a_recovered_engine_is_found_by_a_health_check(
         assert (status, response.headers["x-fleet-attempts"]) == (200, "2")
 
 
-async def test_its_deadline_bounds_the_wait(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+async def test_its_deadline_bounds_the_wait(gateway: Running) -> None:
+    (engine,) = await gateway.serve(chat)
+    await engine.kill()
     headers = {"x-request-timeout": "0.4"}
     began_s = SystemClock().monotonic()
-    async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
+    async with gateway.post(json={"model": "m"}, headers=headers) as response:
         assert (response.status, response.headers["retry-after"]) == (503, "1")
     assert SystemClock().monotonic() - began_s < 1.5
 
 
-async def test_an_engines_504_of_its_own_is_still_mended_elsewhere(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with (
-        running(FakeEngine("m-0", refuses(504, "timeout"))) as bad,
-        running(FakeEngine("m-1", chat)) as good,
-    ):
-        await world.serve("m", bad, good)
-        await gateway.knows("m", ready=2)
-        headers = {"x-request-timeout": "9"}
-        async with http.post(gateway.url + CHAT, json={"model": "m"}, headers=headers) as response:
-            assert response.status == 200
-        assert version_counts(gateway) == {"ok": 1, "error": 1}
+async def test_an_engines_504_of_its_own_is_still_mended_elsewhere(gateway: Running) -> None:
+    await gateway.serve(refuses(504, "timeout"), chat)
+    headers = {"x-request-timeout": "9"}
+    async with gateway.post(json={"model": "m"}, headers=headers) as response:
+        assert response.status == 200
+    assert version_counts(gateway) == {"ok": 1, "error": 1}
 
 
 class _Watch:
@@ -209,9 +170,7 @@ async def test_a_hanging_store_is_reported_in_time(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/health", "/metrics", "/api/ps", "/model/info", "/queue"]
 )
-async def test_head_is_get_without_a_body(
-    gateway: Running, http: aiohttp.ClientSession, path: str
-) -> None:
+async def test_head_is_get_without_a_body(gateway: Running, path: str) -> None:
     await until(lambda: gateway.gateway.table_cache.is_synced, what="the store")
-    async with http.head(gateway.url + path) as response:
+    async with gateway.http.head(gateway.url + path) as response:
         assert (response.status, await response.read()) == (200, b"")

@@ -2,14 +2,13 @@
 
 import asyncio
 
-import aiohttp
 import pytest
 
 from gateway.metrics.response_summary import VersionCounts
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.routing.table import EngineEndpoint
 from store import keys
-from tests.support.gateway_calls import CHAT, usage_event, version_counts
+from tests.support.gateway_calls import usage_event, version_counts
 from tests.support.gateway_engine_scripts import (
     DONE,
     chat,
@@ -19,8 +18,8 @@ from tests.support.gateway_engine_scripts import (
     dies_at_once,
     dies_mid_stream,
 )
-from tests.support.gateway_fake_engine import Call, FakeEngine, Script, running
-from tests.support.gateway_world import Running, World, target
+from tests.support.gateway_fake_engine import Call, Script
+from tests.support.gateway_world import Running, target
 from tests.support.waiting import until
 
 
@@ -58,63 +57,42 @@ async def never(_: Call) -> None:
     ],
 )
 async def test_how_requests_end(
-    world: World,
-    gateway: Running,
-    http: aiohttp.ClientSession,
-    script: Script,
-    *,
-    is_streamed: bool,
-    expected: dict[str, int],
+    gateway: Running, script: Script, *, is_streamed: bool, expected: dict[str, int]
 ) -> None:
-    async with running(FakeEngine("m-0", script)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        body = {"model": "m", "stream": is_streamed}
-        async with http.post(gateway.url + CHAT, json=body) as response:
-            await response.read()
-        await until(lambda: version_counts(gateway) or None, what="the count")
-        assert version_counts(gateway) == expected
-        counts = gateway.gateway.versions.of(target("m-0"))
-        assert (
-            sum(counts.first_tokens) == (script in (chat, dies_mid_stream, gives_up)) * is_streamed
-        )
+    await gateway.serve(script)
+    body = {"model": "m", "stream": is_streamed}
+    async with gateway.post(json=body) as response:
+        await response.read()
+    await until(lambda: version_counts(gateway) or None, what="the count")
+    assert version_counts(gateway) == expected
+    counts = gateway.gateway.versions.of(target("m-0"))
+    assert sum(counts.first_tokens) == (script in (chat, dies_mid_stream, gives_up)) * is_streamed
 
 
-async def test_a_client_that_leaves_is_not_an_error(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", never)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await http.post(gateway.url + CHAT, json={"model": "m"})
-        await until(lambda: version_counts(gateway) or None, what="the count")
-        assert version_counts(gateway) == {"client_gone": 1}
+async def test_a_client_that_leaves_is_not_an_error(gateway: Running) -> None:
+    await gateway.serve(never)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await gateway.post(json={"model": "m"})
+    await until(lambda: version_counts(gateway) or None, what="the count")
+    assert version_counts(gateway) == {"client_gone": 1}
 
 
-async def test_a_failure_counts_though_another_engine_answered(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
+async def test_a_failure_counts_though_another_engine_answered(gateway: Running) -> None:
     """Otherwise a bad version would hide behind the good one."""
-    async with (
-        running(FakeEngine("m-0", answers(500))) as bad,
-        running(FakeEngine("m-1", chat)) as good,
-    ):
-        await world.serve("m", bad, good)
-        await gateway.knows("m", ready=2)
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            assert response.status == 200
-        assert version_counts(gateway) == {"ok": 1, "error": 1}
-        async with http.get(f"{gateway.url}/metrics/demand") as response:
-            assert response.headers["x-fleet-gateway"]
-            text = await response.text()
-        async with http.get(f"{gateway.url}/metrics") as response:
-            assert text in await response.text()
-        labels = 'deployment="m",template=""'
-        assert f'fleet_gateway_version_requests_total{{{labels},outcome="error"}} 1\n' in text
-        assert 'fleet_gateway_deployment_in_flight{deployment="m"} 0\n' in text
-        await world.delete(keys.spec_key("ModelDeployment", "m"))
+    await gateway.serve(answers(500), chat)
+    async with gateway.post(json={"model": "m"}) as response:
+        assert response.status == 200
+    assert version_counts(gateway) == {"ok": 1, "error": 1}
+    async with gateway.get("/metrics/demand") as response:
+        assert response.headers["x-fleet-gateway"]
+        text = await response.text()
+    async with gateway.get("/metrics") as response:
+        assert text in await response.text()
+    labels = 'deployment="m",template=""'
+    assert f'fleet_gateway_version_requests_total{{{labels},outcome="error"}} 1\n' in text
+    assert 'fleet_gateway_deployment_in_flight{deployment="m"} 0\n' in text
+    await gateway.world.delete(keys.spec_key("ModelDeployment", "m"))
 
 
 def test_tokens_come_from_usage_or_from_events() -> None:

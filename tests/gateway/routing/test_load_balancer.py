@@ -297,12 +297,6 @@ def test_sites(
 MANY = tuple(target(f"m-{n:04}", port=n + 1) for n in range(1000))
 
 
-def large_table(*endpoints: EngineEndpoint, strategy: Strategy = "Scored") -> RoutingTable:
-    backend = BackendBuilder().backend(("m",), leased=endpoints, routing=Routing(strategy=strategy))
-    model = ServedModel(name="m", created=0, backends=(backend,), reason="")
-    return RoutingTable(models=MappingProxyType({"m": model}))
-
-
 @dataclass
 class Gateway:
     """One gateway's choices: its own requests are known at once, others' when reported."""
@@ -344,7 +338,7 @@ def test_few_are_looked_at_and_none_that_must_not_be(
 
 @pytest.mark.parametrize("strategy", ["Scored", "LeastLoaded", "PowerOfTwo", "HardwareAware"])
 def test_the_busiest_has_little_more_than_the_average(strategy: Strategy) -> None:
-    gateway = Gateway(large_table(*MANY, strategy=strategy), random.Random(5))
+    gateway = Gateway(table(*MANY, routing=Routing(strategy=strategy)), random.Random(5))
     for _ in range(4 * len(MANY)):
         gateway.ask()
     # One drawn of a thousand would be at 12 or more.
@@ -355,7 +349,7 @@ def test_the_busiest_has_little_more_than_the_average(strategy: Strategy) -> Non
 def test_random_and_round_robin_reach_every_endpoint() -> None:
     for strategy in ("Random", "RoundRobin"):
         routing_table, draws = (
-            large_table(*MANY[:100], strategy=strategy),
+            table(*MANY[:100], routing=Routing(strategy=strategy)),
             random.Random(5),
         )
         count: Counter[str] = Counter()
@@ -377,7 +371,7 @@ def test_gateways_that_know_the_same_of_others_do_not_run_all_to_the_same_engine
 ) -> None:
     """Three gateways get the same report of one idle engine, which would draw all of them."""
     endpoints, herds = MANY[:count], 0
-    routing_table = large_table(*endpoints)
+    routing_table = table(*endpoints, routing=Routing())
     for seed in range(300):
         idle = endpoints[seed % count]
         told = {t.origin: 2.0 for t in endpoints if t is not idle}
@@ -393,7 +387,7 @@ def test_gateways_that_know_the_same_of_others_do_not_run_all_to_the_same_engine
 def test_stale_news_leave_engines_even(count: int) -> None:
     """Three gateways get reports every few requests; each request lasts a random time."""
     endpoints, clock = MANY[:count], random.Random(1)
-    routing_table = large_table(*endpoints, strategy="LeastLoaded")
+    routing_table = table(*endpoints, routing=Routing(strategy="LeastLoaded"))
     gateways = [Gateway(routing_table, random.Random(n)) for n in range(3)]
     running: list[tuple[float, Gateway, EngineAddress]] = []
     worst = []
@@ -431,9 +425,7 @@ def test_affinity_never_exceeds_the_bound(
     routing = routing.model_copy(
         update={"prefix_affinity": routing.prefix_affinity.model_copy(update={"bound": bound})}
     )
-    backend = BackendBuilder().backend(("m",), leased=MANY[:count], routing=routing)
-    model = ServedModel(name="m", created=0, backends=(backend,), reason="")
-    gateway = Gateway(RoutingTable(models=MappingProxyType({"m": model})), random.Random(hot))
+    gateway = Gateway(table(*MANY[:count], routing=routing), random.Random(hot))
     warm = MANY[hot]
     for _ in range(requests):
         loads = [gateway.in_flight[t.origin] for t in MANY[:count]]
@@ -444,7 +436,7 @@ def test_affinity_never_exceeds_the_bound(
 
 
 def test_a_large_pool_keeps_the_bound_by_the_sampled_average() -> None:
-    gateway = Gateway(large_table(*MANY, strategy="LeastLoaded"), random.Random(1))
+    gateway = Gateway(table(*MANY, routing=Routing(strategy="LeastLoaded")), random.Random(1))
     warm = MANY[500]
     for _ in range(5 * len(MANY)):
         gateway.ask(((warm.mark, 1.0),))

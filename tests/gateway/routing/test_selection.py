@@ -228,12 +228,7 @@ def test_a_named_session_stays_as_long_as_its_engine_is_well(
 
 
 @settings(max_examples=samples(60))
-@given(
-    engines=some,
-    health=endpoint_health,
-    query=queries(),
-    mix=st.randoms(use_true_random=False),
-)
+@given(engines=some, health=endpoint_health, query=queries(), mix=st.randoms(use_true_random=False))
 def test_order_of_input_changes_nothing(
     engines: tuple[EngineEndpoint, ...], health: EndpointHealth, query: RoutingQuery, mix: object
 ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 from typing_extensions import override
 
@@ -92,7 +91,7 @@ def ports(table_cache: TableCache, name: str = "m") -> list[int]:
 
 
 async def test_a_stolen_agent_takes_no_request_of_another_nodes_replica(
-    world: World, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
         running(FakeEngine("m-0", echo)) as victim,
@@ -106,19 +105,16 @@ async def test_a_stolen_agent_takes_no_request_of_another_nodes_replica(
         await until(lambda: gateway.gateway.table_cache.table.refused == 2, what="the refusals")
         for _ in range(20):
             url = f"{gateway.url}/v1/completions"
-            async with http.post(url, json={"model": "m"}) as answer:
+            async with gateway.http.post(url, json={"model": "m"}) as answer:
                 assert answer.status == 200
         assert (len(victim.calls), len(thief.calls)) == (20, 0)
-        async with http.get(f"{gateway.url}/metrics") as answer:
+        async with gateway.get("/metrics") as answer:
             assert "fleet_gateway_endpoints_refused 2\n" in await answer.text()
-        async with http.get(f"{gateway.url}/health") as answer:
+        async with gateway.get("/health") as answer:
             assert (await answer.json())["endpointsRefused"] == 2
     told = [(r.key, r.why) for r in caplog.records if r.message == "endpoint ignored"]  # type: ignore[attr-defined]  # extra
     assert told == [
-        (
-            keys.endpoint_key("mac-2", "m-0"),
-            "replica m-0 is assigned to node mac-1, not to mac-2",
-        ),
+        (keys.endpoint_key("mac-2", "m-0"), "replica m-0 is assigned to node mac-1, not to mac-2"),
         (keys.endpoint_key("mac-2", "m-1"), "there is no replica m-1"),
     ]
 
@@ -230,7 +226,7 @@ def test_an_agent_can_publish_sockets_of_its_own_folder_only(
 
 
 async def test_a_stolen_agent_leads_no_request_to_another_program_of_the_gateways_machine(
-    world: World, http: aiohttp.ClientSession, short_folder: Path
+    short_folder: Path,
 ) -> None:
     sockets, own = short_folder / "s", short_folder / "s" / "mac-1" / "4100.sock"
     own.parent.mkdir(mode=0o700, parents=True)
@@ -238,14 +234,16 @@ async def test_a_stolen_agent_leads_no_request_to_another_program_of_the_gateway
     async with (
         running(FakeEngine("m-0", echo, path=own)) as engine,
         running(FakeEngine("m-1", echo, path=short_folder / "docker.sock")) as docker,
-        running_gateway(world.transport, limits) as gateway,
+        running_gateway(limits=limits) as gateway,
     ):
         stolen = endpoint("m-1", "m", f"unix:{docker.path}", node="mac-1")
-        await world.put(deployment("m"), endpoint("m-0", "m", f"unix:{own}", node="mac-1"), stolen)
+        await gateway.world.put(
+            deployment("m"), endpoint("m-0", "m", f"unix:{own}", node="mac-1"), stolen
+        )
         await gateway.knows("m", ready=1)
         await until(lambda: gateway.gateway.table_cache.table.refused == 1, what="the refusal")
         for _ in range(5):
-            async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as answer:
+            async with gateway.post("/v1/completions", json={"model": "m"}) as answer:
                 assert answer.status == 200
         assert {call.headers["host"] for call in engine.calls} == {"localhost"}
         assert (len(engine.calls), docker.connections) == (5, 0)
@@ -253,7 +251,7 @@ async def test_a_stolen_agent_leads_no_request_to_another_program_of_the_gateway
         await engine.kill()
         own.unlink(missing_ok=True)
         await engine.start()
-        async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as answer:
+        async with gateway.post("/v1/completions", json={"model": "m"}) as answer:
             assert answer.status == 200
 
 

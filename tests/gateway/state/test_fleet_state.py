@@ -19,7 +19,7 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
 from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd
-from tests.support.gateway_calls import chat_with_key, gateway_process, put_api_key
+from tests.support.gateway_calls import gateway_process, put_api_key
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, deployment, endpoint, published, running_gateway
@@ -47,7 +47,7 @@ async def kept(state_dir: Path, *engines: FakeEngine) -> None:
         await until(is_written, what="the file")
 
 
-async def test_a_gateway_starts_from_its_file(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+async def test_a_gateway_starts_from_its_file(tmp_path: Path) -> None:
     nobody = connect(EtcdAddress(socket=tmp_path / "nobody"))
     state_dir = tmp_path / "state"
     limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=state_dir)
@@ -55,24 +55,24 @@ async def test_a_gateway_starts_from_its_file(tmp_path: Path, http: aiohttp.Clie
         await kept(state_dir, one, two)
         async with running_gateway(nobody, limits) as gateway:
             # No request is refused while the gateway still waits for the store.
-            status, _, headers = await chat_with_key(http, gateway, SECRET)
+            status, _, headers = await gateway.chat_with_key(SECRET)
             assert (status, headers["x-fleet-store"]) == (200, "stale")
-            assert (await chat_with_key(http, gateway, "other"))[0] == 401
-            async with http.get(f"{gateway.url}/health") as answer:
+            assert (await gateway.chat_with_key("other"))[0] == 401
+            async with gateway.get("/health") as answer:
                 said = await answer.json()
             assert (answer.status, said["source"], said["isStale"]) == (200, "snapshot", True)
             assert said["snapshotAgeSeconds"] >= 0
             assert said["status"].startswith("degraded: ")
             assert (said["endpoints"], said["endpointsKept"]) == (0, 2)
-            async with http.get(
-                f"{gateway.url}/api/ps", headers={"authorization": f"Bearer {SECRET}"}
+            async with gateway.get(
+                "/api/ps", headers={"authorization": f"Bearer {SECRET}"}
             ) as answer:
                 assert [one["name"] for one in (await answer.json())["models"]] == ["m"]
             assert gateway.gateway.table_cache.table.models["m"].kept() == 2
             # An endpoint that does not answer is left out, like an orphan.
             await one.kill()
             for _ in range(3):
-                assert (await chat_with_key(http, gateway, SECRET))[0] == 200
+                assert (await gateway.chat_with_key(SECRET))[0] == 200
             assert len(two.calls) >= 2
     await nobody.close()
 

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.state import persistence
-from gateway.state.persistence import (
-    GatewaySnapshot,
-    KnownObjects,
-    SnapshotError,
-    SnapshotFile,
-)
+from gateway.state.persistence import GatewaySnapshot, KnownObjects, SnapshotError, SnapshotFile
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus
 from schemas.records import ApiKey

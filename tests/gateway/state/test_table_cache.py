@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from gateway.routing.table import RoutingTable
@@ -77,17 +76,6 @@ async def test_it_follows_the_store(world: World) -> None:
         await until(lambda: ready(table_cache, "m") is None, what="the name being gone")
 
 
-async def test_reasons_come_from_the_status(world: World) -> None:
-    await world.put(deployment("m"))
-    said = Condition(
-        type="Placed", status=ConditionStatus.FALSE, reason="NoNodes", message="no node"
-    )
-    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
-    async with keeping(world.transport) as (table_cache, _):
-        await until(lambda: table_cache.is_synced, what="the first list")
-        assert table_cache.table.models["m"].reason == "ModelDeployment m: NoNodes: no node."
-
-
 async def test_an_endpoint_that_loses_its_lease_is_kept_for_a_while(world: World) -> None:
     await world.put(deployment("m"), endpoint("m-0", "m", "http://127.0.0.1:4100"))
     async with keeping(world.transport) as (table_cache, clock):
@@ -154,31 +142,23 @@ async def test_an_agent_speaks_for_its_own_node_only(
 
 
 @pytest.mark.ci
-async def test_a_live_engine_serves_without_its_agent(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await world.delete(keys.endpoint_key("mac-1", "m-0"))
+async def test_a_live_engine_serves_without_its_agent() -> None:
+    async with running_gateway() as gateway:
+        (engine,) = await gateway.serve(chat)
+        await gateway.world.delete(keys.endpoint_key("mac-1", "m-0"))
         await gateway.knows("m", ready=0)
         url, body = f"{gateway.url}/v1/completions", {"model": "m"}
-        async with http.post(url, json=body) as response:
+        async with gateway.http.post(url, json=body) as response:
             assert response.status == 200
         await engine.kill()
-        async with http.post(url, json=body) as response:
+        async with gateway.http.post(url, json=body) as response:
             assert (await response.json())["error"]["code"] == "upstream_unreachable"
-        async with http.post(url, json=body) as response:
+        async with gateway.http.post(url, json=body) as response:
             assert (await response.json())["error"]["code"] == "model_not_ready"
 
 
 @pytest.mark.etcd
-async def test_etcd_is_killed_and_requests_are_answered(
-    tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
+async def test_etcd_is_killed_and_requests_are_answered(tmp_path: Path) -> None:
     async with running_etcd(tmp_path) as etcd, running(FakeEngine("m-0", chat)) as engine:
         transport, writing = connect(etcd.address), connect(etcd.address)
         async with running_gateway(transport) as gateway:
@@ -191,10 +171,10 @@ async def test_etcd_is_killed_and_requests_are_answered(
             os.kill(pid, signal.SIGKILL)
             # Beyond the lease's time, of which the gateway cannot learn.
             for _ in range(6):
-                async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as got:
+                async with gateway.post("/v1/completions", json={"model": "m"}) as got:
                     assert got.status == 200
                 await asyncio.sleep(0.5)
-            async with http.get(f"{gateway.url}/health") as got:
+            async with gateway.get("/health") as got:
                 assert got.status == 200
                 assert (await got.json())["storeStalenessSeconds"] > 2
         await transport.close()
@@ -228,53 +208,44 @@ async def test_a_lost_lease_in_etcd_makes_an_orphan_and_a_lost_etcd_is_noticed(
         await transport.close()
 
 
-async def test_requests_wait_for_the_first_table(world: World, http: aiohttp.ClientSession) -> None:
+async def test_requests_wait_for_the_first_table(world: World) -> None:
     """A gateway that starts while the store is away answers once it is back, and takes no request twice."""
     away = FaultyTransport(world.transport)
     away.leave()
     limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=30.0, store_wait_limit=3)
-    async with running(FakeEngine("m-0", chat)) as engine:
+    async with running_gateway(away, limits) as gateway:
+        (engine,) = await gateway.start(chat)
         await world.serve("m", engine)
-        async with running_gateway(away, limits) as gateway:
-            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
-            async def ask() -> int:
-                url = f"{gateway.url}/v1/chat/completions"
-                async with http.post(url, json=body) as got:
-                    await got.read()
-                    return got.status
+        async def ask() -> int:
+            return (await gateway.chat())[0]
 
-            running_ = gateway.gateway.handler.running
-            async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(ask()) for _ in range(3)]
-                await until(lambda: len(running_()) == 3, what="3 requests")
-                assert await ask() == 503  # one more than may wait
-                # One client leaves, which ends its wait.
-                asked[0].cancel()
-                await until(lambda: len(running_()) == 2, what="2 requests")
-                away.come_back()
-            assert [task.result() for task in asked[1:]] == [200, 200]
-            assert len(engine.calls) == 2
+        running_ = gateway.gateway.handler.running
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(ask()) for _ in range(3)]
+            await until(lambda: len(running_()) == 3, what="3 requests")
+            assert await ask() == 503  # one more than may wait
+            # One client leaves, which ends its wait.
+            asked[0].cancel()
+            await until(lambda: len(running_()) == 2, what="2 requests")
+            away.come_back()
+        assert [task.result() for task in asked[1:]] == [200, 200]
+        assert len(engine.calls) == 2
 
 
 @pytest.mark.etcd
-async def test_a_gateway_starts_without_etcd(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+async def test_a_gateway_starts_without_etcd(tmp_path: Path) -> None:
     transport = connect(EtcdAddress(socket=tmp_path / "nobody"))
     async with running_gateway(transport) as gateway:
-        async with http.get(f"{gateway.url}/health") as got:
+        async with gateway.get("/health") as got:
             assert got.status == 503
             assert "not synced" in (await got.json())["status"]
-        async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as got:
+        async with gateway.post("/v1/completions", json={"model": "m"}) as got:
             assert (got.status, got.headers["retry-after"]) == (503, "2")
             assert (await got.json())["error"]["code"] == "not_synced"
-        async with http.get(f"{gateway.url}/v1/models") as got:
+        async with gateway.get("/v1/models") as got:
             assert got.status == 503
     await transport.close()
-
-
-def test_nothing_is_started_by_making_one() -> None:
-    table_cache = TableCache(MemoryTransport(SystemClock()), SystemClock())
-    assert table_cache.staleness_s() is None
 
 
 def operation(dice: random.Random) -> Operation:

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -18,7 +17,6 @@ from gateway.upstream import request_encoder
 from machinery.environment import are_traces_enabled
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_engine_scripts import chat, dies_at_once, dies_mid_stream
-from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.trace_collector import clear_environment, collecting, strings
 from tests.support.waiting import until
@@ -34,27 +32,23 @@ def no_tracing_of_the_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield  # noqa: PT022 - monkeypatch undoes it afterwards
 
 
-async def ask(http: aiohttp.ClientSession, gateway: Running, **headers: str) -> int:
+async def ask(gateway: Running, **headers: str) -> int:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url, body = gateway.url + CHAT, {"model": "m", "stream": True}
-    async with http.post(url, json=body, headers=named) as response:
+    async with gateway.http.post(url, json=body, headers=named) as response:
         await response.read()
         return response.status
 
 
-async def test_a_clients_context_reaches_engines_as_it_came(
-    world: World, gateway: Running, http: aiohttp.ClientSession
-) -> None:
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await ask(http, gateway, traceparent=GIVEN, tracestate="a=1,b=2")
-        assert engine.calls[0].headers["traceparent"] == GIVEN
-        assert engine.calls[0].headers["tracestate"] == "a=1,b=2"
-        for bad in ("00-0-0-01", GIVEN.replace("00-4", "ff-4"), GIVEN.upper(), "x" * 5000):
-            await ask(http, gateway, traceparent=bad, tracestate="a=1")
-            assert "traceparent" not in engine.calls[-1].headers
-            assert "tracestate" not in engine.calls[-1].headers
+async def test_a_clients_context_reaches_engines_as_it_came(gateway: Running) -> None:
+    (engine,) = await gateway.serve(chat)
+    await ask(gateway, traceparent=GIVEN, tracestate="a=1,b=2")
+    assert engine.calls[0].headers["traceparent"] == GIVEN
+    assert engine.calls[0].headers["tracestate"] == "a=1,b=2"
+    for bad in ("00-0-0-01", GIVEN.replace("00-4", "ff-4"), GIVEN.upper(), "x" * 5000):
+        await ask(gateway, traceparent=bad, tracestate="a=1")
+        assert "traceparent" not in engine.calls[-1].headers
+        assert "tracestate" not in engine.calls[-1].headers
 
 
 @asynccontextmanager
@@ -70,17 +64,11 @@ async def traced(world: World, monkeypatch: pytest.MonkeyPatch, url: str) -> Asy
 
 
 async def test_spans_of_a_request_that_was_tried_twice(
-    world: World, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        collecting() as collector,
-        running(FakeEngine("m-0", dies_at_once)) as bad,
-        running(FakeEngine("m-1", chat)) as good,
-        traced(world, monkeypatch, collector.url) as gateway,
-    ):
-        await world.serve("m", bad, good)
-        await gateway.knows("m", ready=2)
-        assert await ask(http, gateway, traceparent=GIVEN, x_request_id="mine") == 200
+    async with collecting() as collector, traced(world, monkeypatch, collector.url) as gateway:
+        bad, good = await gateway.serve(dies_at_once, chat)
+        assert await ask(gateway, traceparent=GIVEN, x_request_id="mine") == 200
         await until(lambda: len(collector.spans) == 4, what="the spans")
         (root,) = collector.of("chat m")
         (stream,) = collector.of("stream")
@@ -112,16 +100,11 @@ async def test_spans_of_a_request_that_was_tried_twice(
 
 
 async def test_a_stream_that_broke_is_an_error(
-    world: World, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        collecting() as collector,
-        running(FakeEngine("m-0", dies_mid_stream)) as engine,
-        traced(world, monkeypatch, collector.url) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await ask(http, gateway)
+    async with collecting() as collector, traced(world, monkeypatch, collector.url) as gateway:
+        await gateway.serve(dies_mid_stream)
+        await ask(gateway)
         await until(lambda: collector.of("chat m") or None, what="the span")
         (root,) = collector.of("chat m")
         assert root.status.code == root.status.STATUS_CODE_ERROR
@@ -130,16 +113,11 @@ async def test_a_stream_that_broke_is_an_error(
 
 
 async def test_what_is_not_sampled_is_passed_on_as_that(
-    world: World, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        collecting() as collector,
-        running(FakeEngine("m-0", chat)) as engine,
-        traced(world, monkeypatch, collector.url) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        await ask(http, gateway, traceparent=GIVEN[:-1] + "0")
+    async with collecting() as collector, traced(world, monkeypatch, collector.url) as gateway:
+        (engine,) = await gateway.serve(chat)
+        await ask(gateway, traceparent=GIVEN[:-1] + "0")
         sent = engine.calls[0].headers["traceparent"]
         assert re.fullmatch(f"00-{TRACE}-[0-9a-f]{{16}}-00", sent)
     assert not collector.spans
@@ -147,23 +125,19 @@ async def test_what_is_not_sampled_is_passed_on_as_that(
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["hangs", "is-down"])
 async def test_a_bad_collector_costs_spans_and_nothing_else(
-    world: World, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
 ) -> None:
     """Requests are answered while it hangs, and the gateway ends."""
     async with collecting() as collector:
         collector.goes_on.clear()
         url = collector.url if is_there else "http://127.0.0.1:9"
-        async with (
-            running(FakeEngine("m-0", chat)) as engine,
-            traced(world, monkeypatch, url) as gateway,
-        ):
-            await world.serve("m", engine)
-            await gateway.knows("m", ready=1)
-            assert await ask(http, gateway) == 200
+        async with traced(world, monkeypatch, url) as gateway:
+            await gateway.serve(chat)
+            assert await ask(gateway) == 200
             if is_there:
                 await until(lambda: collector.posts, what="the collector to hang")
             for _ in range(20):
-                assert await ask(http, gateway) == 200
+                assert await ask(gateway) == 200
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,15 @@ import logging
 import os
 from pathlib import Path
 
-import aiohttp
 import msgspec
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.forwarding.retry_state import Attempt
 from gateway.metrics.response_summary import parse_usage
 from gateway.server import GatewayLimits
 from gateway.telemetry.request_journal import (
-    JournalEntry,
     JournalWriter,
     RequestJournal,
     render_entries,
@@ -27,59 +24,31 @@ from gateway.telemetry.time_series import SERIES_METRICS, STEP_S, STEPS, RateSer
 from machinery.clock import SystemClock
 from schemas.wire.requests import EndedRequest
 from tests.support.gateway_calls import CHAT
-from tests.support.gateway_engine_scripts import chat, dies_at_once, dies_mid_stream, refuses
-from tests.support.gateway_fake_engine import FakeEngine, running
-from tests.support.gateway_world import Running, World, running_gateway, target
+from tests.support.gateway_engine_scripts import chat, dies_at_once
+from tests.support.gateway_world import Running, journal_entry, running_gateway
 from tests.support.sampling import samples
 from tests.support.waiting import until
-
-
-def entry(
-    number: int = 1, *, outcome: str = "ok", model: str = "m", **more: object
-) -> JournalEntry:
-    values = {
-        "time_s": 1000.0 + number,
-        "request_id": b"r-%d" % number,
-        "path": CHAT,
-        "model": model,
-        "key": "",
-        "session": "",
-        "is_streamed": True,
-        "status": 200,
-        "outcome": outcome,
-        "strategy": "Scored",
-        "served_by": target("m-0"),
-        "attempts": [Attempt(target("m-0"), "answered", 1.0, 1.5)],
-        "resumptions": 0,
-        "queued_s": 0.0,
-        "first_s": 0.5,
-        "whole_s": 2.0,
-        "prompt_tokens": 7,
-        "cached_tokens": 3,
-        "output_tokens": 11,
-    }
-    return JournalEntry(**{**values, **more})  # type: ignore[arg-type]  # a table of defaults
 
 
 def test_the_ring_keeps_the_last() -> None:
     journal = RequestJournal(3)
     for number in range(5):
-        journal.add(entry(number, outcome="ok" if number % 2 else "failed"))
-    assert [journal_entry.request_id for journal_entry in journal.last(10)] == [
+        journal.add(journal_entry(number, outcome="ok" if number % 2 else "failed"))
+    assert [item.request_id for item in journal.last(10)] == [
         b"r-4",
         b"r-3",
         b"r-2",
     ]
-    assert [journal_entry.request_id for journal_entry in journal.last(1)] == [b"r-4"]
+    assert [item.request_id for item in journal.last(1)] == [b"r-4"]
     failed = journal.last(10, outcomes=frozenset({"failed"}))
-    assert [journal_entry.request_id for journal_entry in failed] == [b"r-4", b"r-2"]
+    assert [item.request_id for item in failed] == [b"r-4", b"r-2"]
     assert journal.last(10, model="other") == journal.last(10, node="mac-2") == []
     assert len(journal.last(10, model="m", node="mac-1")) == 3
 
 
 def test_a_node_that_failed_is_found_too() -> None:
     journal = RequestJournal(3)
-    journal.add(entry(served_by=None, outcome="failed"))
+    journal.add(journal_entry(served_by=None, outcome="failed"))
     assert len(journal.last(1, node="mac-1")) == 1
 
 
@@ -93,14 +62,14 @@ def test_a_reader_gets_each_entry_once_or_learns_that_it_is_lost(
     lost = 0
     # At the end it reads the rest.
     for added, count in [(0, 0), *turns, (0, 7)]:
-        journal.extend([entry(total + number) for number in range(added)])
+        journal.extend([journal_entry(total + number) for number in range(added)])
         total += added
         page = journal.page_after(cursor, count)
         cursor = page.cursor
         assert len(page.entries) <= count
         assert page.lost is not None
         lost += page.lost
-        read += [journal_entry.request_id for journal_entry in page.entries]
+        read += [item.request_id for item in page.entries]
     assert len(read) + lost == total
     assert read == sorted(set(read), key=lambda one: int(one[2:]))
     assert journal.page_after(cursor, 7).entries == []
@@ -124,15 +93,15 @@ def test_a_reader_gets_each_entry_once_or_learns_that_it_is_lost(
 def test_places_of_readers(cursor: str, expected: list[int], lost: int | None) -> None:
     """Four entries were restored, and one of them was dropped for the sixth."""
     journal = RequestJournal(5, "second")
-    journal.restore([entry(number) for number in range(4)])
-    journal.extend([entry(number) for number in (4, 5)])
+    journal.restore([journal_entry(number) for number in range(4)])
+    journal.extend([journal_entry(number) for number in (4, 5)])
     page = journal.page_after(cursor, 2)
-    assert [int(journal_entry.request_id[2:]) for journal_entry in page.entries] == expected
+    assert [int(item.request_id[2:]) for item in page.entries] == expected
     assert page.lost == lost
 
 
 def test_what_is_shown_of_a_request() -> None:
-    (row,) = render_entries([entry(session="somebody@example.com", key="team")], "g1")
+    (row,) = render_entries([journal_entry(session="somebody@example.com", key="team")], "g1")
     shown = orjson.dumps(rows_json(row))
     assert msgspec.json.decode(shown, type=EndedRequest) == row
     tree = orjson.loads(shown)
@@ -145,78 +114,42 @@ def test_what_is_shown_of_a_request() -> None:
     # Equal at every gateway, and it reveals nothing of the name.
     assert (
         tree["session"]
-        == render_entries([entry(2, session="somebody@example.com")], "g2")[0].session
+        == render_entries([journal_entry(2, session="somebody@example.com")], "g2")[0].session
     )
     assert "example" not in json.dumps(tree)
 
 
-async def test_real_requests(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    async with (
-        running(FakeEngine("m-0", dies_at_once)) as bad,
-        running(FakeEngine("m-1", chat)) as good,
-    ):
-        await world.serve("m", bad, good)
-        await gateway.knows("m", ready=2)
-        headers = {"x-request-id": "mine", "x-session-id": "s"}
-        async with http.post(
-            gateway.url + CHAT, json={"model": "m", "stream": True}, headers=headers
-        ) as response:
-            await response.read()
-        async with http.post(gateway.url + CHAT, json={"model": "nobody"}) as response:
-            assert response.status == 404
-        await until(
-            lambda: len(gateway.gateway.recorder.journal) == 2, what="both to be written down"
-        )
-        unknown, served = gateway.gateway.recorder.journal.last(2)
-        assert (unknown.model, unknown.outcome, unknown.status) == ("nobody", "refused", 404)
-        assert (unknown.served_by, list(unknown.attempts)) == (None, [])
-        assert (served.request_id, served.path, served.outcome) == (b"mine", CHAT, "ok")
-        assert served.session == "s"
-        assert served.is_streamed
-        assert served.served_by is not None
-        assert served.served_by.replica == "m-1"
-        assert [(attempt.endpoint.replica, attempt.outcome) for attempt in served.attempts] == [
-            ("m-0", "broken"),
-            ("m-1", "answered"),
-        ]
-        assert served.strategy == "Scored"
-        assert 0 < served.first_s <= served.whole_s
+async def test_real_requests(gateway: Running) -> None:
+    await gateway.serve(dies_at_once, chat)
+    headers = {"x-request-id": "mine", "x-session-id": "s"}
+    async with gateway.post(json={"model": "m", "stream": True}, headers=headers) as response:
+        await response.read()
+    async with gateway.post(json={"model": "nobody"}) as response:
+        assert response.status == 404
+    await until(lambda: len(gateway.gateway.recorder.journal) == 2, what="both to be written down")
+    unknown, served = gateway.gateway.recorder.journal.last(2)
+    assert (unknown.model, unknown.outcome, unknown.status) == ("nobody", "refused", 404)
+    assert (unknown.served_by, list(unknown.attempts)) == (None, [])
+    assert (served.request_id, served.path, served.outcome) == (b"mine", CHAT, "ok")
+    assert served.session == "s"
+    assert served.is_streamed
+    assert served.served_by is not None
+    assert served.served_by.replica == "m-1"
+    assert [(attempt.endpoint.replica, attempt.outcome) for attempt in served.attempts] == [
+        ("m-0", "broken"),
+        ("m-1", "answered"),
+    ]
+    assert served.strategy == "Scored"
+    assert 0 < served.first_s <= served.whole_s
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        pytest.param(dies_mid_stream, "interrupted", id="a-stream-that-broke"),
-        pytest.param(refuses(400, "bad"), "refused", id="the-clients-own"),
-    ],
-)
-async def test_how_others_end(
-    world: World, gateway: Running, http: aiohttp.ClientSession, script: object, expected: str
-) -> None:
-    async with running(FakeEngine("m-0", script)) as engine:  # type: ignore[arg-type]  # a script
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json={"model": "m", "stream": True}) as response:
-            await response.read()
-        await until(
-            lambda: len(gateway.gateway.recorder.journal) == 1, what="it to be written down"
-        )
-        assert gateway.gateway.recorder.journal.last(1)[0].outcome == expected
-
-
-async def test_the_file_has_every_request(
-    world: World, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_the_file_has_every_request(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     limits = GatewayLimits(drain_timeout_s=0.0, journal_size=1, journal_file=path)
-    async with (
-        running(FakeEngine("m-0", chat)) as engine,
-        running_gateway(world.transport, limits) as gateway,
-    ):
-        await world.serve("m", engine)
-        await gateway.knows("m", ready=1)
+    async with running_gateway(limits=limits) as gateway:
+        await gateway.serve(chat)
         for _ in range(3):
-            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+            async with gateway.post(json={"model": "m"}) as response:
                 await response.read()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["replica"] for line in lines] == ["m-0"] * 3
@@ -228,7 +161,7 @@ def test_the_file_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     file = JournalWriter(path, SystemClock(), gateway="g", file_bytes=1)
     for number in range(8):
-        file.write([entry(number)])
+        file.write([journal_entry(number)])
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "requests.jsonl",
         *(f"requests.jsonl.{number}" for number in range(1, 5)),
@@ -242,22 +175,13 @@ def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     file = JournalWriter(Path("/dev/full"), SystemClock(), gateway="g")
     with caplog.at_level(logging.ERROR):
         for number in range(3):
-            file.write([entry(number)])
+            file.write([journal_entry(number)])
     # Another test's file may be on a hanging disk and log now.
     ours = [record for record in caplog.records if vars(record)["path"] == "/dev/full"]
     assert [record.message for record in ours] == [
         "cannot write the journal; requests are served without it"
     ]
     assert file.lost == 3
-
-
-def test_a_missing_folder_is_logged(tmp_path: Path) -> None:
-    file = JournalWriter(tmp_path / "no" / "where", SystemClock(), gateway="g")
-    file.write([entry()])
-    assert file.lost == 1
-    (tmp_path / "no").mkdir()
-    file.write([entry()])
-    assert len((tmp_path / "no" / "where").read_text().splitlines()) == 1
 
 
 RESPONSE = (
@@ -270,13 +194,13 @@ async def test_a_disk_that_hangs_costs_lines_and_no_request(tmp_path: Path) -> N
     """A pipe without a reader blocks its opener, like a dead network disk."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    journal_entry = entry()
+    line = journal_entry()
     file = JournalWriter(path, SystemClock(), gateway="g")
     async with asyncio.TaskGroup() as group:
         task = group.create_task(file.run())
         await asyncio.sleep(0)
         for _ in range(60_000):
-            file.add(journal_entry)
+            file.add(line)
         assert file.lost == 10_000
         task.cancel()
     # Releases the thread.
@@ -293,7 +217,7 @@ def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
     series = RateSeries()
     for time_s, is_ok in ends:
         outcome = "ok" if is_ok else "failed"
-        series.add(entry(outcome=outcome, time_s=float(time_s), whole_s=0.0))
+        series.add(journal_entry(outcome=outcome, time_s=float(time_s), whole_s=0.0))
     now_s = max((time_s for time_s, _ in ends), default=0)
     for duration_s in (60, 3600, 24 * 3600):
         steps = min(STEPS - 1, duration_s // STEP_S)
@@ -320,11 +244,11 @@ def test_a_clock_that_was_set_back(
     """Steps of the time that comes again are counted once, and none of a far future is."""
     series = RateSeries()
     for time_s, _ in before:
-        series.add(entry(time_s=float(time_s), whole_s=0.0))
+        series.add(journal_entry(time_s=float(time_s), whole_s=0.0))
     series.set_back(now_s)
     later = [(time_s, is_ok) for time_s, is_ok in after if time_s >= now_s]
     for time_s, _ in later:
-        series.add(entry(time_s=float(time_s), whole_s=0.0))
+        series.add(journal_entry(time_s=float(time_s), whole_s=0.0))
     latest_s = max([now_s, *(time_s for time_s, _ in later)])
     newest_before_s = max((time_s for time_s, _ in before), default=0)
     is_set_back = newest_before_s // STEP_S - now_s // STEP_S > 6
@@ -345,7 +269,7 @@ def test_a_clock_that_was_set_back(
 def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
     series = RateSeries()
     for number in range(20):
-        series.add(entry(number, time_s=1000.0, whole_s=2.0))
+        series.add(journal_entry(number, time_s=1000.0, whole_s=2.0))
     ((_, sums),) = series.points(1010.0, 10, 1)
     values = {name: read(sums) for name, (_, read) in SERIES_METRICS.items()}
     assert values["rps"] == 2.0

@@ -4,8 +4,8 @@ import asyncio
 import json
 import resource
 from pathlib import Path
+from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,39 +20,21 @@ from gateway.telemetry.request_journal import (
 )
 from gateway.telemetry.saved_journal import SavedJournal, decode_entry, encode_entries
 from machinery.clock import SystemClock
-from tests.support.gateway_calls import CHAT, send_chats
+from tests.support.gateway_calls import send_chats
 from tests.support.gateway_engine_scripts import chat
-from tests.support.gateway_fake_engine import FakeEngine, running
-from tests.support.gateway_world import World, running_gateway, target
+from tests.support.gateway_world import World, journal_entry, running_gateway, target
 from tests.support.waiting import until
 
 
-def entry(number: int, **more: object) -> JournalEntry:
-    values = {
-        "time_s": 1000.125 + number / 7,
-        "request_id": b"r-%d" % number,
-        "path": CHAT,
-        "model": "m",
-        "key": "anna",
-        "session": "a chat of anna",
-        "is_streamed": True,
-        "status": 200,
-        "outcome": "ok",
-        "strategy": "Scored",
-        "served_by": target("m-1"),
-        "attempts": [
-            Attempt(target("m-0"), "broken", 1.0, 1.5, "it died"),
-            Attempt(target("m-1"), "answered", 1.5, 1.75),
-        ],
-        "resumptions": 0,
-        "queued_s": 0.25,
-        "first_s": 0.5,
-        "whole_s": 2.0,
-        "prompt_tokens": 7,
-        "cached_tokens": 3,
-        "output_tokens": 11,
-    }
-    return JournalEntry(**{**values, **more})  # type: ignore[arg-type]  # a table of defaults
+def entry(number: int, **fields: Any) -> JournalEntry:
+    """Return an entry of a request that was tried twice, in a session of a key."""
+    tries = [
+        Attempt(target("m-0"), "broken", 1.0, 1.5, "it died"),
+        Attempt(target("m-1"), "answered", 1.5, 1.75),
+    ]
+    values = {"key": "anna", "session": "a chat of anna", "attempts": tries, "queued_s": 0.25}
+    values |= {"time_s": 1000.125 + number / 7, "served_by": target("m-1")}
+    return journal_entry(number, **{**values, **fields})
 
 
 def saved(path: Path, size: int = 100) -> tuple[SavedJournal, RequestJournal]:
@@ -61,7 +43,7 @@ def saved(path: Path, size: int = 100) -> tuple[SavedJournal, RequestJournal]:
 
 
 def ids(journal: RequestJournal) -> list[str]:
-    return [journal_entry.request_id.decode() for journal_entry in journal.last(10_000)][::-1]
+    return [item.request_id.decode() for item in journal.last(10_000)][::-1]
 
 
 @pytest.mark.parametrize(
@@ -80,31 +62,31 @@ def test_an_entry_is_shown_as_before(one: JournalEntry) -> None:
     line = encode_entries([one])
     assert line.index(b"\n") == len(line) - 1
     assert b"a chat of anna" not in line
-    journal_entry = decode_entry(line)
-    assert journal_entry is not None
-    assert render_entries([journal_entry], "gw") == render_entries([one], "gw")
-    again = decode_entry(encode_entries([journal_entry]))
-    assert again == journal_entry
+    decoded = decode_entry(line)
+    assert decoded is not None
+    assert render_entries([decoded], "gw") == render_entries([one], "gw")
+    again = decode_entry(encode_entries([decoded]))
+    assert again == decoded
 
 
 def test_each_entry_is_a_line_with_its_own_endpoints() -> None:
     entries = [entry(number) for number in range(4)]
     lines = encode_entries(entries).splitlines()
     assert [decode_entry(line) for line in lines] == [
-        decode_entry(encode_entries([journal_entry])) for journal_entry in entries
+        decode_entry(encode_entries([item])) for item in entries
     ]
 
 
 def test_half_a_surrogate_pair_is_replaced() -> None:
-    journal_entry = decode_entry(encode_entries([entry(1, model="a\ud83cb\n")]))
-    assert journal_entry is not None
-    assert journal_entry.model == "a?b\n"
+    decoded = decode_entry(encode_entries([entry(1, model="a\ud83cb\n")]))
+    assert decoded is not None
+    assert decoded.model == "a?b\n"
 
 
 @given(st.binary(max_size=300))
 def test_any_line_is_an_entry_or_skipped(line: bytes) -> None:
-    journal_entry = decode_entry(line)
-    assert journal_entry is None or render_entries([journal_entry], "gw")
+    decoded = decode_entry(line)
+    assert decoded is None or render_entries([decoded], "gw")
 
 
 def test_damaged_values_are_skipped() -> None:
@@ -114,8 +96,8 @@ def test_damaged_values_are_skipped() -> None:
         values: tuple[object, ...] = (None, "x", -1, [], {}, [[0]], 1e300)
         for value in values:
             changed = [*saved_values[:at], value, *saved_values[at + 1 :]]
-            journal_entry = decode_entry(json.dumps(changed).encode())
-            assert journal_entry is None or rows_json(render_entries([journal_entry], "gw"))
+            decoded = decode_entry(json.dumps(changed).encode())
+            assert decoded is None or rows_json(render_entries([decoded], "gw"))
 
 
 def test_a_torn_last_line_costs_one_entry(tmp_path: Path) -> None:
@@ -210,36 +192,32 @@ async def test_entries_are_saved_while_it_runs_and_at_its_end(tmp_path: Path) ->
     assert path.read_bytes().count(b"\n") == 202
 
 
-async def test_a_gateway_starts_with_the_requests_of_the_last(
-    world: World, tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
+async def test_a_gateway_starts_with_the_requests_of_the_last(world: World, tmp_path: Path) -> None:
     """Recorders are not told of them again: they would count them twice."""
     path = tmp_path / "requests.jsonl"
     limits = GatewayLimits(drain_timeout_s=0.0, saved_journal=path)
-    async with running(FakeEngine("m-0", chat)) as engine:
-        await world.serve("m", engine)
-        async with running_gateway(world.transport, limits) as gateway:
-            await gateway.knows("m", ready=1)
-            await send_chats(http, gateway, 3)
-        async with running_gateway(world.transport, limits) as gateway:
-            await gateway.knows("m", ready=1)
-            await send_chats(http, gateway, 1)
-            async with http.get(f"{gateway.url}/api/requests/ended") as response:
-                rows = (await response.json())["requests"]
-            assert [row["replica"] for row in rows] == ["m-0"] * 4
-            feeds, url = [], f"{gateway.url}/api/dashboard/feed"
-            for after in ("", "1.5~unknown"):
-                async with http.get(url, params={"after": after}) as response:
-                    feeds.append(await response.json())
-            assert [len(feed["requests"]) for feed in feeds] == [1, 1]
-            # A recorder that knows the last entry before the restart gets what came since.
-            before = feeds[0]["requests"][0]
-            assert before["id"] == rows[0]["id"]
-            text = path.read_text().splitlines()
-            assert len(text) >= 3
-            last = json.loads(text[2])
-            cursor = f"{last[0]!r}~{last[1]}"
-            async with http.get(url, params={"after": cursor}) as response:
-                feed = await response.json()
-            assert feed["isComplete"]
-            assert [row["id"] for row in feed["requests"]] == [rows[0]["id"]]
+    async with running_gateway(world.transport, limits) as gateway:
+        await gateway.serve(chat)
+        await send_chats(gateway.http, gateway, 3)
+    async with running_gateway(world.transport, limits) as gateway:
+        await gateway.serve(chat)
+        await send_chats(gateway.http, gateway, 1)
+        async with gateway.get("/api/requests/ended") as response:
+            rows = (await response.json())["requests"]
+        assert [row["replica"] for row in rows] == ["m-0"] * 4
+        feeds, url = [], f"{gateway.url}/api/dashboard/feed"
+        for after in ("", "1.5~unknown"):
+            async with gateway.http.get(url, params={"after": after}) as response:
+                feeds.append(await response.json())
+        assert [len(feed["requests"]) for feed in feeds] == [1, 1]
+        # A recorder that knows the last entry before the restart gets what came since.
+        before = feeds[0]["requests"][0]
+        assert before["id"] == rows[0]["id"]
+        text = path.read_text().splitlines()
+        assert len(text) >= 3
+        last = json.loads(text[2])
+        cursor = f"{last[0]!r}~{last[1]}"
+        async with gateway.http.get(url, params={"after": cursor}) as response:
+            feed = await response.json()
+        assert feed["isComplete"]
+        assert [row["id"] for row in feed["requests"]] == [rows[0]["id"]]

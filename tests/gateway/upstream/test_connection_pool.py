@@ -113,9 +113,7 @@ async def test_such_connections_are_not_used_again(
     ],
 )
 async def test_broken_answers(
-    pool: ConnectionPool,
-    answer: Answering | bytes,
-    had_bytes: bool,
+    pool: ConnectionPool, answer: Answering | bytes, had_bytes: bool
 ) -> None:
     async with serving(answer) as (server, origin):
         with pytest.raises(BrokenResponseError) as caught:
@@ -179,44 +177,12 @@ async def test_unrequested_bytes_never_become_a_response(pool: ConnectionPool) -
         assert await ask(pool, origin) == b"200 hello"
 
 
-async def test_closing_early_cuts_the_connection(pool: ConnectionPool) -> None:
-    async with serving(CHUNKED[:-5]) as (server, origin):
-        answer = await pool.request(origin, REQUEST)
-        assert await answer.read() == b"hello"
-        answer.close()
-        await until(lambda: server.ended, what="the engine noticing")
-
-
 async def test_a_cancelled_request_cuts_the_connection(pool: ConnectionPool) -> None:
     async with serving(in_steps(b"", 1)) as (server, origin):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await pool.request(origin, REQUEST)
         await until(lambda: server.ended, what="the engine noticing")
-
-
-async def test_a_slow_reader_holds_the_engine_back(pool: ConnectionPool) -> None:
-    sent = 0
-
-    async def flood(writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        for _ in range(400):
-            writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-            await writer.drain()
-            sent += 65536
-        writer.write(b"0\r\n\r\n")
-
-    async with serving(flood) as (_, origin):
-        answer = await pool.request(origin, REQUEST)
-        await asyncio.sleep(0.3)
-        held_back = sent
-        assert held_back < 400 * 65536
-        got = 0
-        while piece := await answer.read():
-            got += len(piece)
-        answer.close()
-        assert got == sent == 400 * 65536
 
 
 async def test_silence_is_ended_and_idleness_too() -> None:
@@ -260,25 +226,6 @@ async def test_a_limit_below_a_second_is_held(silence_s: float, until_s: float, 
     pool.close()
 
 
-async def test_connections_are_checked_more_often_only_if_needed() -> None:
-    """A further, short sleep would show as soon as time passes."""
-    clock = _Counting()
-    naps = clock.naps = []
-    pool = ConnectionPool(clock, silence_s=10)
-    async with serving(LENGTH) as (_, origin), asyncio.TaskGroup() as group:
-        keeping = group.create_task(pool.run())
-        await ask(pool, origin)
-        await clock.advance(3)
-        assert set(naps) == {1.0}
-        answer = await pool.request(origin, REQUEST, silence_s=0.5)
-        assert await answer.read() == b"hello"
-        answer.close()
-        await clock.advance(3)
-        assert naps.count(0.05) == 1
-        keeping.cancel()
-    pool.close()
-
-
 async def test_idle_connections_are_closed_before_engines_close_them() -> None:
     clock = FakeClock()
     pool = ConnectionPool(clock, silence_s=10)
@@ -287,15 +234,6 @@ async def test_idle_connections_are_closed_before_engines_close_them() -> None:
         await clock.advance(60.1)
         pool.sweep(clock.monotonic())
         await until(lambda: server.ended, what="the connection being closed")
-
-
-class _Counting(FakeClock):
-    naps: list[float]
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        self.naps.append(seconds)
-        await super().sleep(seconds)
 
 
 async def _given_up(
