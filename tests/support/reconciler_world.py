@@ -216,7 +216,7 @@ def _allocation(view: ReplicaView, name: str, priority: int) -> Allocation | Non
         priority=priority,
         version=view.version,
         is_ending=view.is_deleting,
-        nodes=tuple(sorted({rank.node for rank in (*spec.ranks, *spec.leaving)})),
+        nodes=tuple(sorted({r.node for r in spec.ranks} | {r.node for r in spec.leaving})),
     )
 
 

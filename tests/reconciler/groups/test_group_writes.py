@@ -115,7 +115,8 @@ async def test_an_epoch_restarts_the_same_replica() -> None:
     await store.transport.commit([], reports)
     leaving = (LeavingRank(node="a", rank=0, memory_bytes=4 * GIB),)
     ranks = (rank("c", 2), rank("a", 2))
-    how = {"ranks": ranks, "form": FORM.with_golden(GOLDEN), "leaving": leaving}
+    form = FORM.with_golden(GOLDEN)
+    how: dict[str, Any] = {"ranks": ranks, "form": form, "leaving": leaving}
     replica, revision = await reform(store, before, version, **how)
     now = formation_of(replica)
     assert (replica.metadata.uid, now.epoch, now.failures) == (before.metadata.uid, 2, 1)

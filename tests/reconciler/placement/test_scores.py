@@ -255,7 +255,7 @@ def request(**fields: Any) -> PlacementRequest:
 def mac(memory_gib: float, bandwidth_gbps: float, gpu_cores: int) -> NodeView:
     """Return a Mac with this memory for models."""
     models = {"qwen": ModelReport(path="qwen", geometry=EIGHT_BILLION)}
-    speed = {"bandwidth_gbps": bandwidth_gbps, "gpu_cores": gpu_cores}
+    speed: dict[str, Any] = {"bandwidth_gbps": bandwidth_gbps, "gpu_cores": gpu_cores}
     return node("a", memory_gib=memory_gib, models=models, **speed)
 
 
