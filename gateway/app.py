@@ -104,7 +104,6 @@ def make_app(
     for path, answer in (
         ("/", routes.root),
         ("/v1/models", routes.models),
-        ("/v1/models/", routes.models),
         ("/v1/models/{name:path}", routes.model),
         ("/health", routes.health),
         ("/health/live", routes.live),
@@ -144,10 +143,12 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     more = {name.lower(): value for name, value in (error.headers or {}).items()}
     path = request.url.path[:_LONGEST_PATH]
+    if error.status_code == 405 and request.method == "OPTIONS":
+        return Response(status_code=204, headers={"allow": f"{more.get('allow', '')}, OPTIONS"})
     message = f"{error.detail}: {request.method} {path}"
     if "allow" in more:
         message += f"; use {more['allow']}"
-    elif path in ("/v1", "/v1/"):
+    elif path == "/v1":
         message += f"; below it there are: {', '.join(_V1)}"
     elif error.status_code == 404:
         message += f".{_nearest_path(path)} There are: {', '.join(_OLLAMAS if path.startswith('/api/') else _V1)}."

@@ -425,6 +425,8 @@ class InferenceHandler(RequestHandler):
         if translator is None:
             head = _header_block(source.passed, source.endpoint, context)
         else:
+            if source.resume_log is not None:
+                translator.take_usage(source.resume_log.usage)
             head = header_lines(
                 translator.begin(_header_list(source.passed, source.endpoint, context))
             )

@@ -16,8 +16,9 @@ from engine.grammar.lark import FunctionSchema, ValueRules
 from schemas.wire import errors
 
 Json: TypeAlias = Any
-# OpenAI's pattern, for schemas and for functions.
+# OpenAI's pattern for schemas. Functions of MCP servers are longer, and Anthropic takes twice as much.
 OpenAIName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+FunctionNameText: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
@@ -131,7 +132,7 @@ class FunctionSignature(BaseModel):
 
     model_config = _STRICT
 
-    name: OpenAIName
+    name: FunctionNameText
     description: str | None = None
     parameters: dict[str, Json] | None = None
     strict: bool | None = None

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -11,9 +11,11 @@ import orjson
 
 from gateway.auth.rate_limits import Rates, openai_headers
 from gateway.json_limits import MAX_MESSAGES, check_values
+from gateway.metrics.response_summary import TokenCounts
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.call import Headers
 from schemas.wire import headers as wire_headers
+from schemas.wire import nulls
 from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _B = TypeVar("_B", bound=msgspec.Struct)
@@ -54,6 +56,10 @@ class ResponseTranslator(Protocol):
     def begin(self, headers: Headers) -> Headers:
         """Return the headers of a stream."""
         ...
+
+    def take_usage(self, usage: Callable[[], TokenCounts]) -> None:
+        """Take what returns the tokens of a stream so far, before its first event."""
+        del usage  # most translations do not need it
 
     def events(self, data: bytes) -> bytes:
         """Return the translation of one or more complete events; may be empty."""
@@ -102,7 +108,9 @@ def decode(
     body: bytes,
     meant: Mapping[str, str] = _NONE,
 ) -> _B:
-    """Return the decoded body. `meant`: names of other APIs for fields of this one.
+    """Return the decoded body, in which null is the same as leaving a field out.
+
+    `meant`: names of other APIs for fields of this one.
 
     Raises:
         ModelMissingError: it names no model and must; with a default model it may be valid.
@@ -111,7 +119,12 @@ def decode(
     """
     check_values(body)
     try:
-        return _with_model(decoder.decode(body), kind)
+        try:
+            return _with_model(decoder.decode(body), kind)
+        except msgspec.ValidationError:
+            if b"null" not in body:
+                raise
+            return _with_model(decoder.decode(_without_nulls(body)), kind)
     except msgspec.ValidationError as error:
         text = str(error)
         if len(text) > _LONGEST_ERROR:  # it has a name or a value of the client
@@ -133,6 +146,13 @@ def decode(
     assert wrong is not None
     param = wrong[2] or None
     raise invalid(f"Invalid '{param}': {wrong[1]}." if param else f"{text}.", param=param)
+
+
+def _without_nulls(body: bytes) -> bytes:
+    fields = msgspec.json.decode(body)
+    if isinstance(fields, dict):
+        nulls.drop_nulls(fields)
+    return msgspec.json.encode(fields)
 
 
 def _with_model(found: _B, kind: type[_B]) -> _B:

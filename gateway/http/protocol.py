@@ -4,6 +4,7 @@ uvicorn serves all other paths. See docs/adr/0021-gateway-request-path.md.
 """
 
 import asyncio
+import re
 from typing import Any, Final, TypeAlias
 
 import httptools
@@ -38,6 +39,7 @@ _TLS_CLOSE_S = 3.0
 # The limit of unsent bytes above which a stream waits, as without TLS. The default with TLS is 512 KiB.
 _TLS_HIGH_WATER_BYTES = 64 << 10
 # uvicorn's initial value of its cycle and scope, which its type hints leave out.
+_SLASHES = re.compile(rb"//+")
 _NONE: Final[Any] = None
 ModelOrAsgiRequest: TypeAlias = RequestContext | RequestResponseCycle
 """A request to a model, or the cycle in which uvicorn serves any other request."""
@@ -107,6 +109,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         path, query = self.url, b""
         adapter = self._handler.adapters.get(path)
         if adapter is None:
+            self.url = path = _usual_url(path)
             path, _, query = path.partition(b"?")
             if not path.startswith(b"/"):
                 # An absolute URL, as sent to proxies. The host does not matter.
@@ -496,6 +499,14 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         else:  # TLS, which reads on until the client has read the end
             self.transport.close()
         self.loop.call_later(_CLOSE_LINGER_S, self.transport.abort)
+
+
+def _usual_url(url: bytes) -> bytes:
+    """Return a URL without doubled and trailing slashes in its path: clients join addresses and paths in all ways."""
+    path, mark, query = url.partition(b"?")
+    if not path.startswith(b"/"):
+        return url
+    return (_SLASHES.sub(b"/", path).rstrip(b"/") or b"/") + mark + query
 
 
 def _other_codings(headers: RawHeaders) -> str:

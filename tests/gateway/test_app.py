@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from gateway.errors import unknown_model
 from schemas.deployment import HubReference, ModelSource
@@ -194,6 +195,31 @@ async def test_models(gateway: Running) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
+        ("GET", "//v1//models/?x=1", 200),
+        ("HEAD", "/v1/models/", 200),
+        ("HEAD", "/", 200),
+        ("HEAD", "//health", 200),
+        ("OPTIONS", CHAT, 204),
+        ("OPTIONS", "/v1/models/", 204),
+        ("POST", f"/{CHAT}/", 400),
+        ("POST", "//v1//messages?beta=true", 400),
+        ("POST", "/api/chat/", 400),
+    ],
+)
+async def test_paths_and_methods_as_clients_write_them(
+    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, status: int
+) -> None:
+    async with http.request(method, URL(gateway.url + path, encoded=True)) as response:
+        assert response.status == status
+        if method == "OPTIONS":
+            assert response.headers["allow"].endswith(", OPTIONS")
+        if status == 400:
+            assert "model" in await response.text() or "JSON" in await response.text()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
         ("GET", "/nothing", 404),
         ("POST", "/v1/audio/speech", 404),
         ("GET", CHAT, 405),
@@ -214,7 +240,7 @@ async def test_the_address_alone_says_what_is_below_it(
     async with gateway.http.request(method, gateway.url + path) as response:
         assert response.status == 404
         assert (await error_of(response))["message"] == (
-            f"Not Found: {method} {path}; below it there are: GET /v1/models, "
+            f"Not Found: {method} /v1; below it there are: GET /v1/models, "
             "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, "
             "POST /v1/embeddings, POST /v1/score, POST /v1/rerank, "
             "POST /v1/messages, POST /v1/messages/count_tokens, "

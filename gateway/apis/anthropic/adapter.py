@@ -40,10 +40,14 @@ class AnthropicAdapter(ApiAdapter):
 
 def _read(http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
     if http_request.path == COUNT:
-        body = request_translator.count_to_chat(request_translator.read_count(http_request.body))
+        counted = request_translator.read_count(http_request.body)
+        edits = request_translator.edit_context(counted)
+        body = request_translator.count_to_chat(counted)
         body["return_tokens"] = False
-        return common.to_inference_request(http_request, "/tokenize", body), TokenCountTranslator()
+        request = common.to_inference_request(http_request, "/tokenize", body)
+        return request, TokenCountTranslator(edits)
     body_fields = request_translator.read_messages(http_request.body)
+    edits = request_translator.edit_context(body_fields)
     session = body_fields.metadata.user_id if body_fields.metadata is not None else None
     request = common.to_inference_request(
         http_request,
@@ -53,5 +57,5 @@ def _read(http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslat
     )
     is_shown = body_fields.thinking is None or body_fields.thinking.display != "omitted"
     return request, MessageTranslator(
-        body_fields.model, body_fields.max_tokens, shows_thoughts=is_shown
+        body_fields.model, body_fields.max_tokens, shows_thoughts=is_shown, edits=edits
     )

@@ -7,25 +7,29 @@ import msgspec
 import orjson
 
 from gateway.apis.adapter import check_messages, decode, without_nones
+from gateway.apis.anthropic import context_edits
+from gateway.apis.anthropic.context_edits import AppliedEdit, ContextManagement
 from schemas.wire.errors import RefusedError, invalid
 
 Block: TypeAlias = dict[str, Any]
 
 # Separates the texts of blocks that become one text.
 _BETWEEN = "\n\n"
-# Fields of each type of block; some are accepted without effect (docs/reference/anthropic.md).
-_FIELDS: Mapping[str, frozenset[str]] = {
-    "text": frozenset({"type", "text", "cache_control", "citations"}),
-    "image": frozenset({"type", "source", "cache_control"}),
-    "thinking": frozenset({"type", "thinking", "signature"}),
-    "redacted_thinking": frozenset({"type", "data"}),
-    "tool_use": frozenset(
-        {"type", "id", "name", "input", "cache_control", "caller", "toolset_name"}
-    ),
-    "tool_result": frozenset(
-        {"type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"}
-    ),
+# Fields of each type of block that must be there; others are ignored.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text",),
+    "image": ("source",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
 }
+# Of tools that ran at Anthropic's servers; a history of them is left out.
+_SERVER_BLOCKS = (
+        "bash_code_execution_tool_result", "code_execution_tool_result", "compaction", "container_upload",
+        "fallback", "mcp_tool_result", "mcp_tool_use", "server_tool_use", "text_editor_code_execution_tool_result",
+        "tool_search_tool_result", "web_fetch_tool_result", "web_search_tool_result",
+)  # fmt: skip
 _TYPES: Mapping[str, type] = {
     "text": str, "thinking": str, "id": str, "name": str, "tool_use_id": str, "input": dict,
     "source": dict,
@@ -57,8 +61,8 @@ _MEANT = {
 _MEANT_OF_COUNTS = {name: _MEANT[name] for name in ("reasoning_effort", "response_format")}
 
 
-class AnthropicMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn."""
+class AnthropicMessage(msgspec.Struct):
+    """One turn. Clients send back whole answers, so other fields are ignored."""
 
     role: str
     content: str | list[Block]
@@ -166,6 +170,8 @@ def translate_messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, A
 def _add_assistant(turn: _Turn, blocks: Sequence[Block], called: set[str], where: str) -> None:
     """Add the blocks of an assistant's message to its turn, and the ids of its calls to `called`."""
     for at, block in enumerate(blocks):
+        if block.get("type") in _SERVER_BLOCKS:
+            continue
         kind = _kind(block, "assistant", f"{where}[{at}]")
         if kind == "text":
             turn.add_text(block["text"])
@@ -227,11 +233,7 @@ def _kind(block: object, role: str, where: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(block, dict) or not isinstance(kind, str) or kind not in _KINDS[role]:
         raise _no_such_block(kind, role, where)
-    for name in block.keys() - _FIELDS[kind]:
-        raise invalid(
-            f"'{str(name)[:100]}' is not a field of a block of type '{kind}'.", param=where
-        )
-    for name in _FIELDS[kind] & _TYPES.keys():
+    for name in _FIELDS[kind]:
         if not isinstance(block.get(name), _TYPES[name]):
             what = "an object" if _TYPES[name] is dict else "a string"
             raise invalid(f"Invalid '{where}.{name}': it must be {what}.", param=f"{where}.{name}")
@@ -304,7 +306,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     cache_control: Any = None
-    context_management: Any = None
+    context_management: ContextManagement | None = None
     speed: Any = None
     mcp_servers: list[Any] | None = None
 
@@ -355,6 +357,17 @@ def read_count(body: bytes) -> CountBody:
 
     """
     return decode(_COUNT, CountBody, body, _MEANT_OF_COUNTS)
+
+
+def edit_context(body_fields: CountBody) -> list[AppliedEdit] | None:
+    """Clear what a request asks to be cleared from its messages; return what was done, None if it asks for nothing."""
+    management = body_fields.context_management
+    if management is None:
+        return None
+    check_messages(body_fields.messages)
+    contents = [(message.role, message.content) for message in body_fields.messages]
+    others = orjson.dumps([body_fields.system, body_fields.tools])
+    return context_edits.apply(management, contents, len(others))
 
 
 def messages_to_chat(body_fields: MessagesBody) -> dict[str, Any]:
@@ -456,14 +469,17 @@ def _effort_fields(body_fields: CountBody) -> dict[str, Any]:
     thinking, output = body_fields.thinking, body_fields.output_config
     if thinking is not None and thinking.type == "disabled":
         return {"reasoning_effort": "none"}
+    # Clients send both to every model: variables that a template does not read change nothing.
     if output is not None and output.effort is not None:
-        # Claude Code sends it to every model. Variables that a template does not read change nothing.
-        switches = {"enable_thinking": True, "thinking": True}
-        variables = {"reasoning_effort": _EFFORTS[output.effort], **switches}
-        return {"chat_template_kwargs": variables}
+        return _effort_variables(_EFFORTS[output.effort])
     if thinking is None or thinking.type == "adaptive":
         return {}
     budget = thinking.budget_tokens or 0
     if budget < _MEDIUM_TOKENS:
-        return {"reasoning_effort": "low"}
-    return {"reasoning_effort": "medium" if budget < _HIGH_TOKENS else "high"}
+        return _effort_variables("low")
+    return _effort_variables("medium" if budget < _HIGH_TOKENS else "high")
+
+
+def _effort_variables(effort: str) -> dict[str, Any]:
+    switches = {"enable_thinking": True, "thinking": True}
+    return {"chat_template_kwargs": {"reasoning_effort": effort, **switches}}

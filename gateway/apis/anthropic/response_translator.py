@@ -1,6 +1,7 @@
 """Translates responses to Anthropic's format: messages, events, token counts, errors and lists of models. Pure."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -9,16 +10,20 @@ from typing_extensions import override
 
 from gateway.apis import openai_response
 from gateway.apis.adapter import ResponseTranslator
+from gateway.apis.anthropic.context_edits import AppliedEdit
 from gateway.apis.openai_response import (
     COMPLETE,
     EngineError,
     MessagePiece,
+    PromptTokenDetails,
     ResponseChoice,
     ResponsePiece,
     ResponseReader,
+    ResponseUsage,
     ToolCallAssembler,
     ToolCallPiece,
 )
+from gateway.metrics.response_summary import TokenCounts
 from gateway.routing.table import ServedModel
 from gateway.upstream.call import Headers
 from schemas.wire import headers as wire_headers
@@ -32,6 +37,7 @@ _NAMES = {
     "'response_format'": "'output_config.format'",
     "'stop'": "'stop_sequences'",
 }
+_TOOL_FIELDS = re.compile(r"(tools\[\d+\])\.function\.(name|description|parameters)")
 _TYPES = {
     401: "authentication_error",
     402: "billing_error",
@@ -61,7 +67,10 @@ def rename_fields(message: str) -> str:
     """Return an engine's message with this API's field names."""
     for engines, own in _NAMES.items():
         message = message.replace(engines, own)
-    return message
+    return _TOOL_FIELDS.sub(
+        lambda match: (f"{match[1]}.{'input_schema' if match[2] == 'parameters' else match[2]}"),
+        message,
+    )
 
 
 def error_body(given: int, message: str, request_id: str) -> bytes:
@@ -124,11 +133,19 @@ class ClientErrorTranslator(ErrorTranslator):
 class TokenCountTranslator(ErrorTranslator):
     """Translates token counts."""
 
+    def __init__(self, edits: Sequence[AppliedEdit] | None = None) -> None:
+        """`edits`: what was cleared before the count."""
+        self._edits = edits
+
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         if status != 200:
             return super().whole(status, headers, body)
-        counted = {"input_tokens": orjson.loads(body)["count"]}
+        counted: Json = {"input_tokens": orjson.loads(body)["count"]}
+        if self._edits is not None:
+            cleared = sum(int(edit["cleared_input_tokens"]) for edit in self._edits)
+            original = {"original_input_tokens": counted["input_tokens"] + cleared}
+            counted["context_management"] = original
         return 200, self.begin(headers), orjson.dumps(counted)
 
 
@@ -213,8 +230,17 @@ class ContentBlocks:
 class MessageTranslator(ErrorTranslator):
     """Translates one message."""
 
-    def __init__(self, model: str, max_tokens: int, *, shows_thoughts: bool) -> None:
-        """`model`: the name that the client used."""
+    def __init__(
+        self,
+        model: str,
+        max_tokens: int,
+        *,
+        shows_thoughts: bool,
+        edits: Sequence[AppliedEdit] | None = None,
+    ) -> None:
+        """`model`: the name that the client used. `edits`: what was cleared; None if nothing was asked for."""
+        self._edited = {} if edits is None else {"context_management": {"applied_edits": edits}}
+        self._read_usage: Callable[[], TokenCounts] | None = None
         self._model = model
         self._max_tokens = max_tokens
         self._shows_thoughts = shows_thoughts
@@ -235,6 +261,7 @@ class MessageTranslator(ErrorTranslator):
             "content": self._content(choice, message_id),
             **self._stop(),
             "usage": self._used(),
+            **self._edited,
         }
         return 200, headers, orjson.dumps(message)
 
@@ -245,6 +272,10 @@ class MessageTranslator(ErrorTranslator):
             # A comment means that the request is still in progress.
             return b"" if self._reader.is_over else _PING
         return b"".join(map(self._event, self._reader.pieces(found)))
+
+    @override
+    def take_usage(self, usage: Callable[[], TokenCounts]) -> None:
+        self._read_usage = usage
 
     @override
     def broken(self, refusal: Refusal) -> bytes:
@@ -280,7 +311,10 @@ class MessageTranslator(ErrorTranslator):
             return b""
         message_id = self._message_id()
         self._blocks = ContentBlocks(message_id)
-        # Engines send the usage of the prompt at the end, so the last event has it.
+        if self._read_usage is not None:
+            prompt, cached, _ = self._read_usage()
+            details = PromptTokenDetails(cached)
+            self._reader.usage = ResponseUsage(prompt, prompt_tokens_details=details)
         message = {
             **self._head(message_id),
             "content": [],
@@ -294,7 +328,9 @@ class MessageTranslator(ErrorTranslator):
         out = self._blocks.close() if self._blocks is not None else b""
         return (
             out
-            + encode_event("message_delta", {"delta": self._stop(), "usage": self._used()})
+            + encode_event(
+                "message_delta", {"delta": self._stop(), "usage": self._used(), **self._edited}
+            )
             + _STOP
         )
 

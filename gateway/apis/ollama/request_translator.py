@@ -175,8 +175,8 @@ def _go_duration_s(text: str) -> float:
     return -seconds if found["sign"] else seconds
 
 
-class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """The function of a call."""
+class OllamaFunction(msgspec.Struct):
+    """The function of a call. Clients send back what any server answered: other fields of messages are ignored."""
 
     name: str
     arguments: dict[str, Any] | str | None = None
@@ -184,7 +184,7 @@ class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
 
 
-class OllamaToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class OllamaToolCall(msgspec.Struct):
     """A tool call of an earlier turn."""
 
     function: OllamaFunction
@@ -192,7 +192,7 @@ class OllamaToolCall(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
 
 
-class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
+class OllamaMessage(msgspec.Struct):
     """One message."""
 
     role: str

@@ -57,7 +57,7 @@ def message(body: Json) -> Json:
 GIVEN: Json = {
     "keep_alive": "5m", "shift": True, "truncate": True, "context": [1], "height": 1, "width": 1, "steps": 1,
     "images": ["aGk="], "suffix": "x", "template": "x", "container": "x", "mcp_servers": [{}],
-    "service_tier": "auto", "options": {"seed": 1},
+    "service_tier": "auto", "options": {"seed": 1}, "context_management": {"edits": []},
 }  # fmt: skip
 PAGES = [
     pytest.param("ollama", "Chat", request_translator.ChatBody, chat, CHAT, id="chat"),
