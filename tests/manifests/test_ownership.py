@@ -150,15 +150,6 @@ def test_a_field_removed_from_the_manifest_returns_to_its_default() -> None:
     assert (after.metadata.labels, after.spec.concurrency) == ({"a": "b"}, "Auto")
 
 
-def test_a_field_removed_from_the_manifest_stays_if_another_owns_it() -> None:
-    text = deployment(rest="  concurrency: 9\n")
-    obj = changed_by(made(text), SCALE, concurrency=7)
-    merged_object = merged(obj, deployment())
-    assert (merged_object.kept_by_others, merged_object.conflicts) == ((), ())
-    assert isinstance(merged_object.obj, ModelDeployment)
-    assert merged_object.obj.spec.concurrency == 7
-
-
 def test_labels_are_merged_by_key() -> None:
     obj = labelled(made(deployment(meta="  labels: {a: b, c: d}\n")), a="b", x="y")
     merged_object = merged(obj, deployment(meta="  labels: {a: z, c: d}\n"))
@@ -170,16 +161,6 @@ def test_labels_are_merged_by_key() -> None:
         "metadata.labels.c stays unset, set by fleetctl-label"
         in merged_object.kept_by_others[0].kept_message
     )
-
-
-def test_lists_are_replaced_as_a_whole() -> None:
-    obj = changed_by(
-        made(deployment(rest="  servedNames: [x]\n")), "fleetctl-edit", served_names=("x", "y")
-    )
-    merged_object = merged(obj, deployment(rest="  servedNames: [z]\n"))
-    assert clashes(merged_object.conflicts) == [
-        ("spec.servedNames", "fleetctl-edit", ["x", "y"], ["z"])
-    ]
 
 
 def test_defaults_in_list_items_are_no_difference() -> None:

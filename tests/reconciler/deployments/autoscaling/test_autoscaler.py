@@ -129,14 +129,6 @@ def test_it_scales_up_at_once_and_down_after_the_window() -> None:
     assert (down.desired, down.reason) == (2, "ScaledDown")
 
 
-def test_a_short_dip_removes_no_replica() -> None:
-    one = scaled(current=5)
-    one.look(load(10))
-    for _ in range(100):
-        assert one.look(load(2), after_s=100).desired == 5
-        assert one.look(load(10), after_s=100).desired == 5
-
-
 def test_scaling_up_waits_for_its_window_too() -> None:
     one = scaled(current=1, scaleUpStabilization="1m")
     waits = one.look(load(8))
