@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-import aiohttp
 import orjson
 import pytest
 
@@ -40,12 +39,6 @@ def world() -> World:
 async def gateway(world: World) -> AsyncIterator[Running]:
     async with running_gateway(world.transport) as found:
         yield found
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as session:
-        yield session
 
 
 @pytest.mark.parametrize(
@@ -89,17 +82,6 @@ async def test_other_apis_have_the_same_default(
     assert orjson.loads(engine.calls[-1].body)["model"] == "qwen"
     async with gateway.post(path, data=b"{" + model + rest) as response:
         assert response.status == 400, await response.text()
-
-
-async def test_an_unknown_model_shows_which_are_ready(gateway: Running) -> None:
-    (engine,) = await gateway.start(chat, of="qwen")
-    await gateway.world.put(deployment("qwen"), published(engine, "qwen"), deployment("smol"))
-    await gateway.knows("qwen", ready=1)
-    await gateway.knows("smol", ready=0)
-    async with gateway.post(json={"model": "x", "messages": []}) as response:
-        assert response.status == 404
-        message = (await error_of(response))["message"]
-    assert "This fleet serves: qwen, smol (0 ready)." in message
 
 
 async def test_several_models_need_a_name_or_a_default(gateway: Running) -> None:

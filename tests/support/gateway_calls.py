@@ -9,20 +9,16 @@ from typing import Any
 
 import aiohttp
 import orjson
-from multidict import CIMultiDictProxy
 
 from gateway.server import GatewayLimits
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment
 from schemas.routing import Routing
 from tests.support.gateway_engine_scripts import DONE, delta
-from tests.support.gateway_fake_engine import FakeEngine
 from tests.support.gateway_world import (
     CHAT,
     Running,
-    World,
     deployment,
-    published,
     put_api_key,
     target,
 )
@@ -31,30 +27,11 @@ from tests.support.waiting import until, until_async
 __all__ = ["CHAT", "put_api_key"]
 
 
-async def post_chat(
-    http: aiohttp.ClientSession, gateway: Running, **body: Any
-) -> tuple[int, Any, aiohttp.ClientResponse]:
-    return await gateway.chat(**body)
-
-
 def with_routing(name: str, **routing: Any) -> ModelDeployment:
     """Return a deployment with these fields of `spec.routing`."""
     made = deployment(name)
     declared = Routing.model_validate_json(orjson.dumps(routing))
     return made.model_copy(update={"spec": made.spec.model_copy(update={"routing": declared})})
-
-
-async def serve_deployment(
-    world: World, gateway: Running, declared: ModelDeployment, *engines: FakeEngine
-) -> None:
-    name = declared.name
-    await world.put(declared, *(published(engine, name) for engine in engines))
-    await gateway.knows(name, ready=len(engines))
-
-
-async def metrics_text(http: aiohttp.ClientSession, gateway: Running) -> str:
-    async with http.get(f"{gateway.url}/metrics") as response:
-        return await response.text()
 
 
 async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
@@ -125,17 +102,6 @@ SECRET, ADMIN = "sk-fleet-abc", "sk-fleet-admin"
 
 
 KEYS_REQUIRED = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True)
-
-
-async def chat_with_key(
-    http: aiohttp.ClientSession, gateway: Running, secret: str = "", model: str = "m"
-) -> tuple[int, str, CIMultiDictProxy[str]]:
-    """Return status, code and headers."""
-    headers = {"authorization": f"Bearer {secret}"} if secret else {}
-    url = f"{gateway.url}/v1/chat/completions"
-    async with http.post(url, json={"model": model, "messages": []}, headers=headers) as answer:
-        error = (await answer.json()).get("error", {})
-        return answer.status, error.get("code", ""), answer.headers
 
 
 async def wait_for_gateway(

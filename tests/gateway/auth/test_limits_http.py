@@ -18,7 +18,7 @@ from store import codec, keys
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.port import Put
-from tests.support.gateway_calls import KEYS_REQUIRED, SECRET, chat_with_key, with_routing
+from tests.support.gateway_calls import CHAT, KEYS_REQUIRED, SECRET, with_routing
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import Call
 from tests.support.gateway_world import Running, route, running_gateway
@@ -43,8 +43,11 @@ async def test_requests_without_a_key_are_limited_by_address() -> None:
         assert 0 < int(found[2][2]["retry-after"]) <= 30
         # Another address of this machine is another client.
         local = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
-        async with aiohttp.ClientSession(connector=local) as other:
-            assert (await chat_with_key(other, gateway))[0] == 200
+        async with (
+            aiohttp.ClientSession(connector=local) as other,
+            other.post(gateway.url + CHAT, json={"model": "m"}) as answer,
+        ):
+            assert answer.status == 200
         text = gateway.gateway.metrics.text()
         assert 'fleet_gateway_limited_total{reason="anonymous_requests"} 1' in text
         assert [entry.key for entry in gateway.gateway.recorder.journal.last(1)] == [""]

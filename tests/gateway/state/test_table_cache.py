@@ -37,7 +37,7 @@ from tests.support.gateway_world import (
 )
 from tests.support.sampling import samples
 from tests.support.store_faults import FaultyTransport
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 
 @asynccontextmanager
@@ -179,33 +179,6 @@ async def test_etcd_is_killed_and_requests_are_answered(tmp_path: Path) -> None:
                 assert (await got.json())["storeStalenessSeconds"] > 2
         await transport.close()
         await writing.close()
-
-
-@pytest.mark.etcd
-async def test_a_lost_lease_in_etcd_makes_an_orphan_and_a_lost_etcd_is_noticed(
-    tmp_path: Path,
-) -> None:
-    async with running_etcd(tmp_path) as etcd:
-        transport = connect(etcd.address)
-        async with keeping(transport) as (table_cache, clock):
-            await World(transport).put(deployment("m"))
-            lease = await transport.grant(5)
-            one = endpoint("m-0", "m", "http://127.0.0.1:4100")
-            await World(transport).put(one, lease=lease)
-            await until(lambda: ready(table_cache, "m") == 1, what="the endpoint")
-            await transport.revoke(lease)
-            await until(lambda: orphans(table_cache, "m") == ["m-0"], what="the orphan")
-
-            async def is_stale(*, wanted: bool) -> bool:
-                await clock.advance(1)
-                return table_cache.is_stale is wanted
-
-            # A quiet store is not an outage, however long it is quiet.
-            await clock.advance(60)
-            await until_async(lambda: is_stale(wanted=False), what="a word from etcd")
-            await etcd.supervisor.stop()
-            await until_async(lambda: is_stale(wanted=True), what="its absence")
-        await transport.close()
 
 
 async def test_requests_wait_for_the_first_table(world: World) -> None:
