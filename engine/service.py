@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from engine import errors
 from engine.admission import Admission, AdmittedJob, ByteBudget, ClaimedBytes, Ticket
+from engine.cache.miss_explanation import PromptLineages, read_parts
 from engine.errors import GroupError, RefusedError
 from engine.gauges import Gauges
 from engine.input_workers.fork_server import WorkerModel
@@ -26,7 +27,7 @@ from engine.metrics import EngineMetrics, MetricSources, Throughput
 from engine.openai import embeddings
 from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
-from engine.openai.request_body import GenerationRequest
+from engine.openai.request_body import Conversation, GenerationRequest
 from engine.ports import ServedModel
 from engine.ranks.peer_monitor import PeerMonitor
 from engine.recent_prompts import PromptHistory
@@ -80,6 +81,7 @@ class Service:
         self.gauges = Gauges()
         self.speed = Throughput(self.gauges)
         self.prompts = PromptHistory()
+        self.lineages = PromptLineages()
         self._entropy = entropy
         self._worker = Worker(config=config, gauges=self.gauges, clock=clock)
         images = 0 if config.vision is None else image_bytes(config.vision)
@@ -279,6 +281,29 @@ class Service:
             ticket = self.place(jobs, model=request.model)
             self.prompts.add(jobs)
             return choices, ticket
+
+    def explain_miss(self, request: GenerationRequest, job: Job, *, cached_tokens: int) -> str:
+        """Return why tokens of a chat's prompt were read again; empty if they were not, or for other prompts."""
+        prompt = request.prompt
+        if not isinstance(prompt, Conversation) or request.resumed is not None:
+            return ""
+        variables: dict[str, object] = {
+            **request.template_variables,
+            "tool_choice": request.toolbox is not None and bool(request.toolbox.callable_tools),
+            "response_format": request.format and request.format.instruction,
+            "add_generation_prompt": prompt.end.name,
+            "reasoning_effort": request.effort,
+        }
+        parts = read_parts(
+            prompt.messages,
+            () if request.toolbox is None else request.toolbox.template_tools,
+            variables,
+            job.prompt,
+            adapter=job.adapter,
+            salt=job.cache_salt,
+        )
+        evictions = self.gauges.prefix_evictions
+        return self.lineages.explain(parts, cached_tokens=cached_tokens, evictions=evictions)
 
     async def enter_embedding(self, request: EmbeddingRequest) -> tuple[EmbedJob, Ticket]:
         """Turn a request for embeddings into a job that runs or waits.

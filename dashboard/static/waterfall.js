@@ -20,6 +20,7 @@ export function Waterfall({ store, request, onClose }) {
       </li>`)}
     </ol>
     <p>${span(request.latencyMs)} in all${request.firstTokenMs !== null ? `, first token after ${span(request.firstTokenMs)}` : ""}; ${request.tokens.prompt} tokens in (${request.tokens.cached} cached), ${request.tokens.output} out${rate(request)}</p>
+    ${request.cacheMiss && html`<p>${request.cacheMiss}</p>`}
     ${store.may("operator")
       ? html`<${RequestScores} key=${request.id} request=${request} />`
       : html`<p class="quiet">The scores of the candidates are in the gateway's log, which needs the role operator.</p>`}

@@ -122,18 +122,23 @@ class GenerationResponse:
         try:
             # The tokens from another engine may have ended the answer already.
             deltas = [] if stream.is_over else await stream.burst()
+            more = {**self._warning_headers(), **self._miss_header(stream)}
             if not self.request.is_streamed:
                 body = await _encode_whole(encoder, deltas)
-                response = Response(
-                    body, media_type="application/json", headers=self._warning_headers()
-                )
+                response = Response(body, media_type="application/json", headers=more)
                 await response(scope, receive, send)
                 return
         except RefusedError as error:
             await self._refuse(error.refusal)(scope, receive, send)
             return
         reporter = ProgressReporter.of(scope)
-        await _send_stream(encoder, deltas, send, self._warning_headers(), reporter)
+        await _send_stream(encoder, deltas, send, more, reporter)
+
+    def _miss_header(self, stream: GenerationStream) -> dict[str, str]:
+        """Return the header that explains to a gateway why tokens of the prompt were read again."""
+        job, cached_tokens = stream.choices[0].job, stream.usage.cached_tokens
+        why = self.service.explain_miss(self.request, job, cached_tokens=cached_tokens)
+        return {headers.CACHE_MISS: why} if why else {}
 
     def _warning_headers(self) -> dict[str, str]:
         """Return the header that tells the client which parameters were left out; no header if there are none."""

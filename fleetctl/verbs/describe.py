@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from fleetctl.cli import arguments, terminal
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import gateway_options, open_store, run
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS, kind_of
@@ -15,6 +15,7 @@ from fleetctl.objects.node_pools import read_node_pools
 from fleetctl.objects.selectors import selectable_labels
 from fleetctl.objects.targets import Selection
 from fleetctl.output import printers
+from fleetctl.verbs.routes import describe_requests
 from insight import memory_proof
 from machinery.clock import SystemClock
 from manifests.trees import object_tree
@@ -426,6 +427,7 @@ _HELP = """Show details of objects: spec, status, owners of fields, related obje
   fleetctl describe node mac-1 mac-2
   fleetctl describe replicas -l team=a
   fleetctl describe -f qwen.yaml
+  fleetctl describe request ID                 of an ended request; why its prompt was read again
 """
 
 
@@ -434,9 +436,14 @@ _HELP = """Show details of objects: spec, status, owners of fields, related obje
 @arguments.files_option
 @arguments.recursive_option
 @arguments.selector_option
-@store_options
+@gateway_options
 def describe(what: tuple[str, ...], **options: Any) -> None:
     """Show details of objects: spec, status, related objects and events."""
+    first, slash, name = what[0].partition("/") if what else ("", "", "")
+    if first.lower() in ("request", "requests") and (name or what[1:]):
+        ids = (name, *what[1:]) if slash else what[1:]
+        click.echo(run(describe_requests(ids, options)))
+        return
     names = None if options["files"] else api_keys.parse_names(what)
     if names is not None:
         run(api_keys.describe(names, options))

@@ -11,6 +11,7 @@ import orjson
 
 from fleetctl.cli.arguments import parse_urls
 from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
+from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
 from fleetctl.output import printers
@@ -104,6 +105,48 @@ def request_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str
         titles += ["STATUS", "QUEUED", "CACHED", "RESUMED", "STRATEGY", "KEY", "SESSION", "PATH"]
         titles += ["GATEWAY", "REQUEST", "FAILED AT"]
     return printers.align_columns(rows, titles if headers else [])
+
+
+async def describe_requests(ids: Sequence[str], options: Json) -> str:
+    """Return the details of ended requests by their ids. Raises FleetctlError: a request is in no journal."""
+    named, key = parse_urls(options["gateway"]), gateways.read_api_key(options)
+    texts: list[str] = []
+    for id_ in ids:
+        query = JournalQuery(query={"id": id_}, key=key)
+        rows = await _fetch_requests(named, query, options)
+        if not rows:
+            raise FleetctlError(
+                f"no request {id_!r} in the journals of the gateways; they hold the last 10,000 that have ended, and "
+                "`fleetctl routes -o wide` lists their ids"
+            )
+        texts += [_description(msgspec.convert(row, EndedRequest)) for row in rows]
+    return "\n\n".join(texts)
+
+
+def _description(row: EndedRequest) -> str:
+    tokens = row.tokens
+    lines = [
+        ("Request:", row.id),
+        ("Time:", row.time.astimezone().isoformat(sep=" ", timespec="milliseconds")),
+        ("Model:", row.model),
+        ("Path:", row.path),
+        ("Key:", row.api_key or "-"),
+        ("Session:", row.session or "-"),
+        ("Gateway:", row.gateway),
+        ("Outcome:", f"{row.outcome}, status {row.http_status or '-'}"),
+        ("Served by:", f"{row.replica or '-'} on {row.worker or '-'}"),
+        (
+            "Time taken:",
+            f"{_duration_text(row.latency_ms)}, of which {_duration_text(row.queue_ms)} queued",
+        ),
+        ("Tokens:", f"{tokens.prompt} prompt ({tokens.cached} cached), {tokens.output} output"),
+        ("Cache:", row.cache_miss or "-"),
+    ]
+    for attempt in row.attempts:
+        why = f": {attempt.why}" if attempt.why else ""
+        taken = _duration_text(attempt.ms)
+        lines.append(("Attempt:", f"{attempt.replica} {attempt.outcome} after {taken}{why}"))
+    return printers.align_columns(lines, [])
 
 
 def in_flight_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str:

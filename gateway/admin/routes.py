@@ -98,10 +98,11 @@ class EndedRoute:
         status: str = "",
         model: str = "",
         node: str = "",
+        id: str = "",  # noqa: A002 - the name of the query's parameter
     ) -> Response:
-        """Return the last entries of the journal, newest first. `status`: outcomes, separated by commas."""
+        """Return the last entries of the journal, newest first. `status`: outcomes, separated by commas; `id`: of a request."""
         outcomes = parse_outcomes(status)
         journal = self.context.recorder.journal
-        entries = journal.last(limit, outcomes=outcomes, model=model, node=node)
+        entries = journal.last(limit, outcomes=outcomes, model=model, node=node, id_=id)
         rows = request_journal.render_entries(entries, self.context.id)
         return _json_response({"requests": request_journal.rows_json(rows), "kept": len(journal)})

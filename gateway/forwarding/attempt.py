@@ -56,6 +56,7 @@ _TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
 # Larger bodies are written as they are, so that memory holds them once.
 _COPIED_BYTES = 64 << 10
 _REPLICA = headers.REPLICA.encode()
+_CACHE_MISS, _LONGEST_MISS = headers.CACHE_MISS.encode(), 500
 _IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 _PROGRESS_LINE = headers.PROGRESS.encode() + b": %.3g\r\n"
@@ -159,6 +160,9 @@ class EngineAttempt(InFlight, kw_only=True):
             return
         if _IN_FLIGHT in fields or _MEMORY_FREE in fields:
             self.load_tracker.record_report(self.origin, fields, self.runner.clock.monotonic())
+        miss = fields.get(_CACHE_MISS)
+        if miss is not None:
+            self.state.cache_miss = miss[:_LONGEST_MISS].decode("latin-1")
         name = fields.get(_REPLICA)
         # Ports of ended engines are reused.
         if name and (replica := name.decode("latin-1")) != self.endpoint.replica:

@@ -177,6 +177,8 @@ class RetryState(msgspec.Struct, eq=False):
     """The number of times that the stream continued on another engine. Changed by `record_resumption`."""
     usage: TokenCounts = (0, 0, 0)
     """Tokens of the prompt, its cached part, and the answer. Changed by `record_usage`."""
+    cache_miss: str = ""
+    """Explanation of the engine for the tokens of the prompt that it read; empty if nothing was lost. Written by attempts."""
 
     @property
     def failed(self) -> AbstractSet[EngineEndpoint]:

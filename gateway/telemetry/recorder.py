@@ -142,6 +142,7 @@ class RequestRecorder:
             prompt_tokens,
             cached_tokens,
             output_tokens,
+            state.cache_miss,
         )
         self._uncounted.append((model, context.is_identified, entry))
         if self.tracer is not None:

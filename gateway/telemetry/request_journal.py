@@ -65,6 +65,8 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    cache_miss: str = ""
+    """Explanation of the engine for the tokens of the prompt that it read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +122,17 @@ class RequestJournal:
         outcomes: frozenset[str] = frozenset(),
         model: str = "",
         node: str = "",
+        id_: str = "",
     ) -> list[JournalEntry]:
         """Return the latest `count` entries, newest first; an empty filter matches all."""
+        request_id = id_.encode("utf-8", "replace")
         journal_entries: list[JournalEntry] = []
         for entry in reversed(self._entries):
             if len(journal_entries) >= count:
                 break
             if outcomes and entry.outcome not in outcomes:
+                continue
+            if request_id and entry.request_id != request_id:
                 continue
             if (not model or entry.model == model) and (not node or node in nodes_of(entry)):
                 journal_entries.append(entry)
@@ -248,6 +254,7 @@ def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[EndedR
                 ),
                 None if endpoint is None else endpoint.origin.url,
                 digests[session],
+                entry.cache_miss or None,
             )
         )
     return requests

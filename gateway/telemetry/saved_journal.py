@@ -226,7 +226,10 @@ def decode_entry(line: bytes) -> JournalEntry | None:
 
 def _has_types(entry: JournalEntry) -> bool:
     """Return whether the values of an entry have the types that rendering needs."""
-    texts = (entry.path, entry.model, entry.key, entry.outcome, entry.strategy)
+    texts = (
+        *(entry.path, entry.model, entry.key, entry.outcome, entry.strategy),
+        entry.cache_miss,
+    )
     times = (entry.time_s, entry.queued_s, entry.first_s, entry.whole_s)
     counts = (
         *(entry.status, entry.resumptions),

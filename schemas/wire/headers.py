@@ -40,6 +40,9 @@ MEMORY_FREE: Final = "x-fleet-memory-free"
 KV_USED: Final = "x-fleet-kv-used"
 """Millionths of the memory for KV caches that are promised to requests, from 0 to 1000000."""
 
+CACHE_MISS: Final = "x-fleet-cache-miss"
+"""Explanation of tokens that an engine read again although it had read them before (engine/cache/miss_explanation.py)."""
+
 RESUME: Final = "x-fleet-resume"
 """In interim responses: the resume comment of an answer that is not streamed (streams.py), without its prefix."""
 

@@ -70,6 +70,8 @@ class EndedRequest(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The URL of the engine that answered."""
     session: Text | None = None
     """A digest of the session key."""
+    cache_miss: Text | None = None
+    """Explanation of the engine for the tokens of the prompt that it read; None if nothing was lost."""
 
     @property
     def time_s(self) -> float:

@@ -8,7 +8,8 @@ Code, whose texts are not free, the words are replaced by others of the same len
 
 import json
 import lzma
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import orjson
 from gateway.apis.anthropic.adapter import PATHS as ANTHROPIC_PATHS
 from gateway.apis.anthropic.adapter import AnthropicAdapter
 from gateway.apis.openai import OpenAiAdapter
+from gateway.canonical_prompts import canonicalize
 from gateway.request import HttpRequest, InferenceRequest
+from schemas.wire.headers import CACHE_MISS
 
 FOLDER = Path(__file__).parents[1] / "gateway" / "clients" / "recorded" / "sessions"
 AGENTS = ("aider", "claude", "codex", "opencode", "qwen")
@@ -45,3 +48,71 @@ def load_session(agent: str, number: int) -> AgentSession:
     text = lzma.decompress((FOLDER / f"{agent}_{number}.jsonl.xz").read_bytes()).decode()
     head, *bodies = (json.loads(line) for line in text.splitlines())
     return AgentSession(path=head["path"], headers=head["headers"], bodies=tuple(bodies))
+
+
+@dataclass(slots=True)
+class ReadTokens:
+    """Tokens that an engine read of replayed prompts, beside those of a cache that forgets nothing and continues at any token."""
+
+    read: int = 0
+    new: int = 0
+    prompts: int = 0
+    """Tokens of all prompts."""
+    misses: list[str] = field(default_factory=list)
+    """The engine's explanations."""
+
+    @property
+    def ratio(self) -> float:
+        """Tokens read, by those that are new."""
+        return self.read / self.new
+
+
+def replay(
+    post: Callable[[str, bytes], tuple[Mapping[str, str], Any]],
+    session: AgentSession,
+    known: list[Sequence[int]],
+    *,
+    is_canonical: bool = True,
+    turns: slice,
+) -> ReadTokens:
+    """Send a session's turns to an engine, one token each. `known`: the prompts before, which grow.
+
+    `post` sends a body to a path and returns the response's headers and JSON.
+    """
+    result = ReadTokens()
+    for given in session.bodies[turns]:
+        request = session.read(given)
+        if is_canonical:
+            canonicalize(request)
+        body = {**json.loads(request.body), "model": "tiny", "stream": False, "max_tokens": 1}
+        body.pop("stream_options", None)
+        _, tokenized = post("/tokenize", orjson.dumps(_prompt_of(body)))
+        tokens = tokenized["tokens"]
+        headers, answer = post(request.path, orjson.dumps(body))
+        usage = answer["usage"]
+        assert usage["prompt_tokens"] == len(tokens)
+        result.prompts += len(tokens)
+        result.read += len(tokens) - usage["prompt_tokens_details"]["cached_tokens"]
+        # One token is always computed.
+        result.new += max(1, len(tokens) - max((_common(tokens, old) for old in known), default=0))
+        known.append(tokens)
+        if CACHE_MISS in headers:
+            result.misses.append(headers[CACHE_MISS])
+    return result
+
+
+def _prompt_of(body: dict[str, Any]) -> dict[str, Any]:
+    names = (
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "reasoning_effort",
+        "chat_template_kwargs",
+    )
+    return {name: body[name] for name in names if name in body}
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -16,8 +16,8 @@ from store.port import Transport
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 from tests.support.gateway_calls import ADMIN, CHAT, KEYS_REQUIRED, put_api_key
-from tests.support.gateway_engine_scripts import chat, dies_at_once
-from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_engine_scripts import chat, completion, dies_at_once
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.waiting import until_async
 
@@ -161,3 +161,31 @@ async def test_invalid_responses_are_errors(status: int, body: bytes, says: str)
         done = await fleetctl("routes", "--gateway", url)
         assert done.code == 1
         assert says in done.err
+
+
+async def test_a_described_request_says_why_its_prompt_was_read() -> None:
+    why = "31,002 of 31,900 tokens were read again: system message: content differs at character 47"
+
+    async def misses(call: Call) -> None:
+        await call.answer(completion("hello"), x_fleet_cache_miss=why)
+
+    transport = MemoryTransport(SystemClock())
+    async with running(FakeEngine("m-0", misses)) as engine, running_gateway(transport) as gateway:
+        await World(transport).serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(gateway.url + CHAT, json={"model": "m"}) as response,
+        ):
+            assert response.status == 200
+            assert "x-fleet-cache-miss" not in response.headers
+            id_ = response.headers["x-request-id"]
+        done = await run_fleetctl("describe", "request", id_, "--gateway", gateway.url)
+        assert (done.code, done.err) == (0, "")
+        shown = dict(line.split(maxsplit=1) for line in done.out.splitlines())
+        assert shown["Request:"] == id_
+        assert shown["Cache:"] == why
+        assert shown["Attempt:"].startswith("m-0 answered after ")
+        unknown = await run_fleetctl("describe", "request/nobody", "--gateway", gateway.url)
+        assert unknown.code == 1
+        assert "no request 'nobody' in the journals" in unknown.err
