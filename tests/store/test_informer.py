@@ -93,6 +93,31 @@ async def test_compaction_during_a_break_lists_again_and_reports_deletions(
     assert sorted(told) == [f"{corner}gone", f"{corner}other"]
 
 
+async def test_a_replaced_store_at_a_higher_revision_changes_every_key(
+    memory: MemoryTransport, faulty: FaultyTransport
+) -> None:
+    new = MemoryTransport(SystemClock())
+    await put(memory, "/a", "old")
+    await put(memory, "/b", "x")
+    told: list[str] = []
+    async with running(faulty, "/") as informer:
+        await informer.wait_synced()
+        informer.on_change(told.append)
+        await until(lambda: faulty.watches)
+        faulty.leave()
+        assert await put(new, "/a", "new") == informer.version("/a")  # the same revision: ABA
+        faulty.inner = new
+
+        async def overtake() -> None:
+            for n in range(10):
+                await put(new, f"/later/{n}", "x")
+
+        faulty.before_list = overtake
+        faulty.come_back()
+        await until(lambda: informer.items.get("/a") == "new", what="the new store's value")
+    assert {"/a", "/b"} <= set(told)
+
+
 @pytest.mark.etcd
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_kill_under_load_loses_no_event(etcd: EmbeddedEtcd, way: str) -> None:

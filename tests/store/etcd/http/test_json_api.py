@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -123,6 +123,30 @@ async def test_a_silent_server_times_out_and_a_write_is_ambiguous() -> None:
         with pytest.raises(UnavailableError):
             await anext(transport.watch("/a", after_revision=0))
         assert clock.monotonic() - started < 5
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_watch_that_etcd_does_not_confirm_ends(shared_etcd: EmbeddedEtcd) -> None:
+    """A proxy that holds back the answer, in front of an etcd that is well."""
+
+    async def hold_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/watch " in head:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+            await reader.read()
+            return
+        there = await asyncio.open_unix_connection(shared_etcd.address.socket)
+        with closing(there[1]):
+            there[1].write(head.replace(b"keep-alive", b"close"))
+            there[1].write(await reader.read(2**16))
+            writer.write(await there[0].read(2**16))
+
+    async with serving(hold_back) as url:
+        transport = HttpTransport(EtcdAddress(endpoints=(url,)), idle_s=1.0)
+        with pytest.raises(UnavailableError):
+            async with asyncio.timeout(30):
+                await anext(transport.watch("/a", after_revision=0))
         await transport.close()
 
 
