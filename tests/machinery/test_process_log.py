@@ -1,6 +1,7 @@
 """The log of a process: JSON lines, the start of a selection, and the ring in memory."""
 
 import asyncio
+import importlib
 import io
 import json
 import logging
@@ -152,6 +153,12 @@ def test_the_log_is_text_on_a_terminal(options: str, is_text: bool) -> None:
     os.close(ours)
     assert shown.strip().endswith("INFO    x: fine lease=7") == is_text
     assert shown.startswith("{") != is_text
+
+
+@pytest.mark.parametrize("program", ["reconciler", "nodeagent", "nodeagent.hollow", "gateway"])
+def test_every_program_takes_the_flags_of_the_log(program: str) -> None:
+    main = importlib.import_module(f"{program}.__main__").main
+    assert {"log_level", "log_format"} <= {option.name for option in main.params}
 
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

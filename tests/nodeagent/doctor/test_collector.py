@@ -206,3 +206,9 @@ def test_a_command_line_of_an_agent_is_the_fleets() -> None:
     assert process_facts.is_fleet(("python", "-m", "nodeagent", "--etcd", "x"))
     assert process_facts.is_fleet(engine_argv(4100))
     assert not process_facts.is_fleet(("ollama", "serve"))
+
+
+async def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+    scope = CollectionScope(models_dir=tmp_path / "none")
+    [finding] = of(await collector.collect_facts(scope, CLOCK), "models folder")
+    assert (finding.level, finding.advice) == ("WARN", f"mkdir -p {tmp_path / 'none'}")
