@@ -1,11 +1,8 @@
 """The uses of models that agents know: short records while a leader keeps them, else from deployments themselves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-import pytest
-from typing_extensions import override
 
 from machinery.backoff import Backoff
 from machinery.clock import SystemClock
@@ -17,11 +14,10 @@ from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
-from store.errors import PermissionDeniedError
 from store.informer import Informer
 from store.leases import Election
 from store.memory import MemoryTransport
-from store.port import Delete, Listing, Put
+from store.port import Delete, Put
 from tests.support.waiting import until, until_async
 from tests.support.world import deployment
 
@@ -155,31 +151,3 @@ async def test_a_list_of_groups_computes_each_use_once_more() -> None:
         assert all(len(item.split_models) == 21 for item in uses.items.values())
         assert len(told) <= 2 * len(names)
         task.cancel()
-
-
-class RefusingTransport(MemoryTransport):
-    """Refuses to write or read records, as the roles of an earlier release do."""
-
-    refused = 0
-
-    @override
-    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
-        if prefix == keys.MODEL_USE_PREFIX:
-            self.refused += 1
-            raise PermissionDeniedError("permission denied")
-        async for page in super().pages(prefix):
-            yield page
-
-
-@pytest.mark.parametrize("is_marked", [False, True])
-async def test_roles_without_right_leave_agents_with_all_deployments(*, is_marked: bool) -> None:
-    store = RefusingTransport(CLOCK)
-    await write(store, declared("a"))
-    if is_marked:
-        await store.commit([], [Put(key=keys.MODEL_USES_KEPT, value=b"1")])
-    async with leading(store), watching(store) as (cache, _):
-        await until(lambda: store.refused > 0)
-        assert not cache.is_narrow
-        assert sorted(cache.items) == ["a"]
-        await write(store, declared("b"))
-        await until(lambda: sorted(cache.items) == ["a", "b"])

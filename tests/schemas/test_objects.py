@@ -4,24 +4,12 @@ import pytest
 
 from schemas.deployment import served_names
 from schemas.meta import ObjectMeta
-from schemas.node import Node, NodeStatus, effective_labels, matches
+from schemas.node import Node, effective_labels, matches
+from tests.support.macs import mac_status
 from tests.support.world import deployment
 
-STATUS = NodeStatus(
-    uid="u",
-    hostname="mac",
-    address="10.0.0.1",
-    agent_version="1",
-    os="darwin",
-    os_version="26",
-    machine="Mac16,5",
-    chip="Apple M4 Max",
-    cpu_cores=16,
-    gpu_cores=40,
-    memory_bytes=2**36,
-    allocatable_bytes=2**35,
-    labels={"rack": "1", "fleet/os": "agent-says"},
-)
+LABELS = {"rack": "1", "fleet/os": "agent-says"}
+STATUS = mac_status("mac").model_copy(update={"chip": "Apple M4 Max", "labels": LABELS})
 
 
 def test_a_node_without_a_report_has_its_owners_labels() -> None:
