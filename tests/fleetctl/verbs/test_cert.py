@@ -65,17 +65,6 @@ async def test_certificates_requests_and_revocations_are_listed(
     assert UUID in described.out
 
 
-async def test_a_revoked_name_is_free_and_its_serials_are_published(
-    fleet: MemoryFleet, signing: SigningFleet
-) -> None:
-    await signing.join()
-    issued = await signing.issued(signing.identity())
-    assert issued is not None
-    assert (await fleet.ctl("cert", "revoke", "node/mac-1")).code == 0
-    assert await signing.issued(signing.identity()) is None
-    assert await fleet.store.get(keys.named(keys.REVOKED_PREFIX, issued.serial)) is not None
-
-
 async def test_an_authority_is_exchanged_in_three_steps(
     fleet: MemoryFleet, signing: SigningFleet
 ) -> None:
