@@ -38,6 +38,7 @@ _MASKS = (
     (re.compile(r"\b20\d\d-\d\d-\d\dT[0-9:.]+(Z|\+00:00)"), "TIME"),
     (re.compile(r"\b20\d\d-\d\d-\d\d \d\d:\d\d UTC"), "TIME"),
     (re.compile(r"http://memory-\d+\.invalid:2379"), "ETCD"),
+    (re.compile(r'"diskBytes": [1-9]\d+,\s+"freeBytes": \d+'), '"diskBytes": DISK'),
     (re.compile(r"\bmain@[0-9a-f]{12,40}\b"), "main@COMMIT"),
     (re.compile(r"\bsk-fleet-[\w-]{20,}"), "SECRET"),
     # Ages of what the file itself has made.
