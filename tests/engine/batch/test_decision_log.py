@@ -2,13 +2,14 @@
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.kv_cache import KvCache
 from tests.engine.batch.conftest import NewBatch
-from tests.support.engine_batches import PROMPTS, job, run
+from tests.support.engine_batches import PROMPTS, job, load_once, new_batch, run
 
 pytestmark = pytest.mark.mlx
 
@@ -53,3 +54,14 @@ def test_what_the_prefix_cache_had_and_lost(
     assert lines(caplog, "prefix found")[0]["cached_tokens"] > 100
     assert lines(caplog, "prefix blocks evicted")
     assert lines(caplog, "request begins to generate")[2]["cached_tokens"] > 100
+
+
+def test_when_guesses_begin_and_end(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batch = new_batch(load_once(tiny), tiny, ngram_tokens=4)
+    proposer = batch.executor.proposer
+    proposer.times.plain_s = 1.0  # as measured, so that the first repetition is worth a guess
+    with caplog.at_level(logging.DEBUG, logger="engine"):
+        run(batch, job(0, [20, 21, 22, 23] * 20, max_tokens=60, request_id="alone"))
+        run(batch, job(1, PROMPTS[1], request_id="a"), job(2, PROMPTS[2], request_id="b"))
+    assert [line["request_id"] for line in lines(caplog, "guesses begin")][:1] == ["alone"]
+    assert lines(caplog, "guesses end")[0]["draft_tokens"] >= 0

@@ -72,6 +72,16 @@ def test_continuing_equals_reading_everything(tiny: Tiny, name: str, same: int) 
     assert_close(found, tiny.say(tiny.make(), prompt, answer))
 
 
+def test_continuing_after_an_answer(tiny: Tiny) -> None:
+    cache, caches = tiny.cache(), tiny.make()
+    tiny.say(caches, LONG, ANSWER)
+    first = [*LONG, *ANSWER]
+    cache.store(first, caches)
+    caches, length = cache.fetch([*first, 7, 8, 9])
+    assert length == len(first)
+    assert_close(tiny.say(caches, [7, 8, 9]), tiny.say(tiny.make(), [*first, 7, 8, 9]))
+
+
 def test_fetched_caches_belong_to_the_caller(tiny: Tiny) -> None:
     cache = tiny.cache()
     given = tiny.read_and_store(cache, LONG, PIECES)
