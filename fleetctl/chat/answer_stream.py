@@ -106,12 +106,16 @@ class _ChunkEvent(msgspec.Struct):
     error: _Error | None = None
 
 
-class _Model(msgspec.Struct):
+class ListedModel(msgspec.Struct, frozen=True):
+    """A model of a gateway's list."""
+
     id: str
+    context: int | None = msgspec.field(name="max_model_len", default=None)
+    """Its context in tokens; None if the gateway does not know it."""
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[ListedModel]
 
 
 _DONE = streams.DONE.removeprefix(streams.DATA).rstrip()
@@ -191,7 +195,12 @@ class AnswerStream:
 
 
 async def list_models(access: GatewayAccess) -> tuple[str, ...]:
-    """Return the model names that this API key may use, sorted.
+    """Return the names of the models that this API key may use, sorted. Raises as `list_models_with_context`."""
+    return tuple(model.id for model in await list_models_with_context(access))
+
+
+async def list_models_with_context(access: GatewayAccess) -> tuple[ListedModel, ...]:
+    """Return the models that this API key may use, sorted by name.
 
     Raises:
         FleetctlError: the gateway is unreachable, or refuses the request.
@@ -210,7 +219,7 @@ async def list_models(access: GatewayAccess) -> tuple[str, ...]:
         raise FleetctlError(
             f"{access.url} is not a gateway: it has no valid list of models ({error})"
         ) from error
-    return tuple(sorted(model.id for model in models.data))
+    return tuple(sorted(models.data, key=lambda model: model.id))
 
 
 async def ask_once(access: GatewayAccess, path: str, body: Mapping[str, str]) -> ChatAnswer:

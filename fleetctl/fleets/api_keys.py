@@ -18,8 +18,8 @@ from machinery.clock import SystemClock
 from manifests.suggestions import did_you_mean
 from schemas.records import API_KEY_MARKER, ApiKey, GatewayLease, ModelLimits
 from store import codec, keys, object_trees
-from store.errors import ConflictError
-from store.port import Delete, ModRevisionGuard, Transport
+from store.errors import ConflictError, UnavailableError
+from store.port import Delete, ModRevisionGuard, Put, Transport
 from store.reads import StoreReader
 
 
@@ -111,7 +111,7 @@ async def delete(
         if not options["ignore_not_found"]:
             await read(transport, names)  # refuse before the first deletion
         for name in names:
-            if await _delete_one(transport, name, is_dry=options["dry_run"] != "none"):
+            if await revoke(transport, name, is_dry=options["dry_run"] != "none"):
                 say(name)
 
 
@@ -141,7 +141,30 @@ async def is_stored(transport: Transport, key: str, value: bytes) -> bool:
     return item is not None and item.value == value
 
 
-async def _delete_one(transport: Transport, name: str, *, is_dry: bool) -> bool:
+async def create(transport: Transport, key: ApiKey) -> None:
+    """Store a new key.
+
+    Raises:
+        FleetctlError: there is one with its name.
+        StoreError: the store does not answer, or refuses the write.
+
+    """
+    stored, value = keys.named(keys.API_KEY_PREFIX, key.name), codec.encode(key)
+    try:
+        guard = ModRevisionGuard(key=stored, mod_revision=0)
+        await transport.commit([guard], [Put(key=stored, value=value)])
+    except ConflictError as error:
+        raise FleetctlError(
+            f"apikey/{key.name} already exists. Choose another name, or delete it first: "
+            f"fleetctl delete apikey {key.name}"
+        ) from error
+    except UnavailableError as error:
+        # The write succeeded, and only its answer was lost, if the stored key is ours.
+        if not error.ambiguous or not await is_stored(transport, stored, value):
+            raise
+
+
+async def revoke(transport: Transport, name: str, *, is_dry: bool = False) -> bool:
     """Delete a key; return whether it existed."""
     key = keys.named(keys.API_KEY_PREFIX, name)
     item = await transport.get(key)

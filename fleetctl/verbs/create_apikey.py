@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader
 from machinery.clock import SystemClock
@@ -20,9 +19,7 @@ from schemas.deployment import ModelDeployment, served_names
 from schemas.kinds import by_alias
 from schemas.records import ROLES, ApiKey, ModelLimits, Role
 from schemas.route import ModelRoute
-from store import codec, keys
-from store.errors import ConflictError, UnavailableError
-from store.port import ModRevisionGuard, Put, Transport
+from store.port import Transport
 
 _FLAGS = {"models": "--model", "model_limits": "--limit"}
 _LIMITS = {
@@ -200,19 +197,7 @@ async def _write(key: ApiKey, options: dict[str, Any]) -> None:
         warnings = await name_warnings(transport, key.models, tuple(key.model_limits))
         if note := await api_keys.unrequired_note(transport):
             warnings.append(f"warning: {note}")
-        stored, value = keys.named(keys.API_KEY_PREFIX, key.name), codec.encode(key)
-        try:
-            guard = ModRevisionGuard(key=stored, mod_revision=0)
-            await transport.commit([guard], [Put(key=stored, value=value)])
-        except ConflictError as error:
-            raise FleetctlError(
-                f"apikey/{key.name} already exists. Choose another name, or delete it first: "
-                f"fleetctl delete apikey {key.name}"
-            ) from error
-        except UnavailableError as error:
-            # The write succeeded, and only its answer was lost, if the stored key is ours.
-            if not error.ambiguous or not await api_keys.is_stored(transport, stored, value):
-                raise
+        await api_keys.create(transport, key)
     for warning in warnings:
         click.echo(warning, err=True)
 

@@ -1,0 +1,216 @@
+"""The verbs `fleetctl launch` and `proxy`: programs of others that use the fleet's models."""
+
+import asyncio
+import getpass
+import os
+import re
+import secrets
+import shutil
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import platformdirs
+
+from fleetctl.chat import answer_stream
+from fleetctl.chat.answer_stream import GatewayAccess, ListedModel
+from fleetctl.chat.gateway_pool import GatewayPool
+from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.connect import gateway_options, open_store, run
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import api_keys, gateways
+from fleetctl.launch import local_proxy
+from fleetctl.launch.agents import AGENTS, MIN_CONTEXT, CodingAgent, Setup
+from fleetctl.verbs.chat import choose_model
+from machinery.clock import SystemClock
+from machinery.environment import child_environment
+from schemas.records import ApiKey
+from store.errors import StoreError
+
+_FOLDER = Path(platformdirs.user_data_dir("mlx-fleet")) / "agents"
+# A key that a killed launch leaves behind ends by itself.
+_KEY_TTL = timedelta(days=7)
+_OLLAMA_PORT, _LM_STUDIO_PORT = 11434, 1234
+
+_LAUNCH_HELP = f"""Start a coding agent on a model of the fleet.
+
+\b
+  fleetctl launch claude
+  fleetctl launch codex --model qwen-coder
+  fleetctl launch opencode -- run "explain this repository"
+
+AGENT is one of: {", ".join(AGENTS)}. Its settings and sessions are in a folder of their own, so that yours do not change. It gets an
+API key of its own, which is deleted when it ends; without the right to create one, give yours with --api-key-file. Requests pass through
+fleetctl, which verifies the gateway and uses another one if it dies.
+"""
+_PROXY_HELP = """Serve the fleet at localhost:11434 (Ollama) and localhost:1234 (LM Studio).
+
+\b
+  fleetctl proxy
+  fleetctl proxy --port 8080
+
+Programs that know only those addresses, and have no key, use the fleet's models as if they ran here. Every user and program of
+this machine can use them: requests get the key of --api-key-file. Ctrl-C ends it.
+"""
+_timeout_option = click.option(
+    "--timeout",
+    default="10m",
+    show_default=True,
+    help="Longest time without data from the gateway.",
+)
+
+
+@click.command(help=_LAUNCH_HELP, short_help="Start a coding agent on a model of the fleet.")
+@click.argument("agent", type=click.Choice(tuple(AGENTS)), metavar="AGENT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--model", help="Name of the model (default: you choose, the longest context first).")
+@_timeout_option
+@gateway_options
+def launch(agent: str, arguments: tuple[str, ...], model: str | None, **options: Any) -> None:
+    """Start a coding agent on a model of the fleet."""
+    chosen = AGENTS[agent]
+    program = shutil.which(chosen.program)
+    if program is None:
+        raise FleetctlError(
+            f"{chosen.title} is not installed: there is no {chosen.program} in PATH. Install it: {chosen.install}"
+        )
+    code = run(_launch(chosen, (program, *arguments), model, options))
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+async def _launch(
+    agent: CodingAgent, words: Sequence[str], model: str | None, options: dict[str, Any]
+) -> int:
+    """Run the agent until it ends; return its exit code."""
+    clock = SystemClock()
+    async with _own_key(agent, options) as accesses:
+        listed = await GatewayPool(accesses, clock).send(answer_stream.list_models_with_context)
+        chosen = _choose(listed, model)
+        if chosen.context is not None and chosen.context < MIN_CONTEXT:
+            click.echo(
+                f"warning: {chosen.id} has a context of {chosen.context:,} tokens, and {agent.title} needs some "
+                f"{MIN_CONTEXT:,}: declare contextLength: {MIN_CONTEXT} if the model and the Macs have room for it",
+                err=True,
+            )
+        token = secrets.token_urlsafe(24)
+        async with local_proxy.serving(accesses, (0,), clock, token=token) as (url,):
+            folder = _FOLDER / agent.program
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            setup = Setup(
+                folder=folder, url=url, key=token, model=chosen.id, context=chosen.context
+            )
+            command = agent.write(setup)
+            return await _run_child((*words, *command.arguments), dict(command.environment))
+
+
+async def _run_child(words: Sequence[str], added: dict[str, str]) -> int:
+    """Run a program at our terminal until it ends; return its exit code as a shell does."""
+    loop = asyncio.get_running_loop()
+    child = await asyncio.create_subprocess_exec(
+        *words, env=child_environment(added, without=("ANTHROPIC_", "OPENAI_", "CODEX_"))
+    )
+    # Ctrl-C is the program's, which is in the foreground with us.
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    loop.add_signal_handler(signal.SIGTERM, child.terminate)
+    try:
+        code = await child.wait()
+    except asyncio.CancelledError:
+        child.terminate()
+        await child.wait()
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+    return code if code >= 0 else 128 - code
+
+
+def _choose(listed: Sequence[ListedModel], name: str | None) -> ListedModel:
+    """Return the model of this name, the only one, or the one that the user chooses. Raises FleetctlError."""
+    by_context = sorted(listed, key=lambda model: (-(model.context or 0), model.id))
+    names = [model.id for model in by_context]
+    if name is None:
+        can_ask = os.isatty(0)
+        name = choose_model(names, can_ask=can_ask)
+    if name not in names:
+        raise FleetctlError(answer_stream.unknown_model_text(name, names))
+    return by_context[names.index(name)]
+
+
+@asynccontextmanager
+async def _own_key(
+    agent: CodingAgent, options: dict[str, Any]
+) -> AsyncIterator[list[GatewayAccess]]:
+    """Yield the gateways with the key for them: the user's, or a new one that is deleted at the end."""
+    accesses = await _accesses(options)
+    if accesses[0].key:
+        yield accesses
+        return
+    clock = SystemClock()
+    secret = api_keys.new_secret()
+    user = re.sub(r"[^a-z0-9-]+", "-", getpass.getuser().lower()).strip("-") or "user"
+    key = ApiKey(
+        name=f"{agent.program}-{user}-{secrets.token_hex(3)}",
+        hash=secret.hash,
+        created=clock.now(),
+        expires=clock.now() + _KEY_TTL,
+    )
+    try:
+        async with open_store(options) as transport:
+            is_needed = not await api_keys.unrequired_note(transport)
+            if is_needed:
+                await api_keys.create(transport, key)
+    except (FleetctlError, StoreError):
+        # A gateway without keys needs none; one with keys refuses the next request and says how to give one.
+        is_needed = False
+    if not is_needed:
+        yield accesses
+        return
+    try:
+        yield [replace(access, key=secret.text) for access in accesses]
+    finally:
+        async with open_store(options) as transport:
+            await api_keys.revoke(transport, key.name)
+
+
+async def _accesses(options: dict[str, Any]) -> list[GatewayAccess]:
+    """Return the gateways that flags name, or those of the fleet."""
+    key, silence_s = gateways.read_api_key(options), parse_duration(options["timeout"])
+    dials = await gateways.find(options)
+    if gateways.local_url(options):
+        dials += await gateways.find_others(options)
+    return [GatewayAccess(url=url, key=key, dial=dial, silence_s=silence_s) for url, dial in dials]
+
+
+@click.command(
+    help=_PROXY_HELP, short_help="Serve the fleet at the addresses of Ollama and LM Studio."
+)
+@click.option(
+    "--port",
+    "ports",
+    multiple=True,
+    type=click.IntRange(1, 65_535),
+    default=(_OLLAMA_PORT, _LM_STUDIO_PORT),
+    show_default=True,
+    help="Port on loopback; can be repeated.",
+)
+@_timeout_option
+@gateway_options
+def proxy(ports: tuple[int, ...], **options: Any) -> None:
+    """Serve the fleet at the addresses of Ollama and LM Studio."""
+    run(_proxy(ports, options))
+
+
+async def _proxy(ports: Sequence[int], options: dict[str, Any]) -> None:
+    clock = SystemClock()
+    accesses = await _accesses(options)
+    # A wrong key or address is an error now and not in every program.
+    names = await GatewayPool(accesses, clock).send(answer_stream.list_models)
+    async with local_proxy.serving(accesses, ports, clock) as urls:
+        click.echo(f"{', '.join(urls)}: {', '.join(names) or 'no model yet'}")
+        await asyncio.Event().wait()

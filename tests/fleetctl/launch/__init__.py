@@ -1,0 +1,1 @@
+"""Tests of `fleetctl launch` and `fleetctl proxy`."""
