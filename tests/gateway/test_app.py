@@ -208,9 +208,9 @@ async def test_models(gateway: Running) -> None:
     ],
 )
 async def test_paths_and_methods_as_clients_write_them(
-    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, status: int
+    gateway: Running, method: str, path: str, status: int
 ) -> None:
-    async with http.request(method, URL(gateway.url + path, encoded=True)) as response:
+    async with gateway.http.request(method, URL(gateway.url + path, encoded=True)) as response:
         assert response.status == status
         if method == "OPTIONS":
             assert response.headers["allow"].endswith(", OPTIONS")

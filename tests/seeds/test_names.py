@@ -35,7 +35,7 @@ async def test_names_of_mlx_serving_are_used_with_the_flag_alone(is_on: bool) ->
         async def text(path: str) -> str:
             async with gateway.get(path) as response:
                 assert response.status == 200
-                return await response.text()
+                return str(await response.text())
 
         async def refused(model: str, path: str = CHAT) -> dict[str, Any]:
             body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}

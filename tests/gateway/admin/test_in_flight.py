@@ -37,7 +37,8 @@ async def ask(gateway: Running, request_id: str, **fields: Any) -> aiohttp.Clien
     message = {"role": "user", "content": "a secret"}
     body = {"model": "tiny", "messages": [message], "max_tokens": 3000, "temperature": 0, **fields}
     headers = {"x-request-id": request_id}
-    return await gateway.post(json=body, headers=headers)
+    response: aiohttp.ClientResponse = await gateway.post(json=body, headers=headers)
+    return response
 
 
 async def in_flight(gateway: Running) -> list[Json]:

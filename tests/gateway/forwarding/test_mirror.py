@@ -1,7 +1,6 @@
 """Shadow traffic: copies reach the mirror, and clients notice nothing of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import orjson
 import pytest
@@ -21,7 +20,7 @@ def mirrored(percent: int = 100) -> ModelRoute:
 
 
 @pytest.fixture
-async def engine(world: World, gateway: Running) -> AsyncIterator[FakeEngine]:
+async def engine(world: World, gateway: Running) -> FakeEngine:
     (fake_engine,) = await gateway.serve(chat)
     await world.put(mirrored())
     await gateway.knows("public", ready=1)

@@ -33,7 +33,7 @@ from tests.support.waiting import until
 
 async def ask(gateway: Running, path: str, body: Any) -> bytes:
     async with gateway.post(path, json=body) as response:
-        raw = await response.read()
+        raw: bytes = await response.read()
         assert response.status == 200, raw
         assert response.headers["x-fleet-attempts"] == "1"
         return raw

@@ -38,7 +38,7 @@ class Finished:
 async def shown(gateway: Running) -> str:
     async with gateway.get("/metrics") as response:
         assert response.status == 200
-        return await response.text()
+        return str(await response.text())
 
 
 def families(text: str) -> dict[str, str]:
