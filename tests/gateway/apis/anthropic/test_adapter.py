@@ -11,7 +11,7 @@ import pytest
 
 from gateway.apis.anthropic import context_edits
 from gateway.apis.anthropic.context_edits import ContextManagement
-from gateway.apis.anthropic.response_translator import rename_fields
+from gateway.apis.anthropic.response_translator import MessageTranslator, rename_fields
 from tests.gateway.apis.conftest import Stage
 from tests.support.gateway_api_scripts import CALLS, dies, fails, refuses, says
 from tests.support.gateway_fake_engine import FakeEngine, Script
@@ -301,6 +301,16 @@ async def test_a_history_of_other_servers_goes_on(
     call = stage.asked["messages"][1]["tool_calls"][0]["function"]
     assert call == {"name": "f" * 128, "arguments": '{"a":null}'}
     assert stage.asked["chat_template_kwargs"]["reasoning_effort"] == "low"
+
+
+def test_a_stream_begins_with_the_tokens_of_the_prompt() -> None:
+    translator = MessageTranslator("m", 9, shows_thoughts=True)
+    translator.take_usage(lambda: (10, 4, 0))
+    start = translator.events(
+        b'data: {"id":"chatcmpl-1","choices":[{"delta":{"content":"a"}}]}\n\n'
+    )
+    usage = orjson.loads(start.split(b"data: ")[1].split(b"\n")[0])["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (6, 4)
 
 
 def test_an_error_names_the_field_that_the_client_sent() -> None:
