@@ -226,7 +226,7 @@ async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path
         ),
         pytest.param("old", "", "", id="without-prune", marks=pytest.mark.ci),
         pytest.param(
-            "old", "  prune: true\n", "  dependsOn: [NAME-old]\n", id="new-waits-for-old", marks=pytest.mark.ci,
+            "old", "  prune: true\n", "  dependsOn: [NAME-old]\n", id="new-waits-for-old",
         ),
         pytest.param(
             "new", "  prune: true\n  dependsOn: [NAME-new]\n", "", id="old-waits-for-new", marks=pytest.mark.ci,
