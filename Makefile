@@ -158,7 +158,7 @@ bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gon
 bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, and what others notice
 	@$(BIN)/python -m bench.gateway.hostile
 
-bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file
+bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file; agents replayed
 	@$(BIN)/python -m bench.prefix_cache
 
 bench-store: $(TEST_READY)  ## our etcd clients beside the other Python ones, in four minutes

@@ -8,6 +8,8 @@ seconds.
 
 The prompt has 1,500 tokens instead of the 26,000 of a coding agent, which the CPU backend needs minutes for; what a
 file spares grows with the prompt, so a longer one is no worse.
+
+Recorded agents are replayed on a tiny model, two sessions of 20 turns each: tokens read by tokens that are new.
 """
 
 import http.client
@@ -24,15 +26,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.engine_start import free_port, real_model, start_engine
 from bench.result import SMOKE, finish, of_peer, recorded, sized
 from schemas.kv_cache import KvCache
+from tests.support.agent_sessions import ReadTokens, load_session, replay
 
 ROUNDS: Final = sized(3, smoke=1)
 PROMPT_TOKENS: Final = sized(1_500, smoke=256)
 ANSWER_TOKENS: Final = sized(64, smoke=8)
+AGENTS: Final = sized(("aider", "claude", "opencode", "qwen"), smoke=("aider",))
+AGENT_TURNS: Final = sized(20, smoke=2)
 _BLOCK: Final = 64
 _GIVE_UP_S: Final = 200.0
 
@@ -109,9 +114,9 @@ def _wait(holds: object, what: str) -> None:
 
 
 @contextmanager
-def _engine(model: Path, disk: Path | None) -> Iterator[_Server]:
+def _engine(model: Path, disk: Path | None, *, context_length: int = 4096) -> Iterator[_Server]:
     port = free_port()
-    fields: dict[str, object] = {"context_length": 4096, "concurrency": 2}
+    fields: dict[str, object] = {"context_length": context_length, "concurrency": 2}
     if disk is not None:
         fields |= {"kv_cache": KvCache(disk_bytes="4Gi"), "prefix_disk_dir": disk}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -165,6 +170,44 @@ def _peer_s(model: Path, prompt: Sequence[int], file: Path, way: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
+def _agents(root: Path) -> dict[str, float]:
+    """Return the tokens that an engine read by those that were new, for each recorded agent.
+
+    Two sessions of an agent, the second after a restart with kill -9. The model is tiny: the figures have no time.
+    """
+    model = root / "tiny"
+    command = [sys.executable, "-m", "tests.support.tiny_model", str(model), "--endless"]
+    subprocess.run([*command, "--context", "131072"], check=True, stdout=subprocess.DEVNULL)
+    figures: dict[str, float] = {}
+    for agent in AGENTS:
+        known: list[Sequence[int]] = []
+        parts: list[ReadTokens] = []
+        for number in (1, 2):
+            with _engine(model, root / f"disk-{agent}", context_length=131_072) as engine:
+
+                def post(
+                    path: str, body: bytes, engine: _Server = engine
+                ) -> tuple[dict[str, str], Any]:
+                    status, answer = engine.call("POST", path, body.decode())
+                    if status != 200:
+                        raise RuntimeError(f"the engine answered {status}: {answer[:300]!r}")
+                    return {}, json.loads(answer)
+
+                session = load_session(agent, number)
+                turns = slice(AGENT_TURNS)
+                parts.append(replay(post, session, known, turns=turns, model="bench"))
+                if number == 1:
+                    blocks = len(known[-1]) // _BLOCK
+                    _wait(
+                        lambda e=engine, n=blocks: e.written() >= n, "the blocks were not written"
+                    )
+        read, new = sum(part.read for part in parts), sum(part.new for part in parts)
+        figures[f"{agent}_read_of_new"] = round(read / new, 4)
+        figures[f"{agent}_second_read_of_prompts"] = round(parts[1].read / parts[1].prompts, 4)
+        print({name: value for name, value in figures.items() if agent in name}, flush=True)
+    return figures
+
+
 def main() -> None:
     """Measure and print."""
     failed: dict[str, str] = {}
@@ -174,6 +217,9 @@ def main() -> None:
         for number in range(ROUNDS):
             rounds.append(_round(model, Path(root), number))
             print({name: round(value, 3) for name, value in rounds[-1].items()}, flush=True)
+    agents: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as root, recorded(failed, "agents"):
+        agents = _agents(Path(root))
     compared: dict[str, float] = {}
     figures: dict[str, float] = {}
     if rounds:
@@ -190,7 +236,7 @@ def main() -> None:
     finish(
         "prefix_cache",
         compared,
-        {"rounds": ROUNDS, "prompt_tokens": PROMPT_TOKENS, **figures},
+        {"rounds": ROUNDS, "prompt_tokens": PROMPT_TOKENS, **figures, **agents},
         failed=failed,
     )
 

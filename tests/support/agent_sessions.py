@@ -74,6 +74,7 @@ def replay(
     *,
     is_canonical: bool = True,
     turns: slice,
+    model: str = "tiny",
 ) -> ReadTokens:
     """Send a session's turns to an engine, one token each. `known`: the prompts before, which grow.
 
@@ -84,7 +85,7 @@ def replay(
         request = session.read(given)
         if is_canonical:
             canonicalize(request)
-        body = {**json.loads(request.body), "model": "tiny", "stream": False, "max_tokens": 1}
+        body = {**json.loads(request.body), "model": model, "stream": False, "max_tokens": 1}
         body.pop("stream_options", None)
         _, tokenized = post("/tokenize", orjson.dumps(_prompt_of(body)))
         tokens = tokenized["tokens"]
