@@ -39,7 +39,6 @@ FOREIGN: Mapping[str, str] = {
     "log-outputs logger peer-cert-file peer-client-cert-auth peer-key-file peer-trusted-ca-file quota-backend-bytes "
     "snapshot-count trusted-ca-file watch-progress-notify-interval",
     "socketfilterfw": "add getblockall getglobalstate listapps remove setblockall unblockapp",
-    "aider": "model-metadata-file",
     "log": "last predicate style",
     "promtool": "syntax-only",
     "pytest": "update-golden",
@@ -52,7 +51,7 @@ FOREIGN: Mapping[str, str] = {
     "mlx.launch": "cwd",
     "tailscale": "json",
     "LocalAI": "models-config-file",
-    "aider": "openai-api-base openai-api-key",
+    "aider": "model-metadata-file openai-api-base openai-api-key",
     "hf": "local-dir",
     "lm_eval": "model tasks",
     "mlx_lm.convert": "hf-path mlx-path q-bits",
