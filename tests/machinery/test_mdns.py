@@ -75,6 +75,18 @@ class Lan:
         await until(lambda: set(names) <= set(self.names()), limit_s=limit_s, what=f"{names} heard")
         return self.browser.records()
 
+    async def hears_again(self, since: float, *, limit_s: float) -> None:
+        """Wait for an announcement after a moment of the loop's time."""
+
+        def is_new(record: ServiceRecord) -> bool:
+            return record.age_s < asyncio.get_running_loop().time() - since
+
+        await until(
+            lambda: any(map(is_new, self.browser.records())),
+            limit_s=limit_s,
+            what="an announcement after the flap",
+        )
+
     def signal(self, name: str, number: signal.Signals) -> None:
         self.children[f"{name}@0"].send(number)
 
@@ -133,6 +145,34 @@ class TestOnOneBridge:
                 net.networks.place(member).client_host for member in (0, 1)
             }
 
+    async def test_a_machine_that_is_killed_leaves_a_hint_that_grows_old(
+        self, tmp_path: Path
+    ) -> None:
+        async with lan(tmp_path) as net:
+            net.start(0, "control", "mac-1", FLEET, CA)
+            await net.hears("mac-1-control", limit_s=10)
+            net.signal("mac-1", signal.SIGKILL)
+            await until(
+                lambda: [record for record in net.browser.records() if record.age_s > 5],
+                limit_s=20,
+                what="a hint that is older than the repeated announcements",
+            )
+
+    @pytest.mark.timeout(240)
+    async def test_a_machine_is_announced_again_after_each_flap_of_its_link(
+        self, tmp_path: Path
+    ) -> None:
+        async with lan(tmp_path) as net:
+            net.start(0, "control", "mac-1", FLEET, CA)
+            await net.hears("mac-1-control", limit_s=10)
+            for _ in range(3):
+                net.networks.cut_clients(0)
+                await asyncio.sleep(0.5)
+                net.networks.mend_clients(0)
+                begun = asyncio.get_running_loop().time()
+                await net.hears_again(begun, limit_s=15)
+                print(f"again after {asyncio.get_running_loop().time() - begun:.1f} s")
+
     async def test_what_is_heard_is_bounded_and_made_printable(self, tmp_path: Path) -> None:
         async with lan(tmp_path) as net:
             net.start(1, "new", "mac-9")
@@ -153,7 +193,10 @@ class TestOnOneBridge:
             assert "mac-9-new" in net.names()
 
     async def test_a_refusal_to_send_ends_the_session_of_that_link(self, tmp_path: Path) -> None:
-        async with lan(tmp_path) as net, mdns._open(on_bridge(net.networks), SystemClock()) as link:
+        async with (
+            lan(tmp_path) as net,
+            mdns._open(on_bridge(net.networks), SystemClock()) as link,
+        ):
             for reader in link.responder.zeroconf.engine.readers:
                 protocol = reader.transport.get_protocol()
                 assert isinstance(protocol, asyncio.DatagramProtocol)

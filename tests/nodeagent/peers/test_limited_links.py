@@ -10,16 +10,19 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from models.model_store.piece_list import PIECE_BYTES
+from store import keys
 from tests.support import netns
 from tests.support.hub import REPO, StandInHub
 from tests.support.sharing_fleet import INTERNET, SharingFleet, SharingMac, sharing_fleet
-from tests.support.values import present
 from tests.support.waiting import until_async
 
 pytestmark = [
-    pytest.mark.full, pytest.mark.etcd, pytest.mark.timeout(300),
+    pytest.mark.full,
+    pytest.mark.etcd,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not netns.available(), reason="needs network namespaces"),
-]  # fmt: skip
+]
 
 MB = 1_000_000
 
@@ -73,7 +76,7 @@ def hub_asker(fleet: SharingFleet, folder: str) -> SharingMac | None:
     return None
 
 
-@pytest.mark.parametrize("percent", [30, 90])
+@pytest.mark.parametrize("percent", [30, 60, 90])
 async def test_when_the_mac_that_asks_the_hub_is_killed_little_is_sent_again(
     tmp_path: Path, percent: int
 ) -> None:
@@ -85,7 +88,8 @@ async def test_when_the_mac_that_asks_the_hub_is_killed_little_is_sent_again(
         for mac in macs:
             mac.pull(source)
         await fleet.wait(lambda: fleet.hub.body_bytes >= size * percent // 100, what=f"{percent} %")
-        asker = present(hub_asker(fleet, source.folder))
+        asker = hub_asker(fleet, source.folder)
+        assert asker is not None
         asker.kill()
         others = [mac for mac in macs if mac is not asker]
         await fleet.wait(
@@ -96,6 +100,73 @@ async def test_when_the_mac_that_asks_the_hub_is_killed_little_is_sent_again(
         for mac in others:
             assert mac.contents(source.folder) == files
         assert ratio <= 1.1
+
+
+async def test_when_the_hub_goes_the_macs_share_what_is_there_and_say_why_they_wait(
+    tmp_path: Path,
+) -> None:
+    files = model(60 * MB, 30 * MB)
+    size = size_of(files)
+    async with sharing_fleet(tmp_path, hub_of(files), count=3) as fleet:
+        source = fleet.reference()
+        macs = [await fleet.add(f"mac-{number}", attempts=3) for number in range(3)]
+        for mac in macs:
+            mac.pull(source)
+        await fleet.wait(lambda: fleet.hub.body_bytes >= size * 60 // 100, what="60 %")
+        fleet.hub.faults.status = 503
+        fleet.hub.cut()
+
+        def reasons() -> list[str]:
+            found = [mac.report(source.folder) for mac in macs]
+            return [report.error for report in found if report is not None and report.error]
+
+        await fleet.wait(lambda: len(reasons()) == 3, what="the reasons")
+        assert all(reason.startswith("SourceUnreachable: ") for reason in reasons())
+        # What one had, all have by then.
+        present = [mac.pulls[source.folder].present_bytes for mac in macs]
+        print(f"present {[f'{one / size:.2f}' for one in present]}")
+        assert min(present) >= 0.95 * max(present)
+        fleet.hub.faults.status = 0
+        await fleet.pulled(macs, source)
+        for mac in macs:
+            assert mac.contents(source.folder) == files
+
+
+async def test_a_mac_whose_disk_flips_a_bit_is_banned_and_its_bytes_are_not_published(
+    tmp_path: Path,
+) -> None:
+    files = model(100 * MB)
+    async with sharing_fleet(tmp_path, hub_of(files), count=3) as fleet:
+        source = fleet.reference()
+        bad, good = await fleet.add("bad"), await fleet.add("good")
+        await fleet.pulled([bad, good], source)
+        flip_bit(bad, source.folder, "model-0.safetensors", at=50 * MB)
+        good.kill()  # else it would be asked, half of the times
+        fleet.hub.body_bytes = 0
+        late = await fleet.add("late")
+        await fleet.pulled([late], source)
+        assert late.contents(source.folder) == files
+        assert late.banned == {"bad"}
+        ratio = fleet.hub.body_bytes / size_of(files)
+        print(f"hub bytes {ratio:.3f} x")
+        # The piece before the wrong one was kept, and the rest came from the hub.
+        assert ratio == pytest.approx(1 - PIECE_BYTES / size_of(files), abs=0.02)
+
+        async def told() -> bool:
+            events = (await fleet.store.list(keys.event_prefix("Node/late"))).items
+            return any(b"WrongBytes" in event.value and b"bad" in event.value for event in events)
+
+        await until_async(told, what="an event")
+
+
+def flip_bit(mac: SharingMac, folder: str, name: str, *, at: int) -> None:
+    path = (mac.root / folder / name).resolve()
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(at)
+        found = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([found ^ 1]))
 
 
 async def test_two_models_with_the_same_file_get_it_from_the_hub_once(tmp_path: Path) -> None:
@@ -117,6 +188,20 @@ async def test_two_models_with_the_same_file_get_it_from_the_hub_once(tmp_path: 
         ratio = hub.body_bytes / size_of(shared)
         print(f"hub bytes {ratio:.3f} x")
         assert ratio <= 1.02
+
+
+async def test_several_macs_fetch_different_files_from_the_hub(tmp_path: Path) -> None:
+    files = model(30 * MB, 30 * MB, 30 * MB, 30 * MB)
+    async with sharing_fleet(tmp_path, hub_of(files), count=4) as fleet:
+        macs = [await fleet.add(f"mac-{number}") for number in range(4)]
+        source = fleet.reference()
+        await fleet.pulled(macs, source)
+        askers = [mac.name for mac in macs if any(fleet.hub.host in one for one in mac.sources)]
+        ratio = fleet.hub.body_bytes / size_of(files)
+        print(f"asked the hub: {askers}, hub bytes {ratio:.3f} x")
+        assert ratio <= 1.02
+        clients = {request.client for request in fleet.hub.requests("GET", ".safetensors")}
+        assert len(clients) >= 2
 
 
 async def got(url: str) -> int:
