@@ -93,7 +93,7 @@ class LocalProxy:
             except aiohttp.ClientConnectorError as error:
                 failed.append(f"{gateway.url}: {error.strerror or error}")
                 # The one that answers is asked first from now on.
-                self._gateways.sort(key=lambda other, dead=gateway: other is dead)
+                self._gateways = [*(g for g in self._gateways if g is not gateway), gateway]
                 continue
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = str(error) or type(error).__name__

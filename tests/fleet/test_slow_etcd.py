@@ -107,21 +107,10 @@ async def slow_fleet(folder: Path, models_dir: Path) -> AsyncIterator[SlowFleet]
             await fleet.stop()
 
 
-def cgroup_of(name: str) -> Callable[[int], AbstractAsyncContextManager[None]]:
-    def trouble(pid: int) -> AbstractAsyncContextManager[None]:
-        group = slow_cpu.make_group(name)
-        if group is None:
-            pytest.skip("this machine allows no control groups with a CPU quota")
-        return slow_cpu.in_group(group, pid)
-
-    return trouble
-
-
 @pytest.mark.parametrize(
     "trouble",
     [
         pytest.param(slow_cpu.frozen, id="frozen"),
-        pytest.param(cgroup_of("etcd"), id="cgroup"),
         pytest.param(slow_cpu.duty_cycle, id="duty-cycle"),
     ],
 )
