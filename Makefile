@@ -104,12 +104,13 @@ test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/har
 coverage: $(TEST_READY)  ## branch coverage of production code by the default tier, child processes included
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --timeout=400
 
-lint: $(TEST_READY)  ## ruff, mypy (for Linux and for macOS) and import-linter only
+lint: $(TEST_READY)  ## ruff, mypy (for Linux and for macOS), import-linter and the house rules only
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@for platform in $(PLATFORMS); do \
 	  $(BIN)/mypy --platform $$platform --cache-dir .mypy_cache/$$platform || exit 1; done
 	@$(BIN)/lint-imports
+	@$(BIN)/pytest --quiet --numprocesses=0 tests/lint
 
 format: $(TEST_READY)  ## put the code in the house's format
 	@$(BIN)/ruff check --fix-only --quiet .

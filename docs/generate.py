@@ -2,7 +2,7 @@
 
 These are the JSON Schemas, a page for each kind, the reference of fleetctl, the gateway's OpenAPI document, the
 page of reasons, the table of model sizes, the picture of the layers and the tables of life cycles.
-`tests/test_docs.py` compares the committed files with what this generates.
+`tests/lint/test_docs.py` compares the committed files with what this generates.
 """
 
 import configparser

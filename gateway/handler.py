@@ -176,7 +176,7 @@ class InferenceHandler(RequestHandler):
             context.extra_headers = (*context.extra_headers, line)
             log.debug(
                 "prompt made canonical",
-                extra={"request": request.request_id.decode("ascii"), "rules": rules},
+                extra={"request_id": request.request_id.decode("ascii"), "rules": rules},
             )
 
     def _is_unsynced(self) -> bool:

@@ -1,6 +1,6 @@
 """Every reason that the fleet writes into conditions, events and rejections, with its meaning and its cure.
 
-`docs/generate.py` makes docs/reference/reasons.md from these tables. `tests/test_reasons.py` compares them with the
+`docs/generate.py` makes docs/reference/reasons.md from these tables. `tests/lint/test_reasons.py` compares them with the
 reasons in the code: a reason without a row fails the tests, and so does a row without a reason.
 """
 

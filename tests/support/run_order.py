@@ -15,12 +15,9 @@ _WAITING = ("soak", "fleet", "etcd")
 _COMPUTING = ("mlx",)
 # The part of the run in which the last file that waits begins.
 _SPREAD = 0.8
-# Files that one worker runs because they share what costs seconds to make: the syntax trees of the repository, a
+# Files that one worker runs because they share what costs seconds to make: a
 # browser, an engine behind a gateway. `tests/dashboard/test_page.py` is as long as the other pages together.
 _UNITS = {
-    "judges": re.compile(
-        r"tests/test_(flags|house_rules|language|log_fields|reasons|retry_loops)\.py"
-    ),
     "pages": re.compile(r"tests/dashboard/test_(\w+_page|usage)\.py"),
     "clients": re.compile(r"tests/gateway/clients/test_\w+\.py"),
 }

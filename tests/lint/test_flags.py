@@ -17,7 +17,7 @@ from nodeagent.hollow.__main__ import main as hollow
 from reconciler.__main__ import main as reconciler
 from tests.support.syntax import nodes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = (
     *("engine", "fleetctl", "gateway", "machinery", "manifests"),
     *("identity", "models", "nodeagent", "reconciler", "schemas", "store"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.syntax import nodes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "operations" / "store.md"
 ROOMS = (
     "machinery",

@@ -11,7 +11,7 @@ from tests.support.command_lines import problems
 from tests.support.reasons import FoundReasons, find_reasons
 from tests.support.syntax import PRODUCTION, nodes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROWS = [(section.title, row) for section in SECTIONS for row in section.reasons]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.syntax import PRODUCTION, statements, tree
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 _LINES, _FUNCTION_LINES = 600, 100
 _SUPPRESSIONS_PER_1000 = 1.5
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.syntax import PRODUCTION, statements
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # Terms of the field that end in -ing or -ed: a module may have such a name, and no other participle or gerund.
 FIELD_TERMS = frozenset({

@@ -21,7 +21,7 @@ from tests.support.command_lines import problems
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.pages import anchors, code_blocks, command_lines, links, pages, prose
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_generated_files_are_current() -> None:

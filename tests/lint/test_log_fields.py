@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.syntax import nodes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = (
     *(
         "schemas",
