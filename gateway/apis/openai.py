@@ -24,6 +24,8 @@ PATHS = (*_GENERATIONS, *_STATELESS)
 _SESSION_ID = wire_headers.SESSION_ID.encode()
 _TIMEOUT = wire_headers.REQUEST_TIMEOUT.encode()
 _TRUE = b"true"
+_UNSET = (b"", b"null")
+_NOT_BACKGROUND = (*_UNSET, b"false")
 
 
 class ResponsesTranslator(ResponseTranslator):
@@ -70,6 +72,8 @@ class _RoutingFields(msgspec.Struct):
     n: msgspec.Raw = msgspec.Raw()
     fleet: msgspec.Raw = msgspec.Raw()
     session_id: msgspec.Raw = msgspec.Raw()
+    previous_response_id: msgspec.Raw = msgspec.Raw()
+    background: msgspec.Raw = msgspec.Raw()
     conversation: msgspec.Raw = msgspec.Raw()
     prompt_cache_key: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
@@ -78,13 +82,8 @@ class _RoutingFields(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-class _Conversation(msgspec.Struct):
-    id: str = ""
-
-
 _decode = msgspec.json.Decoder(_RoutingFields).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_CONVERSATION = msgspec.json.Decoder(str | _Conversation)
 
 
 class OpenAiAdapter(ApiAdapter):
@@ -107,7 +106,9 @@ class OpenAiAdapter(ApiAdapter):
             raise invalid("Unknown parameter: 'fleet'.", param="fleet")
         is_streamed = bool(head.stream) and bytes(head.stream) == _TRUE
         is_generation = path in _GENERATIONS
-        has_session = head.session_id or head.conversation or _SESSION_ID in fields
+        if path == _RESPONSES:
+            _check_state(head)
+        has_session = head.session_id or _SESSION_ID in fields
         request = InferenceRequest(
             path=path,
             model=model,
@@ -124,6 +125,27 @@ class OpenAiAdapter(ApiAdapter):
             cache_salt=_text(head.cache_salt) if head.cache_salt else "",
         )
         return request, ResponsesTranslator() if is_streamed and path == _RESPONSES else None
+
+
+def _check_state(head: _RoutingFields) -> None:
+    """Raise RefusedError if a request for a response needs what an earlier request stored."""
+    for name, is_unset, remedy in (
+        (
+            "previous_response_id",
+            bytes(head.previous_response_id) in _UNSET,
+            "send the whole input",
+        ),
+        ("conversation", bytes(head.conversation) in _UNSET, "send the whole input"),
+        (
+            "background",
+            bytes(head.background) in _NOT_BACKGROUND,
+            "wait for the answer, or stream it",
+        ),
+    ):
+        if not is_unset:
+            raise invalid(
+                f"'{name}' is not supported: responses are not stored; {remedy}.", param=name
+            )
 
 
 def _model(raw: msgspec.Raw) -> str:
@@ -186,12 +208,4 @@ def _session(head: _RoutingFields, http_request: HttpRequest) -> str:
     """
     if head.session_id and (own := _text(head.session_id)):
         return own
-    if header := http_request.fields.get(_SESSION_ID):
-        return header.decode("latin-1")
-    if not head.conversation:
-        return ""
-    try:
-        named = _CONVERSATION.decode(head.conversation)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
-    return named if isinstance(named, str) else named.id
+    return http_request.fields.get(_SESSION_ID, b"").decode("latin-1")

@@ -219,8 +219,6 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "body": ({"session_id": "s"}, {}, CHAT),
     "header": ({}, {"X-Session-Id": "s"}, CHAT),
     "completion": ({"session_id": "s", "prompt": "x"}, {}, "/v1/completions"),
-    "conversation": ({"conversation": "s", "input": "x"}, {}, "/v1/responses"),
-    "conversation-object": ({"conversation": {"id": "s"}, "input": "x"}, {}, "/v1/responses"),
     "conversation-that-goes-on": ({"messages": MORE}, {}, CHAT),
     "responses-that-go-on": ({"input": MORE}, {}, "/v1/responses"),
 }
