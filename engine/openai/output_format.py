@@ -284,7 +284,7 @@ def write_grammar(
     traits = codec.traits
     state = thinking_state(request, prompt, codec)
     markers = None
-    has_markers = traits.answer_format.answer is None
+    has_markers = not isinstance(traits.answer_format.syntax, HarmonySyntax)
     if request.is_chat and has_markers and traits.thinking is not None and state.may_think:
         markers = ReasoningMarkers(
             start=traits.thinking.start, end=traits.thinking.end, is_open=state.is_open

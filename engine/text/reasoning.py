@@ -70,7 +70,8 @@ def read_reasoning(
     if markers is None or prompt_state is ThinkingState.CONTINUED_ANSWER:
         return
     if prompt_state is ThinkingState.FREE:
-        start = Delimiter({markers.start: ""})
+        marker = markers.start.lstrip()
+        start = Delimiter({marker: ""})
         while True:
             reader.hold(reader.blanks_end())
             is_start = start.here(reader.text, reader.at)
@@ -80,7 +81,7 @@ def read_reasoning(
         if not is_start:
             yield reader.release(SpanRole.CONTENT)
             return
-        reader.hold(reader.at + len(markers.start))
+        reader.hold(reader.at + len(marker))
         yield reader.release(SpanRole.HIDDEN)
     reader.is_thinking = True
     if prompt_state is not ThinkingState.CONTINUED_REASONING:

@@ -35,7 +35,11 @@ class AnswerFormat:
     content: Callable[[Reader, ToolSet], Steps[None]] = field(compare=False)
     """Parser of what follows the reasoning."""
     answer: Callable[[Reader, AnswerContext], Steps[None]] | None = None
-    """Parser of the whole answer, if reasoning is not between markers."""
+    """Parser of the whole answer, if reasoning is not only between markers at its beginning."""
+    text: Callable[[Reader], Steps[None]] = field(default=read_text, compare=False)
+    """Parser of what follows the reasoning, if the answer may have no calls."""
+    thinking: ThinkingMarkers | None = None
+    """Markers around reasoning, if they are no tokens of their own."""
     syntax: Syntax | None = None
     """Syntax that a grammar enforces; None if calls can only be parsed."""
     is_native: bool = True
@@ -55,4 +59,4 @@ class AnswerFormat:
         if context.tools is not None:
             yield from self.content(reader, context.tools)
             return
-        yield from read_text(reader)
+        yield from self.text(reader)

@@ -245,10 +245,17 @@ class Tags:
     argument_end: str
     trims_newlines: bool = False
     """True if a newline after the opening tag and before the closing one is no part of the value."""
+    has_types: bool = False
+    """True if a second group of `argument` says whether the value is a string."""
     is_bare: bool = False
-    """True if models leave the section out at times."""
+    """True if models leave the section out at times, or always; then only known tools are called."""
+    cdata: tuple[str, str] | None = None
+    """Around values with tags or newlines, between the tags of the argument."""
+    whole: str = ""
+    """Expression for what opens all arguments as one JSON object instead."""
     start: Delimiter = field(init=False, compare=False)
     _value_end: Delimiter = field(init=False, compare=False)
+    _cdata_end: Delimiter | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Compile the delimiters."""
@@ -264,6 +271,15 @@ class Tags:
         )
         closed = rf"(?={over})"
         markers, lasts = {self.argument_end: follows}, {self.argument_end: last}
+        cdata_end = None
+        if self.cdata is not None:
+            end = rf"{GAP}{re.escape(self.argument_end)}"
+            cdata_end = Delimiter(
+                {self.cdata[1]: end + follows},
+                last={self.cdata[1]: f"(?:{end}{last}|{GAP}\\Z)"},
+                window=300,
+            )
+        object.__setattr__(self, "_cdata_end", cdata_end)
         if self.section_end:
             markers[self.close] = closed
             lasts[self.close] = rf"(?={GAP}(?:{re.escape(self.section_end)})?\s*\Z)"
@@ -271,14 +287,17 @@ class Tags:
             markers = {f"\n{text}": then for text, then in markers.items()} | markers
             lasts = {f"\n{text}": then for text, then in lasts.items()} | lasts
         object.__setattr__(self, "_value_end", Delimiter(markers, last=lasts, window=200))
-        bare = {self.call_prefix: ""} if self.is_bare else {}
-        object.__setattr__(self, "start", Delimiter({self.section: ""} | bare))
+        starts = [self.section, *([self.call_prefix] if self.is_bare else [])]
+        object.__setattr__(self, "start", Delimiter(dict.fromkeys(filter(None, starts), "")))
 
     def read(self, reader: Reader, tools: ToolSet) -> Steps[bool]:
         """Read the calls of a section."""
         call = re.compile(f"(?:{re.escape(self.section)}{GAP})?{self.call}")
         match = yield from reader.match(call, 500)
-        if match is None or (not match[0].startswith(self.section) and match[1] not in tools):
+        if match is None:
+            return False
+        is_marked = self.section and match[0].startswith(self.section)
+        if not is_marked and match[1] not in tools:
             return False
         while match is not None:
             yield reader.take(match.end(), calls=head(match[1], "{"))
@@ -294,7 +313,8 @@ class Tags:
         return True
 
     def _read_arguments(self, reader: Reader, name: str, tools: ToolSet) -> Steps[None]:
-        following = re.compile(rf"{GAP}(?:{self.argument}|{re.escape(self.close)})")
+        whole = f"|({self.whole})" if self.whole else ""
+        following = re.compile(rf"{GAP}(?:{self.argument}|{re.escape(self.close)}{whole})")
         comma = ""
         while True:
             match = yield from reader.match(following, 500)
@@ -306,21 +326,39 @@ class Tags:
                 continue
             if match[1] is None:
                 yield reader.take(match.end())
-                break
+                if not self.whole or match[match.re.groups] is None:
+                    break
+                yield from self._read_whole(reader)
+                return
             yield reader.take(
                 match.end(),
                 calls=(CallPiece(None, f"{comma}{quote(match[1])}: ", is_complete=False),),
             )
             comma = ", "
-            marks = match.groups()[1:]
             kinds = tools.kinds(name, match[1])
-            if marks:  # the tag says whether the value is a string
-                kinds = TEXT if marks[0] == "true" else kinds - TEXT
+            if self.has_types:
+                kinds = TEXT if match[2] in ("true", "string", None) else kinds - TEXT
             yield from self._read_value(reader, kinds)
         if reader.at < len(reader.text) or not reader.is_cut:
             yield reader.take(reader.at, calls=(CallPiece(None, "}", is_complete=True),))
 
+    def _read_whole(self, reader: Reader) -> Steps[None]:
+        """Read the rest of a JSON object, and the end of the call."""
+        is_over = yield from read_json(reader, JsonScanner(_depth=1))
+        end = yield from reader.until(Delimiter({self.close: ""}), SpanRole.HIDDEN)
+        if end is not None:
+            yield reader.take(end.end())
+        if is_over or not reader.is_cut:
+            yield reader.take(reader.at, calls=(DONE,))
+
     def _read_value(self, reader: Reader, kinds: frozenset[str]) -> Steps[None]:
+        value_end = self._value_end
+        if self.cdata is not None and self._cdata_end is not None:
+            opening = re.compile(rf"{GAP}{re.escape(self.cdata[0])}")
+            match = yield from reader.match(opening, 80)
+            if match is not None:
+                yield reader.take(match.end())
+                value_end = self._cdata_end
         if self.trims_newlines:
             while reader.at == len(reader.text) and not reader.is_final:
                 yield None
@@ -328,11 +366,11 @@ class Tags:
                 yield reader.take(reader.at + 1)
         if kinds == TEXT:
             yield reader.take(reader.at, calls=_raw('"'))
-            end = yield from reader.until(self._value_end, quoted_piece)
+            end = yield from reader.until(value_end, quoted_piece)
             written = '"'
         else:
             parts: list[str] = []
-            end = yield from reader.until(self._value_end, collector(parts))
+            end = yield from reader.until(value_end, collector(parts))
             written = value_as_json("".join(parts), kinds)
         if end is not None or not reader.is_cut:
             is_argument = end is not None and self.argument_end in end[0]

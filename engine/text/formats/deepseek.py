@@ -27,6 +27,7 @@ _TAGS = Tags(
     argument=r'<｜DSML｜parameter name="([^>\n"]{1,256})" string="(true|false)">',
     argument_prefix="<｜DSML｜parameter name=",
     argument_end="</｜DSML｜parameter>",
+    has_types=True,
 )
 
 

@@ -1,4 +1,4 @@
-"""GLM's calls: the name, and a pair of tags for each argument; GLM 4.7 writes no newlines between them."""
+"""GLM's calls: the name, and a pair of tags for each argument; GLM 4.7 and Laguna write no newlines."""
 
 from collections.abc import Container
 
@@ -30,7 +30,7 @@ def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
 
 FORMAT = AnswerFormat(
     name="glm",
-    models="GLM 4.5, 4.6, 4.7 and 5",
+    models="GLM 4.5, 4.6, 4.7 and 5, Laguna",
     start="<tool_call>",
     matches=_matches,
     content=_content,

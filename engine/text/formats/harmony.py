@@ -16,7 +16,7 @@ from engine.text.formats.tools import ToolSet
 from engine.text.reasoning import ThinkingMarkers, ThinkingState
 from engine.text.spans import CallPiece, SpanRole
 
-ANALYSIS = ThinkingMarkers(start="<|channel|>analysis<|message|>", end="<|end|>")
+_ANALYSIS = ThinkingMarkers(start="<|channel|>analysis<|message|>", end="<|end|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _BODY_END = Delimiter(dict.fromkeys((*_ENDS, "<|start|>", "<|channel|>"), ""))
 _HEADER = re.compile(
@@ -103,5 +103,6 @@ FORMAT = AnswerFormat(
     matches=_matches,
     content=_content,
     answer=_answer,
+    thinking=_ANALYSIS,
     syntax=HarmonySyntax(),
 )

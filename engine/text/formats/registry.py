@@ -11,8 +11,10 @@ from engine.text.formats import (
     hermes,
     kimi,
     llama,
+    minicpm,
     minimax,
     mistral,
+    muse,
     pythonic,
     qwen_coder,
     seed_oss,
@@ -25,6 +27,8 @@ PLAIN = replace(hermes.FORMAT, name="plain", models="any other model", is_native
 # The first that matches: a template of one family may mention the markers of another.
 FORMATS = (
     harmony.FORMAT,
+    kimi.K3,
+    muse.FORMAT,
     minimax.FORMAT,
     seed_oss.FORMAT,
     gemma.FORMAT,
@@ -33,6 +37,7 @@ FORMATS = (
     glm.FORMAT,
     qwen_coder.FORMAT,
     kimi.FORMAT,
+    minicpm.FORMAT,
     deepseek.V32,
     deepseek.V3,
     deepseek.FORMAT,
@@ -55,19 +60,18 @@ _THINKING = (
 
 def find_format(template: str, vocabulary: Container[str]) -> AnswerFormat:
     """Return the format of a model's answers; PLAIN if its template knows no tools or is of no known family."""
-    if harmony.FORMAT.matches(template, vocabulary):
-        return harmony.FORMAT
-    if "tools" not in template:
-        return PLAIN
-    return next((form for form in FORMATS if form.matches(template, vocabulary)), PLAIN)
+    # An answer without tools has channels, too.
+    channelled = (harmony.FORMAT, kimi.K3, muse.FORMAT)
+    forms = FORMATS if "tools" in template else channelled
+    return next((form for form in forms if form.matches(template, vocabulary)), PLAIN)
 
 
 def find_thinking(
     answer_format: AnswerFormat, vocabulary: Container[str]
 ) -> ThinkingMarkers | None:
-    """Return the markers around a model's reasoning, which are tokens of their own; None if it has none."""
-    if answer_format.answer is not None:
-        return harmony.ANALYSIS
+    """Return the markers around a model's reasoning; None if it has none."""
+    if answer_format.thinking is not None:
+        return answer_format.thinking
     if "<|channel>" in vocabulary and "<channel|>" in vocabulary:  # Gemma 4
         return ThinkingMarkers(start="<|channel>thought", end="<channel|>")
     return next(

@@ -170,8 +170,64 @@ def function_gemma(calls: Sequence[Call]) -> str:
     return written.replace('<|"|>', "<escape>")
 
 
+def minicpm(calls: Sequence[Call]) -> str:
+    def argument(key: str, value: Any) -> str:
+        text = _text(value)
+        has_markup = any(mark in text for mark in "<&\n")
+        return f'<param name="{key}">{f"<![CDATA[{text}]]>" if has_markup else text}</param>'
+
+    return "\n".join(
+        f'<function name="{name}">{"".join(argument(*part) for part in given.items())}</function>'
+        for name, given in calls
+    )
+
+
+def muse(calls: Sequence[Call]) -> str:
+    def one(call: Call) -> str:
+        given = "".join(
+            f'<atem:parameter name="{key}">{_text(value)}</atem:parameter>\n'
+            for key, value in call[1].items()
+        )
+        written = f'<atem:invoke name="{call[0]}">\n{given}</atem:invoke>\n'
+        return f" to={call[0]}<|message|><atem:function_calls>\n{written}</atem:function_calls>"
+
+    return "<|eom|><|start|>assistant".join(map(one, calls))
+
+
+_K3_TYPES = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object"}
+
+
+def kimi_k3(calls: Sequence[Call]) -> str:
+    def argument(key: str, value: Any) -> str:
+        kind = _K3_TYPES.get(type(value), "number")
+        return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{_text(value)}<|close|>argument<|sep|>'
+
+    return _k3(
+        [(name, "".join(argument(*part) for part in given.items())) for name, given in calls]
+    )
+
+
+def kimi_k3_whole(calls: Sequence[Call]) -> str:
+    return _k3(
+        [
+            (name, f'<|open|>json type="object"<|sep|>{_json(given)}<|close|>json<|sep|>')
+            for name, given in calls
+        ]
+    )
+
+
+def _k3(calls: Sequence[tuple[str, str]]) -> str:
+    written = "".join(
+        f'<|open|>call tool="{name}" index="{at}"<|sep|>{body}<|close|>call<|sep|>'
+        for at, (name, body) in enumerate(calls, 1)
+    )
+    return f"<|open|>tools<|sep|>{written}<|close|>tools<|sep|><|close|>message<|sep|>"
+
+
 RENDERERS: dict[str, tuple[Renderer, ...]] = {
     "harmony": (harmony,),
+    "kimi_k3": (kimi_k3, kimi_k3_whole),
+    "muse": (muse,),
     "minimax": (minimax,),
     "seed": (seed,),
     "gemma4": (gemma4,),
@@ -180,6 +236,7 @@ RENDERERS: dict[str, tuple[Renderer, ...]] = {
     "glm": (glm, glm47),
     "qwen_coder": (qwen_coder,),
     "kimi": (kimi,),
+    "minicpm": (minicpm,),
     "deepseek_v32": (deepseek_v32,),
     "deepseek_v3": (deepseek_v3,),
     "deepseek": (deepseek,),

@@ -70,7 +70,12 @@ HERMES_TEMPLATE = "{% if tools %}<tool_call>{{ tools }}{{ tool_call.name }}{% en
         ("{{ tools }}<tool_call>\n<function={{ name }}", "qwen_coder"),
         ("{{ tools }}<seed:tool_call>\n<function={{ name }}", "seed"),
         ("{{ tools }}<tool_call>{{ name }}<arg_key>", "glm"),
+        # Laguna's.
+        ("{{ tools }}<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>", "glm"),
         ("{{ tools }}<minimax:tool_call>", "minimax"),
+        ("""{{ tools }}'<function name="' ~ name ~ '">'<param name="' ~ key""", "minicpm"),
+        ("{{ tools }}<atem:function_calls>", "muse"),
+        ("", "kimi_k3"),
         ("{{ tools }}<|tool_calls_section_begin|>", "kimi"),
         ("{{ tools }}<｜tool▁calls▁begin｜>", "deepseek"),
         ("{{ tools }}<｜tool▁calls▁begin｜>```json", "deepseek_v3"),
@@ -91,8 +96,11 @@ def test_the_template_and_the_vocabulary_show_the_format(
 ) -> None:
     more: dict[str, Any] = {} if template is None else {"chat_template": template}
     tokenizer = byte_level()
-    if name == "harmony":
-        marks = ("<|start|>", "<|channel|>", "<|message|>")
+    marks = {
+        "harmony": ("<|start|>", "<|channel|>", "<|message|>"),
+        "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    }.get(name, ())
+    if marks:
         tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks])
     traits = load(tmp_path, tokenizer, **more).traits
     assert traits.answer_format.name == name

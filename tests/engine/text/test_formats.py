@@ -45,7 +45,7 @@ _CODE = ["    x = 1\n", "\treturn {'a': [1, 2]}\n", "if a < b and c > d:\n", "\n
 _MARKS = [
     "<tool_call>x</tool_call>", "</tool_call>", "</function>", "</parameter>", "<parameter=a>",
     "</arg_value>", "</think>", "<|call|", "[TOOL_CALLS]", "[ARGS]", '{"name": "f"}', '"', "'", "\\",
-    "</invoke>", "null", "123", "True", "}", "]", ")", "`", "it's", 'say "x" now',
+    "</invoke>", "<![CDATA[", "]]>", "</param>", "<|close|>", "<|eom|", "</atem:parameter>", "null", "123", "True", "}", "]", ")", "`", "it's", 'say "x" now',
 ]  # fmt: skip
 WORDS = st.sampled_from([*_CODE, *_MARKS, "Größe", "漢字", "🦜", "a", " ", "\n"])
 STRINGS = st.lists(WORDS, max_size=8).map("".join)
@@ -133,10 +133,16 @@ def test_calls_come_back_as_they_were_written(
         )
         if before:
             head += f"<|channel|>commentary<|message|>{before}<|end|><|start|>assistant"
+    elif name == "muse":
+        head = f" to=self<|message|>{thought}<|eom|><|start|>assistant" if thought else ""
+        head += f" to=user<|message|>{before}<|eom|><|start|>assistant" if before else ""
+    elif name == "kimi_k3":
+        head = f"<|open|>think<|sep|>{thought}<|close|>think<|sep|>" if thought else ""
+        head += f"<|open|>response<|sep|>{before}<|close|>response<|sep|>"
     else:
         head = (f"<think>\n{thought}\n</think>\n\n" if thought else "") + before
     text = head + renderer(calls)
-    thinking = None if name == "harmony" else THINK
+    thinking = None if name == "harmony" else FORMATS[name].thinking or THINK
     expected = (before, thought, calls)
     for pieces in ([text], list(text), cut(text, cuts)):
         content, reasoning, written = read(parser_of(FORMATS[name], thinking), pieces)
@@ -181,6 +187,9 @@ STRANGE = {
     "gemma4": "<|tool_call>call:f{nested:",
     "llama": '{"name": "f", "parameters": {"a": ',
     "mistral": "[TOOL_CALLS] [",
+    "minicpm": '<function name="f"><param name="text"><![CDATA[',
+    "muse": '<atem:function_calls><atem:invoke name="f"><atem:parameter name="nested">',
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument key="nested" type="object"<|sep|>',
 }
 ELEMENTS = [" ", "\n", "x", "<", '"', "\\", "[", "{", "}", "{'a':[", "1,", "a=1, ", "</parameter>\n", "</arg_value>",
             "<tool_call>", "<parameter=a>", "<|end|>", "```json\n", "漢", "</think>", '<|"|>', "[TOOL_CALLS]"]  # fmt: skip
@@ -265,6 +274,12 @@ def test_values_have_their_declared_types(schema: Any, text: str, value: Any) ->
         ("qwen_coder", "<tool_call><function=f><parameter=text>x\n", "", [("f", {"text": "x\n"})]),
         ("glm", "<tool_call>f</tool_call>", "", [("f", {})]),
         ("glm", "the tag <tool_call> opens a call", "the tag <tool_call> opens a call", []),
+        ("minicpm", 'so <function name="x"></function>', 'so <function name="x"></function>', []),
+        ("minicpm", "<function name=f><param name='text'> a</param></function>!", "!", [("f", {"text": " a"})]),
+        ("muse", "Hi<|eot|>", "Hi", []),
+        ("muse", " to=commentary<|message|>Hm.<atem:function_calls>no<|eom|><|start|>assistant to=user<|message|>Ok", "Hm.<atem:function_calls>noOk", []),
+        ("kimi_k3", "<|open|>response<|sep|>Hi<|close|>response<|sep|><|close|>message<|sep|>", "Hi", []),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>', "", [("f", {})]),
         ("mistral_v11", "hm[TOOL_CALLS]f[CALL_ID]x1[ARGS]{}", "hm", [("f", {})]),
         ("mistral_v11", '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', "", [("f", {})]),
         ("llama", '<|python_tag|>{"type": "function", "name": "x", "parameters": {}}', "", [("x", {})]),
