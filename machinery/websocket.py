@@ -15,8 +15,9 @@ from uvicorn import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
+from wsproto.frame_protocol import CloseReason, Opcode
 
-from machinery import websocket_frames as frames
+from machinery.websocket_frames import KEY_LENGTH, FrameError, ServerFrames, switching_protocols
 
 _MAX_MESSAGE: Final = 4096
 
@@ -33,7 +34,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._buffer = bytearray()
+        self._frames = ServerFrames(_MAX_MESSAGE)
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._is_accepted = self._is_over = False
         self._task: asyncio.Task[None] | None = None
@@ -55,7 +56,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
         self._flow.resume_writing()
-        self._end(1006)
+        self._end(CloseReason.ABNORMAL_CLOSURE)
         self.on_lost()
 
     @override
@@ -68,7 +69,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close the connection because the server ends; uvicorn calls it."""
-        self._close(1001)
+        self._close(CloseReason.GOING_AWAY)
 
     def on_url(self, url: bytes) -> None:
         """Take the request's target."""
@@ -109,29 +110,33 @@ class WebSocketProtocol(asyncio.Protocol):
                 self._state.tasks.add(self._task)
                 self._task.add_done_callback(self._state.tasks.discard)
             return
-        self._buffer += data
-        if len(self._buffer) > 2 * _MAX_MESSAGE:
-            self._close(frames.TOO_BIG)
-            return
-        while self._read_frame():
-            pass
+        try:
+            for opcode, payload in self._frames.feed(data):
+                if opcode is Opcode.CLOSE:
+                    self._close(CloseReason.NORMAL_CLOSURE)
+                    return
+                if opcode is Opcode.PING:
+                    self.transport.write(self._frames.pong(payload))
+                # Messages of clients mean nothing here; pongs end nothing.
+        except FrameError as error:
+            self._close(error.code)
 
     async def _run(self, scope: dict[str, Any]) -> None:
         app: Any = self._config.loaded_app
         try:
             await app(scope, self._incoming.get, self._send)
         finally:
-            self._close(frames.NORMAL)
+            self._close(CloseReason.NORMAL_CLOSURE)
 
     async def _send(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "websocket.accept":
             self._accept()
         elif kind == "websocket.send" and not self._is_over:
-            self.transport.write(frames.frame(frames.TEXT, (message.get("text") or "").encode()))
+            self.transport.write(self._frames.text((message.get("text") or "").encode()))
             await self._flow.drain()
         elif kind == "websocket.close":
-            self._close(message.get("code", frames.NORMAL))
+            self._close(message.get("code", CloseReason.NORMAL_CLOSURE))
         elif kind == "websocket.http.response.start":
             self._refuse(message["status"], message.get("headers", ()))
         elif kind == "websocket.http.response.body":
@@ -143,13 +148,13 @@ class WebSocketProtocol(asyncio.Protocol):
     def _accept(self) -> None:
         key = dict(self._headers).get(b"sec-websocket-key", b"")
         version = dict(self._headers).get(b"sec-websocket-version", b"")
-        if len(key) != frames.KEY_LENGTH or version != b"13":
+        if len(key) != KEY_LENGTH or version != b"13":
             self._refuse(400, ((b"sec-websocket-version", b"13"),))
             self._is_over = True
             self.transport.close()
             return
         self._is_accepted = True
-        self.transport.write(frames.switching_protocols(key))
+        self.transport.write(switching_protocols(key))
 
     def _refuse(self, status: int, headers: Any) -> None:
         lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers)
@@ -161,7 +166,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Send a close frame, once, and close the connection."""
         if not self._is_over and not self.transport.is_closing():
             if self._is_accepted:
-                self.transport.write(frames.close_frame(code))
+                self.transport.write(self._frames.close(code))
             else:
                 self._refuse(403, ())
             self.transport.close()
@@ -171,29 +176,3 @@ class WebSocketProtocol(asyncio.Protocol):
         if not self._is_over:
             self._is_over = True
             self._incoming.put_nowait({"type": "websocket.disconnect", "code": code})
-
-    def _read_frame(self) -> bool:
-        """Take one frame of the client from the buffer; return whether there was a whole one."""
-        found = self._buffer
-        if len(found) < 4:
-            return False
-        opcode, length, begin = found[0] & 0x0F, found[1] & 0x7F, 2
-        if length == 126:
-            length, begin = int.from_bytes(found[2:4], "big"), 4
-        is_masked, is_extended = bool(found[1] & 0x80), bool(found[0] & 0x70)
-        if length > _MAX_MESSAGE or found[1] & 0x7F == 127 or not is_masked or is_extended:
-            self._close(frames.PROTOCOL_ERROR if not is_masked or is_extended else frames.TOO_BIG)
-            return False
-        end = begin + 4 + length
-        if len(found) < end:
-            return False
-        mask = found[begin : begin + 4]
-        payload = bytes(byte ^ mask[at % 4] for at, byte in enumerate(found[begin + 4 : end]))
-        del found[:end]
-        if opcode == frames.CLOSE:
-            self._close(frames.NORMAL)
-            return False
-        if opcode == frames.PING:
-            self.transport.write(frames.frame(frames.PONG, payload[:125]))
-        # Messages of clients mean nothing here; pongs end nothing.
-        return opcode in (frames.CONTINUATION, frames.TEXT, frames.BINARY, frames.PING, frames.PONG)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 from typing_extensions import override
+from wsproto.frame_protocol import CloseReason, Opcode
 
 from gateway import errors
 from gateway.http.request_context import (
@@ -28,7 +29,7 @@ from gateway.http.request_context import (
 )
 from gateway.request import HttpRequest, RawHeaders
 from gateway.upstream.connection import list_lines
-from machinery import websocket_frames as frames
+from machinery.websocket_frames import FrameError, ServerFrames
 from schemas.wire.errors import Refusal, invalid
 
 PATH: Final = b"/v1/ws/chat/completions"
@@ -143,7 +144,7 @@ class ChatSocket(asyncio.Protocol):
             for header in headers
             if header[0] not in _HANDSHAKE_ONLY and not header[0].startswith(b"sec-websocket-")
         ]
-        self._reader = frames.FrameReader(handler.max_body + _WRAPPING)
+        self._frames = ServerFrames(handler.max_body + _WRAPPING)
         self._running: dict[str, RequestContext] = {}
         self._owner, self._held_bytes = owner, 0
         self._is_over = self._is_stopping = False
@@ -167,7 +168,7 @@ class ChatSocket(asyncio.Protocol):
         """Take a few messages; return whether none is left. The others wait until other connections were served."""
         self._is_behind = False
         try:
-            for number, (opcode, payload) in enumerate(self._reader.feed(data), 1):
+            for number, (opcode, payload) in enumerate(self._frames.feed(data), 1):
                 if not self._take(opcode, payload):
                     return False
                 if number == _AT_ONCE:
@@ -175,13 +176,13 @@ class ChatSocket(asyncio.Protocol):
                     self._client.flow.pause_reading()
                     self._client.loop.call_soon(self._catch_up)
                     break
-        except frames.FrameError as error:
+        except FrameError as error:
             self.close(error.code, str(error))
             return False
-        memory, held = self._handler.body_memory, self._reader.held_bytes
+        memory, held = self._handler.body_memory, self._frames.held_bytes
         if held > self._held_bytes:
             if not memory.take(self._owner, held - self._held_bytes):
-                self.close(frames.TRY_LATER, "too many unfinished messages")
+                self.close(CloseReason.TRY_AGAIN_LATER, "too many unfinished messages")
                 return False
         else:
             memory.free(self._owner, self._held_bytes - held)
@@ -227,7 +228,7 @@ class ChatSocket(asyncio.Protocol):
         """Take no more requests, and close after those in progress."""
         self._is_stopping = True
         if not self._running:
-            self.close(frames.GOING_AWAY, "the gateway stops")
+            self.close(CloseReason.GOING_AWAY, "the gateway stops")
 
     def close(self, code: int, reason: str = "") -> None:
         """Send a close frame and close the connection."""
@@ -236,29 +237,29 @@ class ChatSocket(asyncio.Protocol):
         self._is_over = True
         transport = self._client.transport
         if not transport.is_closing():
-            transport.write(frames.close_frame(code, reason))
+            transport.write(self._frames.close(code, reason))
             transport.close()
 
     def _close_idle(self) -> None:
         if self._running:
             self._restart_timer()
         else:
-            self.close(frames.GOING_AWAY, f"nothing was asked for {_IDLE_S:.0f} s")
+            self.close(CloseReason.GOING_AWAY, f"nothing was asked for {_IDLE_S:.0f} s")
 
     def _restart_timer(self) -> None:
         self._idle_timer.cancel()
         self._idle_timer = self._client.loop.call_later(_IDLE_S, self._close_idle)
 
-    def _take(self, opcode: int, payload: bytes) -> bool:
+    def _take(self, opcode: Opcode, payload: bytes) -> bool:
         """Take one message; return whether the connection goes on."""
-        if opcode == frames.CLOSE:
-            self.close(frames.NORMAL)
-        elif opcode == frames.PING:
+        if opcode is Opcode.CLOSE:
+            self.close(CloseReason.NORMAL_CLOSURE)
+        elif opcode is Opcode.PING:
             if not self._client.flow.write_paused:  # pongs to one that reads nothing would pile up
-                self._client.transport.write(frames.frame(frames.PONG, payload))
-        elif opcode == frames.BINARY:
-            self.close(frames.UNSUPPORTED, "messages are text")
-        elif opcode == frames.TEXT:
+                self._client.transport.write(self._frames.pong(payload))
+        elif opcode is Opcode.BINARY:
+            self.close(CloseReason.UNSUPPORTED_DATA, "messages are text")
+        elif opcode is Opcode.TEXT:
             self._take_message(payload)
         return not self._is_over
 
@@ -318,7 +319,7 @@ class ChatSocket(asyncio.Protocol):
 
     def _close_if_stopping(self) -> None:
         if self._is_stopping and not self._running:
-            self.close(frames.GOING_AWAY, "the gateway stops")
+            self.close(CloseReason.GOING_AWAY, "the gateway stops")
 
     def _refuse(self, message_id: str, refusal: Refusal) -> None:
         data = orjson.Fragment(refusal.body())
@@ -326,4 +327,4 @@ class ChatSocket(asyncio.Protocol):
 
     def _send(self, message: dict[str, Any]) -> None:
         if not self._is_over:
-            self._client.transport.write(frames.frame(frames.TEXT, orjson.dumps(message)))
+            self._client.transport.write(self._frames.text(orjson.dumps(message)))

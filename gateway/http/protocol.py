@@ -25,9 +25,9 @@ from gateway.http.request_context import (
 )
 from gateway.http.request_framer import HEADERS_LIMIT, REQUEST_S, RequestFramer
 from gateway.request import HttpRequest, RawHeaders
-from machinery import websocket_frames as frames
 from machinery.clock import NEVER
 from machinery.http_server import MAX_HEAD_BYTES
+from machinery.websocket_frames import KEY_LENGTH, switching_protocols
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.errors import Refusal, body_too_large
 
@@ -148,13 +148,13 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         # The connection stays counted here; its bytes go there.
         self.ignores_input, self.deadline_s = True, NEVER
         self.transport.set_protocol(self._socket)
-        self.transport.write(frames.switching_protocols(fields[b"sec-websocket-key"]))
+        self.transport.write(switching_protocols(fields[b"sec-websocket-key"]))
         return True
 
     def _socket_refusal(self, context: RequestContext, rest: bytes) -> Refusal | None:
         """Return the refusal of a handshake; None if it is accepted."""
         fields = context.http_request.fields
-        is_valid = len(fields.get(b"sec-websocket-key", b"")) == frames.KEY_LENGTH
+        is_valid = len(fields.get(b"sec-websocket-key", b"")) == KEY_LENGTH
         if not is_valid or fields.get(b"sec-websocket-version") != b"13" or rest:
             return errors.no_websocket()
         if len(self.headers) > HEADERS_LIMIT:

@@ -5,9 +5,9 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wsproto.frame_protocol import Opcode
 
-from machinery import websocket_frames as frames
-from machinery.websocket_frames import FrameError, FrameReader
+from machinery.websocket_frames import FrameError, ServerFrames, switching_protocols
 
 
 def client_frame(opcode: int, payload: bytes, *, is_last: bool = True) -> bytes:
@@ -24,32 +24,32 @@ def client_frame(opcode: int, payload: bytes, *, is_last: bool = True) -> bytes:
 
 
 @given(
-    st.lists(st.binary(max_size=300) | st.just(b"x" * 70_000), max_size=4),
+    st.lists(st.text(max_size=300).map(str.encode) | st.just(b"x" * 70_000), max_size=4),
     st.lists(st.integers(1, 100_000), max_size=8),
 )
 def test_messages_arrive_whole_in_any_pieces(messages: list[bytes], cuts: list[int]) -> None:
-    data = b"".join(client_frame(frames.TEXT, message) for message in messages)
-    reader = FrameReader(100_000)
+    data = b"".join(client_frame(Opcode.TEXT, message) for message in messages)
+    reader = ServerFrames(100_000)
     found: list[tuple[int, bytes]] = []
     for cut in (*cuts, len(data)):
         found += reader.feed(data[:cut])
         data = data[cut:]
     found += reader.feed(data)
-    assert found == [(frames.TEXT, message) for message in messages]
+    assert found == [(Opcode.TEXT, message) for message in messages]
     assert reader.held_bytes == 0
 
 
 def test_a_message_in_parts_with_a_ping_between() -> None:
-    reader = FrameReader(100)
+    reader = ServerFrames(100)
     data = (
-        client_frame(frames.TEXT, b"he", is_last=False)
-        + client_frame(frames.PING, b"?")
-        + client_frame(frames.CONTINUATION, b"llo")
+        client_frame(Opcode.TEXT, b"he", is_last=False)
+        + client_frame(Opcode.PING, b"?")
+        + client_frame(Opcode.CONTINUATION, b"llo")
     )
     assert list(reader.feed(data)) == [
-        (frames.CONTINUATION, b""),
-        (frames.PING, b"?"),
-        (frames.TEXT, b"hello"),
+        (Opcode.CONTINUATION, b""),
+        (Opcode.PING, b"?"),
+        (Opcode.TEXT, b"hello"),
     ]
 
 
@@ -59,19 +59,20 @@ def test_a_message_in_parts_with_a_ping_between() -> None:
     (b"\x83\x80mask", 1002),  # an unknown kind
     (b"\x09\x80mask", 1002),  # a ping in parts
     (b"\x89\xfe\x00\x80mask", 1002),  # a long ping
-    (client_frame(frames.CONTINUATION, b"x"), 1002),  # without a beginning
-    (client_frame(frames.TEXT, b"a", is_last=False) + client_frame(frames.TEXT, b"b"), 1002),
-    (client_frame(frames.TEXT, b"x" * 101), 1009),
-    (b"\x81\xff" + b"\xff" * 8, 1009),  # refused before its bytes arrive
-    (client_frame(frames.TEXT, b"x" * 60, is_last=False) + client_frame(0, b"x" * 60), 1009),
+    (client_frame(Opcode.CONTINUATION, b"x"), 1002),  # without a beginning
+    (client_frame(Opcode.TEXT, b"a", is_last=False) + client_frame(Opcode.TEXT, b"b"), 1002),
+    (client_frame(Opcode.TEXT, b"x" * 101), 1009),
+    (b"\x81\xff" + b"\xff" * 8, 1002),  # a length beyond the protocol's
+    (client_frame(Opcode.TEXT, b"\xff"), 1007),  # no UTF-8
+    (client_frame(Opcode.TEXT, b"x" * 60, is_last=False) + client_frame(0, b"x" * 60), 1009),
 ])  # fmt: skip
 def test_what_no_client_may_send(data: bytes, code: int) -> None:
     with pytest.raises(FrameError) as error:
-        list(FrameReader(100).feed(data))
+        list(ServerFrames(100).feed(data))
     assert error.value.code == code
 
 
 def test_the_answer_to_a_handshake() -> None:
     # The example of RFC 6455, section 1.3.
-    answer = frames.switching_protocols(b"dGhlIHNhbXBsZSBub25jZQ==")
+    answer = switching_protocols(b"dGhlIHNhbXBsZSBub25jZQ==")
     assert b"sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in answer
