@@ -11,6 +11,8 @@ CLIENTS := .venv-clients
 LM_EVAL := .venv-lm-eval
 # mlx-vlm, for the tests of models that see images: it brings 60 packages.
 VISION := .venv-vision
+# Coding agents of npm and PyPI: 1.3 GB.
+AGENTS := .agents
 # mypy reads the code of both; before a commit that of this machine is enough.
 PLATFORM := $(shell uname -s | tr A-Z a-z)
 PLATFORMS := linux darwin
@@ -75,6 +77,16 @@ $(VISION)/.ready: $(TEST_READY) requirements-vision.txt
 	@$(BIN)/uv pip install --quiet --python $(VISION)/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Not `npm ci`: it refuses a lock without the packages of platforms that the writer of the lock could not have.
+$(AGENTS)/.ready: $(READY) tests/agents/package.json tests/agents/package-lock.json requirements-agents.txt
+	@command -v npm >/dev/null || { echo "make: coding agents need npm (Node.js 20 or newer). Install it, and try again"; exit 1; }
+	@echo "setting up $(AGENTS) (once; coding agents for tests, 1.3 GB)"
+	@mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
+	@npm install --prefix $(AGENTS) --no-save --no-audit --no-fund --loglevel=error
+	@$(BIN)/python -m venv --without-pip $(AGENTS)/aider
+	@$(UV) pip install $(QUIET) --python $(AGENTS)/aider/bin/python --require-hashes -r requirements-agents.txt
+	@touch $@
+
 demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down; PORT=4010)
 	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(PORT),--port $(PORT)) $(if $(ONCE),--once)
 
@@ -91,12 +103,15 @@ test-ci: lint $(CLIENTS)/.ready  ## what CI runs beside `make test`: mypy for th
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "ci and not mac and not soak and not full" $(TESTS)
 
 test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
-	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
+	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac and not agents"
 	@$(MAKE) --no-print-directory test-vision
 	@$(MAKE) --no-print-directory bench-smoke
 
 test-vision: $(VISION)/.ready  ## the tests that need mlx-vlm: models that see images
 	@OPENBLAS_NUM_THREADS=1 $(VISION)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/test_vision.py
+
+test-agents: $(TEST_READY) $(AGENTS)/.ready  ## real coding agents (needs npm) on a fleet with a scripted model
+	@$(BIN)/pytest -m agents --numprocesses=0 tests/agents
 
 test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/hardware.md)
 	@$(BIN)/pytest -m mac --numprocesses=0 $(TESTS)
@@ -135,6 +150,7 @@ lock: $(READY)  ## renew the requirements*.txt
 	@$(LOCK) pyproject.toml -o requirements.txt
 	@$(LOCK) --group test --constraint requirements.txt -o requirements-test.txt
 	@$(LOCK) requirements-clients.in -o requirements-clients.txt
+	@$(LOCK) requirements-agents.in -o requirements-agents.txt
 	@$(LOCK) requirements-lm-eval.in --constraint requirements.txt -o requirements-lm-eval.txt
 	@$(LOCK) requirements-vision.in --constraint requirements.txt --constraint requirements-test.txt -o requirements-vision.txt
 
@@ -199,7 +215,7 @@ bench-shard: $(TEST_READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with
 	@$(BIN)/python -m bench.shard
 
 clean:  ## remove the virtual environment and the caches
-	@rm -rf $(VENV) $(CLIENTS) $(SITE) $(SBOM) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
+	@rm -rf $(VENV) $(CLIENTS) $(AGENTS) $(SITE) $(SBOM) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
 
 # MkDocs Material builds the site, and is needed for nothing else.
 SITE := .venv-docs
