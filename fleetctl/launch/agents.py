@@ -146,7 +146,9 @@ def _qwen(setup: Setup) -> Command:
         "privacy": {"usageStatisticsEnabled": False},
     }
     _write(setup, "settings.json", json.dumps(settings, indent=2))
-    return Command(environment={"QWEN_HOME": str(setup.folder)})
+    # It sends every request to a proxy, also those to hosts of NO_PROXY.
+    proxies = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
+    return Command(environment={"QWEN_HOME": str(setup.folder), **dict.fromkeys(proxies, "")})
 
 
 def _aider(setup: Setup) -> Command:

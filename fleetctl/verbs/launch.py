@@ -106,7 +106,11 @@ async def _launch(
                 folder=folder, url=url, key=token, model=chosen.id, context=chosen.context
             )
             command = agent.write(setup)
-            return await _run_child((*words, *command.arguments), dict(command.environment))
+            # Its requests go to this machine, which a proxy for other hosts cannot reach.
+            given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+            hosts = f"{given},{local_proxy.HOST}" if given else local_proxy.HOST
+            added = {"no_proxy": hosts, "NO_PROXY": hosts, **command.environment}
+            return await _run_child((*words, *command.arguments), added)
 
 
 async def _run_child(words: Sequence[str], added: dict[str, str]) -> int:

@@ -60,6 +60,12 @@ CASES = {
         first=("run", "PROMPT"),
         second=("run", "--continue", "PROMPT"),
     ),
+    "qwen": Agent(
+        tool="run_shell_command",
+        arguments=json.dumps({"command": COMMAND, "is_background": False}),
+        first=("-y", "-p", "PROMPT"),
+        second=("-y", "--continue", "-p", "PROMPT"),
+    ),
 }
 
 
@@ -99,12 +105,11 @@ async def launch(name: str, words: Sequence[str], fleet: Fleet, scratch: Path) -
     nowhere = dict.fromkeys(
         ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
     )
-    local = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
     flags = ("--model", "scripted", "--etcd", str(fleet.etcd.address))
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fleetctl", "launch", name, *flags, "--", *words),
         cwd=scratch,
-        env={"PATH": path, "HOME": str(home), "TERM": "dumb", **nowhere, **local},
+        env={"PATH": path, "HOME": str(home), "TERM": "dumb", **nowhere},
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=PIPE,

@@ -33,6 +33,7 @@ import json, os, pathlib, subprocess, sys, urllib.request
 folder = pathlib.Path(os.environ["CLAUDE_CONFIG_DIR"])
 settings = json.loads((folder / "settings.json").read_text())
 key = subprocess.run(settings["apiKeyHelper"], shell=True, capture_output=True, text=True, check=True).stdout
+assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "corp.example,127.0.0.1"
 assert key not in str(os.environ) and key not in str(sys.argv) and "ANTHROPIC_API_KEY" not in os.environ
 body = {"model": settings["model"], "messages": [{"role": "user", "content": "hi"}]}
 url = settings["env"]["ANTHROPIC_BASE_URL"] + "/v1/chat/completions"
@@ -81,6 +82,7 @@ async def test_an_agent_gets_its_settings_and_an_answer(tmp_path: Path) -> None:
         "PATH": f"{program.parent}:/usr/bin:/bin",
         "XDG_DATA_HOME": str(tmp_path),
         "ANTHROPIC_API_KEY": "mine",
+        "NO_PROXY": "corp.example",
     }
     async with guarded(chat) as (gateway, _, _):
         words = ("--gateway", gateway.url, "--api-key-file", str(key), "--", "-p", "say hi")
