@@ -44,6 +44,12 @@ def child_environment(added: Mapping[str, str], *, without: tuple[str, ...]) -> 
     return {**environment_without_secrets(*without), **added}
 
 
+def no_proxy_for(host: str) -> dict[str, str]:
+    """Return the variables by which other programs reach a host without a proxy, as those that our own names."""
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), f"{given},{host}" if given else host)
+
+
 # Of huggingface_hub and Ollama.
 _MODEL_FOLDERS = ("HF_HUB_CACHE", "HF_HOME", "OLLAMA_MODELS")
 

@@ -28,7 +28,7 @@ from fleetctl.launch import local_proxy
 from fleetctl.launch.agents import AGENTS, MIN_CONTEXT, CodingAgent, Setup
 from fleetctl.verbs.chat import choose_model
 from machinery.clock import SystemClock
-from machinery.environment import child_environment
+from machinery.environment import child_environment, no_proxy_for
 from schemas.records import ApiKey
 from store.errors import StoreError
 
@@ -106,10 +106,7 @@ async def _launch(
                 folder=folder, url=url, key=token, model=chosen.id, context=chosen.context
             )
             command = agent.write(setup)
-            # Its requests go to this machine, which a proxy for other hosts cannot reach.
-            given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-            hosts = f"{given},{local_proxy.HOST}" if given else local_proxy.HOST
-            added = {"no_proxy": hosts, "NO_PROXY": hosts, **command.environment}
+            added = {**no_proxy_for(local_proxy.HOST), **command.environment}
             return await _run_child((*words, *command.arguments), added)
 
 
