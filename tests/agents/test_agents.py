@@ -41,6 +41,7 @@ class Agent:
     """Words of a second turn."""
 
 
+_AIDER = ("--yes-always", "--no-pretty", "--no-fancy-input")
 CASES = {
     "claude": Agent(
         tool="Bash",
@@ -65,6 +66,12 @@ CASES = {
         arguments=json.dumps({"command": COMMAND, "is_background": False}),
         first=("-y", "-p", "PROMPT"),
         second=("-y", "--continue", "-p", "PROMPT"),
+    ),
+    "aider": Agent(
+        tool="",
+        text=f"notes.txt\n```\n{NOTE}```\n",
+        first=(*_AIDER, "--message", "PROMPT", "notes.txt"),
+        second=(*_AIDER, "--restore-chat-history", "--message", "PROMPT", "notes.txt"),
     ),
 }
 

@@ -64,7 +64,8 @@ def make(out: Path, name: str, arguments: str, text: str = "") -> Path:
     tokenizer = _tokenizer(chains, following)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
-    ids = {token: tokenizer.token_to_id(_encoded(token)) for token in {*following, _END}}
+    vocabulary = tokenizer.get_vocab()
+    ids = {token: vocabulary[_encoded(token)] for token in {*following, _END}}
     size = tokenizer.get_vocab_size()
     config = {
         "model_type": "gpt2",
