@@ -25,6 +25,8 @@ _BRACE: Final = Delimiter({"}": ""})
 _TAG: Final = Delimiter({"<": ""})
 # Larger values are given on as text rather than read as Python's literals.
 _MAX_LITERAL: Final = 1 << 20
+# JSON without a marker in front of it that does not begin with a name is text, unless it ends within this length.
+_MAX_UNMARKED: Final = 3_000
 
 CallReader = Callable[[Reader, ToolSet], Steps[bool]]
 
@@ -51,9 +53,10 @@ def read_content(
         marker = len(match[0])
         has_called = yield from read_call(reader, tools)
         if not has_called:
-            if not reader.held():
-                reader.hold(reader.at + marker)
-            yield reader.release(SpanRole.CONTENT)
+            if reader.held():
+                yield reader.release(SpanRole.CONTENT)
+            else:
+                yield reader.take(reader.at + marker, SpanRole.CONTENT)
 
 
 def _read_gap(reader: Reader, start: Delimiter) -> Steps[None]:
@@ -115,13 +118,14 @@ def read_json(reader: Reader, scanner: JsonScanner | None = None) -> Steps[bool]
         yield None
 
 
-def hold_json(reader: Reader) -> Steps[bool]:
-    """Hold a JSON value; return whether it is complete."""
+def hold_json(reader: Reader, limit: int) -> Steps[bool]:
+    """Hold a JSON value of at most `limit` characters; return whether it is complete."""
     scanner = JsonScanner()
     while True:
-        end, is_over = scanner.scan(reader.text, reader.at)
+        end, is_over = scanner.scan(reader.text[: reader.at + limit], reader.at)
+        limit -= end - reader.at
         reader.hold(end)
-        if is_over or reader.is_final:
+        if is_over or limit <= 0 or reader.is_final:
             return is_over
         yield None
 
@@ -132,7 +136,7 @@ def read_object(
     """Read a call that is a JSON object, `{"name": ..., "arguments": {...}}`; text that is held belongs to it.
 
     Returns whether it is a call, and whether the bracket of the object is still open. A call of another shape is read
-    as a whole. If it is no call, its text is held.
+    as a whole, up to a length: its name may stand behind its arguments. If it is no call, its text is held.
     """
     match = yield from reader.match(_OBJECT_HEAD, _OBJECT_WINDOW)
     if match is not None and (match[1] in tools or not known_only):
@@ -144,7 +148,9 @@ def read_object(
         match = yield from reader.match(_OBJECT_KEY, 100)
         if match is None:
             return False, False
-    yield from hold_json(reader)
+    is_over = yield from hold_json(reader, _MAX_UNMARKED if known_only else _MAX_LITERAL)
+    if not is_over:
+        return False, False
     calls = _whole_calls(reader.held().partition("{")[1:], tools, known_only=known_only)
     if calls:
         yield reader.release(SpanRole.HIDDEN, calls)
@@ -256,6 +262,9 @@ class Tags:
     start: Delimiter = field(init=False, compare=False)
     _value_end: Delimiter = field(init=False, compare=False)
     _cdata_end: Delimiter | None = field(init=False, compare=False)
+    _opening: re.Pattern[str] = field(init=False, compare=False)
+    _following: re.Pattern[str] = field(init=False, compare=False)
+    """Tags that may follow within a call."""
 
     def __post_init__(self) -> None:
         """Compile the delimiters."""
@@ -289,11 +298,15 @@ class Tags:
         object.__setattr__(self, "_value_end", Delimiter(markers, last=lasts, window=200))
         starts = [self.section, *([self.call_prefix] if self.is_bare else [])]
         object.__setattr__(self, "start", Delimiter(dict.fromkeys(filter(None, starts), "")))
+        opening = re.compile(f"(?:{re.escape(self.section)}{GAP})?{self.call}")
+        object.__setattr__(self, "_opening", opening)
+        whole = f"|({self.whole})" if self.whole else ""
+        following = re.compile(rf"{GAP}(?:{self.argument}|{close}{whole})")
+        object.__setattr__(self, "_following", following)
 
     def read(self, reader: Reader, tools: ToolSet) -> Steps[bool]:
         """Read the calls of a section."""
-        call = re.compile(f"(?:{re.escape(self.section)}{GAP})?{self.call}")
-        match = yield from reader.match(call, 500)
+        match = yield from reader.match(self._opening, 500)
         if match is None:
             return False
         is_marked = self.section and match[0].startswith(self.section)
@@ -313,11 +326,9 @@ class Tags:
         return True
 
     def _read_arguments(self, reader: Reader, name: str, tools: ToolSet) -> Steps[None]:
-        whole = f"|({self.whole})" if self.whole else ""
-        following = re.compile(rf"{GAP}(?:{self.argument}|{re.escape(self.close)}{whole})")
         comma = ""
         while True:
-            match = yield from reader.match(following, 500)
+            match = yield from reader.match(self._following, 500)
             if match is None:
                 if not (yield from skip_blanks(reader)):
                     break
@@ -393,19 +404,20 @@ class Sections:
     """Closes a call; empty if the arguments do."""
     section_end: str
     start: Delimiter = field(init=False, compare=False)
+    _opening: re.Pattern[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Compile the delimiter."""
+        """Compile what opens a section."""
         object.__setattr__(self, "start", Delimiter({self.section: ""}))
+        opening = re.compile(rf"{re.escape(self.section)}{GAP}{self.head}{GAP}(?=[{{])")
+        object.__setattr__(self, "_opening", opening)
 
     def read(self, reader: Reader, _: ToolSet) -> Steps[bool]:
         """Read the calls of a section."""
-        head_pattern = f"{self.head}{GAP}(?=[{{])"
-        match = yield from reader.match(
-            re.compile(f"{re.escape(self.section)}{GAP}{head_pattern}"), 900
-        )
+        match = yield from reader.match(self._opening, 900)
         if match is None:
             return False
+        head_pattern = f"{self.head}{GAP}(?=[{{])"
         end = re.escape(self.section_end) if self.section_end else r"(?!)"
         following = re.compile(rf"{GAP}(?:{head_pattern}|{end})")
         tail = (

@@ -6,7 +6,7 @@ from functools import partial
 
 from engine.text.formats.answer import AnswerFormat
 from engine.text.formats.calls import GAP, NAME, head, read_content
-from engine.text.formats.literals import Quote, read_arguments, token_quotes
+from engine.text.formats.literals import Quotes, read_arguments, token_quotes
 from engine.text.formats.reader import Delimiter, Reader, Steps
 from engine.text.formats.tools import ToolSet
 
@@ -14,7 +14,7 @@ _GEMMA4, _FUNCTION_GEMMA = token_quotes('<|"|>'), token_quotes("<escape>")
 
 
 def _read_calls(
-    reader: Reader, tools: ToolSet, *, start: str, end: str, quotes: tuple[Quote, ...]
+    reader: Reader, tools: ToolSet, *, start: str, end: str, quotes: Quotes
 ) -> Steps[bool]:
     call = rf"call:{GAP}{NAME}{GAP}\{{"
     match = yield from reader.match(re.compile(rf"{re.escape(start)}{GAP}{call}"), 500)
@@ -32,7 +32,7 @@ def _read_calls(
 
 
 def _content(
-    reader: Reader, tools: ToolSet, *, start: str, end: str, quotes: tuple[Quote, ...]
+    reader: Reader, tools: ToolSet, *, start: str, end: str, quotes: Quotes
 ) -> Steps[None]:
     read_call = partial(_read_calls, start=start, end=end, quotes=quotes)
     yield from read_content(reader, tools, Delimiter({start: ""}), read_call)

@@ -19,12 +19,15 @@ _SECTIONS = Sections(
 )
 _LIST = re.compile(rf"\[TOOL_CALLS\]{GAP}\[{GAP}(?=\{{)")
 _OTHER = re.compile(rf"\[TOOL_CALLS\]{GAP}[^\s\[]")
+_START_OF_CALL = re.compile(f"{_LIST.pattern}|{_OTHER.pattern}")
 _NEXT = re.compile(rf"{GAP},{GAP}(?=\{{)|{GAP}(\])")
 
 
 def _read_call(reader: Reader, tools: ToolSet) -> Steps[bool]:
-    other = yield from reader.match(re.compile(f"{_LIST.pattern}|{_OTHER.pattern}"), 150)
-    if other is None or _LIST.match(other[0] + "{") is None:
+    other = yield from reader.match(_START_OF_CALL, 150)
+    if other is None:
+        return False
+    if _LIST.match(other[0] + "{") is None:
         return (yield from _SECTIONS.read(reader, tools))
     reader.hold(other.end())
     return (yield from read_objects(reader, tools, _NEXT))

@@ -192,23 +192,55 @@ STRANGE = {
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument key="nested" type="object"<|sep|>',
 }
 ELEMENTS = [" ", "\n", "x", "<", '"', "\\", "[", "{", "}", "{'a':[", "1,", "a=1, ", "</parameter>\n", "</arg_value>",
-            "<tool_call>", "<parameter=a>", "<|end|>", "```json\n", "漢", "</think>", '<|"|>', "[TOOL_CALLS]"]  # fmt: skip
+            '"b",', "'a': 1,", "[]", "\\n", "True, ", "<tool_call>", "<parameter=a>", "<|end|>", "```json\n", "漢", "</think>", '<|"|>', "[TOOL_CALLS]"]  # fmt: skip
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("name", [*STRANGE, "none"])
-def test_what_waits_for_more_text_is_bounded(name: str, element: str) -> None:
-    """Then the work is linear: each character is copied and searched a bounded number of times."""
+def opened(name: str) -> AnswerParser:
+    """Return a parser that has read the beginning of an answer in a format."""
     parser = parser_of(FORMATS.get(name, registry.PLAIN), THINK)
-    written = [*parser.feed(STRANGE.get(name, "") or "<think>")]
-    for _ in range(32):
-        written += parser.feed(element * (1024 // len(element)))
-        assert len(parser._reader.text) - parser._reader.at < 3_000
-    began = time.process_time()
-    written += parser.feed(element * (65_536 // len(element)))
-    written += parser.flush()
-    assert time.process_time() - began < 10.0
-    assert sum(len(span.text) for span in written) > 90_000
+    _ = list(parser.feed(STRANGE.get(name, "<think>")))
+    return parser
+
+
+@pytest.mark.parametrize("name", [*STRANGE, "none"])
+def test_what_waits_for_more_text_is_bounded(name: str) -> None:
+    for element in ELEMENTS:
+        parser, size = opened(name), 0
+        piece = element * (1024 // len(element))
+        for _ in range(8):
+            size += sum(len(span.text) for span in parser.feed(piece))
+            assert len(parser._reader.text) - parser._reader.at < 3_000, element
+        size += sum(len(span.text) for span in parser.flush())
+        assert size >= 8 * len(piece), element
+
+
+@pytest.mark.parametrize("name", [*STRANGE, "none"])
+def test_the_cost_of_text_is_linear(name: str) -> None:
+    def cost(element: str, size: int) -> float:
+        parser = opened(name)
+        began = time.process_time()
+        for _ in parser.feed(element * (size // len(element))):
+            pass
+        for _ in parser.flush():
+            pass
+        return time.process_time() - began
+
+    for element in ELEMENTS:
+        assert any(
+            cost(element, 1 << 18) <= max(2.6 * cost(element, 1 << 17), 0.02) for _ in range(5)
+        ), element
+
+
+def test_json_that_is_no_call_is_shown_while_it_comes() -> None:
+    parser = parser_of(FORMATS["llama"])
+    opening = '{"parameters": {"a": "'
+    assert not list(parser.feed(opening))
+    shown = [span for _ in range(8) for span in parser.feed("x" * 1_000)]
+    assert all(span.role is SpanRole.CONTENT for span in shown)
+    assert sum(len(span.text) for span in shown) > 7_000
+    marked = parser_of(FORMATS["hermes"])  # there the name may stand behind long arguments
+    text = '<tool_call>{"arguments": {"a": "' + "x" * 9_000 + '"}, "name": "f"}</tool_call>'
+    assert parsed(read(marked, cut(text, range(0, 9_000, 100)))[2]) == [("f", {"a": "x" * 9_000})]
 
 
 def bare(kinds: Any) -> Any:
