@@ -56,7 +56,7 @@ _TRANSLATED: Mapping[str, Mapping[str, tuple[type[msgspec.Struct], str]]] = {
 _MODEL_SUMMARIES = {
     "/v1/chat/completions": "Generate the next message of a conversation.",
     "/v1/completions": "Continue a text.",
-    "/v1/responses": "Generate a response; nothing is stored.",
+    "/v1/responses": "Generate a response, stored for its API key unless `store` is false.",
     "/v1/embeddings": "Return the embeddings of texts.",
     "/v1/score": "Return the similarity of texts in pairs.",
     "/v1/rerank": "Return documents in the order of their similarity to a query.",

@@ -39,6 +39,8 @@ from gateway.batches import routes as batches
 from gateway.batches.database import BatchStore
 from gateway.http.request_context import RequestContext
 from gateway.metrics.vllm_metrics import vllm_lines
+from gateway.responses.routes import ResponseRoutes
+from gateway.responses.stateful import StatefulResponses
 from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.state.table_cache import TableCache
@@ -81,6 +83,7 @@ def make_app(
     context: AdminContext,
     requests: InFlightSource | None = None,
     batch_store: BatchStore | None = None,
+    responses: StatefulResponses | None = None,
     *,
     has_compat_names: bool = False,
 ) -> FastAPI:
@@ -125,6 +128,8 @@ def make_app(
         clock=context.clock,
     ).add_to(app)
     batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
+    responses = responses or StatefulResponses(None, context.clock)
+    ResponseRoutes(responses).add_to(app)
     app.include_router(compat.make_router(facts))
     app.include_router(admin_routes.make_admin_router(context))
     app.include_router(recorder_routes.make_feed_router(context, requests))

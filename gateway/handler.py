@@ -28,11 +28,11 @@ from gateway.http.idempotency import IdempotencyTable
 from gateway.http.request_context import (
     HeadReader,
     RequestContext,
-    RequestHandler,
     header_lines,
     outcome_of,
 )
 from gateway.request import InferenceRequest
+from gateway.responses.stateful import PATH, StatefulHandler, StatefulResponses
 from gateway.routing.default_model import choose_default
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
@@ -61,11 +61,10 @@ _REPLICA = wire_headers.REPLICA.encode()
 _CANONICAL = wire_headers.CANONICAL.encode()
 _RESUMED_LINE = wire_headers.RESUMED.encode() + b": %d\r\n"
 
-
 log = logging.getLogger(__name__)
 
 
-class InferenceHandler(RequestHandler):
+class InferenceHandler(StatefulHandler):
     """Answers every request to a model."""
 
     def __init__(
@@ -75,6 +74,7 @@ class InferenceHandler(RequestHandler):
         access: AccessControl,
         recorder: RequestRecorder,
         options: HandlerOptions,
+        responses: StatefulResponses,
     ) -> None:
         self._forwarder = forwarder
         self._staleness = forwarder.table_cache.staleness
@@ -90,6 +90,7 @@ class InferenceHandler(RequestHandler):
         self._head_check = HeadCheck(access, forwarder.table_cache, options)
         self._default_model, self._rename = options.default_model, options.rename
         self._store_wait_s, self._store_wait_limit = options.store_wait_s, options.store_wait_limit
+        self.responses = responses
         self._awaits_store = True
         """False once there was a routing table."""
         self.idempotency = IdempotencyTable(self.clock)
@@ -98,11 +99,11 @@ class InferenceHandler(RequestHandler):
         self.linger_s = IDLE_LINGER_S
         self.common_headers: Headers = []
         self.common_lines = b""
-        self._contexts: set[RequestContext] = set()
+        self.contexts: set[RequestContext] = set()
 
     def running(self) -> tuple[RequestContext, ...]:
         """Return the requests that are being answered."""
-        return tuple(self._contexts)
+        return tuple(self.contexts)
 
     @override
     def set_common_headers(self, common: Headers) -> None:
@@ -114,7 +115,7 @@ class InferenceHandler(RequestHandler):
 
     @override
     def start(self, context: RequestContext) -> None:
-        self._contexts.add(context)
+        self.contexts.add(context)
         http_request, limiter = context.http_request, context.limiter
         try:
             if self._recorder.tracer is not None or _TRACE_PARENT in http_request.fields:
@@ -135,15 +136,22 @@ class InferenceHandler(RequestHandler):
             if self._awaits_store and self._is_unsynced():
                 self.run(context, self._start_synced(context))
                 return
-            self._forward(context)
+            self.forward(context)
         except RefusedError as error:
             self._refuse(context, error.refusal)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self.fail(context, error)
 
-    def _forward(self, context: RequestContext) -> None:
+    @override
+    def forward(self, context: RequestContext) -> None:
         """Parse an admitted request and forward it. Raises RefusedError."""
         adapter, http_request = context.adapter, context.http_request
+        if (
+            http_request.path == PATH
+            and context.turn is None
+            and self.responses.begin(self, context)
+        ):
+            return
         if context.began_s > self._staleness.fresh_until_s and not context.extra_headers:
             context.extra_headers = (_STALE,)
         if len(http_request.body) > self._head_check.usual_body:
@@ -182,7 +190,7 @@ class InferenceHandler(RequestHandler):
     def _is_unsynced(self) -> bool:
         """Return whether there is no routing table since the start. Raises RefusedError: too many wait for it."""
         self._awaits_store = not self._forwarder.table_cache.is_synced
-        if self._awaits_store and len(self._contexts) > self._store_wait_limit:
+        if self._awaits_store and len(self.contexts) > self._store_wait_limit:
             raise RefusedError(errors.not_synced())
         return self._awaits_store
 
@@ -193,13 +201,16 @@ class InferenceHandler(RequestHandler):
         while not table_cache.is_synced and (left_s := until_s - self.clock.monotonic()) > 0:
             await table_cache.changed(within_s=left_s)
         context.task = None  # from here on as without the wait
-        self._forward(context)
+        self.forward(context)
 
     @override
     def on_result(self, context: RequestContext, result: ForwardResult) -> None:
         try:
             if type(result) is WholeResponse and not context.response.status:
                 status, body = result.status, result.body
+                if status < 300 and context.turn is not None and context.turn.is_stored:
+                    self.run(context, self.responses.store_whole(self, context, result))
+                    return
                 context.outcome = "ok" if status < 400 else outcome_of(status)
                 if context.translator is None:
                     head = _header_block(result.passed, result.endpoint, context)
@@ -226,6 +237,7 @@ class InferenceHandler(RequestHandler):
     def wait_for(self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]) -> None:
         self.run(context, self._wait(context, result))
 
+    @override
     def run(self, context: RequestContext, work: Coroutine[Any, Any, None]) -> None:
         """Do what a request waits for, in a task."""
         context.task = asyncio.get_running_loop().create_task(self._guarded(context, work))
@@ -297,7 +309,7 @@ class InferenceHandler(RequestHandler):
         context.response.is_gone = True
         if context.task is not None:
             context.task.cancel()
-        elif context in self._contexts:
+        elif context in self.contexts:
             self._release_engine(context)
             self.finish(context)
 
@@ -369,9 +381,9 @@ class InferenceHandler(RequestHandler):
 
     def finish(self, context: RequestContext) -> None:
         """Release and record a request that was served. May be called again."""
-        if context not in self._contexts:
+        if context not in self.contexts:
             return
-        self._contexts.remove(context)
+        self.contexts.remove(context)
         if context.kept_answer is not None:
             self.idempotency.end(context.kept_answer)
         state = context.retry_state
@@ -396,14 +408,15 @@ class InferenceHandler(RequestHandler):
     def cut_off(self) -> None:
         """End all running requests and tell their clients."""
         why = errors.shutting_down()
-        for context in tuple(self._contexts):
+        for context in tuple(self.contexts):
             response = context.response
             response.keep_alive = response.keep_alive and response.is_started
             self._cut_off(context, why)
 
+    @override
     def cancel(self, context: RequestContext) -> bool:
         """End a running request, here and at its engine, and tell its client; return False if it has ended."""
-        return context in self._contexts and self._cut_off(context, cancelled().refusal)
+        return context in self.contexts and self._cut_off(context, cancelled().refusal)
 
     def _cut_off(self, context: RequestContext, why: Refusal) -> bool:
         if context.cut_off_reason is not None:
@@ -433,6 +446,11 @@ class InferenceHandler(RequestHandler):
         if not response.status:
             response.begin(source.status, head)
         ClientStream(self, context, source, translator).attach()
+
+    @override
+    def end_stream(self, context: RequestContext, end: bytes) -> None:
+        context.response.end(end, _resumed_line(context))
+        self.finish(context)
 
     def _send_refusal(
         self, context: RequestContext, translator: ResponseTranslator | None, refusal: Refusal
@@ -514,13 +532,15 @@ class ClientStream(StreamReceiver):
         context, translator = self._context, self._translator
         self.source.close()
         context.outcome = "ok" if self.source.is_whole else "interrupted"
+        handler, turn = self._handler, context.turn
         try:
             end = b"" if translator is None else translator.end()
-            context.response.end(end, _resumed_line(context))
+            if end and turn is not None and turn.is_stored:
+                handler.run(context, handler.responses.store_stream(handler, context, end))
+            else:
+                handler.end_stream(context, end)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
-            self._handler.fail(context, error)
-        else:
-            self._handler.finish(context)
+            handler.fail(context, error)
 
     @override
     def on_stream_broken(self, error: BrokenResponseError) -> None:

@@ -74,3 +74,19 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
     """Seconds for which the client wants the model to stay loaded; None if it says nothing."""
     key_salt: bytes = b""
     """The salt of the client's API key, which engines combine with `cache_salt`; empty for the one shared cache."""
+
+
+class Turn(msgspec.Struct):
+    """The state of one request for a response: what it refers to and leaves behind."""
+
+    owner: str
+    previous: str = ""
+    """The id of the response that it continues; empty if it sends its whole input."""
+    is_stored: bool = False
+    is_background: bool = False
+    changes_body: bool = False
+    """True if an engine needs another body than the client sent."""
+    input: bytes = b""
+    """Its own input items, as a JSON array; empty for a response that is not stored."""
+    response_id: str = ""
+    """The id that a background response has had since before its engine began; empty: the engine's."""

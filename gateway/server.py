@@ -20,7 +20,7 @@ from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
 from gateway.auth.rate_limits import Limits
-from gateway.batches.database import open_batches
+from gateway.batches.database import BatchStore, open_batches
 from gateway.batches.runner import GONE_KEY_S, BatchGateway, BatchRunner
 from gateway.floating_address.holder import AddressHolder, FloatingAddress, make_holder
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
@@ -42,6 +42,7 @@ from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.registration import Registration
+from gateway.responses.stateful import open_responses
 from gateway.stalled_clients import release_stalled
 from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.fleet_state import FleetState
@@ -122,7 +123,7 @@ class GatewayLimits:
     state_dir: Path | None = None
     """Folder for the state that a start without the store needs; None: not saved."""
     gone_key_s: float = GONE_KEY_S
-    """Seconds after which the files and batches of a deleted key go."""
+    """Seconds after which the files, batches and responses of a deleted key go."""
     site: str = ""
     """Site of the gateway; engines of the same site are preferred."""
     default_model: str = ""
@@ -274,7 +275,8 @@ class Gateway:
             random=entropy,
         )
         self.forwarder = forwarder = self._forwarder(model_states, router)
-        openai = OpenAiAdapter()
+        openai, store = OpenAiAdapter(), open_batches(limits.state_dir)
+        stateful = open_responses(limits.state_dir, clock)
         self.handler = InferenceHandler(
             forwarder,
             {
@@ -284,14 +286,14 @@ class Gateway:
             self.fleet_state.access,
             self.recorder,
             self._handler_options(instance),
+            stateful,
         )
         self.pool.make_room = self.handler.connections.make_room
         self._stopping, self._gives_way = asyncio.Event(), False
-        batches = self._batches = self._batch_runner(model_states)
-        context = self._admin_context(transport, id_, model_states)
-        handler, store = self.handler, batches.store if batches else None
-        in_flight = InFlightSource(running=handler.running, cancel=handler.cancel, pool=self.pool)
-        app = make_app(context, in_flight, store, has_compat_names=self._limits.has_compat_names)
+        self._batches = None if store is None else self._batch_runner(store, model_states)
+        context, handler = self._admin_context(transport, id_, model_states), self.handler
+        requests = InFlightSource(running=handler.running, cancel=handler.cancel, pool=self.pool)
+        app = make_app(context, requests, store, stateful, has_compat_names=limits.has_compat_names)
         self._server = self._http_server(app)
 
     @property
@@ -460,11 +462,8 @@ class Gateway:
             resumer=Resumer(attempts=attempts, router=router),
         )
 
-    def _batch_runner(self, model_states: ModelStates) -> BatchRunner | None:
-        """Return what runs the batches of the state folder while Macs are idle; None without a folder."""
-        store = open_batches(self._limits.state_dir)
-        if store is None:
-            return None
+    def _batch_runner(self, store: BatchStore, model_states: ModelStates) -> BatchRunner:
+        """Return what runs the batches of the state folder while Macs are idle."""
         fleet = self.fleet_state
         gateway = BatchGateway(
             handler=self.handler,
@@ -475,6 +474,7 @@ class Gateway:
             access=fleet.access,
             keyring=fleet.keyring,
             knows_keys=fleet.key_cache.is_current,
+            responses=self.handler.responses.database,
             clock=self._clock,
         )
         return BatchRunner(store, gateway, gone_key_s=self._limits.gone_key_s)

@@ -14,6 +14,7 @@ from machinery.clock import NEVER
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
 
+_FINAL = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\n", re.MULTILINE)
 _NUMBER = re.compile(rb'"sequence_number":(\d{1,9})')
 _EMBEDDINGS = "/v1/embeddings"
 _RESPONSES = "/v1/responses"
@@ -24,15 +25,16 @@ PATHS = (*_GENERATIONS, *_STATELESS)
 _SESSION_ID = wire_headers.SESSION_ID.encode()
 _TIMEOUT = wire_headers.REQUEST_TIMEOUT.encode()
 _TRUE = b"true"
-_UNSET = (b"", b"null")
-_NOT_BACKGROUND = (*_UNSET, b"false")
 
 
 class ResponsesTranslator(ResponseTranslator):
-    """Passes a /v1/responses stream through, and ends a broken one in that API's format."""
+    """Passes a /v1/responses stream through, and ends a broken one in that API's format.
+
+    The last event is sent at the end, so that a client that has it can continue the stored response.
+    """
 
     def __init__(self) -> None:
-        self._last = b""
+        self._last = self._final = b""
 
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
@@ -44,15 +46,21 @@ class ResponsesTranslator(ResponseTranslator):
 
     @override
     def events(self, data: bytes) -> bytes:
-        self._last = data
-        return data
+        match = _FINAL.search(data)
+        if match is None:
+            self._last = data
+            return data
+        self._final = data[match.start() :]
+        return data[: match.start()]
 
     @override
     def end(self) -> bytes:
-        return b""
+        return self._final
 
     @override
     def broken(self, refusal: Refusal) -> bytes:
+        if self._final:
+            return self._final
         numbers = _NUMBER.findall(self._last)
         error = {
             "type": "error",
@@ -72,9 +80,6 @@ class _RoutingFields(msgspec.Struct):
     n: msgspec.Raw = msgspec.Raw()
     fleet: msgspec.Raw = msgspec.Raw()
     session_id: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
-    background: msgspec.Raw = msgspec.Raw()
-    conversation: msgspec.Raw = msgspec.Raw()
     prompt_cache_key: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -106,8 +111,6 @@ class OpenAiAdapter(ApiAdapter):
             raise invalid("Unknown parameter: 'fleet'.", param="fleet")
         is_streamed = bool(head.stream) and bytes(head.stream) == _TRUE
         is_generation = path in _GENERATIONS
-        if path == _RESPONSES:
-            _check_state(head)
         has_session = head.session_id or _SESSION_ID in fields
         request = InferenceRequest(
             path=path,
@@ -125,27 +128,6 @@ class OpenAiAdapter(ApiAdapter):
             cache_salt=_text(head.cache_salt) if head.cache_salt else "",
         )
         return request, ResponsesTranslator() if is_streamed and path == _RESPONSES else None
-
-
-def _check_state(head: _RoutingFields) -> None:
-    """Raise RefusedError if a request for a response needs what an earlier request stored."""
-    for name, is_unset, remedy in (
-        (
-            "previous_response_id",
-            bytes(head.previous_response_id) in _UNSET,
-            "send the whole input",
-        ),
-        ("conversation", bytes(head.conversation) in _UNSET, "send the whole input"),
-        (
-            "background",
-            bytes(head.background) in _NOT_BACKGROUND,
-            "wait for the answer, or stream it",
-        ),
-    ):
-        if not is_unset:
-            raise invalid(
-                f"'{name}' is not supported: responses are not stored; {remedy}.", param=name
-            )
 
 
 def _model(raw: msgspec.Raw) -> str:

@@ -230,6 +230,12 @@ def principal_of(request: Request) -> Principal | None:
     return principal
 
 
+def owner_of(request: Request) -> str:
+    """Return the identity of the request's API key; empty if keys are not required."""
+    principal = principal_of(request)
+    return "" if principal is None else principal.identity
+
+
 def can_see(request: Request, model: str) -> bool:
     """Return whether the client may see the model."""
     principal = principal_of(request)

@@ -45,7 +45,11 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "* /api/generate": "user",
         "* /api/embed": "user",
         "* /api/embeddings": "user",
-        # Files and batches of the key's own.
+        # Responses, files and batches of the key's own.
+        "GET /v1/responses/{response_id}": "user",
+        "DELETE /v1/responses/{response_id}": "user",
+        "GET /v1/responses/{response_id}/input_items": "user",
+        "POST /v1/responses/{response_id}/cancel": "user",
         "GET /v1/files": "user",
         "POST /v1/files": "user",
         "GET /v1/files/{file_id}": "user",

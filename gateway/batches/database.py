@@ -5,9 +5,7 @@ A call blocks on the disk: use it in a thread. What a call has written survives 
 
 import contextlib
 import logging
-import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -17,12 +15,11 @@ import msgspec
 
 from gateway.batches.records import BatchLine, StoredBatch, StoredFile
 from machinery import files
+from machinery.sqlite_file import DatabaseError, SqliteFile
 
 log = logging.getLogger(__name__)
 
-_VERSION: Final = 1
-_SCHEMA: Final = f"""
-PRAGMA user_version = {_VERSION};
+_SCHEMA: Final = """
 CREATE TABLE files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, record BLOB NOT NULL);
 CREATE TABLE batches (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, is_over INTEGER NOT NULL,
@@ -42,10 +39,6 @@ FAILED: Final = 2
 _OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
-class BatchStoreError(Exception):
-    """The folder cannot be used; the message says why."""
-
-
 class DuplicateIdError(Exception):
     """Two lines of a batch have the same custom id, which is the message."""
 
@@ -57,36 +50,17 @@ class BatchStore:
         """Open the folder, which is private, or make it.
 
         Raises:
-            BatchStoreError: it cannot be used.
+            DatabaseError: it cannot be used.
 
         """
         self.folder = folder
-        self._lock = threading.RLock()
-        try:
-            files.make_private_folder(folder)
+        self._file = SqliteFile(folder / "batches.db", _SCHEMA)
+        with self._file.reading() as self._db:
             files.make_private_folder(folder / "content")
-        except (OSError, ValueError) as error:
-            raise BatchStoreError(f"{folder}: {error}") from error
-        with self._errors():
-            path = folder / "batches.db"
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._db = sqlite3.connect(
-                path, isolation_level=None, timeout=10.0, check_same_thread=False
-            )
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # A client that was told of an id finds it after a power cut, too.
-            self._db.execute("PRAGMA synchronous = FULL")
-            with self._transaction():
-                (version,) = self._db.execute("PRAGMA user_version").fetchone()
-                if version > _VERSION:
-                    raise BatchStoreError(f"a newer mlx-fleet wrote {path}; move it away")
-                if version == 0:
-                    for statement in filter(str.strip, _SCHEMA.split(";")):
-                        self._db.execute(statement)
 
     def close(self) -> None:
         """Close the database."""
-        self._db.close()
+        self._file.close()
 
     def content(self, file_id: str) -> Path:
         """Return the path of a file's content."""
@@ -94,20 +68,20 @@ class BatchStore:
 
     def add_file(self, record: StoredFile) -> None:
         """Add a file whose content is in place."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             row = (record.id, record.owner, record.created_s, msgspec.json.encode(record))
             self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", row)
 
     def file(self, file_id: str, owner: str) -> StoredFile | None:
         """Return a file of this owner."""
-        with self._errors():
+        with self._file.reading():
             sql = "SELECT record FROM files WHERE id = ? AND owner = ?"
             row = self._db.execute(sql, (file_id, owner)).fetchone()
         return None if row is None else msgspec.json.decode(row[0], type=StoredFile)
 
     def files(self, owner: str, limit: int) -> list[StoredFile]:
         """Return the newest files of an owner."""
-        with self._errors():
+        with self._file.reading():
             sql = "SELECT record FROM files WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
             rows = self._db.execute(sql, (owner, limit)).fetchall()
         return [msgspec.json.decode(row[0], type=StoredFile) for row in rows]
@@ -118,20 +92,20 @@ class BatchStore:
 
     def delete_file(self, record: StoredFile) -> None:
         """Delete a file; once it is forgotten, its content goes."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             self._db.execute("DELETE FROM files WHERE id = ?", (record.id,))
-        with self._errors():
+        with self._file.reading():
             self.content(record.id).unlink(missing_ok=True)
 
     def owners(self) -> set[str]:
         """Return all that own a file or a batch."""
-        with self._errors():
+        with self._file.reading():
             rows = self._db.execute("SELECT owner FROM files UNION SELECT owner FROM batches")
             return {owner for (owner,) in rows}
 
     def delete_owner(self, owner: str) -> None:
         """Delete the files and batches of an owner."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             rows = self._db.execute("SELECT id FROM files WHERE owner = ?", (owner,)).fetchall()
             self._db.execute(
                 "DELETE FROM lines WHERE batch IN (SELECT id FROM batches WHERE owner = ?)",
@@ -139,14 +113,14 @@ class BatchStore:
             )
             self._db.execute("DELETE FROM batches WHERE owner = ?", (owner,))
             self._db.execute("DELETE FROM files WHERE owner = ?", (owner,))
-        with self._errors():
+        with self._file.reading():
             for (file_id,) in rows:
                 self.content(file_id).unlink(missing_ok=True)
 
     def delete_leftovers(self, now: datetime) -> None:
         """Delete content of no file: a process was killed while it wrote or deleted one. New content may be in work."""
         oldest_s = now.timestamp() - _LEFTOVER_S
-        with self._errors():
+        with self._file.reading():
             known = {found for (found,) in self._db.execute("SELECT id FROM files")}
             for path in (self.folder / "content").iterdir():
                 with contextlib.suppress(FileNotFoundError):
@@ -155,14 +129,14 @@ class BatchStore:
 
     def used_bytes(self, owner: str | None = None) -> int:
         """Return the bytes of all files, or of one owner's."""
-        with self._errors():
+        with self._file.reading():
             sql = "SELECT record FROM files WHERE owner = ifnull(?, owner)"
             rows = self._db.execute(sql, (owner,)).fetchall()
         return sum(msgspec.json.decode(row[0], type=StoredFile).size for row in rows)
 
     def add_batch(self, record: StoredBatch) -> None:
         """Add a batch."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             self._put(record)
 
     def change_batch(
@@ -174,7 +148,7 @@ class BatchStore:
             DuplicateIdError: two lines have the same custom id; nothing was written.
 
         """
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             rows = self._db.execute("SELECT record FROM batches WHERE id = ?", (record.id,))
             found = rows.fetchone()
             if found is None:
@@ -197,14 +171,14 @@ class BatchStore:
 
     def batch(self, batch_id: str, owner: str) -> StoredBatch | None:
         """Return a batch of this owner."""
-        with self._errors():
+        with self._file.reading():
             sql = "SELECT record FROM batches WHERE id = ? AND owner = ?"
             row = self._db.execute(sql, (batch_id, owner)).fetchone()
         return None if row is None else msgspec.json.decode(row[0], type=StoredBatch)
 
     def batches(self, owner: str, limit: int) -> list[StoredBatch]:
         """Return the newest batches of an owner."""
-        with self._errors():
+        with self._file.reading():
             sql = (
                 "SELECT record FROM batches WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
             )
@@ -213,14 +187,14 @@ class BatchStore:
 
     def open_batches(self) -> list[StoredBatch]:
         """Return all batches that are not over, oldest first."""
-        with self._errors():
+        with self._file.reading():
             sql = "SELECT record FROM batches WHERE is_over = 0 ORDER BY created, id"
             rows = self._db.execute(sql).fetchall()
         return [msgspec.json.decode(row[0], type=StoredBatch) for row in rows]
 
     def cancel(self, batch_id: str, owner: str, now_s: int) -> StoredBatch | None:
         """Ask for the end of a batch, unless it is over; return it as it is now."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             found = self._db.execute(
                 "SELECT record FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
             ).fetchone()
@@ -234,7 +208,7 @@ class BatchStore:
 
     def waiting_lines(self, batch_id: str, limit: int) -> list[BatchLine]:
         """Return the first lines without a result."""
-        with self._errors():
+        with self._file.reading():
             sql = (
                 "SELECT number, custom_id, offset, length, model FROM lines"
                 " WHERE batch = ? AND state = 0 ORDER BY number LIMIT ?"
@@ -244,7 +218,7 @@ class BatchStore:
 
     def end_line(self, batch: StoredBatch, number: int, state: int, result: bytes) -> None:
         """Write the result of a line and count it, unless it has one already."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             done = self._db.execute(
                 "UPDATE lines SET state = ?, result = ? WHERE batch = ? AND number = ? AND state = 0",
                 (state, result, batch.id, number),
@@ -264,7 +238,7 @@ class BatchStore:
         """Yield the results of all lines in a state, in their order."""
         after = 0
         while True:
-            with self._errors():
+            with self._file.reading():
                 sql = (
                     "SELECT number, result FROM lines WHERE batch = ? AND state = ? AND number > ?"
                     " ORDER BY number LIMIT 200"
@@ -278,28 +252,8 @@ class BatchStore:
 
     def drop_lines(self, batch_id: str) -> None:
         """Forget the lines of a batch whose files are written."""
-        with self._errors(), self._transaction():
+        with self._file.transaction():
             self._db.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # The disk may be too full for this as well; closing the file has the same effect.
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            with self._lock:
-                yield
-        except (sqlite3.Error, OSError) as error:
-            raise BatchStoreError(f"{self.folder}: {error}") from error
 
 
 def open_batches(state_dir: Path | None) -> BatchStore | None:
@@ -309,6 +263,6 @@ def open_batches(state_dir: Path | None) -> BatchStore | None:
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return BatchStore(state_dir / "batches")
-    except (BatchStoreError, OSError) as error:
+    except (DatabaseError, OSError) as error:
         log.warning("no batches: their folder cannot be used", extra={"why": str(error)})
         return None

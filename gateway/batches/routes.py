@@ -17,12 +17,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from gateway import errors
-from gateway.auth.access_control import principal_of
+from gateway.auth.access_control import owner_of
 from gateway.batches import records
-from gateway.batches.database import BatchStore, BatchStoreError
+from gateway.batches.database import BatchStore
 from gateway.batches.records import StoredBatch, StoredFile
 from machinery import files
 from machinery.clock import Clock
+from machinery.sqlite_file import DatabaseError
 from schemas.wire.errors import Refusal, RefusedError, body_too_large, invalid
 
 _T = TypeVar("_T")
@@ -77,7 +78,7 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         """Take a file of requests, as multipart/form-data."""
-        store, owner = self._store(), _owner(request)
+        store, owner = self._store(), owner_of(request)
         slot = owner or (request.client.host if request.client else "")
         if slot in self.uploads:
             raise RefusedError(errors.too_many_uploads())
@@ -130,7 +131,7 @@ class BatchRoutes:
         self, request: Request, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
     ) -> Response:
         """List the newest files."""
-        store, owner = self._store(), _owner(request)
+        store, owner = self._store(), owner_of(request)
         return _listing([file.body() for file in await self._off_loop(store.files, owner, limit)])
 
     async def file(self, file_id: str, request: Request) -> Response:
@@ -154,7 +155,7 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Begin a batch."""
-        store, owner = self._store(), _owner(request)
+        store, owner = self._store(), owner_of(request)
         try:
             given = _BATCH.decode(await _body(request))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -189,7 +190,7 @@ class BatchRoutes:
         self, request: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str = ""
     ) -> Response:
         """List the newest batches, or those before one."""
-        store, owner = self._store(), _owner(request)
+        store, owner = self._store(), owner_of(request)
         batches = await self._off_loop(store.batches, owner, 10_000)
         ids = [batch.id for batch in batches]
         start = ids.index(after) + 1 if after in ids else 0
@@ -198,12 +199,12 @@ class BatchRoutes:
 
     async def batch(self, batch_id: str, request: Request) -> Response:
         """Describe a batch."""
-        store, owner = self._store(), _owner(request)
+        store, owner = self._store(), owner_of(request)
         return _json(_found(await self._off_loop(store.batch, batch_id, owner), batch_id).body())
 
     async def cancel(self, batch_id: str, request: Request) -> Response:
         """End a batch; the results until then become its files."""
-        store, owner = self._store(), _owner(request)
+        store, owner = self._store(), owner_of(request)
         batch = await self._off_loop(store.cancel, batch_id, owner, self._now_s())
         return _json(_found(batch, batch_id).body())
 
@@ -219,7 +220,7 @@ class BatchRoutes:
         return self.store
 
     async def _file(self, file_id: str, request: Request, *, param: str = "id") -> StoredFile:
-        file = await self._off_loop(self._store().file, file_id, _owner(request))
+        file = await self._off_loop(self._store().file, file_id, owner_of(request))
         return _found(file, file_id, param=param)
 
     async def _off_loop(self, call: Callable[..., _T], *arguments: object) -> _T:
@@ -231,7 +232,7 @@ class BatchRoutes:
         """
         try:
             return await asyncio.to_thread(call, *arguments)
-        except (BatchStoreError, OSError) as error:
+        except (DatabaseError, OSError) as error:
             raise RefusedError(errors.batches_failed(str(error))) from error
 
     def _now_s(self) -> int:
@@ -241,11 +242,6 @@ class BatchRoutes:
 def make_routes(store: BatchStore | None, clock: Clock, new_id: Callable[[], str]) -> BatchRoutes:
     """Return the routes; `new_id` makes names that no other gateway makes."""
     return BatchRoutes(store=store, clock=clock, new_id=new_id, uploads={})
-
-
-def _owner(request: Request) -> str:
-    principal = principal_of(request)
-    return "" if principal is None else principal.identity
 
 
 def _found(found: _T | None, name: str, *, param: str = "id") -> _T:

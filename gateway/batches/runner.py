@@ -24,7 +24,6 @@ from gateway.batches.database import (
     COMPLETED,
     FAILED,
     BatchStore,
-    BatchStoreError,
     DuplicateIdError,
 )
 from gateway.batches.records import BatchLine, LineError, StoredBatch, StoredFile
@@ -32,11 +31,13 @@ from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.router import LoadTracker
 from gateway.http.request_context import RequestHandler
+from gateway.responses.database import ResponseDatabase
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.table_cache import TableCache
 from machinery import files
 from machinery.backoff import Backoff
 from machinery.clock import Clock
+from machinery.sqlite_file import DatabaseError
 from schemas.wire.errors import RefusedError
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ _GONE_CHECK_S: Final = 60.0
 # Clients waited a moment ago: they come in waves.
 _YIELD_S: Final = 5.0
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
-_DISK_ERRORS: Final = (BatchStoreError, OSError)
+_DISK_ERRORS: Final = (DatabaseError, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class BatchGateway:
     keyring: Keyring
     knows_keys: Callable[[], bool]
     """Returns whether the keyring is as in the store now."""
+    responses: ResponseDatabase | None
+    """Those of the same keys."""
     clock: Clock
 
 
@@ -98,6 +101,7 @@ class BatchRunner:
         self, store: BatchStore, gateway: BatchGateway, *, gone_key_s: float = GONE_KEY_S
     ) -> None:
         self.store = store
+        self._owned = (store, gateway.responses) if gateway.responses else (store,)
         self._gateway = gateway
         self._clock = gateway.clock
         self._runs: dict[tuple[str, int], _Run] = {}
@@ -175,12 +179,17 @@ class BatchRunner:
         if now_s < self._gone_check_s or not gateway.knows_keys():
             return
         self._gone_check_s = now_s + min(_GONE_CHECK_S, self._gone_key_s)
-        gone = await asyncio.to_thread(self.store.owners) - gateway.keyring.identities() - {""}
+        owners = [await asyncio.to_thread(store.owners) for store in self._owned]
+        gone = set[str]().union(*owners) - gateway.keyring.identities() - {""}
         self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in gone}
         for owner, since_s in self._gone_since_s.items():
             if now_s - since_s >= self._gone_key_s:
-                await asyncio.to_thread(self.store.delete_owner, owner)
-                log.info("deleted the files and batches of a deleted key", extra={"key": owner})
+                for store in self._owned:
+                    await asyncio.to_thread(store.delete_owner, owner)
+                log.info(
+                    "deleted the files, batches and responses of a deleted key",
+                    extra={"key": owner},
+                )
 
     async def _try_step(self, batch: StoredBatch) -> None:
         """Take a batch a step further. One that the disk has no room for waits, and holds up no other."""
@@ -284,7 +293,7 @@ class BatchRunner:
             state = COMPLETED if status < 400 else FAILED
             await asyncio.to_thread(self.store.end_line, batch, line.number, state, result)
             self._retries.pop(at, None)
-        except BatchStoreError as error:
+        except DatabaseError as error:
             # The request runs again once the disk has room.
             log.warning("cannot write a result of a batch", extra={"why": str(error)})
             self._yielded_until_s[line.model] = self._clock.monotonic() + _BACKOFF.limit_s

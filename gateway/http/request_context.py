@@ -23,7 +23,7 @@ from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts
 from gateway.http.idempotency import KeptAnswer
 from gateway.http.limits import BodyMemory
-from gateway.request import HttpRequest, InferenceRequest, RawHeaders
+from gateway.request import HttpRequest, InferenceRequest, RawHeaders, Turn
 from gateway.routing.table import ServedModel
 from gateway.upstream.call import Headers
 from machinery.clock import NEVER, Clock
@@ -359,6 +359,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """Limits under which the request is counted."""
     extra_headers: RawHeaders = ()
     """Response headers about rates and the store."""
+    turn: Turn | None = None
+    """The state of a request for a response, once it is read."""
     kept_answer: KeptAnswer | None = None
     """The place of its answer under its idempotency key; None without one."""
     mirrored: ServedModel | None = None

@@ -63,7 +63,7 @@ async def test_a_stream_whose_end_fails_in_the_gateway_ends_with_an_error_and_fr
     assert b'"type":"error"' in raw.rsplit(b"data: ", 1)[1]
     assert [str(error) for error in reported] == ["this stream has no end"]
     assert gateway.gateway.load_tracker.total() == 0
-    assert not handler._contexts
+    assert not handler.contexts
 
 
 async def test_bytes_come_as_they_were_sent_and_when(gateway: Running) -> None:
@@ -157,7 +157,7 @@ async def test_a_client_that_reads_slowly_is_not_given_up() -> None:
     async with running_gateway(limits=limits, clock=clock) as gateway:
         (engine,) = await gateway.serve(script)
         reader, writer = await stream_without_reading(gateway)
-        contexts = gateway.gateway.handler._contexts
+        contexts = gateway.gateway.handler.contexts
         context = await until(lambda: next(iter(contexts), None), what="the request")
         for _ in range(5):
             # Reads until the gateway notices, then waits nearly as long as it may.

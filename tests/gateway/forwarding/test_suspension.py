@@ -115,7 +115,7 @@ async def test_a_client_that_reads_nothing_frees_the_engine_for_others(waits_at:
         load_tracker = gateway.gateway.load_tracker
         async with stalled(gateway) as reader:
             handler = gateway.gateway.handler
-            context = await until(lambda: next(iter(handler._contexts), None), what="the request")
+            context = await until(lambda: next(iter(handler.contexts), None), what="the request")
             await until(lambda: context.blocked_since_s < float("inf"), what="full buffers")
             assert gateway.gateway.metrics.suspensions.value() == 0  # alone, it keeps its engine
             assert await ask_shortly(gateway) == 200
@@ -136,7 +136,7 @@ async def test_a_suspended_client_that_leaves_costs_nothing() -> None:
             assert await ask_shortly(gateway) == 200
             assert gateway.gateway.metrics.suspensions.value() == 1
         handler = gateway.gateway.handler
-        await until(lambda: not handler._contexts, limit_s=30, what="the end of the request")
+        await until(lambda: not handler.contexts, limit_s=30, what="the end of the request")
         assert gateway.gateway.load_tracker.total() == 0
         assert script.resumed_from == []
         assert gateway.gateway.metrics.requests.value("m", "client_gone") == 1
