@@ -261,6 +261,11 @@ class EngineMetrics:
             "Parameters of requests that were left out, as only other servers have them, or as hints.",
             ("parameter",),
         )
+        self.unenforced_calls = Counter(
+            f"{ENGINE_PREFIX}unenforced_calls_total",
+            "Requests with tools without a grammar of calls, because the engine knows none for the model's format.",
+            ("format",),
+        )
         self.prompt_tokens = Counter(
             f"{ENGINE_PREFIX}prompt_tokens_total",
             "Prompt tokens of requests that got a first token, as in usage.",
@@ -272,6 +277,7 @@ class EngineMetrics:
             self.requests,
             self.finished,
             self.ignored_parameters,
+            self.unenforced_calls,
             self.prompt_tokens,
             *self.times.parts(),
             *_load_series(sources),

@@ -24,7 +24,7 @@ from engine.jobs import EmbedJob, Job, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
 from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
-from engine.openai import embeddings
+from engine.openai import embeddings, output_format
 from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import Conversation, GenerationRequest
@@ -272,6 +272,9 @@ class Service:
             self.admit()  # a drain may have begun while the prompt was tokenized
             if isinstance(choices, RefusedError):
                 raise choices
+            unenforced = output_format.unenforced_format(request, processor.ready.codec.traits)
+            if unenforced is not None:
+                self.metrics.unenforced_calls.add(unenforced)
             if all(choice.parser.is_over for choice in choices):
                 # The emitted tokens had ended the answer already.
                 ticket = Ticket(jobs=(), entered_s=self.clock.monotonic())

@@ -264,6 +264,12 @@ def _enforced_syntax(request: GenerationRequest, traits: TemplateTraits) -> Synt
     return call_format.syntax if is_demanded or is_json or is_strict else None
 
 
+def unenforced_format(request: GenerationRequest, traits: TemplateTraits) -> str | None:
+    """Return the name of the format of calls if no grammar is known for it, so that calls are only parsed."""
+    call_format = call_format_of(request, traits)
+    return call_format.name if call_format is not None and call_format.syntax is None else None
+
+
 def prompt_tail(prompt: Sequence[int]) -> tuple[int, ...]:
     """Return the last tokens of a prompt, on which its grammar depends."""
     return tuple(prompt[-_TAIL_TOKENS:])

@@ -35,7 +35,10 @@ def limited(
     path = model / "tokenizer_config.json"
     config = json.loads(path.read_text())
     config["chat_template"] = (
-        "{% if messages|length == 20 %}" + LOOP + "{% endif %}" + config["chat_template"]
+        "{# tools <|tool_call_start|> #}{% if messages|length == 20 %}"
+        + LOOP
+        + "{% endif %}"
+        + config["chat_template"]
     )
     path.write_text(json.dumps(config))
     with forking(folder, blas_cache) as function:
@@ -69,6 +72,18 @@ def test_what_waits_for_a_lane_is_counted_and_refused(limited: Engine) -> None:
     assert limited.busy() == (0, 0)
     assert limited.health().json["progress"] > health["progress"]
     assert limited.chat().status == 200
+
+
+def test_calls_without_a_grammar_are_counted(limited: Engine) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    for choice in (
+        "auto",
+        "none",
+        "required",
+    ):  # "required" takes another format, which is enforced
+        assert limited.chat(max_tokens=1, tools=[tool], tool_choice=choice).status == 200
+    metrics = limited.request("GET", "/metrics").raw.decode()
+    assert 'fleet_engine_unenforced_calls_total{format="lfm2"} 1\n' in metrics
 
 
 @pytest.mark.ci
