@@ -19,6 +19,7 @@ SHAPES = sorted(FOLDER.glob("*.json"))
 ORIGINS = {
     "Recorded;": "- Recorded from the running program",
     "From Zed's source:": "- Written after the program's source",
+    "From Cline's source:": "- Composed after the program's source",
     "Composed by hand": "- Composed by hand",
 }
 """The beginning of an origin, and of its line on the page."""
