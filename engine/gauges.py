@@ -48,6 +48,8 @@ class Gauges:
     chunk_tokens: int = 0
     """Prompt tokens that one step reads now: fewer under memory pressure or beside generating sequences."""
 
+    prefix_pinned_tokens: int = 0
+    """Tokens of the prefix cache that are never evicted."""
     prefix_lookups: int = 0
     """Prompts looked up in the prefix cache so far."""
     prefix_query_tokens: int = 0

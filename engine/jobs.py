@@ -77,6 +77,8 @@ class Job:
     """The LoRA adapter to use, by the name of its content; empty for the model alone."""
     images: tuple[ImageInput, ...] = ()
     """The images of the prompt, in the order of the tokens that stand for them."""
+    is_pinned: bool = False
+    """True to never evict its prompt from the prefix cache; such a job has no salt."""
     request_id: str = ""
     """The ID of its request, for the log."""
     emitted: tuple[int, ...] = ()

@@ -14,19 +14,21 @@ from typing import Any, TypeVar
 
 from engine import errors
 from engine.admission import Admission, AdmittedJob, ByteBudget, ClaimedBytes, Ticket
+from engine.cache.interface import BLOCK_TOKENS
 from engine.cache.miss_explanation import PromptLineages, read_parts
 from engine.errors import GroupError, RefusedError
 from engine.gauges import Gauges
 from engine.input_workers.fork_server import WorkerModel
 from engine.input_workers.pool import InputWorkers
 from engine.input_workers.wire import WorkerLimits
-from engine.jobs import EmbedJob, Job, WorkerEvent
+from engine.jobs import EmbedJob, Job, JobFailure, SamplingParams, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
 from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
 from engine.openai import embeddings, output_format
 from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
+from engine.openai.pinned_prefix import encode_prefix
 from engine.openai.request_body import Conversation, GenerationRequest
 from engine.ports import ServedModel
 from engine.ranks.peer_monitor import PeerMonitor
@@ -37,7 +39,7 @@ from machinery.clock import Clock
 from models import fingerprint, footprint
 from models.model_files import ModelUnusableError
 from schemas.wire.body_limits import image_bytes
-from schemas.wire.engine_config import EngineConfig
+from schemas.wire.engine_config import EngineConfig, PrefixFile
 from schemas.wire.exit_codes import ExitCode
 
 # A thread that takes longer is stuck in the driver and will not end by itself.
@@ -112,6 +114,9 @@ class Service:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()
+        self.prefix_errors: dict[str, str] = {}
+        """The reason why each prefix is not pinned, by its name; "" for those that are."""
+        self._pinning: tuple[int, asyncio.Future[str]] | None = None
         self._exit_code = ExitCode.OK
         self._failure: tuple[ExitCode, str] | None = None
 
@@ -187,11 +192,65 @@ class Service:
         await self._inputs.until_ready()
         if self._apply(EngineEvent.LOADED):
             log.info("engine ready", extra={"replica": self.config.replica})
+            await self._pin_prefixes()
+
+    async def _pin_prefixes(self) -> None:
+        """Read the prefixes that are never evicted, beside requests, which share the steps of the batch with them."""
+        for prefix in self.config.prefixes:
+            try:
+                error = await self._pin(prefix)
+            except RefusedError as refused:
+                error = refused.refusal.message
+            self.prefix_errors[prefix.name] = error
+            if error:
+                log.warning("prefix not pinned", extra={"prefix": prefix.name, "why": error})
+        if self.config.prefixes:
+            log.info("prefixes pinned", extra={"tokens": self.gauges.prefix_pinned_tokens})
+
+    async def _pin(self, prefix: PrefixFile) -> str:
+        """Let the worker read and pin a prefix; return why it did not. Raises RefusedError."""
+        processor = self.admit()
+        if processor.ready.budget is not None and (shortage := processor.ready.budget.unpinnable):
+            return shortage
+        tokens = await encode_prefix(prefix, processor)
+        # States of recurrent layers are kept at the end of a read only, so it ends where a block does.
+        whole = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+        if whole == len(tokens):
+            whole -= BLOCK_TOKENS
+        if whole <= 0:
+            return f"it has {len(tokens)} tokens, and less than {BLOCK_TOKENS + 1} are read faster than they are found"
+        self._count += 1
+        job = Job(
+            id=self._count,
+            prompt=tokens[: whole + 1],
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0),
+            is_pinned=True,
+        )
+        result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pinning = job.id, result
+        self._worker.send(job)
+        return await result
+
+    @property
+    def pinned_prefixes(self) -> tuple[str, str]:
+        """Return reason and message of the condition PrefixesPinned."""
+        errors = [f"{name}: {error}" for name, error in self.prefix_errors.items() if error]
+        pinned, count = len(self.prefix_errors) - len(errors), len(self.config.prefixes)
+        head = f"{pinned} of {count} pinned, {self.gauges.prefix_pinned_tokens} tokens"
+        reason = "NotPinned" if errors else "Pinned"
+        is_over = len(self.prefix_errors) == count
+        return (reason if is_over else "ReadingPrefixes"), "; ".join([head, *errors])
 
     def on_events(self, events: list[WorkerEvent]) -> None:
         """Deliver the events of a step."""
         self.speed.sample(self.clock.monotonic())
         self.admission.deliver(events)
+        if self._pinning is not None:
+            job_id, result = self._pinning
+            event = next((event for event in events if event.job_id == job_id), None)
+            if event is not None and not result.done():
+                result.set_result(event.reason if isinstance(event, JobFailure) else "")
 
     def on_end(self, error: Exception | None) -> None:
         """Stop the process: the worker has ended, because it was asked to or with an error."""

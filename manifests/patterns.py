@@ -4,9 +4,9 @@ from typing import Final, get_args
 
 from pydantic import StringConstraints
 
-from schemas.deployment import AdapterName, HubEndpoint, HubRepo, HubRevision, ModelPath, ServedName
+from schemas.deployment import AdapterName, HubEndpoint, HubRepo, HubRevision, ServedName
 from schemas.gitsource import Commit, Folder, RefName, SecretFile
-from schemas.meta import LabelKey, LabelValue, ObjectName
+from schemas.meta import LabelKey, LabelValue, ModelPath, ObjectName
 from schemas.pools import TimeOfDay
 from schemas.quantity import Percent, Quantity
 from schemas.route import HeaderName

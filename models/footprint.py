@@ -14,6 +14,8 @@ CACHE_STEP: Final = 256
 """KV caches grow by this many tokens (mlx_lm/models/cache.py; engine/cache/stepped_kv.py, engine/cache/quantized_kv.py)."""
 ROW_STEP: Final = 64
 """Memory of a row with caches of its own is counted, and given to it, in steps of this many tokens."""
+BLOCK_TOKEN_BYTES: Final = 32
+"""Bytes of a cached token beside its keys and values: 2 KiB a block of 64 (engine/cache/block_tree.py)."""
 
 
 def round_up(tokens: int, step: int = CACHE_STEP) -> int:

@@ -42,7 +42,7 @@ from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from schemas.sampling import Sampling
 from schemas.wire.engine_address import EngineAddress
-from schemas.wire.engine_config import EngineConfig
+from schemas.wire.engine_config import EngineConfig, PrefixFile
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
 from store.port import Delete, ModRevisionGuard, Put, Transport
@@ -354,6 +354,10 @@ def engine_order(
         performance=spec.performance,
         vision=model.vision,
         kv_cache=spec.kv_cache or KvCache(),
+        prefixes=tuple(
+            PrefixFile(name=prefix.name, path=resolve(prefix.file), tokens=prefix.tokens)
+            for prefix in spec.prefixes
+        ),
         adapter=None if model.adapter is None else resolve(model.adapter),
         adapters={
             name: resolve(adapter.path)

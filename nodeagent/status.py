@@ -17,7 +17,13 @@ from nodeagent.replicas.observation import (
 )
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, find_condition, is_true
-from schemas.replica import MODEL_PRESENT, UNSTARTABLE, WAITING_FOR_FILES, FetchStatus
+from schemas.replica import (
+    MODEL_PRESENT,
+    PREFIXES_PINNED,
+    UNSTARTABLE,
+    WAITING_FOR_FILES,
+    FetchStatus,
+)
 from schemas.wire.exit_codes import ExitCode
 
 # Places beyond this one are reported in tens.
@@ -28,6 +34,7 @@ _EXIT_REASONS: Mapping[int, str] = {
     ExitCode.UNUSABLE: "ModelUnusable",
     ExitCode.ADDRESS_IN_USE: "PortInUse",
 }
+_PREFIX_REASONS: Mapping[str, str] = {"Pinned": "Pinned", "NotPinned": "NotPinned"}
 
 
 def replica_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
@@ -41,7 +48,7 @@ def replica_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
         if fetching and not is_true(fetching, MODEL_PRESENT):
             return fetching
         if seen.replica.spec.formation is None:
-            return (_engine_ready(seen), *_unstartable(seen), *fetching)
+            return (_engine_ready(seen), *_unstartable(seen), *_prefixes(seen), *fetching)
         return (*_rank_conditions(seen), *fetching)
     stopped = seen.engine is None or not seen.engine.is_running
     reason = "EngineEnded" if stopped else "EngineEnding"
@@ -132,6 +139,14 @@ def _engine_missing(seen: ObservedReplica) -> Condition:
     if seen.start_place > 0:
         return _waiting_to_load(seen.start_place)
     return _condition("Ready", "Starting", "its engine is about to start", holds=False)
+
+
+def _prefixes(seen: ObservedReplica) -> tuple[Condition, ...]:
+    if seen.engine is None or not seen.engine.is_running or not seen.engine.prefixes[0]:
+        return ()
+    state, message = seen.engine.prefixes
+    reason = _PREFIX_REASONS.get(state, "ReadingPrefixes")
+    return (_condition(PREFIXES_PINNED, reason, message, holds=reason == "Pinned"),)
 
 
 def _unstartable(seen: ObservedReplica) -> tuple[Condition, ...]:

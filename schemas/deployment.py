@@ -11,9 +11,10 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 from schemas.autoscaling import Autoscaling
 from schemas.guesses import GUESS_FIELDS, MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
-from schemas.meta import ApiModel, ApiObject, ObjectName, Status
+from schemas.meta import ApiModel, ApiObject, ModelPath, ObjectName, Status
 from schemas.objectives import Objectives
 from schemas.placement import Placement
+from schemas.prefixes import PinnedPrefix, check_prefixes
 from schemas.quantity import Amount, Concurrency, PositiveQuantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
@@ -22,22 +23,6 @@ from schemas.vision import Vision, check_alone
 
 ServedName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
-]
-
-
-def _within(path: str) -> str:
-    """Refuse paths that leave an agent's models folder."""
-    if ".." in path.split("/"):
-        raise ValueError(
-            "must not contain '..'; write an absolute path, or one below the models folder"
-        )
-    return path
-
-
-ModelPath = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$"),
-    AfterValidator(_within),
 ]
 
 
@@ -338,6 +323,9 @@ class ModelDeploymentSpec(ApiModel):
     """Requests that may wait at a replica before clients are told to come back. Default: 4 x concurrency."""
     kv_cache: Annotated[KvCache | None, AfterValidator(_none_if_empty)] = None
     """The cache of keys and values of earlier tokens."""
+    prefixes: Annotated[tuple[PinnedPrefix, ...], Field(max_length=16)] = ()
+    """Beginnings of prompts that engines read once after their start, beside requests, and never evict; the condition
+    PrefixesPinned of a replica says how far that is. Prompts find them whatever their API key."""
     placement: Placement = Placement()
     """Nodes that may run replicas, and preferences among them."""
     sharding: Sharding = "Never"
@@ -400,6 +388,7 @@ class ModelDeploymentSpec(ApiModel):
     @model_validator(mode="after")
     def _fits_its_model(self) -> Self:
         check_alone(self.model.vision, self.model, self.kv_cache)
+        check_prefixes(self.prefixes, self.kv_cache, self.sharding, self.context_length)
         if self.preload is not None and self.model.hub is None:
             raise ValueError(
                 "has preload and model.path, a folder that agents do not fetch; write model.hub, or remove preload"
@@ -543,6 +532,7 @@ class RevisionTemplate(ApiModel):
     concurrency: Concurrency
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
+    prefixes: tuple[PinnedPrefix, ...] = ()
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
     performance: Performance = "OnRequest"

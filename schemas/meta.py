@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
@@ -41,6 +41,22 @@ _SET_VALUES, _SET_FIELDS, _SET_EXTRA, _SET_PRIVATE = (
         "__pydantic_private__",
     )
 )
+
+
+def _within(path: str) -> str:
+    """Refuse paths that leave an agent's models folder."""
+    if ".." in path.split("/"):
+        raise ValueError(
+            "must not contain '..'; write an absolute path, or one below the models folder"
+        )
+    return path
+
+
+ModelPath = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$"),
+    AfterValidator(_within),
+]
 
 
 class ApiModel(BaseModel):

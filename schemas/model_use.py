@@ -1,7 +1,6 @@
 """ModelUse: what agents must know of a ModelDeployment that may come to their Mac, and nothing else of it."""
 
-from schemas.deployment import ModelPath
-from schemas.meta import ApiModel, ObjectName
+from schemas.meta import ApiModel, ModelPath, ObjectName
 
 
 class ModelUse(ApiModel):

@@ -9,6 +9,7 @@ from schemas.deployment import ModelSource
 from schemas.formation import Formation, GoldenAnswer, Seat
 from schemas.kv_cache import KvCache
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
+from schemas.prefixes import PinnedPrefix
 from schemas.sampling import Performance, Sampling, UnknownParameters
 
 
@@ -86,6 +87,7 @@ class ReplicaSpec(ApiModel):
     concurrency: int
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
+    prefixes: tuple[PinnedPrefix, ...] = ()
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
     performance: Performance = "OnRequest"
@@ -151,6 +153,8 @@ class Replica(ApiObject):
 
 
 MODEL_PRESENT = "ModelPresent"
+PREFIXES_PINNED = "PrefixesPinned"
+"""The condition of a rank whose deployment has prefixes: whether its engine has read and pinned all of them."""
 UNSTARTABLE = "Unstartable"
 """The condition of a rank whose engine could not be started on its Mac several times in a row: another Mac may."""
 """The condition of a rank whose model comes from a hub: whether the files that it needs are on the Mac's disk."""

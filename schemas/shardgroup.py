@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from schemas.deployment import ModelPath
 from schemas.duration import PositiveDuration, at_least
-from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
+from schemas.meta import ApiModel, ApiObject, Examples, ModelPath, ObjectName, Status
 from schemas.pools import NodeSelector
 
 Backend = Literal["ring", "jaccl", "jaccl-ring"]

@@ -330,6 +330,8 @@ class ProbeRoutes:
             "peakBytes": gauges.process_peak_bytes,
             "message": service.message,
         }
+        if config.prefixes:
+            body["prefixes"], body["prefixesMessage"] = service.pinned_prefixes
         return web.json_response(body, 200 if service.state is EngineState.READY else 503)
 
     async def ready(self, _: Request) -> Response:

@@ -239,6 +239,7 @@ def update_gauges(gauges: Gauges, executor: StepExecutor) -> None:
     if gauges.prefix_bytes != prefix.nbytes:
         gauges.prefix_bytes = prefix.nbytes
         gauges.prefix_blocks = tuple(executor.prefix.summary(_SUMMARY_BLOCKS))
+    gauges.prefix_pinned_tokens = prefix.pinned_tokens
     gauges.prefix_lookups = prefix.lookups
     gauges.prefix_query_tokens = prefix.asked_tokens
     gauges.prefix_hit_tokens = prefix.hit_tokens

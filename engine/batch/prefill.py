@@ -119,6 +119,9 @@ class PrefillStage:
             )
         else:
             caches = self._read_together(prompts)
+        for prompt in prompts:
+            if prompt.job.is_pinned:
+                self._prefix.pin(prompt.tokens)
         return PrefilledPrompts(prompts=tuple(prompts), caches=caches), computed
 
     def positions(self) -> tuple[tuple[int, int], ...]:

@@ -79,6 +79,7 @@ class BlockFiles:
         self._max_pending = min(_MAX_PENDING_BYTES, limit_bytes // 4)
         self.stats = DiskCacheStats()
         self._known: set[str] = set()  # on disk, or on its way there
+        self._pinned: frozenset[str] = frozenset()
         self._changed = threading.Condition()
         self._pending: deque[_PendingBlock | tuple[str, ...]] = deque()
         self._pending_bytes = 0
@@ -131,6 +132,10 @@ class BlockFiles:
             self._pending.append(block)
             self._changed.notify_all()
         return True
+
+    def pin(self, keys: Sequence[str]) -> None:
+        """Delete these blocks after all others."""
+        self._pinned |= frozenset(keys)
 
     def touch(self, keys: Sequence[str]) -> None:
         """Mark blocks as used soon, unless much waits already; the last one counts as the oldest, since it is of no use without the others."""
@@ -217,11 +222,12 @@ class BlockFiles:
             except FileNotFoundError:
                 continue
             if entry.name.endswith(_SUFFIX) or f"{_SUFFIX}." in entry.name:
-                found.append((status.st_mtime_ns, status.st_size, entry.name))
+                is_pinned = entry.name.removesuffix(_SUFFIX) in self._pinned
+                found.append((is_pinned, status.st_mtime_ns, status.st_size, entry.name))
         found.sort(reverse=True)
         total, evicted = 0, self.stats.evicted
         known = set()
-        for _, size, name in found:
+        for _, _, size, name in found:
             if total + size > self._limit_bytes:
                 self.stats.evicted += 1
                 self._known.discard(name.removesuffix(_SUFFIX))

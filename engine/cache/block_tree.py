@@ -18,6 +18,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from typing import Any, TypeAlias
 
 from engine.cache.interface import BLOCK_TOKENS
@@ -259,6 +260,7 @@ class BlockTree:
         """The root of the blocks without a salt."""
         self._salted: dict[bytes, BlockNode] = {}  # the roots of other salts that have blocks
         self._uses: OrderedDict[CacheItem, None] = OrderedDict()  # least recently used first
+        self._pinned: dict[CacheItem, None] = {}  # never evicted
         self._turn = 0  # the number of touches: a clock that is the same on every rank
 
     def root_of(self, salt: str) -> BlockNode:
@@ -284,14 +286,32 @@ class BlockTree:
     def touch(self, path: Sequence[BlockNode], end: int) -> None:
         """Mark a path as used up to the token `end`, with the windows and states that are needed to continue there."""
         self._turn += 1
-        windows = self.rules.windows
-        for node in reversed(path):
-            for kind, item in enumerate(node.extras):
-                is_near = kind < len(windows) and node.end > end - windows[kind]
-                if item is not None and (is_near or node.end == end):
-                    self._use(item)
-            if node.own is not None:
-                self._use(node.own)
+        for item in self._needed(path, end):
+            self._use(item)
+
+    def pin(self, path: Sequence[BlockNode], end: int) -> None:
+        """Keep a path, with the windows and states that are needed to continue at `end`, until `unpin`."""
+        for item in self._needed(path, end):
+            self._uses.pop(item, None)
+            self._pinned[item] = None
+
+    def unpin(self) -> None:
+        """Make everything that is pinned the least recently used."""
+        self._uses = OrderedDict([*self._pinned.items(), *self._uses.items()])
+        self._pinned.clear()
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens of the pinned blocks."""
+        own = (item.node for item in self._pinned if item.slot is None)
+        return sum(node.end - node.start for node in own)
+
+    def match_pinned(self, tokens: bytes, *, limit: int) -> PrefixMatch:
+        """Return the same as `match` for the blocks without a salt, of those that are pinned."""
+        path = takewhile(self._is_pinned, self.walk(tokens))
+        end = max((node.end for node in path), default=0)
+        tokens = tokens[: end * TOKEN_BYTES]
+        return find_match(self.root, tokens, self.rules, limit=min(limit, end))
 
     def make_room(self, sizes: Sequence[int]) -> int:
         """Evict until these sizes fit, but nothing since the last touch; return the number of sizes that fit."""
@@ -325,11 +345,14 @@ class BlockTree:
     def attach(self, node: BlockNode, slot: int, value: Value, nbytes: int, *, first: int) -> None:
         """Add values of one kind of layers for a node's tokens from `first` on; `slot` is the kind's index in `extras`."""
         old = node.extras[slot]
+        is_pinned = old is not None and old in self._pinned
         if old is not None:
             self._release(old)
         item = CacheItem(node, slot, value, nbytes, first=first)
         node.extras[slot] = item
         self._insert(item)
+        if is_pinned:
+            self._pinned[item] = self._uses.pop(item)
 
     def trim(self, limit_bytes: int) -> None:
         """Evict until the tree holds at most this many bytes."""
@@ -337,12 +360,28 @@ class BlockTree:
             self._evict(next(iter(self._uses)))
 
     def recent(self) -> Iterator[BlockNode]:
-        """Yield the nodes, last used first; a node comes before those below it."""
-        return (item.node for item in reversed(self._uses) if item.slot is None)
+        """Yield the nodes, pinned ones and then last used first; a node comes before those below it."""
+        pinned = sorted(self._pinned, key=lambda item: item.node.end)
+        return (item.node for item in chain(pinned, reversed(self._uses)) if item.slot is None)
+
+    def _needed(self, path: Sequence[BlockNode], end: int) -> Iterator[CacheItem]:
+        """Yield the values of a path that are needed to continue at `end`, from there to the beginning."""
+        windows = self.rules.windows
+        for node in reversed(path):
+            for kind, item in enumerate(node.extras):
+                is_near = kind < len(windows) and node.end > end - windows[kind]
+                if item is not None and (is_near or node.end == end):
+                    yield item
+            if node.own is not None:
+                yield node.own
+
+    def _is_pinned(self, node: BlockNode) -> bool:
+        return node.own is not None and node.own in self._pinned
 
     def _use(self, item: CacheItem) -> None:
         item.used = self._turn
-        self._uses.move_to_end(item)
+        if item in self._uses:
+            self._uses.move_to_end(item)
 
     def _insert(self, item: CacheItem) -> None:
         item.used = self._turn
@@ -371,7 +410,8 @@ class BlockTree:
                 self._release(item)
 
     def _release(self, item: CacheItem) -> None:
-        del self._uses[item]
+        self._uses.pop(item, None)
+        self._pinned.pop(item, None)
         self.nbytes -= item.nbytes
         # Nodes and items refer to each other: without this, arrays would live until the next garbage collection.
         item.value = None

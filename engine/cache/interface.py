@@ -8,6 +8,8 @@ LayerCache: TypeAlias = Any  # one of mlx-lm's caches, of one sequence; mlx-lm s
 
 BLOCK_TOKENS = 64
 """Tokens of a block of the prefix cache."""
+ADAPTER_SALT, IMAGE_SALT = "adapter:", "images:"
+"""Beginnings of the salts of prompts whose keys and values depend on more than their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +62,16 @@ class PrefixCacheStats:
     """Blocks held now."""
     nbytes: int
     """Bytes held now."""
+    pinned_tokens: int = 0
+    """Tokens that are never evicted."""
     disk: DiskCacheStats = field(default_factory=DiskCacheStats)
 
 
 class PrefixCache(Protocol):
     """Caches of earlier prompts. Worker thread only.
 
-    Prompts with different salts share nothing: `match` and `fetch` find only what was stored with the same salt.
+    Prompts with different salts share nothing but pinned tokens: `match` and `fetch` find only what was stored with the
+    same salt.
     """
 
     @property
@@ -93,6 +98,10 @@ class PrefixCache(Protocol):
 
     def store(self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str = "") -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches."""
+        ...
+
+    def pin(self, tokens: Sequence[int]) -> None:
+        """Never evict these tokens, as far as their full blocks are held, and keep them on disk before others."""
         ...
 
     def trim(self, limit_bytes: int) -> None:

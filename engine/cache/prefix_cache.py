@@ -6,6 +6,7 @@ block_tree.py finds and evicts blocks without mlx; layer_copies.py copies their 
 import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
+from operator import attrgetter
 
 import mlx.core as mx
 
@@ -20,7 +21,14 @@ from engine.cache.block_tree import (
 )
 from engine.cache.copy_plan import BlockCopy, plan_copies
 from engine.cache.disk_blocks import BlockDisk
-from engine.cache.interface import BLOCK_TOKENS, DiskCacheStats, LayerCache, PrefixCacheStats
+from engine.cache.interface import (
+    ADAPTER_SALT,
+    BLOCK_TOKENS,
+    IMAGE_SALT,
+    DiskCacheStats,
+    LayerCache,
+    PrefixCacheStats,
+)
 from engine.cache.layer_copies import BlockPacking, CacheRows
 
 log = logging.getLogger(__name__)
@@ -75,6 +83,7 @@ class BlockPrefixCache:
             stored_bytes=self._stored_bytes,
             evictions=self._blocks.evictions,
             entries=self._blocks.entries,
+            pinned_tokens=self._blocks.pinned_tokens,
             nbytes=self._blocks.nbytes,
             disk=DiskCacheStats() if self._disk is None else self._disk.files.stats,
         )
@@ -152,12 +161,23 @@ class BlockPrefixCache:
         if pieces or recurrent:
             self._insert(data, [root, *path], pieces, held, recurrent)
 
+    def pin(self, tokens: Sequence[int]) -> None:
+        """Never evict these tokens, as far as their full blocks are held, and keep them on disk before others."""
+        data = encode_tokens(tokens)
+        end = len(tokens)
+        path = [node for node in self._blocks.walk(data) if node.key and node.end <= end]
+        if path:
+            self._blocks.pin(path, path[-1].end)
+        if self._disk is not None:
+            self._disk.files.pin(self._disk.keys("", data, self._blocks.rules.block))
+
     def trim(self, limit_bytes: int) -> None:
         """Evict the least recently used items until at most this many bytes are held."""
         self._blocks.trim(limit_bytes)
 
     def close(self) -> None:
         """Drop everything in memory, and write what waits for the disk, for a few seconds at most."""
+        self._blocks.unpin()
         self.trim(0)
         if self._disk is not None:
             self._disk.files.close()
@@ -208,9 +228,12 @@ class BlockPrefixCache:
     def _find_match(self, tokens: Sequence[int], salt: str) -> PrefixMatch:
         if not self._blocks.entries:
             return PrefixMatch()
-        return self._blocks.match(
-            encode_tokens(tokens), limit=len(tokens) - 1, root=self._blocks.root_of(salt)
-        )
+        data, limit = encode_tokens(tokens), len(tokens) - 1
+        match = self._blocks.match(data, limit=limit, root=self._blocks.root_of(salt))
+        if not salt or salt.startswith((ADAPTER_SALT, IMAGE_SALT)):
+            return match
+        # Pinned tokens are in the deployment's spec: they are no secret of the key that sent them.
+        return max(match, self._blocks.match_pinned(data, limit=limit), key=attrgetter("length"))
 
     def _recurrent(self, leaves: list[LayerCache]) -> list[LayerCache]:
         return [leaves[at] for at in self._layout.states]

@@ -18,7 +18,14 @@ from engine.memory.budget import MemoryBudget, MemoryRequest, full_bytes
 from engine.memory.guard import MemoryGuard
 from machinery import linux_memory
 from models import model_files
-from models.footprint import KvFootprint, ServingLoad, activation_bytes, mtp_bytes, vision_bytes
+from models.footprint import (
+    BLOCK_TOKEN_BYTES,
+    KvFootprint,
+    ServingLoad,
+    activation_bytes,
+    mtp_bytes,
+    vision_bytes,
+)
 from models.model_files import ModelFacts, ModelUnusableError
 from schemas import quantity
 from schemas.wire.engine_config import EngineConfig
@@ -151,6 +158,10 @@ def plan_budget(
     except ValueError as error:
         raise ModelUnusableError(str(error)) from error
     footprint, activations = _measure_needs(model, facts, options, load)
+    pinned_bytes = sum(
+        footprint.sequence_bytes(prefix.tokens) + BLOCK_TOKEN_BYTES * prefix.tokens
+        for prefix in config.prefixes
+    )
     for draft, draft_facts in drafts:
         # Every rank has the whole draft model, and its caches are never quantized.
         alone = ServingLoad(
@@ -163,6 +174,7 @@ def plan_budget(
         load,
         MemoryRequest(
             promised_bytes=config.memory_limit_bytes,
+            pinned_bytes=pinned_bytes,
             prefix_bytes=None if cache.prefix_bytes is None else quantity.parse(cache.prefix_bytes),
         ),
         machine_bytes=machine_bytes(),

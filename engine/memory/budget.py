@@ -40,6 +40,8 @@ class MemoryBudget:
     prefix_most_bytes: int
     """The most that the prefix cache may hold, together with memory that requests leave free."""
     load: ServingLoad
+    pinned_bytes: int = 0
+    """Of the prefix cache, the pinned prefixes; they are pinned only if `prefix_kept_bytes` holds them."""
 
     @property
     def longest(self) -> int:
@@ -85,6 +87,16 @@ class MemoryBudget:
         return Refusal(status=400, message=message, param=param, code="kv_budget_exceeded")
 
     @property
+    def unpinnable(self) -> str:
+        """The reason why prefixes cannot be pinned; "" if there is memory for all of them."""
+        if self.pinned_bytes <= self.prefix_kept_bytes:
+            return ""
+        return (
+            f"prefixes need {show(self.pinned_bytes)}, and requests leave {show(self.prefix_kept_bytes)}; give the "
+            "model more memory, or a smaller context or concurrency"
+        )
+
+    @property
     def shortage(self) -> str:
         """The reason why the memory is too small for any request; "" if it is large enough."""
         if self.longest >= min(CACHE_STEP, self.load.context_length):
@@ -103,6 +115,8 @@ class MemoryRequest:
 
     promised_bytes: int | None = None
     """The promise for the whole process; None if there is no memory proof."""
+    pinned_bytes: int = 0
+    """The size of the pinned prefixes, beside that of the prefix cache."""
     prefix_bytes: int | None = None
     """The size of the prefix cache; None for the memory that requests leave free."""
 
@@ -127,7 +141,7 @@ def make_budget(
         room = int(HIGH * room)
     room = max(0, room - activations)
     full = full_bytes(footprint, load)
-    kept = min(request.prefix_bytes or 0, max(0, room - full))
+    kept = min((request.prefix_bytes or 0) + request.pinned_bytes, max(0, room - full))
     most = limit // _PREFIX_DIVISOR if request.prefix_bytes is None else request.prefix_bytes
     return MemoryBudget(
         footprint=footprint,
@@ -136,7 +150,8 @@ def make_budget(
         activation_bytes=activations,
         kv_bytes=room - kept,
         prefix_kept_bytes=kept,
-        prefix_most_bytes=most,
+        prefix_most_bytes=most + request.pinned_bytes,
+        pinned_bytes=request.pinned_bytes,
         load=load,
     )
 

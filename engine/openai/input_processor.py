@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from engine.cache.interface import ADAPTER_SALT, IMAGE_SALT
 from engine.errors import GrammarError
 from engine.grammar.interface import CompiledGrammar, GrammarCompiler
 from engine.jobs import FinishReason, ImageInput, Job, TokenOutput
@@ -46,7 +47,6 @@ from schemas.wire.errors import Refusal, RefusedError
 _MAX_CHARACTERS = {Lane.SHORT: 1_000, Lane.MEDIUM: 10_000, Lane.LONG: 100_000}
 # Grammars that are known to compile: those of an application's few forms.
 _KNOWN_GRAMMARS, _KNOWN_CHARACTERS = 256, 16 << 20
-_ADAPTER_SALT, _IMAGE_SALT = "adapter:", "images:"
 
 
 class KnownGrammars:
@@ -252,9 +252,9 @@ class InputProcessor:
         """Return the salt of the request's prompts: keys and values differ between adapters."""
         content = self.ready.adapters.get(request.model)
         if content is not None:
-            return f"{_ADAPTER_SALT}{content}:{request.cache_salt}"
+            return f"{ADAPTER_SALT}{content}:{request.cache_salt}"
         # A client must not write the model's own keys and values where an adapter's are looked up.
-        is_taken = request.cache_salt.startswith((_ADAPTER_SALT, _IMAGE_SALT))
+        is_taken = request.cache_salt.startswith((ADAPTER_SALT, IMAGE_SALT))
         return f":{request.cache_salt}" if is_taken else request.cache_salt
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
@@ -293,7 +293,7 @@ def _image_salt(salt: str, images: Sequence[ImageInput]) -> str:
     if not images:
         return salt
     digests = ":".join(image.digest for image in images)
-    return f"{_IMAGE_SALT}{hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()}:{salt}"
+    return f"{IMAGE_SALT}{hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()}:{salt}"
 
 
 def _without_earlier_text(prompt: Conversation | TextPrompts) -> Conversation | TextPrompts:

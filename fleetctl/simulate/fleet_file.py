@@ -13,8 +13,8 @@ from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject, load_documents, read_model
 from models import inspection as model_folders
-from schemas.deployment import ModelDeployment, ModelPath, ModelSource
-from schemas.meta import ApiModel
+from schemas.deployment import ModelDeployment, ModelSource
+from schemas.meta import ApiModel, ModelPath
 from schemas.node import ModelGeometry, NodeStatus
 
 

@@ -43,6 +43,8 @@ class EngineHealth:
     """Its slowest step so far, in seconds."""
     ready_after_s: float = 0.0
     """Seconds from its start to the first request that it could take; 0 before, and if unknown."""
+    prefixes: tuple[str, str] = ("", "")
+    """Reason and message of PrefixesPinned; empty without prefixes."""
     loaded: float = 0.0
     """The part of its weights that is loaded, from 0 to 1."""
 
@@ -99,6 +101,7 @@ class HealthClient:
                 progress=int(tree.get("progress", 0)),
                 slowest_s=max(0.0, float(tree.get("slowest_s", 0.0))),
                 ready_after_s=max(0.0, float(tree.get("readyAfter_s", 0.0))),
+                prefixes=(str(tree.get("prefixes", "")), str(tree.get("prefixesMessage", ""))),
                 loaded=int(tree.get("loadedBytes", 0)) / total_bytes if total_bytes > 0 else 0.0,
             )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):

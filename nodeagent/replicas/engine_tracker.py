@@ -377,6 +377,7 @@ class EngineTracker:
             excess_s=0.0 if self._excess_since is None else now - self._excess_since,
             stalled_s=0.0 if self._progress_at is None else self.answered_at - self._progress_at,
             slowest_s=self.health.slowest_s if self.health else 0.0,
+            prefixes=self.health.prefixes if self.health else ("", ""),
             rank=self._observed_rank(now),
         )
 

@@ -140,6 +140,8 @@ class ObservedEngine:
     """Seconds for which it had been busy without progress at its last answer."""
     slowest_s: float = 0.0
     """Its slowest step so far, in seconds; 0 before the first."""
+    prefixes: tuple[str, str] = ("", "")
+    """Reason and message of PrefixesPinned; empty without prefixes."""
     rank: ObservedRank | None = None
     """None for an engine that has the whole model."""
 

@@ -359,6 +359,7 @@ def make_replica(
             concurrency=_concurrency(content, action.ranks),
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
+            prefixes=content.prefixes,
             sampling=content.sampling,
             unknown_parameters=content.unknown_parameters,
             performance=content.performance,

@@ -32,6 +32,7 @@ from schemas.meta import (
 )
 from schemas.replica import (
     MODEL_PRESENT,
+    PREFIXES_PINNED,
     RankStatus,
     ReplicaStatus,
     order_of_reason,
@@ -198,6 +199,8 @@ def replica_status(
     """Return the status of a replica; `reports` are the reports on its ranks in this epoch."""
     conditions = [_replica_ready(view, reports)]
     conditions += _model_present(view, reports)
+    if reports[0] is not None and (c := find_condition(reports[0].conditions, PREFIXES_PINNED)):
+        conditions.append(c)
     corrected = proof_corrections(view.replica, reports) if view.is_ready else ""
     if corrected:
         conditions.append(make_condition("ProofCorrected", "MeasuredMore", corrected, holds=True))

@@ -41,6 +41,8 @@ class ProofExtras:
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int = 0
+    pinned_tokens: tuple[int, ...] = ()
+    """Tokens of each pinned prefix."""
     adapter_bytes: int = 0
     draft: ModelGeometry | None = None
     draft_tokens: int = 0
@@ -72,12 +74,22 @@ def prove(
         activation_bytes=footprint.activation_bytes(geometry, load)
         + footprint.vision_bytes(geometry, load),
         overhead_bytes=_PROCESS_BYTES,
-        prefix_cache_bytes=extras.prefix_cache_bytes,
+        prefix_cache_bytes=extras.prefix_cache_bytes + _pinned_bytes(geometry, extras),
         adapter_bytes=extras.adapter_bytes,
         draft_bytes=_draft_bytes(extras, load),
         override_bytes=override_bytes,
         concurrency=concurrency,
     )
+
+
+def _pinned_bytes(geometry: ModelGeometry, extras: ProofExtras) -> int:
+    """Return the memory of the pinned prefixes, each as large as the caches of a request of its tokens."""
+    loads = (
+        ServingLoad(context_length=tokens, concurrency=1, kv_bits=extras.kv_bits)
+        for tokens in extras.pinned_tokens
+    )
+    kept = sum(footprint.cache_bytes(geometry, load) for load in loads)
+    return kept + footprint.BLOCK_TOKEN_BYTES * sum(extras.pinned_tokens)
 
 
 def engine_load(
@@ -138,6 +150,7 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
         prefix_cache_bytes=quantity.parse(kv_cache.prefix_bytes) if kv_cache.prefix_bytes else 0,
+        pinned_tokens=tuple(prefix.tokens for prefix in request.spec.prefixes),
         adapter_bytes=sum(node.adapters[path].weights_bytes for path in source.adapter_paths),
         draft=draft_of(request, node),
         draft_tokens=source.guess_tokens,

@@ -313,7 +313,13 @@ class NodeTable:
             for more in (inputs.BANDWIDTH, inputs.GPU_CORES, inputs.ALLOCATABLE):
                 column = ColumnPair(column, more)
         guess_tokens = spec.model.guess_tokens
-        sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, guess_tokens
+        sizes_of = (
+            spec.context_length,
+            spec.concurrency,
+            spec.kv_cache,
+            guess_tokens,
+            spec.prefixes,
+        )
 
         def compute() -> MemoryNeed:
             coded = self.coded(column)

@@ -5,7 +5,7 @@ from typing import Final
 from schemas.reasons.reason import ReasonSection, normal, problem
 
 SECTION: Final = ReasonSection(
-    title="Replica: Ready, EpochOver, CrashLooping",
+    title="Replica: Ready, EpochOver, CrashLooping, PrefixesPinned",
     shown_by="fleetctl describe replica NAME",
     reasons=(
         problem(
@@ -109,6 +109,14 @@ SECTION: Final = ReasonSection(
             "The engine takes more memory than was proven; the proof was raised.",
             "Set `spec.resources.memory` as the message says, or lower `contextLength` or `concurrency`.",
         ),
+        problem(
+            "NotPinned",
+            "A prefix of `spec.prefixes` is not pinned; the message has its name and why. The replica serves all the same.",
+            "Copy the file to the models folder of this Mac, or raise `tokens`, as the message says; then "
+            "`fleetctl rollout restart NAME`.",
+        ),
+        normal("Pinned", "The engine has read all of `spec.prefixes`, and never evicts them."),
+        normal("ReadingPrefixes", "The engine reads `spec.prefixes` beside requests."),
         normal("Serving", "The replica answers requests."),
         normal("Following", "A rank above 0 computes; rank 0 answers."),
         normal("Starting", "The engine is about to start."),

@@ -77,6 +77,14 @@ class GroupConfig(ApiModel):
         return self
 
 
+class PrefixFile(ApiModel):
+    """A request whose beginning is pinned (schemas/deployment.py: PinnedPrefix)."""
+
+    name: str
+    path: Path
+    tokens: Positive
+
+
 class EngineConfig(ApiModel):
     """The configuration of one engine process."""
 
@@ -113,6 +121,8 @@ class EngineConfig(ApiModel):
     """Limits of the images of requests; None for a model that reads text only."""
     kv_cache: KvCache = KvCache()
     """The memory proof has counted its tokens and its cached prompts."""
+    prefixes: tuple[PrefixFile, ...] = ()
+    """Beginnings of prompts to pin; the memory proof has counted their tokens."""
     prefix_disk_dir: Path = Field(
         default_factory=lambda: platformdirs.user_cache_path("mlx-fleet") / "prefix-cache"
     )
@@ -193,6 +203,7 @@ class EngineConfig(ApiModel):
             "kvCache.bits": cache.bits,
             "kvCache.window": cache.window,
             "vision": self.vision,
+            "prefixes": self.prefixes,
             "group": self.group,
         }
         given = [name for name, value in values.items() if value]
@@ -210,7 +221,7 @@ _EXCLUSIONS: Final = (
     ("kvCache.window", _GUESSES, "a guess cannot be taken back"),
     ("adapter", ("adapters",), "all requests use the former"),
     ("vision", (*_OF_TEXT, "kvCache.bits", "kvCache.window"), "it is for models of mlx-lm"),
-    ("group", (*_OF_TEXT, "vision"), "a rank has a part of the model"),
+    ("group", (*_OF_TEXT, "vision", "prefixes"), "a rank has a part of the model"),
 )
 """Fields, those that each excludes, and the reason."""
 

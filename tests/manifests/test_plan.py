@@ -256,7 +256,7 @@ def test_the_text_is_a_unified_diff() -> None:
         "+  replicas: 2\n"
         "   contextLength: 4096\n"
         "   concurrency: Auto\n"
-        "   placement:\n"
+        "   prefixes: []\n"
     )
 
 

@@ -114,6 +114,7 @@ def content_of(deployment: ModelDeployment) -> RevisionTemplate:
         concurrency=spec.concurrency,
         queue_depth=spec.queue_depth,
         kv_cache=spec.kv_cache,
+        prefixes=spec.prefixes,
         sampling=spec.sampling,
         unknown_parameters=spec.unknown_parameters,
         performance=spec.performance,

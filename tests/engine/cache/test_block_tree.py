@@ -274,3 +274,28 @@ def test_a_match_never_goes_beyond_what_its_own_salt_stored(
         )
         assert prefix_match.length <= max((shared(tokens, one) for one in stored[salt]), default=0)
         assert blocks.nbytes <= limit
+
+
+@pytest.mark.parametrize("rules", [BlockRules(block=BLOCK), *RULES])
+def test_pinned_blocks_stay_until_they_are_unpinned(rules: BlockRules) -> None:
+    blocks = BlockTree(rules, limit_bytes=20 * (NODE_BYTES + WEIGHT * BLOCK + STATE))
+    prefix = tuple(range(4 * BLOCK))
+    store(blocks, prefix)
+    blocks.pin(blocks.walk(encode_tokens(prefix)), len(prefix))
+    assert blocks.pinned_tokens == len(prefix)
+    names = [node.key for node in blocks.recent()]
+    for number in range(100):
+        store(blocks, (*prefix, *range(number, number + 3 * BLOCK)))
+        store(blocks, tuple(range(1000 + number, 1000 + number + 6 * BLOCK)))
+        assert blocks.nbytes <= blocks.limit_bytes
+    assert blocks.evictions > 100
+    blocks.trim(0)
+    assert [node.key for node in blocks.recent()] == names
+    longer = (*prefix, 7, 7)
+    assert fetch(blocks, longer).length == len(prefix)
+    # Other salts find them, and only them.
+    store(blocks, (*prefix, 7))
+    assert blocks.match_pinned(encode_tokens(longer), limit=len(longer)).length == len(prefix)
+    blocks.unpin()
+    blocks.trim(0)
+    assert (blocks.nbytes, blocks.entries, blocks.pinned_tokens) == (0, 0, 0)
