@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from gateway.server import GatewayLimits
 from tests.support.engine_process import Engine
 from tests.support.gateway_real_engine import in_front_of, tiny_engine
 from tests.support.gateway_world import Running
@@ -32,8 +33,11 @@ def clients_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]
 
 
 @pytest.fixture(scope="module")
-async def gateway(clients_engine: Engine) -> AsyncIterator[Running]:
-    async with in_front_of(clients_engine) as running:
+async def gateway(
+    clients_engine: Engine, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    limits = GatewayLimits(drain_timeout_s=0.0, state_dir=tmp_path_factory.mktemp("state"))
+    async with in_front_of(clients_engine, limits=limits) as running:
         yield running
 
 

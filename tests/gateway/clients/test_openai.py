@@ -83,6 +83,26 @@ async def test_responses(client: openai.AsyncOpenAI) -> None:
     assert kinds[-1] == "response.incomplete"  # by its limit of tokens
 
 
+async def test_responses_that_go_on(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(model="tiny", input="Who is there?", max_output_tokens=9)
+    async with client.responses.stream(
+        model="tiny", input="Who?", previous_response_id=first.id, max_output_tokens=9
+    ) as stream:
+        last = [event async for event in stream][-1]
+    assert last.type == "response.incomplete"
+    second = last.response
+    assert second.previous_response_id == first.id
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + 9
+    begun = await client.responses.create(
+        model="tiny", input="So?", previous_response_id=second.id, background=True
+    )
+    assert begun.status == "queued"
+    assert (await client.responses.retrieve(second.id)).output_text == second.output_text
+    assert len((await client.responses.input_items.list(begun.id)).data) == 5
+
+
 async def test_completions_and_embeddings(client: openai.AsyncOpenAI) -> None:
     done = await client.completions.create(model="tiny", prompt="hello")
     assert done.choices[0].text
