@@ -176,7 +176,9 @@ class StatefulResponses:
         body = await self.off_loop(resolve)
         if len(body) > handler.max_body:
             raise body_too_large(handler.max_body)
-        refusal = context.hold(len(body) + len(turn.input), is_complete=True)
+        # A body that is allowed must not be refused for ever because its input is held twice.
+        size = min(len(body) + len(turn.input), handler.body_memory.share)
+        refusal = context.hold(size, is_complete=True)
         if refusal is not None:
             raise RefusedError(refusal)
         http_request.body = body

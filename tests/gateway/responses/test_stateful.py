@@ -146,6 +146,19 @@ async def test_a_key_has_its_own_responses(tmp_path: Path, limits: GatewayLimits
         await until(lambda: not database.owners(), what="the end of the deleted key's responses")
 
 
+async def test_the_largest_body_is_stored(limits: GatewayLimits) -> None:
+    limits = replace(limits, max_body_bytes=200_000, max_body_memory_bytes=200_000)
+    async with running_gateway(limits=limits) as gateway, client_of(gateway) as client:
+        await gateway.serve(respond)
+        response = await client.responses.create(model="m", input="x" * 190_000)
+        assert (await client.responses.retrieve(response.id)).id == response.id
+        with pytest.raises(openai.APIStatusError, match="larger than 200000 bytes"):
+            await client.responses.create(
+                model="m", input="y" * 20_000, previous_response_id=response.id
+            )
+        assert gateway.gateway.handler.body_memory.used == 0
+
+
 async def test_without_a_state_folder_nothing_is_stored() -> None:
     async with running_gateway() as gateway, client_of(gateway) as client:
         await gateway.serve(respond)
