@@ -16,7 +16,7 @@ from tests.support import collection, forker, reaper, run_order
 from tests.support.golden_cases import Golden
 from tests.support.sampling import FULL
 
-pytest_plugins = ["tests.support.golden_values", "tests.support.models"]
+pytest_plugins = ["tests.support.models"]
 
 # Derandomized: the default tier tries the same examples each time; the full tier looks for new ones.
 settings.register_profile("default", derandomize=True, max_examples=20, deadline=None)

@@ -28,8 +28,8 @@ class Golden:
                 parts.append("".join(f"{line}\n" for line in (*lines, "")))
         self.check_text(name, "".join(parts))
 
-    def check_text(self, name: str, text: str) -> None:
-        """Check that the file `name` below tests/golden has this text."""
+    def check_text(self, name: str | Path, text: str) -> None:
+        """Check that the file `name` below tests/golden, or at that path, has this text."""
         path = FOLDER / name
         if self.is_update:
             path.parent.mkdir(exist_ok=True)

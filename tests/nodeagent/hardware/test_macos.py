@@ -20,7 +20,7 @@ from nodeagent.hardware.readings import (
     RebootReading,
 )
 from schemas.node import WiredLimit
-from tests.support.golden_values import Golden
+from tests.support.golden_cases import Golden
 from tests.support.values import present
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -44,7 +44,8 @@ MACHINES = ("m1", "m4_pro", "m3_ultra", "m5_max", "m6_max_unknown", "vm")
 @pytest.mark.parametrize("machine", MACHINES)
 def test_captured_machine(machine: str, golden: Golden) -> None:
     facts = dataclasses.asdict(macos.assemble_facts(captured(machine)))
-    golden(CAPTURES / machine / "facts.json", json.dumps(facts, indent=2, default=str))
+    text = json.dumps(facts, indent=2, default=str)
+    golden.check_text(CAPTURES / machine / "facts.json", f"{text}\n")
 
 
 @pytest.mark.parametrize("machine", MACHINES)

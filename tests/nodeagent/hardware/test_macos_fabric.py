@@ -12,7 +12,7 @@ from nodeagent.hardware import linux, macos_fabric, system_text
 from nodeagent.hardware.macos_fabric import FabricOutput
 from nodeagent.hardware.probe import SystemMachineReader
 from schemas.node import FabricInterface, NodeFabric
-from tests.support.golden_values import Golden
+from tests.support.golden_cases import Golden
 from tests.support.sampling import samples
 
 CAPTURES = Path(__file__).parent / "captures" / "fabric"
@@ -35,9 +35,8 @@ def printed(machine: str) -> FabricOutput:
 def test_captures(machine: str, golden: Golden) -> None:
     """RDMA off, RDMA on, and a Mac before RDMA; a Mac behind a dock is no peer, for no RDMA goes through."""
     fabric = macos_fabric.assemble_fabric(printed(machine))
-    golden(
-        CAPTURES / machine / "fabric.json", fabric.model_dump_json(indent=2, exclude_defaults=True)
-    )
+    text = fabric.model_dump_json(indent=2, exclude_defaults=True)
+    golden.check_text(CAPTURES / machine / "fabric.json", f"{text}\n")
 
 
 @pytest.mark.parametrize(("text", "is_enabled"), [
