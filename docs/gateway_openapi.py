@@ -177,8 +177,9 @@ def _renamed(schema: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     renamed = {key: _renamed(value, names) for key, value in schema.items()}
-    if isinstance(renamed.get("$ref"), str):
-        renamed["$ref"] = _SCHEMA_PATH + names[renamed["$ref"].rpartition("/")[2]]
+    for key, text in renamed.items():  # "$ref", and the values of a discriminator's mapping
+        if isinstance(text, str) and text.startswith(_SCHEMA_PATH):
+            renamed[key] = _SCHEMA_PATH + names[text.removeprefix(_SCHEMA_PATH)]
     if renamed.get("title") in names:
         renamed["title"] = names[renamed["title"]]
     return renamed

@@ -60,7 +60,6 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /v1/batches/{batch_id}": "user",
         "POST /v1/batches/{batch_id}/cancel": "user",
         "GET /v1/models": "user",
-        "GET /v1/models/": "user",
         "GET /v1/models/{name}": "user",
         "GET /model/info": "user",
         "GET /api/tags": "user",
