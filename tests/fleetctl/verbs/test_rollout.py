@@ -242,7 +242,7 @@ async def goes_back(shared_fleet: CommandFleet, shared_transport: Transport, fir
     assert full.out == (
         f"modeldeployment/back with revision #1 (template {first})\n"
         "  model:\n    path: small\n    adapters: []\n  servedNames:\n  - fast\n  contextLength: 4096\n  concurrency: Auto\n"
-        "  unknownParameters: Warn\n  performance: OnRequest\n"
+        "  prefixes: []\n  unknownParameters: Warn\n  performance: OnRequest\n"
     )
     printed = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1", "-o", "yaml")
     assert "kind: Revision" in printed.out
