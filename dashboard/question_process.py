@@ -97,7 +97,7 @@ def answer(
         max(0, count - specs.count(BY_DEPLOYMENT, name)) for name, count in wanted.items()
     )
     missing += sum(specs.count(BY_NODE, name) for name in question.lost)
-    joining = sum(FleetNode.model_validate_json(one).count for one in question.added)
+    joining = sum(FleetNode.model_validate_json(node).count for node in question.added)
     macs = specs.count(BY_KIND, "Node") + joining
     placements = (missing + 1) * macs
     if placements > MOST_PLACEMENTS:

@@ -152,11 +152,6 @@ async def list_processes(
             raise ValueError(f"{kind} has no leases")
 
 
-async def list_gateways(transport: Transport, dialer: Dialer | None = None) -> list[ProcessAddress]:
-    """Return the addresses of all registered gateways, sorted by id."""
-    return await list_processes(transport, "Gateway", dialer)
-
-
 async def list_gateway_leases(transport: Transport) -> dict[str, GatewayLease]:
     """Return the leases of registered gateways, by gateway id."""
     return await _list_leases(transport, keys.GATEWAY_LEASE_PREFIX, GatewayLease)

@@ -33,12 +33,6 @@ def known_fields(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     return tuple(name for name in names if path or name != "status")
 
 
-def field_default(model: type[BaseModel], path: Path) -> Any:
-    """Return the field's default; None if it has none."""
-    field = _field_at(model, path)
-    return None if field is None or field.is_required() else field.get_default()
-
-
 def _is_required(model: type[BaseModel], path: Path) -> bool:
     field = _field_at(model, path)
     return field is not None and field.is_required()

@@ -320,11 +320,11 @@ class HistoryFile:
             if self.used_bytes <= self._limits.file_bytes:
                 break
             with _errors():
-                found = [
+                oldest = [
                     self._db.execute(f"SELECT min(at) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
                     for table in ("series", "sums", "requests")
                 ]
-            oldest_s = min((float(one) for one in found if one is not None), default=None)
+            oldest_s = min((float(at) for at in oldest if at is not None), default=None)
             if oldest_s is None or oldest_s > now_s:
                 break
             self._remove_before(

@@ -109,7 +109,7 @@ class DraftProposer:
             last = mx.argmax(self.model(last, cache=self._caches)[:, -1, :], axis=-1, keepdims=True)
             arrays.append(last)
             mx.async_eval(last)  # type: ignore[no-untyped-call] # mlx ships few types
-        found = [int(array.item()) for array in arrays]
-        self._read += [tokens[-1], *found[:-1]]
+        guesses = [int(array.item()) for array in arrays]
+        self._read += [tokens[-1], *guesses[:-1]]
         self.proposed_tokens += count
-        return found
+        return guesses

@@ -135,12 +135,12 @@ def _shared_bytes(earlier: PromptParts, prompt: PromptParts) -> int:
     size = 0
     for ours, theirs in ((prompt.messages, earlier.messages), (prompt.tools, earlier.tools)):
         has_differed = False
-        for one, other in zip(ours, theirs, strict=False):
-            if one == other:
-                size += len(one)
+        for new, old in zip(ours, theirs, strict=False):
+            if new == old:
+                size += len(new)
             elif not has_differed:
                 has_differed = True
-                size += _first_difference(one[:_LOOKED_AT], other[:_LOOKED_AT])
+                size += _first_difference(new[:_LOOKED_AT], old[:_LOOKED_AT])
     return size
 
 
@@ -167,9 +167,9 @@ def _differences(earlier: PromptParts, prompt: PromptParts) -> tuple[list[str], 
     differences += _tool_difference(earlier.tools, prompt.tools)
     is_again = bool(differences)
     pairs = list(zip(earlier.messages, prompt.messages, strict=False))
-    for at, (one, other) in enumerate(pairs):
-        if one != other:
-            old, new = orjson.loads(one), orjson.loads(other)
+    for at, (earlier_message, message) in enumerate(pairs):
+        if earlier_message != message:
+            old, new = orjson.loads(earlier_message), orjson.loads(message)
             role = _name(str(new.get("role")))
             is_system = role == "system" and not at
             label = "system message" if is_system else f"message {at} ({role})"

@@ -141,15 +141,15 @@ def make_budget(
         room = int(HIGH * room)
     room = max(0, room - activations)
     full = full_bytes(footprint, load)
-    kept = min((request.prefix_bytes or 0) + request.pinned_bytes, max(0, room - full))
+    cache_bytes = min((request.prefix_bytes or 0) + request.pinned_bytes, max(0, room - full))
     most = limit // _PREFIX_DIVISOR if request.prefix_bytes is None else request.prefix_bytes
     return MemoryBudget(
         footprint=footprint,
         limit_bytes=limit,
         weights_bytes=weights,
         activation_bytes=activations,
-        kv_bytes=room - kept,
-        prefix_kept_bytes=kept,
+        kv_bytes=room - cache_bytes,
+        prefix_kept_bytes=cache_bytes,
         prefix_most_bytes=most + request.pinned_bytes,
         pinned_bytes=request.pinned_bytes,
         load=load,

@@ -99,13 +99,15 @@ def add_head(
         if hasattr(args, "first_k_dense_replace"):
             changes["first_k_dense_replace"] = 0
         shell = type(model)(dataclasses.replace(args, **changes))
-        found = _read(folder, prefix, layout)
-        if not any(name.startswith(f"{_ONLY}{layout.projection}.") for name in found):
+        tensors = _read(folder, prefix, layout)
+        if not any(name.startswith(f"{_ONLY}{layout.projection}.") for name in tensors):
             raise ModelUnusableError(
                 f"{folder} has no multi-token prediction head (no {prefix}{layout.projection}.weight): converters often drop "
                 f"it; use a checkpoint with a head, leave {_FIELD} out, or use spec.model.ngram"
             )
-        weights = {_own_name(name, layout): array for name, array in shell.sanitize(found).items()}
+        weights = {
+            _own_name(name, layout): array for name, array in shell.sanitize(tensors).items()
+        }
         head = MtpHead(
             shell.model.layers[0],
             args.hidden_size,

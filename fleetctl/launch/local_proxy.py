@@ -6,15 +6,15 @@ gateway when one does not answer. Web pages of other sites are refused, and requ
 
 import asyncio
 import hmac
-import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
+from yarl import URL
 
 from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.cli.errors import FleetctlError
@@ -23,8 +23,8 @@ from machinery.http_server import AdminServer, ConnectionLimits
 from machinery.request_body import BodyReader, RequestRefusedError
 
 HOST = "127.0.0.1"
-# Of the gateway, so that it refuses a body and not the proxy.
-_BODY_BYTES = 128 << 20
+# Four times a gateway's default, so that the gateway refuses a body, and says its own limit.
+_BODY_BYTES = 32 << 20
 _LIMITS = ConnectionLimits(connections=128, stall_s=600.0)
 # RFC 9110, 7.6.1; a key of the program's own means nothing to the fleet.
 _HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -37,7 +37,7 @@ _NOT_SENT = _HOP_BY_HOP | {
 }
 _NOT_RETURNED = _HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
-log = logging.getLogger(__name__)
+_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 
 
 class LocalProxy:
@@ -50,7 +50,7 @@ class LocalProxy:
         self._gateways = list(gateways)
         self._http = http
         self._token = token
-        self._bodies = BodyReader(limit_bytes=_BODY_BYTES, limit_s=120.0, at_once=16)
+        self._bodies = BodyReader(limit_bytes=_BODY_BYTES, limit_s=120.0, at_once=8)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request as a gateway does."""
@@ -68,7 +68,7 @@ class LocalProxy:
     def _check_client(self, request: Request) -> None:
         """Refuse web pages of other sites, and clients without the token. Raises RequestRefusedError."""
         origin = request.headers.get("origin", "")
-        if origin and urlsplit(origin).hostname not in ("localhost", "127.0.0.1", "::1"):
+        if origin and _ORIGIN.fullmatch(origin) is None:
             raise RequestRefusedError(403, f"web pages of {origin[:200]} may not use this address")
         header = request.headers.get("authorization", "")
         key = header.removeprefix("Bearer ") if header else request.headers.get("x-api-key", "")
@@ -81,14 +81,19 @@ class LocalProxy:
         """Return the answer of the first gateway that accepts a connection. Raises RequestRefusedError: none does."""
         body = await self._bodies.read(request)
         headers = [(k, v) for k, v in request.headers.items() if k not in _NOT_SENT]
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path, query = request.scope["raw_path"], request.scope["query_string"]
+        # Of any other form it could become a part of the host, which gets the key.
+        if not path.startswith(b"/"):
+            raise RequestRefusedError(400, "the target of a request is a path")
+        target = (path + (b"?" + query if query else b"")).decode("latin-1")
         failed = []
         for gateway in tuple(self._gateways):
             arguments = gateway.arguments()
             arguments["headers"] = [*headers, *arguments["headers"].items()]
             try:
+                url = URL(gateway.url + target, encoded=True)
                 answer = await self._http.request(
-                    request.method, gateway.url + target, data=body or None, **arguments
+                    request.method, url, data=body or None, **arguments
                 )
             except aiohttp.ClientConnectorError as error:
                 failed.append(f"{gateway.url}: {error.strerror or error}")

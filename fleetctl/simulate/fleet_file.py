@@ -8,14 +8,14 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from insight.simulated_macs import FleetNode, node_status
+from insight.simulated_macs import FleetNode
 from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject, load_documents, read_model
 from models import inspection as model_folders
 from schemas.deployment import ModelDeployment, ModelSource
 from schemas.meta import ApiModel, ModelPath
-from schemas.node import ModelGeometry, NodeStatus
+from schemas.node import ModelGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +146,6 @@ def read_fleet(path: str) -> tuple[FleetFile, Document]:
     if problems:
         raise ManifestErrors(problems)
     return fleet, first
-
-
-def node_statuses(fleet: FleetFile) -> list[NodeStatus]:
-    """Return the status that the agents of the fleet's Macs would report."""
-    return [node_status(node, name) for node in fleet.nodes for name in node.names()]
 
 
 def geometries(fleet: FleetFile) -> dict[str, ModelGeometry]:

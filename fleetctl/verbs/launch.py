@@ -175,8 +175,15 @@ async def _own_key(
     try:
         yield [replace(access, key=secret.text) for access in accesses]
     finally:
-        async with open_store(options) as transport:
-            await api_keys.revoke(transport, key.name)
+        try:
+            async with open_store(options) as transport:
+                await api_keys.revoke(transport, key.name)
+        except (FleetctlError, StoreError) as error:
+            click.echo(
+                f"warning: apikey/{key.name} was not deleted ({error}); it expires in {_KEY_TTL.days} days. "
+                f"Delete it: fleetctl delete apikey {key.name}",
+                err=True,
+            )
 
 
 async def _accesses(options: dict[str, Any]) -> list[GatewayAccess]:

@@ -79,12 +79,17 @@ def grammar_of(form: Any, tokens: Tokens, thought: Any = None, **more: Any) -> s
     return calls.call_grammar(rules, tokens.specials, thought)
 
 
-@pytest.mark.parametrize("form", ENFORCED, ids=lambda form: form.name)
-@pytest.mark.parametrize("tokens", [MARKED, BARE], ids=["marked", "bare"])
+@pytest.mark.parametrize(
+    ("form", "tokens"),
+    [
+        pytest.param(form, tokens, id=f"{form.name}-{kind}")
+        for form in ENFORCED
+        for kind, tokens in (("marked", MARKED), ("bare", BARE))
+        if form.name != "harmony" or tokens is MARKED  # without its tokens it is no gpt-oss
+    ],
+)
 @pytest.mark.parametrize("must_call", [True, False])
 def test_what_the_template_writes_is_allowed(form: Any, tokens: Tokens, *, must_call: bool) -> None:
-    if form.name == "harmony" and tokens is BARE:
-        pytest.skip("a vocabulary without its tokens is no gpt-oss")
     grammar = grammar_of(form, tokens, must_call=must_call)
     # Calls of gpt-oss end the answer.
     count = 1 if form.name == "harmony" else len(CALLS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
+from yarl import URL
 
 from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.launch import local_proxy
@@ -129,6 +130,15 @@ async def test_requests_of_a_program_pass_to_a_gateway_that_answers() -> None:
             assert (await ask(**{"x-api-key": "t", "origin": "https://evil.example"}))[0] == 403
             assert (await ask(**{"x-api-key": "t", "host": "evil.example"}))[0] == 421
             assert (await ask(**{"x-api-key": "t", "origin": "http://localhost:3000"}))[0] == 200
+            assert (await ask(**{"x-api-key": "t", "origin": "http://["}))[0] == 403
+            # What is no path could become a part of the host, which gets the key.
+            for target in ("@127.0.0.1:9/x", "*", "http://127.0.0.1:9/x", "//127.0.0.1:9/x"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
+                head = f"GET {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: t\r\n\r\n"
+                writer.write(head.encode())
+                answer = await reader.read()
+                assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 404"), (target, answer)
+                writer.close()
             # A client that goes away ends its request at the engine.
             engine.script = never_ends
             stream = orjson.dumps({**CHAT, "stream": True})

@@ -129,8 +129,12 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(gateway: Running
 
     await gateway.serve(flood)
     reader, writer = await stream_without_reading(gateway)
-    await asyncio.sleep(0.5)
-    assert 0 < sent < 1000
+    await until(lambda: sent > 0, what="the first chunk")
+    earlier = 0
+    while earlier < sent:  # until the engine has to wait
+        earlier = sent
+        await asyncio.sleep(0.5)
+    assert sent < 1000
     raw = await reader.read()
     assert sent == 1000
     assert raw.count(b"data: ") == 1000
