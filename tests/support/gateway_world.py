@@ -292,8 +292,10 @@ async def running_gateway(
     clock: Clock | None = None,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[Running]:
+    """Run a gateway; without `transport` it has a store of its own, which it has read when this yields."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
+    has_own_store = transport is None
     transport = transport or MemoryTransport(SystemClock())
     limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, hold_timeout_s=2.0)
     url = f"{'http' if limits.certificate is None else 'https'}://127.0.0.1:{port}"
@@ -305,6 +307,10 @@ async def running_gateway(
         task = group.create_task(gateway.run(listener))
         made = Running(gateway=gateway, url=url, world=World(transport), http=http)
         try:
+            if has_own_store:
+                await until(
+                    lambda: gateway.table_cache.is_synced, what="the gateway to read its store"
+                )
             async with made.engines:
                 yield made
         finally:

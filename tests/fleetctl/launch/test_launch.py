@@ -153,8 +153,7 @@ async def test_requests_of_a_program_pass_to_a_gateway_that_answers() -> None:
 
 
 async def test_a_port_in_use_is_named() -> None:
-    world = World(MemoryTransport(SystemClock()))
-    async with running_gateway(world.transport) as gateway:
+    async with running_gateway() as gateway:
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
