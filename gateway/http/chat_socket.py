@@ -39,6 +39,8 @@ _IDLE_S: Final = 600.0
 """Seconds after which a connection without requests and messages is closed."""
 _AT_ONCE: Final = 128
 """Frames that are read before other connections are served: one read may hold 30,000."""
+_TURN_S: Final = 0.001
+"""Seconds between two such turns. A loop that never waits takes the interpreter's lock from threads for half a second."""
 _WRAPPING: Final = 1024
 """Bytes of a message around its request."""
 _DONE: Final = b"[DONE]"
@@ -174,7 +176,7 @@ class ChatSocket(asyncio.Protocol):
                 if number == _AT_ONCE:
                     self._is_behind = True
                     self._client.flow.pause_reading()
-                    self._client.loop.call_soon(self._catch_up)
+                    self._client.loop.call_later(_TURN_S, self._catch_up)
                     break
         except FrameError as error:
             self.close(error.code, str(error))

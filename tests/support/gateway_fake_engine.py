@@ -87,6 +87,9 @@ class FakeEngine:
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # killed after it accepted this connection
+            writer.transport.abort()
+            return
         self.connections += 1
         self._writers.add(writer)
         try:

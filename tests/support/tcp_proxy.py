@@ -86,6 +86,7 @@ class TcpProxy:
         try:
             yield self
         finally:
+            self._refuses = True  # what was accepted and is not served yet
             server.close()
             self.cut_all()
             await server.wait_closed()

@@ -20,8 +20,12 @@ async def tcp_server(
     handlers: set[asyncio.Task[None]] = set()
     writers: set[asyncio.StreamWriter] = set()
     errors: list[Exception] = []
+    is_over = False
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_over:  # accepted before the end, served after it
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         handlers.add(task)
@@ -40,6 +44,7 @@ async def tcp_server(
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
+        is_over = True
         server.close()
         for task in tuple(handlers):
             task.cancel()

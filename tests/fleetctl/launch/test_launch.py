@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
@@ -154,9 +155,8 @@ async def test_requests_of_a_program_pass_to_a_gateway_that_answers() -> None:
 
 async def test_a_port_in_use_is_named() -> None:
     async with running_gateway() as gateway:
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
             words = ("proxy", "--port", str(port), "--gateway", gateway.url)
             done = await run_fleetctl(*words)
     assert (done.code, done.out) == (1, "")
