@@ -81,12 +81,60 @@ def _claude(setup: Setup) -> Command:
     return Command(environment={"CLAUDE_CONFIG_DIR": str(setup.folder)})
 
 
+_CODEX_INSTRUCTIONS: Final = """You are a coding agent in the Codex CLI, which runs on the user's computer.
+
+# Work
+- Go on until the user's request is done. Read the files that matter before you change them; never guess what they say.
+- Change only what the request needs, in the style of the code around it. Mend causes, not symptoms.
+- Follow the AGENTS.md of each folder whose files you change; the deepest one has precedence.
+- Check your work: run the tests, or the program. Do not commit, and do not create branches, unless the user asks for it.
+- Use `exec_command` for commands; search with `rg`. Ask for more rights only as the permissions below allow it.
+
+# Edits
+Edit files with the tool `apply_patch`, whose input is a patch. Paths are relative. A line of a hunk begins with a space
+(unchanged), `-` (removed) or `+` (added); give three unchanged lines before and after a change, and a line
+`@@ class or function` before the hunk where they are not unique.
+
+*** Begin Patch
+*** Update File: src/hello.py
+@@ def greet():
+-    print("Hi")
++    print("Hello")
+*** Add File: notes.txt
++A line of a new file.
+*** Delete File: old.txt
+*** End Patch
+
+# Answers
+Answer briefly, in Markdown: what you did, which files you changed, and what you could not check.
+"""
+
+
 def _codex(setup: Setup) -> Command:
-    """https://developers.openai.com/codex/config-reference."""
+    """https://developers.openai.com/codex/config-reference.
+
+    Codex CLI offers `apply_patch` only to models of a catalog, which must have the instructions of each.
+    """
+    entry = {
+        "slug": setup.model,
+        "display_name": setup.model,
+        "base_instructions": _CODEX_INSTRUCTIONS,
+        "apply_patch_tool_type": "freeform",
+        "shell_type": "unified_exec",
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "supported_reasoning_levels": [],
+        "support_verbosity": False,
+        "experimental_supported_tools": [],
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        **({"context_window": setup.context} if setup.context else {}),
+    }
+    catalog = _write(setup, "models.json", json.dumps({"models": [entry]}, indent=2))
     lines = [
         f"model = {json.dumps(setup.model)}",
         'model_provider = "fleet"',
-        *([f"model_context_window = {setup.context}"] if setup.context else []),
+        f"model_catalog_json = {json.dumps(str(catalog))}",
         "check_for_update_on_startup = false",
         "[analytics]",
         "enabled = false",

@@ -25,6 +25,7 @@ from tests.support.waiting import until_async
 FOLDER = Path(__file__).parents[2] / ".agents"
 NOTE = "edited by the model\n"
 COMMAND = f"echo {NOTE.strip()} > notes.txt"
+PATCH = f"*** Begin Patch\n*** Update File: notes.txt\n@@\n-A note.\n+{NOTE}*** End Patch\n"
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(400)]
 
 
@@ -50,8 +51,8 @@ CASES = {
         second=("-p", "PROMPT", "--continue"),
     ),
     "codex": Agent(
-        tool="exec_command",
-        arguments=json.dumps({"cmd": COMMAND}),
+        tool="apply_patch",
+        arguments=json.dumps({"input": PATCH}),
         first=("exec", "--dangerously-bypass-approvals-and-sandbox", "PROMPT"),
         second=("exec", "resume", "--last", "PROMPT"),
     ),
