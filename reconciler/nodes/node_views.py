@@ -5,10 +5,11 @@ result.
 """
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from machinery.gc_pause import freeze_survivors, pause_collection
 from reconciler.listers.caches import object_key
@@ -89,20 +90,18 @@ class NodeContextCache:
         return None if until is None else max(0.0, (until - now.time).total_seconds())
 
 
-class _CachedNode(NamedTuple):
-    """A node without its allocations, and the objects that it was computed from."""
+class _NodeEntry(NamedTuple):
+    """A node's view without its allocations, and the objects that it was computed from."""
 
-    sources: tuple[Status | None, ApiObject | None, bool, str]
+    inputs: tuple[Status | None, ApiObject | None, bool, str]
     view: NodeView
 
 
-class _CachedAllocations(NamedTuple):
-    """A replica's allocations by node, and the values that they were computed from."""
+class _ReplicaEntry(NamedTuple):
+    """A replica's allocations, and the values that they were computed from."""
 
-    replica: Replica
-    priority: int
-    peaks: tuple[int, ...]
-    allocations: tuple[tuple[str, Allocation], ...]
+    inputs: tuple[Replica, int, tuple[int, ...]]
+    by_node: Mapping[str, Allocation]
 
 
 class NodeViewCache:
@@ -116,8 +115,8 @@ class NodeViewCache:
         self._place: int | None = None
         self._pools: tuple[NodePool, ...] = ()
         self._reserved = GroupReservations({}, ())
-        self._nodes: dict[str, _CachedNode] = {}
-        self._replicas: dict[str, _CachedAllocations] = {}
+        self._nodes: dict[str, _NodeEntry] = {}
+        self._replicas: dict[str, _ReplicaEntry] = {}
         self._reports: dict[ModelReport, ModelReport] = {}
         self._adapters: dict[AdapterReport, AdapterReport] = {}
 
@@ -153,7 +152,9 @@ class NodeViewCache:
         self._reserved = lister.reservations()
         if self._replicas:
             existing = {replica.name for replica in lister.replicas()}
-            self._replicas = {name: one for name, one in self._replicas.items() if name in existing}
+            self._replicas = {
+                name: entry for name, entry in self._replicas.items() if name in existing
+            }
         return {*lister.node_names(), *self._table.rows}
 
     def _nodes_of_keys(self, lister: Lister, changed: Iterable[str]) -> set[str]:
@@ -201,8 +202,8 @@ class NodeViewCache:
 
     def _nodes_of_replica(self, lister: Lister, key: ObjectKey) -> set[str]:
         """Return the nodes of a replica, those in the cache and those in the table."""
-        before = self._replicas.get(key.name)
-        names = {node for node, _ in before.allocations} if before is not None else set()
+        entry = self._replicas.get(key.name)
+        names = set(entry.by_node) if entry is not None else set()
         api_object = lister.spec(key)
         if isinstance(api_object, Replica):
             return names | nodes_with_memory(api_object)
@@ -214,7 +215,7 @@ class NodeViewCache:
         rows, nodes = self._table.rows, self._table.nodes
         changed: list[NodeView] = []
         gone: set[str] = set()
-        allocations_on = self._allocations_reader(lister, names)
+        allocations = self._allocations(lister, names)
         for name in names:
             before = nodes[rows[name]] if name in rows else None
             status = lister.node_status(name)
@@ -222,7 +223,7 @@ class NodeViewCache:
                 gone.add(name)
                 self._nodes.pop(name, None)
                 continue
-            after = self._node(lister, (name, status), allocations_on(name), before)
+            after = self._node(lister, (name, status), allocations.get(name, ()), before)
             if after is not before:
                 changed.append(after)
         # Not `gone.isdisjoint(rows)`, which looks at every row.
@@ -237,7 +238,7 @@ class NodeViewCache:
         self,
         lister: Lister,
         reported: tuple[str, NodeStatus],
-        allocations: tuple[Allocation, ...],
+        allocations: Sequence[Allocation],
         before: NodeView | None,
     ) -> NodeView:
         """Return the node with its allocations; the same object as before if nothing changed.
@@ -247,35 +248,36 @@ class NodeViewCache:
         name, status = reported
         is_ready, group = lister.is_ready(name), self._reserved.group_of(lister, name)
         spec = lister.spec(ObjectKey("Node", name))
-        sources = status, spec, is_ready, group
-        old = self._nodes.get(name)
-        if old is not None and _are_same(old.sources, sources):
-            if (
-                before is not None
-                and _are_same(allocations, before.allocations)
-                and before.labels is old.view.labels
-            ):
-                return before
-            if _are_same(allocations, old.view.allocations):
-                return old.view
-            return replace(old.view, **_allocated(allocations))
-        node = spec if isinstance(spec, Node) else lister.node(name)
-        node = node.model_copy(update={"status": status})
-        context = self._contexts.context_of(lister, node)
-        view = self._view(node, context, allocations, is_ready=is_ready, group=group)
-        self._nodes[name] = _CachedNode(sources, view)
-        return view
+        inputs = status, spec, is_ready, group
+        entry = self._nodes.get(name)
+        if entry is None or not _are_same(entry.inputs, inputs):
+            node = spec if isinstance(spec, Node) else lister.node(name)
+            node = node.model_copy(update={"status": status})
+            context = self._contexts.context_of(lister, node)
+            entry = _NodeEntry(inputs, self._view(node, context, is_ready=is_ready, group=group))
+            self._nodes[name] = entry
+        elif (
+            before is not None
+            and before.labels is entry.view.labels
+            and _are_same(allocations, before.allocations)
+        ):
+            return before
+        return replace(
+            entry.view,
+            used_bytes=sum([allocation.bytes for allocation in allocations]),
+            replicas=dict(Counter([allocation.deployment for allocation in allocations])),
+            allocations=tuple(allocations),
+        )
 
     def _view(
         self,
         node: Node,
         context: NodeContext,
-        allocations: tuple[Allocation, ...],
         *,
         is_ready: bool,
         group: str,
     ) -> NodeView:
-        """Return the node by its spec, its agent's report, its context and its allocations."""
+        """Return the node by its spec, its agent's report and its context."""
         assert node.status is not None
         status, pools = node.status, context.pools
         state = evaluate_node(node, status, context)
@@ -311,14 +313,12 @@ class NodeViewCache:
             reserved_by_group=group,
             holds=state.holds,
             leave_reason=state.leave_reason,
-            # With them at once: this runs for each node when a leader starts, and a copy of a view costs 8 us.
-            **_allocated(allocations),
         )
 
-    def _allocations_reader(
+    def _allocations(
         self, lister: Lister, names: Collection[str]
-    ) -> Callable[[str], tuple[Allocation, ...]]:
-        """Return the function that returns the allocations on a node by replica name, whether they run or not."""
+    ) -> Mapping[str, Sequence[Allocation]]:
+        """Return the allocations by node, of replicas that run and that do not run yet; at least those of these nodes."""
 
         @cache
         def priority_of(deployment: str) -> int:
@@ -326,48 +326,38 @@ class NodeViewCache:
             owner = lister.declared(deployment)
             return owner.spec.priority if owner is not None else 0
 
-        if 2 * len(names) < len(self._table.rows):
-            return lambda name: tuple(
-                allocation
-                for replica in lister.replicas_on(name)
-                for node, allocation in self._allocations_of(lister, replica, priority_of)
-                if node == name
-            )
-        # Each replica once, and not once for each of its nodes.
-        found: dict[str, list[Allocation]] = {}
-        for replica, version in lister.versioned_replicas():
-            for node, allocation in self._allocations_of(lister, replica, priority_of, version):
-                found.setdefault(node, []).append(allocation)
-        return lambda name: tuple(found.get(name, ()))
+        def read(replica: Replica, version: int | None = None) -> Mapping[str, Allocation]:
+            """Return the replica's allocations by node; `version` is that of its spec if it is known already."""
+            name = replica.metadata.name
+            inputs = replica, priority_of(replica.spec.deployment), lister.peaks(replica)
+            entry = self._replicas.get(name)
+            if entry is None or entry.inputs[0] is not replica or entry.inputs[1:] != inputs[1:]:
+                if version is None:
+                    version = lister.spec_version(ObjectKey("Replica", name))
+                entry = self._replicas[name] = _ReplicaEntry(inputs, _allocate(*inputs, version))
+            return entry.by_node
 
-    def _allocations_of(
-        self,
-        lister: Lister,
-        replica: Replica,
-        priority_of: Callable[[str], int],
-        version: int | None = None,
-    ) -> tuple[tuple[str, Allocation], ...]:
-        """Return the replica's allocations by node; `version` is that of its spec if it is known already."""
-        priority, peaks = priority_of(replica.spec.deployment), lister.peaks(replica)
-        name = replica.metadata.name
-        cached = self._replicas.get(name)
-        if (
-            cached is None
-            or cached.replica is not replica
-            or cached.priority != priority
-            or cached.peaks != peaks
-        ):
-            if version is None:
-                version = lister.spec_version(ObjectKey("Replica", name))
-            allocations = _allocate(replica, priority, peaks, version)
-            cached = _CachedAllocations(replica, priority, peaks, allocations)
-            self._replicas[name] = cached
-        return cached.allocations
+        if 2 * len(names) < len(self._table.rows):
+            return {
+                name: [
+                    allocation
+                    for replica in lister.replicas_on(name)
+                    if (allocation := read(replica).get(name)) is not None
+                ]
+                for name in names
+            }
+        # Each replica once, and not once for each of its nodes.
+        allocations: dict[str, list[Allocation]] = defaultdict(list)
+        for replica, version in lister.versioned_replicas():
+            for node, allocation in read(replica, version).items():
+                allocations[node].append(allocation)
+        return allocations
 
 
 def _allocate(
     replica: Replica, priority: int, peaks: Sequence[int], version: int
-) -> tuple[tuple[str, Allocation], ...]:
+) -> dict[str, Allocation]:
+    """Return the memory that a replica holds on each of its nodes."""
     # A peak above the proof counts. A peak below it does not: the engine may still grow.
     spec, meta = replica.spec, replica.metadata
     sizes = {
@@ -379,42 +369,19 @@ def _allocate(
         sizes[leaving_rank.node] = max(leaving_rank.memory_bytes, sizes.get(leaving_rank.node, 0))
     nodes = tuple(sizes) if len(sizes) > 1 else ()
     is_ending, model = meta.deletion_timestamp is not None, spec.model.folder
-    name, deployment = meta.name, spec.deployment
-    return tuple(
-        [
-            # By position: this runs for every replica when a leader starts.
-            (
-                node,
-                Allocation(name, deployment, size, priority, version, is_ending, model, nodes),
-            )
-            for node, size in sizes.items()
-        ]
-    )
+    # By position: this runs for every replica when a leader starts.
+    return {
+        node: Allocation(
+            meta.name, spec.deployment, size, priority, version, is_ending, model, nodes
+        )
+        for node, size in sizes.items()
+    }
 
 
 def nodes_with_memory(replica: Replica) -> set[str]:
     """Return the nodes on which the replica has memory."""
-    left = {leaving_rank.node for leaving_rank in replica.spec.leaving}
-    return left | {rank.node for rank in replica.spec.ranks}
-
-
-class _Allocated(TypedDict):
-    """The fields of a node that its allocations give."""
-
-    used_bytes: int
-    replicas: Mapping[str, int]
-    allocations: tuple[Allocation, ...]
-
-
-def _allocated(allocations: tuple[Allocation, ...]) -> _Allocated:
-    replicas: dict[str, int] = {}
-    for allocation in allocations:
-        replicas[allocation.deployment] = replicas.get(allocation.deployment, 0) + 1
-    return {
-        "used_bytes": sum([one.bytes for one in allocations]),
-        "replicas": replicas,
-        "allocations": allocations,
-    }
+    leaving = {leaving_rank.node for leaving_rank in replica.spec.leaving}
+    return leaving | {rank.node for rank in replica.spec.ranks}
 
 
 def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
