@@ -9,7 +9,8 @@ import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
-from fleetctl.fleets.local_fleet import LocalFleet, LocalFleetSettings, stop_engines
+from fleetctl.fleets.local_fleet import LocalFleet, stop_engines
+from fleetctl.fleets.local_programs import LocalFleetSettings
 from machinery import process_log as house_logging
 from machinery import processes
 from machinery.clock import Clock, SystemClock

@@ -20,7 +20,8 @@ from fleetctl.cli.connect import data_dir_option, etcd_dir
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
-from fleetctl.fleets.local_fleet import DASHBOARD_PORT, why_unusable
+from fleetctl.fleets.local_fleet import why_unusable
+from fleetctl.fleets.local_programs import DASHBOARD_PORT
 from fleetctl.verbs import local_context
 from fleetctl.verbs.dashboard import find_dashboard
 from machinery.clock import SystemClock

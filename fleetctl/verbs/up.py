@@ -16,7 +16,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.join_material import create_token
-from fleetctl.fleets.local_fleet import DASHBOARD_PORT, JoinSettings, LocalFleetSettings
+from fleetctl.fleets.local_programs import DASHBOARD_PORT, JoinSettings, LocalFleetSettings
 from fleetctl.fleets.local_trust import open_as_administrator, url_host
 from fleetctl.verbs import local_context
 from identity.token_store import TokenOptions

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.fleets import local_fleet
+from fleetctl.fleets import local_fleet, local_programs
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
+from fleetctl.fleets.local_programs import JoinSettings, LocalFleetSettings
 
 
 def has_ipv6() -> bool:
@@ -53,7 +53,7 @@ def test_a_port_is_unusable_while_another_process_listens_on_it(host: str) -> No
 
 @pytest.mark.parametrize(("nodes", "is_part"), [(1, False), (2, True)])
 def test_agents_that_share_a_machine_get_a_flag(nodes: int, is_part: bool) -> None:
-    made = local_fleet.agent_programs(order(nodes), "unix:/etcd", "8Gi")
+    made = local_programs.agent_programs(order(nodes), "unix:/etcd", "8Gi")
     assert [("--part-of-machine" in agent.command) for agent in made] == [is_part] * nodes
 
 
@@ -69,14 +69,14 @@ def test_an_agent_knows_the_nodes_of_an_earlier_start(tmp_path: Path) -> None:
     for name in ("node-1", "node-2"):
         (tmp_path / "nodes" / name).mkdir(parents=True)
     settings = replace(order(1), data_dir=DataDir(tmp_path))
-    (agent,) = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
+    (agent,) = local_programs.agent_programs(settings, "unix:/etcd", "8Gi")
     assert "--part-of-machine" in agent.command, "the other node becomes DuplicateHardware"
 
 
 def test_engines_listen_on_sockets_unless_told_otherwise() -> None:
     def commands(settings: LocalFleetSettings) -> list[str]:
-        agents = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
-        programs = [*agents, local_fleet.gateway_program(settings, "unix:/etcd")]
+        agents = local_programs.agent_programs(settings, "unix:/etcd", "8Gi")
+        programs = [*agents, local_programs.gateway_program(settings, "unix:/etcd")]
         return [" ".join(program.command) for program in programs]
 
     flag = "--engine-sockets /fleet/sock"
@@ -93,7 +93,7 @@ def test_agents_leave_out_the_port_at_which_macs_join(tmp_path: Path) -> None:
     settings = replace(order(3), join=join, data_dir=DataDir(tmp_path))
     ports = [
         agent.command[agent.command.index("--api-port") + 1]
-        for agent in local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
+        for agent in local_programs.agent_programs(settings, "unix:/etcd", "8Gi")
     ]
     assert ports == ["4001", "4004", "4005"]
 
@@ -102,11 +102,11 @@ def test_a_fleet_that_others_may_join_gives_each_process_its_own_identity(tmp_pa
     join = JoinSettings(address="10.0.0.5", etcd_port=2379, api_port=4002)
     settings = replace(order(1), join=join, data_dir=DataDir(tmp_path), host="10.0.0.5")
     assert settings.gateway_url == "https://10.0.0.5:8080"
-    agent = " ".join(local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")[0].command)
+    agent = " ".join(local_programs.agent_programs(settings, "unix:/etcd", "8Gi")[0].command)
     assert f"--identity-dir {tmp_path}/nodes/node-1/identity" in agent
     assert f"--etcd-password-file {tmp_path}/passwords/node-node-1.env" in agent
     assert "--address 10.0.0.5" in agent
     assert "--engine-sockets" not in agent
-    reconciler = " ".join(local_fleet.reconciler_program(settings, "unix:/etcd").command)
+    reconciler = " ".join(local_programs.reconciler_program(settings, "unix:/etcd").command)
     assert f"--authority-dir {tmp_path}/authority" in reconciler
     assert "--advertise-etcd https://10.0.0.5:2379" in reconciler

@@ -13,7 +13,7 @@ import click
 import psutil
 import pytest
 
-from fleetctl.fleets import local_fleet
+from fleetctl.fleets import local_programs
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.verbs import up as up_verb
 from machinery import processes
@@ -96,7 +96,7 @@ def test_the_gateway_gets_the_flags_for_https(tmp_path: Path) -> None:
         options = {**context.params, "data_dir": tmp_path}
         settings = up_verb.build_settings(options, {})
     assert settings.gateway_url == "https://0.0.0.0:4000"
-    command = " ".join(local_fleet.gateway_program(settings, "unix:/s").command)
+    command = " ".join(local_programs.gateway_program(settings, "unix:/s").command)
     assert " ".join(given) in command
 
 
@@ -105,7 +105,7 @@ def test_no_announce_reaches_the_processes(tmp_path: Path) -> None:
     with up_verb.up.make_context("up", given) as context:
         settings = up_verb.build_settings({**context.params, "data_dir": tmp_path}, {})
         assert "--no-announce" in up_verb.flag_words(up_verb.up, context.params)
-    for make in (local_fleet.gateway_program, local_fleet.reconciler_program):
+    for make in (local_programs.gateway_program, local_programs.reconciler_program):
         assert "--no-announce" in make(settings, "unix:/s").command
 
 
