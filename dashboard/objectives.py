@@ -14,7 +14,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.history.records import BUDGET_STEP_S, RequestSums
 from insight.conditions import Row, condition_row
 from machinery.clock import Clock
-from machinery.prometheus import family_header, format_labels
+from machinery.prometheus import Gauge
 from reconciler.listers.caches import BY_KIND
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
@@ -192,12 +192,12 @@ class ObjectiveMonitor:
                 "burn_rate",
             ),
         ):
-            yield from family_header(name, help_, "gauge")
-            for state in states:
-                value = getattr(state, column)
-                if value is not None:
-                    labels = format_labels(names, (state.deployment, state.objective, state.window))
-                    yield f"{name}{labels} {value:g}"
+            values = {
+                (state.deployment, state.objective, state.window): value
+                for state in states
+                if (value := getattr(state, column)) is not None
+            }
+            yield from Gauge(name, help_, values.copy, labels=names).lines()
 
 
 def state_row(one: ObjectiveState) -> Row:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from engine.gauges import Gauges
 from engine.lifecycle import EngineState
 from machinery import prometheus
-from machinery.prometheus import BuildInfo, Counter, Gauge, Histogram, MetricFamily
+from machinery.prometheus import Counter, Gauge, Histogram, MetricFamily, build_info
 from schemas.wire import metrics as wire_metrics
 from schemas.wire.metrics import (
     ENGINE_PREFIX,
@@ -273,7 +273,7 @@ class EngineMetrics:
         self.times = RequestHistograms()
         self.tls = TlsMetrics()
         self._parts: tuple[MetricFamily, ...] = (
-            BuildInfo("engine"),
+            build_info("engine"),
             self.requests,
             self.finished,
             self.ignored_parameters,

@@ -1,20 +1,13 @@
 """The engine's metrics under the names of vLLM: the same numbers, with the labels `model_name` and `engine`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.cache.interface import BLOCK_TOKENS
 from engine.metrics import EngineMetrics
 from engine.request_log import RequestRecord
-from machinery.prometheus import (
-    Counter,
-    CounterAlias,
-    GaugeAlias,
-    Histogram,
-    HistogramAlias,
-    MetricFamily,
-    render,
-)
+from machinery.prometheus import Gauge, Histogram, MetricFamily, render
 from schemas.wire import vllm_metrics as vllm
 
 _LABELS = (vllm.MODEL_LABEL, vllm.ENGINE_LABEL)
@@ -52,10 +45,14 @@ class VllmMetrics:
             yield self._lora()
 
     def _gauges(
-        self, names: Sequence[str], help_: str, read: Callable[[], float]
-    ) -> Iterator[GaugeAlias]:
+        self,
+        names: Sequence[str],
+        help_: str,
+        read: Callable[[], float],
+        type_: Literal["gauge", "counter"] = "gauge",
+    ) -> Iterator[Gauge]:
         for name in names:
-            yield GaugeAlias(name, help_, _LABELS, lambda: {self._values: read()})
+            yield Gauge(name, help_, lambda: {self._values: read()}, type_, labels=_LABELS)
 
     def _counters(self) -> Iterator[MetricFamily]:
         gauges = self.metrics.sources.gauges
@@ -65,21 +62,12 @@ class VllmMetrics:
             (vllm.PREFIX_HITS, "Prompt tokens found.", lambda: gauges.prefix_hit_tokens),
             (vllm.PREEMPTIONS, "Sequences that were stopped.", lambda: gauges.preemptions),
         ):
-            for name in names:
-                yield GaugeAlias(name, help_, _LABELS, self._read(read), "counter")
-        yield from self._sums(vllm.PROMPT_TOKENS, self.metrics.prompt_tokens)
+            yield from self._gauges(names, help_, read, "counter")
+        for name in vllm.PROMPT_TOKENS:
+            yield self.metrics.prompt_tokens.summed(name, _LABELS, lambda _: self._values)
         labels = (*_LABELS, vllm.REASON_LABEL)
         for name in vllm.FINISHED:
-            yield CounterAlias(
-                name, self.metrics.finished, labels, lambda of: (*self._values, of[1])
-            )
-
-    def _read(self, read: Callable[[], float]) -> Callable[[], Mapping[tuple[str, ...], float]]:
-        return lambda: {self._values: read()}
-
-    def _sums(self, names: Sequence[str], counter: Counter) -> Iterator[MetricFamily]:
-        for name in names:
-            yield CounterAlias(name, counter, _LABELS, lambda _: self._values)
+            yield self.metrics.finished.summed(name, labels, lambda of: (*self._values, of[1]))
 
     def _histograms(self) -> Iterator[MetricFamily]:
         times = self.metrics.times
@@ -97,16 +85,16 @@ class VllmMetrics:
         )
         for names, histogram in sources:
             for name in names:
-                yield HistogramAlias(name, histogram, _LABELS, lambda _: self._values)
+                yield histogram.summed(name, _LABELS, lambda _: self._values)
 
-    def _cache_config(self) -> GaugeAlias:
+    def _cache_config(self) -> Gauge:
         blocks = self.metrics.sources.gauges.kv_limit_tokens // BLOCK_TOKENS
         labels = (*_LABELS, "block_size", "num_gpu_blocks")
         values = (*self._values, str(BLOCK_TOKENS), str(blocks))
         help_ = "1, with the room for KV caches in blocks of so many tokens."
-        return GaugeAlias(vllm.CACHE_CONFIG, help_, labels, lambda: {values: 1})
+        return Gauge(vllm.CACHE_CONFIG, help_, lambda: {values: 1}, labels=labels)
 
-    def _lora(self) -> GaugeAlias:
+    def _lora(self) -> Gauge:
         running: set[str] = set()
         waiting: set[str] = set()
         for record in self.under_way():
@@ -116,7 +104,7 @@ class VllmMetrics:
         found = (",".join(sorted(running)), ",".join(sorted(waiting)))
         values = (*self._values, str(len(self.adapters)), *found)
         help_ = "Seconds since 1970, with the adapters that run and wait."
-        return GaugeAlias(vllm.LORA, help_, labels, lambda: {values: self.now()})
+        return Gauge(vllm.LORA, help_, lambda: {values: self.now()}, labels=labels)
 
     @property
     def _values(self) -> tuple[str, ...]:

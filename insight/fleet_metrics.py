@@ -1,13 +1,13 @@
 """A fleet for Prometheus: the processes to scrape, and metrics of what only the store knows. Pure functions of caches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from insight import fleet_views
 from insight.fleet_caches import FleetCaches
-from machinery.prometheus import family_header, format_labels
+from machinery.prometheus import Gauge, MetricFamily
 from schemas.node import NodeStatus
 from schemas.replica import Replica
 from store import keys
@@ -89,22 +89,41 @@ class FleetMetrics:
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus' text format."""
-        yield from self._leader()
-        yield from self._processes()
-        yield from self._conditions()
-        yield from self._deployments()
-        yield from self._epochs()
+        for family in self._families():
+            yield from family.lines()
 
-    def _leader(self) -> Iterator[str]:
-        yield from _family("fleet_reconciler_leads", "Whether a reconciler leads.")
-        yield f"fleet_reconciler_leads {int(any(self.caches.leader.items.values()))}"
-
-    def _processes(self) -> Iterator[str]:
-        name = "fleet_process_info"
-        yield from _family(name, "1 for each process that is registered, with its release.")
-        for process, id_, release in sorted(self._releases()):
-            labels = format_labels(("process", "id", "release"), (process, id_, release))
-            yield f"{name}{labels} 1"
+    def _families(self) -> Iterator[MetricFamily]:
+        caches = self.caches
+        help_ = "Whether a reconciler leads."
+        yield Gauge("fleet_reconciler_leads", help_, lambda: any(caches.leader.items.values()))
+        releases = dict.fromkeys(self._releases(), 1)
+        help_ = "1 for each process that is registered, with its release."
+        yield _gauge("fleet_process_info", help_, ("process", "id", "release"), releases)
+        names = ("kind", "object", "type", "status", "reason")
+        conditions = {
+            tuple(str(row[name]) for name in names): 1 for row in fleet_views.all_conditions(caches)
+        }
+        help_ = "1 for each condition of each object; status is its present value."
+        labels = ("kind", "name", "type", "status", "reason")
+        yield _gauge("fleet_condition", help_, labels, conditions)
+        rows = fleet_views.rows(caches, "models")
+        for column, name, help_ in (
+            ("desired", "fleet_deployment_replicas_desired", "Replicas that should be ready."),
+            ("ready", "fleet_deployment_replicas_ready", "Replicas that are ready."),
+        ):
+            numbers = {
+                (str(row["name"]),): number
+                for row in rows
+                if isinstance(number := row[column], int)
+            }
+            yield _gauge(name, help_, ("deployment",), numbers)
+        epochs = {
+            (item.name,): item.spec.formation.epoch
+            for item in caches.objects.specs.items.values()
+            if isinstance(item, Replica) and item.spec.formation is not None
+        }
+        help_ = "How often the Macs of a sharded replica have formed a group."
+        yield _gauge("fleet_replica_epoch", help_, ("replica",), epochs)
 
     def _releases(self) -> Iterator[tuple[str, str, str]]:
         caches = self.caches
@@ -119,35 +138,6 @@ class FleetMetrics:
                 if isinstance(status, NodeStatus):
                     yield "agent", node, status.agent_version
 
-    def _conditions(self) -> Iterator[str]:
-        name = "fleet_condition"
-        help_ = "1 for each condition of each object; status is its present value."
-        yield from _family(name, help_)
-        names = ("kind", "name", "type", "status", "reason")
-        for row in fleet_views.all_conditions(self.caches):
-            labels = (row["kind"], row["object"], row["type"], row["status"], row["reason"])
-            yield f"{name}{format_labels(names, tuple(map(str, labels)))} 1"
 
-    def _deployments(self) -> Iterator[str]:
-        rows = fleet_views.rows(self.caches, "models")
-        for column, name, help_ in (
-            ("desired", "fleet_deployment_replicas_desired", "Replicas that should be ready."),
-            ("ready", "fleet_deployment_replicas_ready", "Replicas that are ready."),
-        ):
-            yield from _family(name, help_)
-            for row in rows:
-                if isinstance(number := row[column], int):
-                    labels = format_labels(("deployment",), (str(row["name"]),))
-                    yield f"{name}{labels} {number}"
-
-    def _epochs(self) -> Iterator[str]:
-        name = "fleet_replica_epoch"
-        yield from _family(name, "How often the Macs of a sharded replica have formed a group.")
-        for _, api_object in sorted(self.caches.objects.specs.items.items()):
-            if isinstance(api_object, Replica) and api_object.spec.formation is not None:
-                epoch = api_object.spec.formation.epoch
-                yield f"{name}{format_labels(('replica',), (api_object.name,))} {epoch}"
-
-
-def _family(name: str, help_: str) -> tuple[str, str]:
-    return family_header(name, help_, "gauge")
+def _gauge(name: str, help_: str, labels: Sequence[str], numbers: Mapping[Any, float]) -> Gauge:
+    return Gauge(name, help_, lambda: numbers, labels=labels)

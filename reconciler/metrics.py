@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from machinery.clock import Clock
-from machinery.prometheus import BuildInfo, Counter, Gauge, Histogram, LabelledGauge, MetricFamily
+from machinery.prometheus import Counter, Gauge, Histogram, MetricFamily, build_info
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Status
 from store import keys
@@ -58,11 +58,11 @@ class ReconcilerMetrics:
                 "Seconds since the store last sent anything to the slowest of the caches.",
                 lambda: round(lag_s(), 3),
             ),
-            LabelledGauge(
+            Gauge(
                 f"{_PREFIX}replicas_unplaced",
                 "Replicas that should exist and fit on no node.",
-                "deployment",
                 lambda: unplaced_replicas(statuses()),
+                labels=("deployment",),
             ),
         )
 
@@ -86,7 +86,7 @@ class ReconcilerMetrics:
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus text format."""
         parts: tuple[MetricFamily, ...] = (
-            BuildInfo("reconciler"),
+            build_info("reconciler"),
             Gauge(f"{_PREFIX}leader", "Whether this reconciler leads.", lambda: self.is_leader),
             self.reconciles,
             self.results,

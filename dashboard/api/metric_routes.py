@@ -15,7 +15,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.history.writer import HistoryWriter
 from dashboard.objectives import ObjectiveMonitor, state_row
 from insight.fleet_metrics import FleetMetrics, scrape_targets
-from machinery.prometheus import BuildInfo, Gauge, MetricFamily, render
+from machinery.prometheus import Gauge, MetricFamily, build_info, render
 from store.metrics import StoreMetrics
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,7 +44,7 @@ class MetricRoutes:
     async def metrics(self) -> Response:
         """Return metrics in Prometheus text format: conditions of all objects, releases, the store, this process."""
         families: list[MetricFamily] = [
-            BuildInfo("dashboard"),
+            build_info("dashboard"),
             self.store_metrics,
             *self._own(),
         ]

@@ -7,21 +7,39 @@ has no cache to invalidate.
 import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from operator import attrgetter
+from typing import Literal
 
 from gateway.auth.rate_limits import Limits, RateLimiter
 from gateway.request import RawHeaders
 from machinery.clock import Clock
-from machinery.prometheus import family_header, format_labels
+from machinery.prometheus import Gauge
 from schemas.records import ApiKey, ModelLimits, Role
 
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _SALT_LABEL = b"mlx-fleet prefix cache\0"
 _KEY_METRICS = (
-    ("fleet_gateway_key_requests_total", "Admitted requests by API key.", "requests_used"),
-    ("fleet_gateway_key_tokens_total", "Prompt and output tokens by API key.", "tokens_used"),
-    ("fleet_gateway_key_in_flight", "Running requests by API key.", "in_flight"),
+    (
+        "fleet_gateway_key_requests_total",
+        "Admitted requests by API key.",
+        attrgetter("limiter.requests_used"),
+    ),
+    (
+        "fleet_gateway_key_tokens_total",
+        "Prompt and output tokens by API key.",
+        attrgetter("limiter.tokens_used"),
+    ),
+    (
+        "fleet_gateway_key_in_flight",
+        "Running requests by API key.",
+        attrgetter("limiter.in_flight"),
+    ),
+    (
+        "fleet_gateway_key_previous_secret_requests_total",
+        "Requests with an earlier secret of a rotated API key.",
+        attrgetter("previous_used"),
+    ),
 )
-_PREVIOUS_METRIC = "fleet_gateway_key_previous_secret_requests_total"
 
 
 class Principal:
@@ -169,19 +187,10 @@ class Keyring:
     def lines(self) -> Iterator[str]:
         """Yield the usage of each key in Prometheus text format."""
         principals = self._principals()
-        for name, help_, attribute in _KEY_METRICS:
-            yield from family_header(
-                name, help_, "gauge" if attribute == "in_flight" else "counter"
-            )
-            for principal in principals:
-                labels = format_labels(("key",), (principal.name,))
-                yield f"{name}{labels} {getattr(principal.limiter, attribute)}"
-        yield from family_header(
-            _PREVIOUS_METRIC, "Requests with an earlier secret of a rotated API key.", "counter"
-        )
-        for principal in principals:
-            labels = format_labels(("key",), (principal.name,))
-            yield f"{_PREVIOUS_METRIC}{labels} {principal.previous_used}"
+        for name, help_, read in _KEY_METRICS:
+            numbers = {principal.name: read(principal) for principal in principals}
+            type_: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+            yield from Gauge(name, help_, numbers.copy, type_, labels=("key",)).lines()
 
 
 def presented_key(headers: RawHeaders) -> bytes:

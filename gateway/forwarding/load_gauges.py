@@ -4,45 +4,43 @@ from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.router import LoadTracker
 from machinery.clock import Clock
-from machinery.prometheus import LabelledGauge
+from machinery.prometheus import Gauge
 from schemas.wire import metrics as wire_metrics
 
 
-def deployment_gauges(
-    load_tracker: LoadTracker, activator: Activator
-) -> tuple[LabelledGauge, LabelledGauge]:
+def deployment_gauges(load_tracker: LoadTracker, activator: Activator) -> tuple[Gauge, Gauge]:
     """Return the gauges of the load by deployment."""
     return (
-        LabelledGauge(
+        Gauge(
             wire_metrics.DEPLOYMENT_IN_FLIGHT,
             "Requests at engines.",
-            wire_metrics.DEPLOYMENT_LABEL,
             load_tracker.by_deployment,
+            labels=(wire_metrics.DEPLOYMENT_LABEL,),
         ),
-        LabelledGauge(
+        Gauge(
             wire_metrics.DEPLOYMENT_WAITING,
             "Requests that wait for a replica; at least 1 while a client's keep_alive lasts.",
-            wire_metrics.DEPLOYMENT_LABEL,
             activator.demand,
+            labels=(wire_metrics.DEPLOYMENT_LABEL,),
         ),
     )
 
 
 def forwarding_gauges(
     load_tracker: LoadTracker, model_states: ModelStates, clock: Clock
-) -> tuple[LabelledGauge, LabelledGauge]:
+) -> tuple[Gauge, Gauge]:
     """Return the gauges of ejected endpoints and waiting requests."""
     return (
-        LabelledGauge(
+        Gauge(
             "fleet_gateway_endpoint_breaker",
             "0 closed; 1 half open: one trial request; 2 open: ejected.",
-            "replica",
             lambda: load_tracker.outliers.phases(clock.monotonic()),
+            labels=("replica",),
         ),
-        LabelledGauge(
+        Gauge(
             "fleet_gateway_queue_waiting",
             "Requests that wait for a slot.",
-            "model",
             model_states.waiting,
+            labels=("model",),
         ),
     )

@@ -17,13 +17,13 @@ import psutil
 from gateway.routing.table import EngineEndpoint
 from machinery.clock import Clock
 from machinery.prometheus import (
-    BuildInfo,
     Counter,
     CounterValue,
     Gauge,
     Histogram,
     HistogramValue,
     MetricFamily,
+    build_info,
     render,
 )
 from schemas.wire.metrics import FIRST_TOKEN_BOUNDS_S, PER_TOKEN_BOUNDS_S, REQUEST_BOUNDS_S
@@ -83,7 +83,7 @@ class ProcessMetrics:
             bounds=_LAG_S,
         )
         self._parts: tuple[MetricFamily, ...] = (
-            BuildInfo("gateway"),
+            build_info("gateway"),
             self.lag,
             Gauge("fleet_gateway_client_connections", "Client connections.", connections.clients),
             Gauge(

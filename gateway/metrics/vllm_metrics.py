@@ -5,14 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from gateway.metrics.gateway_metrics import GatewayMetrics
-from machinery.prometheus import (
-    Counter,
-    CounterAlias,
-    GaugeAlias,
-    Histogram,
-    HistogramAlias,
-    MetricFamily,
-)
+from machinery.prometheus import Counter, Gauge, Histogram, MetricFamily
 from schemas.wire import vllm_metrics as vllm
 
 _LABELS = (vllm.MODEL_LABEL, vllm.ENGINE_LABEL)
@@ -57,9 +50,9 @@ def _families(
     )
     for names, counter in counters:
         for name in names:
-            yield CounterAlias(name, counter, _LABELS, _by_model)
+            yield counter.summed(name, _LABELS, _by_model)
     for name in vllm.FINISHED:
-        yield CounterAlias(name, served.requests, (*_LABELS, vllm.REASON_LABEL), _by_reason)
+        yield served.requests.summed(name, (*_LABELS, vllm.REASON_LABEL), _by_reason)
     histograms: tuple[tuple[Sequence[str], Histogram], ...] = (
         (vllm.FIRST_TOKEN, served.first_token),
         (vllm.PER_TOKEN, served.per_token),
@@ -69,15 +62,15 @@ def _families(
     )
     for names, histogram in histograms:
         for name in names:
-            yield HistogramAlias(name, histogram, _LABELS, _by_model)
+            yield histogram.summed(name, _LABELS, _by_model)
 
 
-def _gauges(names: Sequence[str], help_: str, numbers: Mapping[str, float]) -> Iterator[GaugeAlias]:
+def _gauges(names: Sequence[str], help_: str, numbers: Mapping[str, float]) -> Iterator[Gauge]:
     values: dict[tuple[str, ...], float] = {
         (model, vllm.ENGINE_INDEX): number for model, number in numbers.items()
     }
     for name in names:
-        yield GaugeAlias(name, help_, _LABELS, lambda: values)
+        yield Gauge(name, help_, lambda: values, labels=_LABELS)
 
 
 def _by_model(labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from gateway.forwarding.retry_state import Attempt
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.journal_file import JournalFile
 from machinery.clock import Clock
-from machinery.prometheus import family_header
+from machinery.prometheus import Gauge
 from schemas.wire.requests import EndedRequest, RequestAttempt, RequestTokens
 
 # Clients choose the names, and the memory of the ring is bounded.
@@ -309,9 +309,8 @@ class JournalWriter:
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus text format."""
-        name = "fleet_gateway_journal_lost_total"
-        yield from family_header(name, "Requests missing from the journal file.", "counter")
-        yield f"{name} {self.lost}"
+        name, help_ = "fleet_gateway_journal_lost_total", "Requests missing from the journal file."
+        return Gauge(name, help_, lambda: self.lost, "counter").lines()
 
     def add(self, entry: JournalEntry) -> None:
         """Add the entry to the next batch."""

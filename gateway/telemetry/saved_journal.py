@@ -30,7 +30,7 @@ from gateway.telemetry.request_journal import (
     session_digest,
 )
 from machinery.clock import Clock
-from machinery.prometheus import family_header
+from machinery.prometheus import Gauge
 from schemas.wire.engine_address import SYSTEM_AUTHORITIES, EngineAddress
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,7 @@ class SavedJournal:
     def lines(self) -> Iterator[str]:
         """Yield the metric in Prometheus text format."""
         help_ = "Requests that a restart forgets, because they could not be written to --state-dir."
-        yield from family_header(METRIC, help_, "counter")
-        yield f"{METRIC} {self._not_queued + self._file.lost}"
+        return Gauge(METRIC, help_, lambda: self._not_queued + self._file.lost, "counter").lines()
 
     def restore(self) -> int:
         """Fill the empty journal with the saved entries, oldest first; return their number.

@@ -11,7 +11,7 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.process_log import LogRing
-from machinery.prometheus import BuildInfo, Gauge, LabelledGauge, MetricFamily
+from machinery.prometheus import Gauge, MetricFamily, build_info
 from machinery.version import version
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.hub_mirror import HubMirrorRoutes
@@ -182,7 +182,7 @@ def metric_families(view: AgentView) -> list[MetricFamily]:
     memory = psutil.virtual_memory()
     engines = {name: engine.view(view.clock) for name, engine in view.engines.items()}
     return [
-        BuildInfo("agent"),
+        build_info("agent"),
         _gauge("uptime_seconds", "Seconds since the start of the agent.", view.uptime_s()),
         _gauge("lease_held", "Whether the node's lease is held.", view.has_lease()),
         _gauge("memory_total_bytes", "Memory of the machine.", memory.total),
@@ -227,5 +227,5 @@ def _gauge(name: str, help_: str, value: float) -> Gauge:
     return Gauge(f"fleet_agent_{name}", help_, lambda: value)
 
 
-def _engine_gauge(name: str, help_: str, values: Mapping[str, int]) -> LabelledGauge:
-    return LabelledGauge(f"fleet_agent_engine_{name}", help_, "replica", lambda: values)
+def _engine_gauge(name: str, help_: str, values: Mapping[str, int]) -> Gauge:
+    return Gauge(f"fleet_agent_engine_{name}", help_, lambda: values, labels=("replica",))

@@ -20,7 +20,7 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.linux_memory import ROOT
-from machinery.prometheus import Gauge, LabelledGauge, MetricFamily
+from machinery.prometheus import Gauge, MetricFamily
 from nodeagent.hardware import linux, macos, system_text
 
 PERIOD_S: Final = 10.0
@@ -314,7 +314,7 @@ def _by(
 ) -> Iterator[MetricFamily]:
     known = {part: value for part, value in values.items() if value is not None}
     if known:
-        yield LabelledGauge(f"fleet_node_{name}", help_, label, lambda: known)
+        yield Gauge(f"fleet_node_{name}", help_, lambda: known, labels=(label,))
 
 
 # The fields of a reading in /v1/vitals.

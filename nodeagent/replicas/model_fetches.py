@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from machinery.prometheus import Counter, Histogram, LabelledGauge
+from machinery.prometheus import Counter, Gauge, Histogram
 from models.hub.bandwidth import BandwidthLimit
 from models.hub.blob_source import BlobSources
 from models.hub.errors import FetchReason, HubRateLimitedError, ModelFetchError
@@ -124,33 +124,33 @@ class ModelFetches:
         )
         self._gauges = self._new_gauges()
 
-    def _new_gauges(self) -> tuple[LabelledGauge, ...]:
+    def _new_gauges(self) -> tuple[Gauge, ...]:
         return (
-            LabelledGauge(
+            Gauge(
                 "fleet_model_fetch_present_bytes",
                 "Bytes on the disk of models that are being fetched.",
-                "model",
                 lambda: {name: one.monitor.present_bytes for name, one in self._running()},
+                labels=("model",),
             ),
-            LabelledGauge(
+            Gauge(
                 "fleet_model_fetch_total_bytes",
                 "Bytes of models that are being fetched.",
-                "model",
                 lambda: {name: one.monitor.total_bytes for name, one in self._running()},
+                labels=("model",),
             ),
-            LabelledGauge(
+            Gauge(
                 "fleet_model_fetch_bytes_per_second",
                 "Rate of fetches that run, over the last ten seconds.",
-                "model",
                 lambda: {
                     name: int(one.monitor.snapshot().bytes_per_s) for name, one in self._running()
                 },
+                labels=("model",),
             ),
-            LabelledGauge(
+            Gauge(
                 "fleet_model_fetch_eta_seconds",
                 "Seconds until fetches that run end, at this rate; absent while nothing arrives.",
-                "model",
                 self._etas,
+                labels=("model",),
             ),
         )
 

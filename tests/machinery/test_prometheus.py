@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machinery.prometheus import BuildInfo, Counter, Gauge, Histogram, Sample, parse_samples, render
+from machinery.prometheus import (
+    Counter,
+    Gauge,
+    Histogram,
+    Sample,
+    build_info,
+    parse_samples,
+    render,
+)
 from machinery.version import version
 
 BOUNDS = (0.005, 0.01, 300.0)
@@ -25,7 +33,7 @@ def test_histograms_and_labels() -> None:
 
 
 def test_the_release_of_a_process_is_a_label() -> None:
-    (sample,) = parse_samples(render([BuildInfo("engine")]))
+    (sample,) = parse_samples(render([build_info("engine")]))
     assert sample == Sample("fleet_build_info", {"process": "engine", "version": version()}, "1")
 
 
