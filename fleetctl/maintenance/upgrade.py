@@ -1,4 +1,4 @@
-"""Carries out the plan of an upgrade: installs beside, restarts one service after the other, goes back where one fails."""
+"""Upgrades Macs: reads the facts for the plan, installs beside, restarts one service after the other, goes back where one fails."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -6,182 +6,186 @@ from dataclasses import dataclass
 from typing import Final
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.maintenance import rolling
 from fleetctl.maintenance.fleet_watch import FleetWatch, NotReadyError, Sighting
 from fleetctl.maintenance.mac_release import MacRelease, MacState
-from fleetctl.maintenance.upgrade_plan import ORDER, Restart, UpgradePlan
+from fleetctl.maintenance.rolling import Mac, Stage
+from fleetctl.maintenance.upgrade_plan import ORDER, FleetFacts, NodeFacts, UpgradePlan
 from fleetctl.remote.errors import RemoteError
+from insight import version_skew
+from insight.version_skew import UNKNOWN, ComponentVersion
+from machinery.version import version
+from schemas.node import Node
+from schemas.replica import Replica
+from store import object_trees, objects
+from store.port import Transport
 
 _UPLOADS: Final = 4
-READY_S: Final = 120.0
 _BACK_S: Final = 60.0
 _LOOK_S: Final = 1.5
 _UNSTABLE_LOOKS: Final = 5
 
-Say = Callable[[str], None]
+
+async def read_facts(
+    transport: Transport, nodes: Sequence[Node], macs: Mapping[str, Mac]
+) -> FleetFacts:
+    """Return what an upgrade is planned from. Raises StoreError."""
+    ours = ComponentVersion(part="fleetctl", version=version())
+    versions = await version_skew.read_versions(transport, ours)
+    ready = await object_trees.ready_nodes(transport)
+    replicas = await objects.list_all(transport, Replica)
+    return FleetFacts(
+        nodes=[
+            NodeFacts(
+                name=node.name,
+                is_ready=node.name in ready,
+                mac=macs[node.name].state,
+                mlx_lm=node.status.mlx_lm_version if node.status is not None else "",
+                deployments=tuple(
+                    sorted(
+                        {
+                            replica.spec.deployment
+                            for replica in replicas
+                            if any(rank.node == node.name for rank in replica.spec.ranks)
+                        }
+                    )
+                ),
+            )
+            for node in nodes
+        ],
+        versions={
+            server.label: server.version
+            for server in versions.servers()
+            if server.part != "etcd"
+            and server.version != UNKNOWN
+            and not (server.part == "nodeagent" and server.name in macs)
+        },
+        etcd=versions.etcd.version,
+        gateways=len(versions.gateways),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpgradeLimits:
-    """Limits of one upgrade."""
-
-    ready_s: float = READY_S
-    """Time for a service to be Ready after its restart."""
-    concurrency: int = 1
-    """The number of agents that restart at once."""
-
-
 class Upgrader:
     """Carries out one plan."""
 
-    def __init__(
-        self,
-        plan: UpgradePlan,
-        macs: Mapping[str, MacRelease],
-        watch: FleetWatch,
-        say: Say,
-        limits: UpgradeLimits,
-    ) -> None:
-        self._plan = plan
-        self._macs = macs
-        self._watch = watch
-        self._say = say
-        self._limits = limits
+    plan: UpgradePlan
+    macs: Mapping[str, Mac]
+    watch: FleetWatch
+    say: Callable[[str], None]
+    ready_s: float
+    """Time for a service to be Ready after its restart."""
 
-    async def install_all(self, *, python: str = "") -> None:
-        """Install the release beside the one in use, on all Macs that lack it. Raises FleetctlError."""
-        slots, release = asyncio.Semaphore(_UPLOADS), self._plan.release
-        failures: list[str] = []
+    async def run(self, *, python: str, concurrency: int) -> None:
+        """Install the release on all Macs that lack it, then restart the services with it.
+
+        Args:
+            python: Python on the Macs, for an archive that has none.
+            concurrency: the number of agents that restart at once.
+
+        Raises:
+            FleetctlError: a step failed, and the upgrade stopped there.
+
+        """
+        plan = self.plan
 
         async def install(node: str) -> None:
-            async with slots:
-                mac = self._macs[node]
-                try:
-                    await mac.install(await mac.read(), release, python=python)
-                except RemoteError as error:
-                    failures.append(f"  node/{node}: {error}")
-                    return
-                self._say(f"node/{node}: {release.version} is installed")
+            release = self.macs[node].release
+            await release.install(await release.read(), plan.release, python=python)
+            self.say(f"node/{node}: {plan.release.version} is installed")
 
-        async with asyncio.TaskGroup() as group:
-            for node in self._plan.installs:
-                group.create_task(install(node))
-        if failures:
+        if failures := await rolling.for_each(plan.installs, install, concurrency=_UPLOADS):
             raise FleetctlError(
                 "\n".join(
                     [
-                        f"{release.version} cannot be installed on {len(failures)} Macs; nothing was restarted:",
-                        *sorted(failures),
+                        f"{plan.release.version} cannot be installed on {len(failures)} Macs; nothing was restarted:",
+                        *failures,
                     ]
                 )
             )
-
-    async def restart_all(self) -> None:
-        """Restart the services, in order. Raises FleetctlError: one failed, and the upgrade stopped."""
-        for part in ORDER:
-            steps = [restart for restart in self._plan.restarts if restart.part == part]
-            size = self._limits.concurrency if part == "nodeagent" else 1
-            for at in range(0, len(steps), size):
-                failures = await self._restart_some(steps[at : at + size])
-                if failures:
-                    restarts = steps[at + size :]
-                    rest = (
-                        f"; not touched: {', '.join(one.node for one in restarts)}"
-                        if restarts
-                        else ""
-                    )
-                    raise FleetctlError("\n".join(failures) + f"\nThe upgrade stopped here{rest}")
-        for node in self._plan.previous:
+        await rolling.roll(
+            [
+                Stage(
+                    part=part,
+                    nodes=tuple(restart.node for restart in plan.restarts if restart.part == part),
+                    concurrency=concurrency if part == "nodeagent" else 1,
+                )
+                for part in ORDER
+            ],
+            self._restart,
+        )
+        for node in plan.previous:
             # Move the link of a Mac on which nothing had to restart.
-            mac = self._macs[node]
-            state = await mac.read()
-            if state.current != self._plan.release.version:
-                await mac.use(state, self._plan.release.version)
+            release = self.macs[node].release
+            state = await release.read()
+            if state.current != plan.release.version:
+                await release.use(state, plan.release.version)
 
-    async def _restart_some(self, steps: Sequence[Restart]) -> list[str]:
-        """Restart services at once; return why some failed. Raises StoreError."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._restart(step)) for step in steps]
-        except BaseExceptionGroup as group_error:
-            raise group_error.exceptions[0] from None
-        return [task.result() for task in tasks if task.result()]
+    async def _restart(self, stage: Stage, node: str) -> None:
+        """Restart one service with the release; go back to the one before if it does not become Ready.
 
-    async def _restart(self, step: Restart) -> str:
-        """Restart one service with the release; return why it failed and what was done, "" if it did not."""
-        mac, version = self._macs[step.node], self._plan.release.version
-        before = await self._watch.look(step.node)
-        began = self._watch.clock.monotonic()
+        Raises:
+            FleetctlError: it did not; the message says why, and what was done.
+
+        """
+        mac, new, old = self.macs[node].release, self.plan.release.version, self.plan.previous[node]
+        before = await self.watch.look(node)
+        began = self.watch.clock.monotonic()
         state = await mac.read()
-        old = self._plan.previous[step.node]
         try:
-            if state.current != version:
-                await mac.use(state, version)
-            await mac.restart(state, step.part, by=old or version)
-            # Wait until a service is Ready. Raises NotReadyError: it is not in time, or its program
-            # ends again and again.
+            if state.current != new:
+                await mac.use(state, new)
+            await mac.restart(state, stage.part, by=old or new)
             try:
                 async with asyncio.TaskGroup() as group:
-                    crashes = group.create_task(self._watch_crashes(step, state))
-                    await self._watch.wait_ready(
-                        step.node,
-                        step.part,
-                        self._plan.release.version,
-                        before=before,
-                        limit_s=self._limits.ready_s,
+                    crashes = group.create_task(
+                        self._watch_crashes(mac, state, stage.part, by=old or new)
+                    )
+                    await self.watch.wait_ready(
+                        node, stage.part, new, before=before, limit_s=self.ready_s
                     )
                     crashes.cancel()
             except BaseExceptionGroup as group_error:
                 raise group_error.exceptions[0] from None
         except (RemoteError, NotReadyError) as error:
-            problem = f"node/{step.node}: {step.part} {version} is not Ready: {error}"
-            return f"{problem}. {await self._go_back(step, before)}"
-        took_s = self._watch.clock.monotonic() - began
-        self._say(f"node/{step.node}: {step.part} runs {version} ({took_s:.1f} s)")
-        return ""
+            end = await self._go_back(node, stage.part, before)
+            raise FleetctlError(f"{stage.part} {new} is not Ready: {error}. {end}") from error
+        took_s = self.watch.clock.monotonic() - began
+        self.say(f"node/{node}: {stage.part} runs {new} ({took_s:.1f} s)")
 
-    async def _watch_crashes(self, step: Restart, state: MacState) -> None:
+    async def _watch_crashes(self, mac: MacRelease, state: MacState, part: str, *, by: str) -> None:
         """Raise NotReadyError once the program was another process, or none, at each of several looks in a row.
 
         The fleet moves the replicas of a Mac whose agent is away for 30 s: a way back must be shorter than that.
         """
-        by = self._plan.previous[step.node] or self._plan.release.version
         last, unstable = None, 0
         while unstable < _UNSTABLE_LOOKS:
-            await self._watch.clock.sleep(_LOOK_S)
+            await self.watch.clock.sleep(_LOOK_S)
             try:
-                pids = await self._macs[step.node].pids(state, by=by)
-            except (
-                RemoteError
-            ):  # a busy Mac may not answer in time; the deadline of the service still counts
+                pids = await mac.pids(state, by=by)
+            except RemoteError:  # a busy Mac; the deadline of the service still counts
                 continue
-            pid = None if pids is None else pids.get(step.part)
+            pid = None if pids is None else pids.get(part)
             unstable = unstable + 1 if pid is None or pid != last else 0
             last = pid
         raise NotReadyError("its program ends again and again")
 
-    async def _go_back(self, step: Restart, before: Sighting) -> str:
-        """Return a Mac to its release, and say so."""
-        node = step.node
-        old = self._plan.previous[node]
+    async def _go_back(self, node: str, part: str, before: Sighting) -> str:
+        """Return a Mac to its release, with every service that does not run it, and say so."""
+        mac, old = self.macs[node].release, self.plan.previous[node]
         by_hand = (
             f"Its log says why (`fleetctl logs node/{node}`, or the service's log on that Mac)"
         )
-        if not self._plan.has_rollback or not old:
+        if not self.plan.has_rollback or not old:
             return f"It was not rolled back, as the plan said. {by_hand}"
-        mac = self._macs[node]
         try:
-            state = await mac.read_installed()
-            self._say(f"node/{node}: going back to {old}")
-            await mac.use(state, old)
-            await self._restart_old(mac, old)
-            await self._watch.wait_ready(node, step.part, old, before=before, limit_s=_BACK_S)
+            self.say(f"node/{node}: going back to {old}")
+            await mac.use(await mac.read_installed(), old)
+            state = await mac.read(by=old)
+            for name in ORDER:
+                if name in state.parts and not state.runs(name, old):
+                    await mac.restart(state, name, by=old)
+            await self.watch.wait_ready(node, part, old, before=before, limit_s=_BACK_S)
         except (RemoteError, NotReadyError) as error:
             return f"It did not come back with {old} either: {error}. {by_hand}"
         return f"It runs {old} again. {by_hand}"
-
-    async def _restart_old(self, mac: MacRelease, old: str) -> None:
-        """Restart every service of a Mac that does not run the old release."""
-        state: MacState = await mac.read(by=old)
-        for part in ORDER:
-            if part in state.parts and not state.runs(part, old):
-                await mac.restart(state, part, by=old)

@@ -1,7 +1,6 @@
 """The verb `fleetctl down`: stops the fleet of this machine, or with --fleet that of all Macs."""
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +8,6 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
@@ -17,15 +15,14 @@ from fleetctl.cli.resolve import config_path
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.known_nodes import KnownNodes
-from fleetctl.maintenance import fleet_down
-from fleetctl.maintenance.fleet_down import FleetDown
-from fleetctl.maintenance.mac_release import MacRelease
+from fleetctl.maintenance import fleet_down, rolling
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
     find_targets,
     is_on_this_machine,
     target_options,
 )
+from fleetctl.maintenance.rolling import Stage
 from fleetctl.remote.ssh_flags import ssh_policy
 from fleetctl.remote.target import RemoteTarget, parse_target
 from fleetctl.verbs import local_context
@@ -116,31 +113,35 @@ async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
         transport = await stack.enter_async_context(open_store(options))
         targets = await _targets(transport, known_nodes, options)
         sessions = NodeSessions.create(targets, ssh_policy(options), stack)
-        macs: dict[str, MacRelease] = {}
-
-        async def connect(name: str) -> None:
-            macs[name] = MacRelease(await sessions.open(name), options["prefix"])
-
-        failures = await fleet_down.for_each(tuple(targets), connect)
-        if failures:
-            raise FleetctlError(fleet_down.refusal(failures))
-        states = await fleet_down.read_states(macs)
-        for name, state in states.items():
-            if state.needs_root:
+        macs = await rolling.open_macs(
+            tuple(targets),
+            sessions,
+            prefix=options["prefix"],
+            remedy="leave them out with --except NODE: their engines go on without a fleet",
+        )
+        for name, mac in macs.items():
+            if mac.state.needs_root:
                 await (await sessions.open(name)).check_sudo()
-        steps = fleet_down.plan_steps(states)
+        states = {name: mac.state for name, mac in macs.items()}
+        stages = fleet_down.plan_stages(states)
         click.echo(f"These services of {len(targets)} Macs stop, in this order:")
-        click.echo("\n".join(fleet_down.plan_lines(steps, grace_s=grace_s)))
+        click.echo("\n".join(fleet_down.plan_lines(stages, states, grace_s=grace_s)))
         if options["dry_run"]:
             click.echo("Nothing was stopped.")
             return
-        _confirm(is_confirmed=options["yes"])
+        rolling.confirm("Stop the whole fleet?", is_confirmed=options["yes"])
         known_nodes.remember({name: str(target) for name, target in targets.items()})
-        work = FleetDown(macs, states, click.echo, grace_s=grace_s)
-        for step in steps:
-            await work.take(step)
-            if step.part == "gateway":
-                await _warn_of_gateways(transport)
+
+        async def stop(stage: Stage, node: str) -> None:
+            mac = macs[node]
+            await mac.release.stop(mac.state, stage.part, grace_s=grace_s)
+            click.echo(f"node/{node}: {stage.part} stopped")
+
+        gateways = [stage for stage in stages if stage.part == "gateway"]
+        await rolling.roll(gateways, stop)
+        if gateways:
+            await _warn_of_gateways(transport)
+        await rolling.roll([stage for stage in stages if stage not in gateways], stop)
     known_nodes.forget()
     click.echo(
         f"the fleet is down on {len(targets)} Macs; `fleetctl service start` on each of them starts it again"
@@ -186,15 +187,6 @@ async def _targets(
     if not remote_targets:
         raise FleetctlError("there are no Macs to stop")
     return remote_targets
-
-
-def _confirm(*, is_confirmed: bool) -> None:
-    """Confirm at the terminal. Raises UsageError where there is none."""
-    if is_confirmed:
-        return
-    if not terminal.is_tty(sys.stdin):
-        raise click.UsageError("there is no terminal to confirm this: give --yes")
-    click.confirm("Stop the whole fleet?", abort=True, err=True)
 
 
 async def _warn_of_gateways(transport: Transport) -> None:

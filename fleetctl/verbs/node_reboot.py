@@ -1,17 +1,16 @@
 """`fleetctl node reboot`: drains a Mac, restarts it, and lets it serve again."""
 
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import reboot as restarts
+from fleetctl.maintenance import rolling
 from fleetctl.maintenance.fleet_watch import FleetWatch
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
@@ -90,7 +89,7 @@ async def _reboot(name: str, drain_s: float, back_s: float, options: dict[str, A
         facts = await _facts(transport, node, sessions, options)
         plan = _plan(facts, wishes)
         click.echo("\n".join(plan.lines))
-        _confirm(is_confirmed=options["yes"])
+        rolling.confirm("Go on?", is_confirmed=options["yes"])
         mac = await sessions.open(node.name)
         await mac.check_sudo()
         wired = await restarts.wired_bytes(mac)
@@ -130,15 +129,6 @@ def _plan(facts: RebootFacts, wishes: RebootWishes, *, is_drained: bool = False)
         )
         raise FleetctlError(reboot_plan.message + rest)
     return reboot_plan
-
-
-def _confirm(*, is_confirmed: bool) -> None:
-    """Confirm at the terminal. Raises UsageError where there is none."""
-    if is_confirmed:
-        return
-    if not terminal.is_tty(sys.stdin):
-        raise click.UsageError("there is no terminal to confirm this: give --yes")
-    click.confirm("Go on?", abort=True, err=True)
 
 
 async def _report_wired(node: Node, sessions: NodeSessions, before: int | None) -> None:

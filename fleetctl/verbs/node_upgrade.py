@@ -1,26 +1,23 @@
 """`fleetctl node upgrade`: one release on all Macs, one service after the other, with a way back."""
 
-import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
 import click
 
-from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.maintenance.fleet_facts import read_facts
+from fleetctl.maintenance import rolling
 from fleetctl.maintenance.fleet_watch import FleetWatch
-from fleetctl.maintenance.mac_release import MacRelease
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
     find_targets,
     target_options,
 )
 from fleetctl.maintenance.release import TargetRelease, find_release
-from fleetctl.maintenance.upgrade import UpgradeLimits, Upgrader
-from fleetctl.maintenance.upgrade_plan import PlanRefusal, UpgradePlan, plan_lines, plan_upgrade
+from fleetctl.maintenance.upgrade import Upgrader, read_facts
+from fleetctl.maintenance.upgrade_plan import PlanRefusal, plan_lines, plan_upgrade
 from fleetctl.objects import targets
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote.ssh_flags import ssh_policy
@@ -78,32 +75,39 @@ goes on when the command is run again; Macs that run the release are left alone.
 @store_options
 def upgrade(names: tuple[str, ...], to: str, ready_timeout: str, **options: Any) -> None:
     """Install a release on Macs, and restart their services with it."""
-    ready_s = parse_duration(ready_timeout)
-    limits = UpgradeLimits(ready_s=ready_s, concurrency=options["concurrency"])
-    run(_upgrade(names, find_release(to), limits, options))
+    run(_upgrade(names, find_release(to), parse_duration(ready_timeout), options))
 
 
 async def _upgrade(
-    names: tuple[str, ...], release: TargetRelease, limits: UpgradeLimits, options: dict[str, Any]
+    names: tuple[str, ...], release: TargetRelease, ready_s: float, options: dict[str, Any]
 ) -> None:
-    clock = SystemClock()
     async with AsyncExitStack() as stack, open_store(options) as transport:
         nodes = await _nodes(transport, names)
         sessions = NodeSessions.create(find_targets(nodes, options), ssh_policy(options), stack)
-        macs = {
-            node.name: MacRelease(await sessions.open(node.name), options["prefix"])
-            for node in nodes
-        }
-        release = await _complete(release, macs)
-        found = plan_upgrade(await read_facts(transport, nodes, macs), release)
-        if isinstance(found, PlanRefusal):
-            raise FleetctlError(found.message)
-        click.echo("\n".join(plan_lines(found)))
-        if options["dry_run"] or not _is_wanted(found, is_confirmed=options["yes"]):
+        macs = await rolling.open_macs(
+            tuple(node.name for node in nodes),
+            sessions,
+            prefix=options["prefix"],
+            remedy="upgrade the others by name",
+        )
+        if release.archive is None:  # its stored versions are asked from a Mac that has it
+            holders = [mac for mac in macs.values() if release.version in mac.state.installed]
+            for mac in holders[:1]:
+                stored = await mac.release.stored(mac.state, release.version)
+                release = TargetRelease(version=release.version, stored=stored)
+        plan = plan_upgrade(await read_facts(transport, nodes, macs), release)
+        if isinstance(plan, PlanRefusal):
+            raise FleetctlError(plan.message)
+        click.echo("\n".join(plan_lines(plan)))
+        if options["dry_run"]:
             return
-        upgrader = Upgrader(found, macs, FleetWatch(transport, clock), click.echo, limits)
-        await upgrader.install_all(python=options["python"])
-        await upgrader.restart_all()
+        if not (plan.restarts or plan.installs):
+            click.echo("nothing to do")
+            return
+        rolling.confirm("Go on?", is_confirmed=options["yes"])
+        watch = FleetWatch(transport, SystemClock())
+        upgrader = Upgrader(plan=plan, macs=macs, watch=watch, say=click.echo, ready_s=ready_s)
+        await upgrader.run(python=options["python"], concurrency=options["concurrency"])
     click.echo(f"all {len(nodes)} Macs run {release.version}")
 
 
@@ -120,28 +124,3 @@ async def _nodes(transport: Transport, names: tuple[str, ...]) -> list[Node]:
     if not nodes:
         raise FleetctlError("there are no nodes: `fleetctl node add` adds a Mac")
     return nodes
-
-
-async def _complete(release: TargetRelease, macs: dict[str, MacRelease]) -> TargetRelease:
-    """Return the release with its stored versions; those of an installed one are asked from a Mac that has it."""
-    if release.archive is not None:
-        return release
-    for mac in macs.values():
-        state = await mac.read_installed()
-        if release.version in state.installed:
-            stored = await mac.stored(state, release.version)
-            return TargetRelease(version=release.version, stored=stored)
-    return release
-
-
-def _is_wanted(plan: UpgradePlan, *, is_confirmed: bool) -> bool:
-    """Return whether there is something to do, and the person wants it. Raises UsageError without a terminal."""
-    if not (plan.restarts or plan.installs):
-        click.echo("nothing to do")
-        return False
-    if is_confirmed:
-        return True
-    if not terminal.is_tty(sys.stdin):
-        raise click.UsageError("there is no terminal to confirm the plan: give --yes")
-    click.confirm("Go on?", abort=True, err=True)
-    return True

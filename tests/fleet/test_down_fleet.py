@@ -192,7 +192,7 @@ async def test_a_whole_fleet_goes_down_in_order_and_comes_back(fleet: DownFleet)
     await second.server.stop()
     refused = await fleet.down("--yes")
     assert refused.code == 1
-    assert "nothing was stopped" in refused.err
+    assert "nothing was changed" in refused.err
     assert "node/mac-2: " in refused.err
     assert "--except NODE" in refused.err
     assert fleet.running() == everything

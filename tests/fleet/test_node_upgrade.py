@@ -130,7 +130,7 @@ async def test_a_release_whose_agent_does_not_start_goes_back_by_itself(
         took_s = CLOCK.monotonic() - began
     assert done.code == 1
     assert f"node/mac-1: nodeagent {BROKEN} is not Ready" in done.err, done.out + done.err
-    assert "not touched: mac-2" in done.err
+    assert "not touched: nodeagent of mac-2" in done.err
     assert "It runs 0.1.1 again" in done.err or "It runs 0.2.0 again" in done.err, done.err
     assert took_s < 150
     seen_by = ("its program ends again and again", "service restart nodeagent` failed")

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from fleetctl.maintenance import fleet_down
-from fleetctl.maintenance.fleet_down import Step, plan_lines, plan_steps
+from fleetctl.maintenance.fleet_down import plan_lines, plan_stages
 from fleetctl.maintenance.mac_release import MacState, RunningPart
-from fleetctl.remote.errors import RemoteError
 
 
 def mac(**parts: int | None) -> MacState:
@@ -39,28 +37,16 @@ def mac(**parts: int | None) -> MacState:
         pytest.param({"a": mac()}, [], id="no-services"),
     ],
 )
-def test_steps(states: Mapping[str, MacState], expected: list[tuple[str, tuple[str, ...]]]) -> None:
-    assert [(step.part, step.nodes) for step in plan_steps(states)] == expected
+def test_stages(
+    states: Mapping[str, MacState], expected: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    assert [(stage.part, stage.nodes) for stage in plan_stages(states)] == expected
 
 
 def test_lines_say_what_has_ended_and_what_goes_on() -> None:
-    steps = (Step(part="nodeagent", nodes=("a", "b"), stopped=("b",)),)
-    assert plan_lines(steps, grace_s=30) == [
+    states = {"a": mac(nodeagent=1), "b": mac(nodeagent=None)}
+    assert plan_lines(plan_stages(states), states, grace_s=30) == [
         "  1. nodeagent of a, b (then its engines, whose requests get 30 s)",
         "     stopped already: b",
         "  etcd is no service of these Macs, and goes on",
     ]
-
-
-async def test_all_macs_are_tried_and_each_failure_is_named() -> None:
-    tried: list[str] = []
-
-    async def work(name: str) -> None:
-        tried.append(name)
-        if name != "b":
-            raise RemoteError(f"{name}.local: no route")
-
-    failures = await fleet_down.for_each(("a", "b", "c"), work)
-    assert sorted(tried) == ["a", "b", "c"]
-    assert failures == ["  node/a: a.local: no route", "  node/c: c.local: no route"]
-    assert "leave them out with --except NODE" in fleet_down.refusal(failures)

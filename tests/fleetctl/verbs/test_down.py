@@ -36,7 +36,7 @@ async def test_macs_that_cannot_be_reached_are_named_before_anything_stops(
     targets = [word for n in (1, 2) for word in ("--target", f"mac-{n}=a@127.0.0.1:{n}")]
     done = await shared_fleet.ctl("down", "--fleet", "--yes", *targets)
     assert done.code == 1
-    assert "nothing was stopped" in done.err
+    assert "nothing was changed, because these Macs cannot be reached" in done.err
     assert all(f"\n  node/mac-{n}: " in done.err for n in (1, 2))
     assert not (config / "fleet-down.json").exists()
 
