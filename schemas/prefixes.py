@@ -1,13 +1,24 @@
 """PinnedPrefix: the beginning of an agent's prompts, which a deployment's engines always hold."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
 from schemas import quantity
 from schemas.kv_cache import KvCache
 from schemas.meta import ApiModel, ModelPath
+
+CHAT_FIELDS: Final = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
+"""Fields of a Chat Completions request that its prompt is made of."""
+RESPONSES_FIELDS: Final = ("instructions", "input", "tools", "tool_choice", "reasoning")
+"""Fields of a Responses request that its prompt is made of."""
 
 
 class PinnedPrefix(ApiModel):
@@ -20,8 +31,8 @@ class PinnedPrefix(ApiModel):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)]
     """Its name in conditions."""
     file: ModelPath
-    """A request of the agent as JSON, with `messages` (Chat Completions) or `input` (Responses) and `tools`; resolved
-    like model.path."""
+    """A file of `fleetctl launch AGENT --record`, or a request of the agent as JSON, with `messages` (Chat Completions)
+    or `input` (Responses) and `tools`; resolved like model.path."""
     tokens: Annotated[int, Field(ge=64, le=16_777_216)]
     """Tokens for which memory is proven; a longer prefix is not pinned, and the condition says how long it is."""
 

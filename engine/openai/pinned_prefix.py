@@ -10,13 +10,12 @@ import orjson
 from engine.openai import request_body, responses
 from engine.openai.input_processor import InputProcessor
 from engine.openai.request_body import GenerationRequest
+from schemas.prefixes import CHAT_FIELDS, RESPONSES_FIELDS
 from schemas.wire import errors
 from schemas.wire.engine_config import PrefixFile
 
 # The largest body of a recorded agent has 300 kB.
 _MAX_BYTES: Final = 8 << 20
-_CHAT: Final = ("messages", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
-_RESPONSES: Final = ("instructions", "input", "tools", "tool_choice", "reasoning")
 
 
 async def encode_prefix(prefix: PrefixFile, processor: InputProcessor) -> tuple[int, ...]:
@@ -42,7 +41,7 @@ def _read_file(path: Path) -> bytes:
             raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise errors.invalid(
-            f"{path} cannot be read: {error.strerror}. Copy the recorded request there on this Mac"
+            f"{path} cannot be read: {error.strerror}. Copy the recorded prefix there on this Mac"
         ) from error
     if len(raw) > _MAX_BYTES:
         raise errors.invalid(f"{path} has more than {_MAX_BYTES >> 20} MiB; record one request")
@@ -55,15 +54,19 @@ def _with_user(fields: Mapping[str, Any], text: str) -> GenerationRequest:
     turns = fields.get("messages" if is_chat else "input")
     if not isinstance(turns, list) or (is_chat and "system" in fields):
         raise errors.invalid(
-            "The file must have the list `messages` of Chat Completions or `input` of Responses; of Anthropic's API, "
-            "write `system` as the first message, with the role system, and each tool as a `function`"
+            "The file must have the list `messages` of Chat Completions or `input` of Responses; record an agent that "
+            "uses another API with `fleetctl launch AGENT --record FILE`"
         )
     system: list[Any] = []
     for turn in turns:
         if not isinstance(turn, dict) or turn.get("role") not in ("system", "developer"):
             break
         system.append(turn)
-    body = {name: fields[name] for name in (_CHAT if is_chat else _RESPONSES) if name in fields}
+    body = {
+        name: fields[name]
+        for name in (CHAT_FIELDS if is_chat else RESPONSES_FIELDS)
+        if name in fields
+    }
     body |= {"model": "prefix", "messages" if is_chat else "input": [*system, user]}
     if is_chat:
         return request_body.parse_chat(orjson.dumps(body))

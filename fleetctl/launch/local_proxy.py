@@ -7,8 +7,9 @@ gateway when one does not answer. Web pages of other sites are refused, and requ
 import asyncio
 import hmac
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import aiohttp
 from starlette.requests import Request
@@ -37,6 +38,9 @@ _NOT_SENT = _HOP_BY_HOP | {
 }
 _NOT_RETURNED = _HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
+OnRequest: TypeAlias = Callable[[str, Mapping[bytes, bytes], bytes], None]
+"""Gets path, headers and body of each request of a program."""
+
 _ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 
 
@@ -44,12 +48,18 @@ class LocalProxy:
     """An ASGI app that passes requests on to the first gateway that accepts a connection."""
 
     def __init__(
-        self, gateways: Sequence[GatewayAccess], http: aiohttp.ClientSession, *, token: str = ""
+        self,
+        gateways: Sequence[GatewayAccess],
+        http: aiohttp.ClientSession,
+        *,
+        token: str = "",
+        on_request: OnRequest | None = None,
     ) -> None:
         """`gateways`: at least one, in the order of use. `token`: what clients send as their key; "": anything."""
         self._gateways = list(gateways)
         self._http = http
         self._token = token
+        self._on_request = on_request
         self._bodies = BodyReader(limit_bytes=_BODY_BYTES, limit_s=120.0, at_once=8)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +91,9 @@ class LocalProxy:
         """Return the answer of the first gateway that accepts a connection. Raises RequestRefusedError: none does."""
         body = await self._bodies.read(request)
         headers = [(k, v) for k, v in request.headers.items() if k not in _NOT_SENT]
+        if self._on_request is not None:
+            fields = {k.encode(): v.encode("latin-1") for k, v in headers}
+            self._on_request(request.url.path, fields, body)
         path, query = request.scope["raw_path"], request.scope["query_string"]
         # Of any other form it could become a part of the host, which gets the key.
         if not path.startswith(b"/"):
@@ -120,7 +133,12 @@ async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def serving(
-    gateways: Sequence[GatewayAccess], ports: Sequence[int], clock: Clock, *, token: str = ""
+    gateways: Sequence[GatewayAccess],
+    ports: Sequence[int],
+    clock: Clock,
+    *,
+    token: str = "",
+    on_request: OnRequest | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve the proxy on loopback ports (0: any), and yield its URLs in their order.
 
@@ -136,7 +154,7 @@ async def serving(
             aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http,
             asyncio.TaskGroup() as tasks,
         ):
-            app = LocalProxy(gateways, http, token=token)
+            app = LocalProxy(gateways, http, token=token, on_request=on_request)
             running, servers = [], []
             for port in ports:
                 changed = asyncio.Event()

@@ -26,6 +26,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys, gateways
 from fleetctl.launch import local_proxy
 from fleetctl.launch.agents import AGENTS, MIN_CONTEXT, CodingAgent, Setup
+from fleetctl.launch.prefix_recorder import PrefixRecorder
 from fleetctl.verbs.chat import choose_model
 from machinery.clock import SystemClock
 from machinery.environment import child_environment, no_proxy_for
@@ -69,9 +70,20 @@ _timeout_option = click.option(
 @click.argument("agent", type=click.Choice(tuple(AGENTS)), metavar="AGENT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--model", help="Name of the model (default: you choose, the longest context first).")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the agent's system prompt and tools to this file, for spec.prefixes of a model.",
+)
 @_timeout_option
 @gateway_options
-def launch(agent: str, arguments: tuple[str, ...], model: str | None, **options: Any) -> None:
+def launch(
+    agent: str,
+    arguments: tuple[str, ...],
+    model: str | None,
+    record: Path | None,
+    **options: Any,
+) -> None:
     """Start a coding agent on a model of the fleet."""
     chosen = AGENTS[agent]
     program = shutil.which(chosen.program)
@@ -79,13 +91,20 @@ def launch(agent: str, arguments: tuple[str, ...], model: str | None, **options:
         raise FleetctlError(
             f"{chosen.title} is not installed: there is no {chosen.program} in PATH. Install it: {chosen.install}"
         )
-    code = run(_launch(chosen, (program, *arguments), model, options))
+    recorder = None if record is None else PrefixRecorder(record)
+    code = run(_launch(chosen, (program, *arguments), model, recorder, options))
+    if recorder is not None:
+        click.echo(recorder.summary(agent), err=True)
     if code:
         raise click.exceptions.Exit(code)
 
 
 async def _launch(
-    agent: CodingAgent, words: Sequence[str], model: str | None, options: dict[str, Any]
+    agent: CodingAgent,
+    words: Sequence[str],
+    model: str | None,
+    recorder: PrefixRecorder | None,
+    options: dict[str, Any],
 ) -> int:
     """Run the agent until it ends; return its exit code."""
     clock = SystemClock()
@@ -99,7 +118,10 @@ async def _launch(
                 err=True,
             )
         token = secrets.token_urlsafe(24)
-        async with local_proxy.serving(accesses, (0,), clock, token=token) as (url,):
+        on_request = None if recorder is None else recorder.take
+        async with local_proxy.serving(
+            accesses, (0,), clock, token=token, on_request=on_request
+        ) as (url,):
             folder = _FOLDER / agent.program
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             setup = Setup(

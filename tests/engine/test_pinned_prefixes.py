@@ -2,15 +2,21 @@
 
 import json
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from engine.cache.interface import BLOCK_TOKENS
+from fleetctl.launch.prefix_recorder import read_prefix
 from schemas.kv_cache import KvCache
 from schemas.wire.engine_config import PrefixFile
 from schemas.wire.headers import CACHE_SALT
+from tests.support.agent_sessions import AGENTS, load_session, replay
 from tests.support.engine_process import START_S, Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.ci]
@@ -83,6 +89,38 @@ def test_a_pinned_prefix_outlives_everything(start: Start, tiny: Path, tmp_path:
     assert usage(second, "three", KEY_2)[1] >= pinned
 
 
+def test_a_recorded_agent_reads_its_own_words_only(start: Start, tmp_path: Path) -> None:
+    recorded: dict[str, object] = {}
+    for agent in AGENTS:
+        session = load_session(agent, 1)
+        headers = {name.encode(): value.encode() for name, value in session.headers.items()}
+        path = session.path.partition("?")[0]
+        bodies = (read_prefix(path, headers, orjson.dumps(body)) for body in session.bodies)
+        recorded[agent] = next(body for body in bodies if body)
+    model = tmp_path / "model"
+    command = [sys.executable, "-m", "tests.support.scripted_model", str(model), "", "", "text"]
+    subprocess.run(command, check=True)
+    pinned = [
+        prefix.model_copy(update={"tokens": 65536}) for prefix in prefixes(tmp_path, **recorded)
+    ]
+    engine = start(model, prefixes=tuple(pinned), context_length=200_000, concurrency=1)
+    eventually(lambda: is_settled(engine), within_s=START_S)
+    assert engine.health().json["prefixes"] == "Pinned", engine.health().json
+
+    def post(path: str, body: bytes) -> tuple[Mapping[str, str], Any]:
+        reply = engine.request("POST", path, body)
+        assert reply.status == 200, reply.raw
+        return reply.headers, reply.json
+
+    for agent in AGENTS:
+        known: list[Sequence[int]] = []
+        # Another user, folder and day; then the recorded session, for what both have in common.
+        live = replay(post, load_session(agent, 2), known, turns=slice(1))
+        first = replay(post, load_session(agent, 1), known, turns=slice(1))
+        common = first.prompts - first.new
+        assert live.prompts - live.read > common - 2 * BLOCK_TOKENS, (agent, common, live)
+
+
 def test_what_cannot_be_pinned_is_reported(start: Start, tiny: Path, tmp_path: Path) -> None:
     given = prefixes(
         tmp_path,
@@ -101,5 +139,6 @@ def test_what_cannot_be_pinned_is_reported(start: Start, tiny: Path, tmp_path: P
     assert "long: long.json has " in message
     assert "set its tokens to that" in message
     assert "anthropic: The file must have the list `messages`" in message
+    assert "fleetctl launch AGENT --record FILE" in message
     assert f"missing: {tmp_path}/none.json cannot be read: No such file" in message
     assert engine.chat().status == 200

@@ -6,6 +6,7 @@ are replaced. Session 2 has another prompt, user and folder, and the date of the
 Code, whose texts are not free, the words are replaced by others of the same length.
 """
 
+import copy
 import json
 import lzma
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 import orjson
 
+from engine.openai import responses
+from engine.openai.request_body import Conversation
 from gateway.apis.anthropic.adapter import PATHS as ANTHROPIC_PATHS
 from gateway.apis.anthropic.adapter import AnthropicAdapter
 from gateway.apis.openai import OpenAiAdapter
@@ -85,15 +88,17 @@ def replay(
         request = session.read(given)
         if is_canonical:
             canonicalize(request)
-        body = {**json.loads(request.body), "model": model, "stream": False, "max_tokens": 1}
+        body = {**json.loads(request.body), "model": model, "stream": False}
         body.pop("stream_options", None)
+        kind = "input" if "input" in body else "prompt"
+        body["max_output_tokens" if kind == "input" else "max_tokens"] = 1
         _, tokenized = post("/tokenize", orjson.dumps(_prompt_of(body)))
         tokens = tokenized["tokens"]
         headers, answer = post(request.path, orjson.dumps(body))
         usage = answer["usage"]
-        assert usage["prompt_tokens"] == len(tokens)
+        assert usage[f"{kind}_tokens"] == len(tokens)
         result.prompts += len(tokens)
-        result.read += len(tokens) - usage["prompt_tokens_details"]["cached_tokens"]
+        result.read += len(tokens) - usage[f"{kind}_tokens_details"]["cached_tokens"]
         # One token is always computed.
         result.new += max(1, len(tokens) - max((_common(tokens, old) for old in known), default=0))
         known.append(tokens)
@@ -103,6 +108,15 @@ def replay(
 
 
 def _prompt_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the request for the tokens of a body's prompt."""
+    if "input" in body:
+        chat = responses.parse(orjson.dumps(body)).chat
+        assert isinstance(chat.prompt, Conversation)
+        tools = () if chat.toolbox is None else chat.toolbox.template_tools
+        messages = copy.deepcopy(list(chat.prompt.messages))
+        for function in (call["function"] for m in messages for call in m.get("tool_calls", ())):
+            function["arguments"] = json.dumps(function["arguments"])
+        body = {**body, "messages": messages, "tools": tools}
     names = (
         "model",
         "messages",

@@ -37,7 +37,8 @@ settings = json.loads((folder / "settings.json").read_text())
 key = subprocess.run(settings["apiKeyHelper"], shell=True, capture_output=True, text=True, check=True).stdout
 assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "corp.example,127.0.0.1"
 assert key not in str(os.environ) and key not in str(sys.argv) and "ANTHROPIC_API_KEY" not in os.environ
-body = {"model": settings["model"], "messages": [{"role": "user", "content": "hi"}]}
+messages = [{"role": "system", "content": "I am an agent."}, {"role": "user", "content": "hi"}]
+body = {"model": settings["model"], "messages": messages}
 url = settings["env"]["ANTHROPIC_BASE_URL"] + "/v1/chat/completions"
 request = urllib.request.Request(url, json.dumps(body).encode(), {"x-api-key": key, "content-type": "application/json"})
 print(sys.argv[1:], json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
@@ -88,9 +89,15 @@ async def test_an_agent_gets_its_settings_and_an_answer(tmp_path: Path) -> None:
     }
     async with guarded(chat) as (gateway, _, _):
         words = ("--gateway", gateway.url, "--api-key-file", str(key), "--", "-p", "say hi")
-        code, out, err = await launched("claude", *words, env=environ)
+        recorded = tmp_path / "claude.json"
+        code, out, err = await launched("claude", f"--record={recorded}", *words, env=environ)
         assert (code, out) == (3, "['-p', 'say hi'] hello from qwen-0\n"), err
         assert "has a context of 4,096 tokens" in err
+        assert "prefixes: [{name: claude, file: claude.json, tokens: 1024}]\n" in err
+        assert json.loads(recorded.read_text()) == {
+            "messages": [{"role": "system", "content": "I am an agent."}]
+        }
+        assert recorded.stat().st_mode & 0o777 == 0o600
         code, out, err = await launched("codex", *words, env=environ)
     assert (code, out) == (1, "")
     assert err.endswith("Install it: npm install -g @openai/codex\n")
