@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from engine.api import openapi as engine_openapi
 from gateway.admin.gateway_log import LOG_PATH
-from gateway.apis import registry
+from gateway.apis import llama_cpp, registry
 from gateway.apis.anthropic import request_translator as anthropic
 from gateway.apis.ollama import request_translator as ollama
 from gateway.apis.openai import PATHS as OPENAI_PATHS
@@ -48,6 +48,7 @@ _TRANSLATED: Mapping[str, Mapping[str, tuple[type[msgspec.Struct], str]]] = {
         "/api/embed": (ollama.EmbedBody, ""),
         "/api/embeddings": (ollama.EmbeddingsBody, ""),
     },
+    "llama.cpp": {llama_cpp.INFILL: (llama_cpp.InfillBody, _STREAM)},
     "Anthropic": {
         "/v1/messages": (anthropic.MessagesBody, _STREAM),
         "/v1/messages/count_tokens": (anthropic.CountBody, ""),
@@ -64,6 +65,7 @@ _MODEL_SUMMARIES = {
     "/detokenize": "Return the text of tokens.",
     "/v1/messages": "Generate the next message, in Anthropic's format.",
     "/v1/messages/count_tokens": "Count the tokens of a conversation, in Anthropic's format.",
+    "/infill": "Fill the gap between two texts, in llama.cpp's format.",
     "/api/chat": "Generate the next message, in Ollama's format.",
     "/api/generate": "Continue a prompt, in Ollama's format.",
     "/api/embed": "Return the embeddings of texts, in Ollama's format.",

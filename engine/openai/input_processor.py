@@ -129,6 +129,7 @@ class InputProcessor:
                 param="model",
                 code="not_a_text_model",
             )
+        limits.check_infill(request, self.ready.codec.traits)
         if request.size > self.concurrency:
             raise limits.too_many_choices(request, self.concurrency)
         limits.check_bias(request, self.ready.vocab_size)
@@ -319,8 +320,11 @@ def work_length(request: GenerationRequest) -> int:
     match request.prompt:
         case Conversation(messages=turns):
             return messages.text_length(turns) + output_format.schema_length(request)
-        case TextPrompts(contents=contents):
-            return sum(len(content) for content in contents)
+        case TextPrompts(contents=contents, infill=infill):
+            around = 0
+            if infill is not None:
+                around = len(infill.suffix) + sum(len(file.text) for file in infill.files)
+            return sum(len(content) + around for content in contents)
         case _:
             assert_never(request.prompt)
 

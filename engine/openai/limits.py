@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.memory.budget import MemoryBudget
 from engine.openai import prompts
-from engine.openai.request_body import GenerationRequest
+from engine.openai.request_body import GenerationRequest, TextPrompts
+from engine.text.template_traits import TemplateTraits
 from schemas.wire import errors
 from schemas.wire.errors import RefusedError
 
@@ -22,6 +23,23 @@ def check_bias(request: GenerationRequest, vocab_size: int) -> None:
 
     """
     check_vocabulary((token for token, _ in request.sampling.logit_bias), vocab_size, "logit_bias")
+
+
+def check_infill(request: GenerationRequest, traits: TemplateTraits) -> None:
+    """Refuse to fill a gap with a model whose vocabulary has no tokens for it.
+
+    Raises:
+        RefusedError: it has none.
+
+    """
+    prompt = request.prompt
+    if isinstance(prompt, TextPrompts) and prompt.infill is not None and traits.infill is None:
+        raise errors.invalid(
+            f"'{request.model}' cannot fill a gap: its tokenizer has no fill-in-the-middle tokens. Leave 'suffix' out, "
+            "or deploy a model that has them, such as Qwen2.5-Coder, StarCoder2, DeepSeek-Coder or Codestral.",
+            param="suffix",
+            code="unsupported_parameter",
+        )
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, *, param: str = "prompt") -> None:

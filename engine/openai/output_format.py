@@ -15,7 +15,12 @@ from engine.grammar.interface import CompiledGrammar, GrammarCompiler
 from engine.grammar.lark import ReasoningMarkers
 from engine.jobs import SamplingParams
 from engine.openai.output_options import CallableTool, RequiredText, Toolbox
-from engine.openai.request_body import Conversation, ConversationEnd, GenerationRequest
+from engine.openai.request_body import (
+    Conversation,
+    ConversationEnd,
+    GenerationRequest,
+    TextPrompts,
+)
 from engine.text import reasoning, template_traits
 from engine.text.formats.answer import AnswerContext, AnswerFormat
 from engine.text.formats.registry import PLAIN
@@ -79,13 +84,18 @@ class OutputFormat:
         )
         return OutputParser(
             detokenizer=self._codec.detokenizer(),
-            stops=StopMatcher(self._request.stops),
+            stops=StopMatcher(self._request.stops, ends=self._infill_ends()),
             answer=(answer_format if is_chat else PLAIN).new_parser(context),
             must_call=toolbox is not None and toolbox.must_call,
             is_parallel=(toolbox is None or toolbox.is_parallel) and not answer_format.is_single,
             is_prompt_only=self._request.is_prompt_only,
             call_seed=call_seed,
         )
+
+    def _infill_ends(self) -> tuple[str, ...]:
+        prompt, infill = self._request.prompt, self._codec.traits.infill
+        is_infill = isinstance(prompt, TextPrompts) and prompt.infill is not None
+        return infill.ends if is_infill and infill is not None else ()
 
 
 def schema_length(request: GenerationRequest) -> int:

@@ -70,6 +70,7 @@ EXTENSIONS = frozenset(
         "structured_outputs",
     }
 )
+COMPLETION_EXTENSIONS = frozenset({"input_extra"})
 CHAT_EXTENSIONS = frozenset(
     {"add_generation_prompt", "chat_template_kwargs", "continue_final_message"}
 )
@@ -116,11 +117,6 @@ LIMITED_CHAT: Mapping[str, LimitedParameter] = {
     ),
     "web_search_options": LimitedParameter(reason="This engine does not search the web."),
 }
-_LIMITED_COMPLETION: Mapping[str, LimitedParameter] = {
-    "suffix": LimitedParameter(
-        values=("",), reason="This engine continues text and does not fill gaps."
-    ),
-}
 
 
 # Of other servers, by whose they are. An answer without them is still the right one.
@@ -156,11 +152,16 @@ OTHERS: Mapping[str, str] = {
             "mirostat",
             "mirostat_eta",
             "mirostat_tau",
+            "min_keep",
+            "n_cache_reuse",
+            "n_indent",
             "n_keep",
             "post_sampling_probs",
             "repeat_last_n",
+            "response_fields",
             "samplers",
             "t_max_predict_ms",
+            "t_max_prompt_ms",
             "tfs_z",
             "timings_per_token",
             "top_n_sigma",
@@ -293,11 +294,11 @@ def chat_parameters() -> EndpointParameters:
 
 def completion_parameters() -> EndpointParameters:
     """Return the parameters of `/v1/completions`."""
-    own = {"prompt", "best_of", "echo"}
+    own = {"prompt", "best_of", "echo", "suffix"}
     return EndpointParameters(
-        honoured=_HONOURED | (EXTENSIONS - _LABELS) | own,
+        honoured=_HONOURED | (EXTENSIONS - _LABELS) | COMPLETION_EXTENSIONS | own,
         labels=_LABELS,
-        limited=_LIMITED_COMPLETION,
+        limited={},
         takes_others=True,
     )
 

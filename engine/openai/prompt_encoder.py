@@ -104,7 +104,14 @@ def encode_prompts(
     param = "messages" if request.is_chat else "prompt"
     with refusing_long_texts(param, context_length) as max_tokens:
         match request.prompt:
-            case TextPrompts(contents=contents):
+            case TextPrompts(contents=contents, infill=infill):
+                form = codec.traits.infill
+                if infill is not None and form is not None:
+                    contents = tuple(
+                        form.render(content, infill.suffix, infill.files)
+                        for content in contents
+                        if isinstance(content, str)
+                    )
                 return [_encode_content(content, codec, max_tokens) for content in contents]
             case Conversation(messages=turns):
                 encoder = ChatEncoder(request, codec, max_tokens=max_tokens)

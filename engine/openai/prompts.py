@@ -1,14 +1,19 @@
 """Prompts of completions, and inputs of embeddings: their forms and the limits that hold before tokenizing. Pure."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from engine.openai import parameters
+from engine.text.infill import InfillFile
 from schemas.wire import errors
 
 # Lists of prompts: more choices than this are refused later by the number of slots.
 _MAX_PROMPTS = 1024
+# Files beside the one that is filled in: llama.vscode sends 16 chunks.
+_MAX_FILES = 256
 Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 # A list of a million wrong values would become a million errors.
 Tokens: TypeAlias = Annotated[list[Token], Field(fail_fast=True)]
@@ -81,3 +86,51 @@ def prompt_contents(
         for part in prompt
         if not isinstance(part, int)
     )
+
+
+class ExtraFile(BaseModel):
+    """llama.cpp's form of another file of the project."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    text: str
+    filename: str = "file"
+
+
+ExtraFiles: TypeAlias = Annotated[list[ExtraFile], Field(max_length=_MAX_FILES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infill:
+    """Text that surrounds a gap, besides the prompt."""
+
+    suffix: str
+    """Stands behind the gap."""
+    files: tuple[InfillFile, ...] = ()
+
+
+def read_infill(
+    prompt: object, suffix: str | None, extra: Sequence[ExtraFile] | None, *, is_echoed: bool
+) -> Infill | None:
+    """Return the text around a gap; None if the answer continues the prompt. An empty suffix alone asks for nothing.
+
+    Raises:
+        RefusedError: the prompt is not text, or would be repeated.
+
+    """
+    if not suffix and extra is None:
+        return None
+    if is_echoed:
+        raise errors.invalid(
+            "'echo' cannot be combined with 'suffix': the answer stands between the two texts.",
+            param="echo",
+        )
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if not all(isinstance(text, str) for text in texts):
+        raise errors.invalid(
+            "'suffix' needs a 'prompt' that is text, not tokens; send the text, or put the model's own "
+            "fill-in-the-middle tokens into 'prompt' and leave 'suffix' out.",
+            param="prompt",
+        )
+    files = tuple(InfillFile(file.filename, file.text) for file in extra or ())
+    return Infill(suffix=suffix or "", files=files)

@@ -10,13 +10,7 @@ from enum import Enum, auto
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import orjson
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from engine.jobs import SamplingParams
 from engine.openai import (
@@ -28,7 +22,7 @@ from engine.openai import (
     template_variables,
 )
 from engine.openai.output_options import Tools
-from engine.openai.prompts import Prompt, Tokens
+from engine.openai.prompts import Infill, Prompt, Tokens
 from engine.openai.resume_point import ResumePoint
 from engine.openai.structured_outputs import GuidedBody
 from engine.openai.template_variables import TemplateVariables
@@ -135,6 +129,8 @@ class CompletionBody(_GenerationBody):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    suffix: str | None = None
+    input_extra: prompts.ExtraFiles | None = None
 
 
 class _ResumeBody(BaseModel):
@@ -182,6 +178,8 @@ class TextPrompts:
     """Prompts as text or as tokens."""
 
     contents: tuple[str | tuple[int, ...], ...]
+    infill: Infill | None = None
+    """Set if the answer fills the gap between each text and another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,14 +345,16 @@ def parse_completion(
         )
     if body.max_tokens == 0 and not body.echo:
         raise errors.invalid("'max_tokens' is 0 only with 'echo'.", param="max_tokens")
+    extra, is_echoed = body.input_extra, bool(body.echo)
+    infill = prompts.read_infill(body.prompt, body.suffix, extra, is_echoed=is_echoed)
     request = GenerationRequest(
-        prompt=TextPrompts(contents=prompts.prompt_contents(body.prompt)),
+        prompt=TextPrompts(contents=prompts.prompt_contents(body.prompt), infill=infill),
         # Tokens of the prompt are scored on the way to the first new one.
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         is_prompt_only=body.max_tokens == 0,
         top_logprobs=body.logprobs,
-        has_prompt_logprobs=bool(body.echo) and body.logprobs is not None and resumed is None,
-        is_echoed=bool(body.echo),
+        has_prompt_logprobs=is_echoed and body.logprobs is not None and resumed is None,
+        is_echoed=is_echoed,
         format=structured_outputs.read(body),
         default_max_tokens=policy.sampling.max_tokens,
         ignored=ignored,

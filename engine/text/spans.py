@@ -46,12 +46,14 @@ class StopMatcher:
     text is cut into pieces: the stop word that completes first wins, and of those that end together the longest.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], *, ends: Sequence[str] = ()) -> None:
+        """Take the client's stop words, and other texts that end an answer."""
+        self._named = tuple(stops)
+        self._stops = (*self._named, *ends)
         self._held = ""
         self._is_stopped = False
         self.matched: str | None = None
-        """The stop word that was found."""
+        """The client's stop word that was found."""
 
     @property
     def is_stopped(self) -> bool:
@@ -73,7 +75,8 @@ class StopMatcher:
             self._is_stopped = True
             self._held = ""
             end, start = min(hits)
-            self.matched = pending[start:end]
+            stop = pending[start:end]
+            self.matched = stop if stop in self._named else None
             return pending[:start]
         kept = self._partial_stop_length(pending)
         self._held = pending[len(pending) - kept :]

@@ -12,6 +12,7 @@ from engine.text.formats import registry
 from engine.text.formats.answer import AnswerFormat
 from engine.text.formats.registry import PLAIN
 from engine.text.formats.tools import Tools
+from engine.text.infill import InfillFormat, find_infill
 from engine.text.reasoning import ThinkingMarkers
 
 Message: TypeAlias = dict[str, Any]
@@ -27,6 +28,8 @@ class TemplateTraits:
     """Source of the chat template; empty if the template is code."""
     specials: Mapping[str, int] = field(default_factory=dict)
     """Token ids of the special tokens that end no answer, by spelling."""
+    infill: InfillFormat | None = None
+    """Format of prompts that fill a gap; None if the vocabulary has no tokens for it."""
 
     def mentions(self, variable: str) -> bool:
         """Return whether the chat template contains the name of a variable."""
@@ -43,6 +46,7 @@ def read_traits(tokenizer: Any) -> TemplateTraits:
         thinking=registry.find_thinking(answer_format, vocabulary),
         template=template,
         specials=_special_tokens(tokenizer),
+        infill=find_infill(vocabulary),
     )
 
 

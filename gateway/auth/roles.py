@@ -41,6 +41,7 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "* /detokenize": "user",
         "* /v1/messages": "user",
         "* /v1/messages/count_tokens": "user",
+        "* /infill": "user",
         "* /api/chat": "user",
         "* /api/generate": "user",
         "* /api/embed": "user",

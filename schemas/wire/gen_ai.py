@@ -17,7 +17,7 @@ PROVIDER_NAME: Final = "mlx-fleet"
 
 _OPERATIONS: Final = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
-    **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
+    **dict.fromkeys(("/v1/completions", "/api/generate", "/infill"), "text_completion"),
     **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
 }
 

@@ -10,6 +10,8 @@ template ends a prompt with the token that starts the chain:
 - the result of a tool: "Done, the file is edited."
 - `@again`: "Second turn."
 - `@forever`: the same word until the request is cancelled.
+- `<|fim_middle|>` at the end of a completion's prompt: "return a + b", and the token that ends a gap; then the same
+  word for ever.
 - none of them, or no tools in the request though the model has a NAME: "A plain answer."
 
 Imports mlx: run it in a process of its own.
@@ -28,6 +30,8 @@ from tests.support.agent_sessions import AGENTS, load_session
 CONTEXT = 200_000
 _END = "<|im_end|>"
 _MARKERS = ("<tool_call>", "</tool_call>")
+_FILLED = "<|fim_pad|>"
+_INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|file_sep|>", "<|repo_name|>", _FILLED)
 _STEPS = {"@edit": "<|call|>", "@again": "<|again|>", "@forever": "<|forever|>"}
 _TEMPLATE = (
     "{% set ns = namespace(step='<|plain|>') %}"
@@ -57,10 +61,13 @@ def make(out: Path, name: str, arguments: str, text: str = "") -> Path:
         "<|done|>": ["Done, the file is edited."],
         "<|again|>": ["Second turn."],
         "<|plain|>": ["A plain answer."],
+        "<|fim_middle|>": ["return a + b"],
     }
     following = {"<|forever|>": " on and on", " on and on": " on and on"}
     for start, tokens in chains.items():
         following |= pairwise([start, *tokens, _END])
+    # Not the end of a text, so that only what fills a gap ends there.
+    following |= {"return a + b": _FILLED, _FILLED: " on and on"}
     tokenizer = _tokenizer(chains, following)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
@@ -119,7 +126,7 @@ def _tokenizer(chains: dict[str, list[str]], following: dict[str, str]) -> Token
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     trainer = trainers.BpeTrainer(
         vocab_size=4096,
-        special_tokens=["<|im_start|>", _END, "<|forever|>", *chains],
+        special_tokens=["<|im_start|>", _END, "<|forever|>", *_INFILL, *chains],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -77,9 +77,9 @@ class OllamaAdapter(ApiAdapter):
 
     def _generate(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         body_fields = request_translator.read_generate(http_request.body)
-        if not body_fields.prompt:
+        if not body_fields.prompt and not body_fields.suffix:
             return self._load(http_request, body_fields)
-        path = _COMPLETION if body_fields.raw else _CHAT
+        path = _COMPLETION if request_translator.is_completion(body_fields) else _CHAT
         body = request_translator.generate_to_openai(body_fields)
         request = self._ask(http_request, path, body, body_fields)
         return request, GenerationTranslator(body_fields.model, self._clock, is_chat=False)

@@ -85,7 +85,6 @@ _RENAMED_FIELDS = _OPTIONS | {
 }
 # Unsupported fields of `/api/generate`, each with advice.
 _UNSUPPORTED = {
-    "suffix": "This fleet continues texts and does not fill gaps; leave 'suffix' out.",
     "template": "The model's own chat template is used; leave 'template' out, or send the finished text with "
     "'raw': true.",
     "context": "This gateway keeps no conversations as tokens; send the messages so far to /api/chat.",
@@ -409,7 +408,7 @@ def chat_to_openai(body_fields: ChatBody) -> dict[str, Any]:
 
 
 def generate_to_openai(body_fields: GenerateBody) -> dict[str, Any]:
-    """Return the prompt as an OpenAI chat request, or with `raw` as a completion request.
+    """Return the prompt as an OpenAI chat request, or with `raw` or `suffix` as a completion request.
 
     Raises:
         RefusedError: a field has no equivalent.
@@ -417,16 +416,22 @@ def generate_to_openai(body_fields: GenerateBody) -> dict[str, Any]:
     """
     body = _generation(body_fields)
     prompt = body_fields.prompt or ""
-    if not body_fields.raw:
+    if not is_completion(body_fields):
         system = [{"role": "system", "content": body_fields.system}] if body_fields.system else []
         images = body_fields.images
         content = _with_images(prompt, images, "images") if images else prompt
         return {**body, "messages": [*system, {"role": "user", "content": content}]}
     for name in ("system", "format", "think", "logprobs", "images"):
         if getattr(body_fields, name):
-            raise invalid(f"'{name}' is for chats; leave it out, or 'raw'.", param=name)
+            other = "raw" if body_fields.raw else "suffix"
+            raise invalid(f"'{name}' is for chats; leave it out, or '{other}'.", param=name)
     body.pop("reasoning_effort", None)
-    return {**body, "prompt": prompt}
+    return {**body, "prompt": prompt, **without_nones(suffix=body_fields.suffix or None)}
+
+
+def is_completion(body_fields: GenerateBody) -> bool:
+    """Return whether the prompt is a text that the model continues, without its chat template."""
+    return bool(body_fields.raw or body_fields.suffix)
 
 
 def embed_to_openai(body_fields: EmbedBody) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def test_unsupported_values_are_refused_by_name(name: str, value: Any) -> None:
     ("name", "value"),
     [
         ("best_of", 2),
-        ("suffix", "x"),
+        ("suffix", 1),
         ("logprobs", 6),
         ("logprobs", True),
         ("echo", "yes"),
@@ -307,7 +307,11 @@ def test_parameters_of_completions_only() -> None:
     assert refused(complete, max_tokens=0).param == "max_tokens"
     assert refused(chat, max_tokens=0).param == "max_tokens"
     assert refused(complete, best_of=3, n=2).param == "best_of"
-    for name in ("echo", "best_of", "suffix"):
+    extra = [{"filename": "a.py"}]
+    assert refused(complete, input_extra=extra).param == "input_extra[0]"
+    assert refused(complete, suffix="x", echo=True).param == "echo"
+    assert refused(complete, suffix="x", prompt=[1, 2]).param == "prompt"
+    for name in ("echo", "best_of", "suffix", "input_extra"):
         assert refused(chat, **{name: 1}).code == "unknown_parameter"
 
 

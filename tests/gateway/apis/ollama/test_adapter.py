@@ -157,7 +157,7 @@ async def test_no_prompt_has_the_model_loaded(
         ("chat", {"model": "m", "messages": [{"role": "tool", "content": "x"}]}, "tool_calls"),
         ("chat", {"model": "m", "messages": HELLO, "options": {"temprature": 1}}, "'temperature'"),
         ("chat", {"model": "m", "messages": HELLO, "think": "much"}, '"high"'),
-        ("generate", {"model": "m", "prompt": "x", "suffix": "y"}, "fill gaps"),
+        ("generate", {"model": "m", "prompt": "x", "suffix": "y", "system": "z"}, "for chats"),
         ("generate", {"model": "m", "prompt": "x", "context": [1]}, "/api/chat"),
         ("generate", {"model": "m", "prompt": "x", "raw": True, "system": "y"}, "'system'"),
         ("generate", {"model": "m", "prompt": "", "keep_alive": 0}, "replicas"),
