@@ -8,17 +8,13 @@ from typing import Final
 
 from fleetctl.discovery.suggestions import Findings
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.services.layout import detect_backend, system_layout, user_layout
-from fleetctl.services.plain import PlainServices
-from fleetctl.services.programs import PARTS
+from fleetctl.services.layout import default_backend, system_layout, user_layout
 from insight.doctor.findings import Finding
 from machinery.clock import Clock
 from models import inspection
 from nodeagent.doctor.checks import run_checks
 from nodeagent.doctor.collector import collect_facts
-from nodeagent.doctor.host_facts import ServiceFacts, ServiceKind
 from nodeagent.doctor.readers import CollectionScope
-from nodeagent.doctor.service_facts import age_s
 from nodeagent.hardware import metal
 from schemas.quantity import counted
 
@@ -36,8 +32,8 @@ async def examine_machine(
     `data_dir` is that of `fleetctl up`; `models_dir` the folder of models, by default that of an installed agent.
     """
     home = home or Path.home()
-    system = system_layout(detect_backend(sys.platform), Path("/"))
-    own = user_layout(detect_backend(sys.platform), home, sys.platform)
+    system = system_layout(default_backend(sys.platform), Path("/"))
+    own = user_layout(default_backend(sys.platform), home, sys.platform)
     installed = (layout.models for layout in (system, own) if layout.models.exists())
     models_dir = models_dir or next(installed, inspection.DEFAULT_MODELS_DIR)
     scope = CollectionScope(
@@ -50,7 +46,6 @@ async def examine_machine(
         api_port=_API_PORT,
         # Less than the time that any reader has.
         metal=partial(metal.check_device, limit_s=6.0) if sys.platform == "darwin" else None,
-        plain_services=lambda: read_plain_services(home, clock),
         home=home,
     )
     from fleetctl.discovery import local_network, sources  # noqa: PLC0415 - zeroconf takes 170 ms
@@ -81,23 +76,3 @@ def check_announcements(heard: Findings) -> Finding:
     message = heard.problems[0] if heard.problems else nothing
     advice = "join by an address, which needs no multicast: `fleetctl join HOST:4002`"
     return Finding(check=check, level="UNKNOWN", message=message, advice=advice)
-
-
-async def read_plain_services(home: Path, clock: Clock) -> tuple[ServiceFacts, ...]:
-    """Return the services that our own supervisor runs for this user."""
-    services = PlainServices(user_layout("plain", home, sys.platform).definitions, clock)
-    plain_services = []
-    for part in PARTS:
-        state = await services.state(part)
-        if state.is_installed:
-            plain_services.append(
-                ServiceFacts(
-                    name=part,
-                    kind=ServiceKind.PLAIN,
-                    pid=state.pid,
-                    restarts=state.restarts,
-                    age_s=age_s(state.pid, clock.now()),
-                    last_exit=state.last_exit,
-                )
-            )
-    return tuple(plain_services)

@@ -51,13 +51,8 @@ class ServiceInstaller:
         self._record = ChangeRecord(layout.home)
 
     async def preview(self, settings: InstallSettings) -> list[Change]:
-        """Return the changes that an installation would make now; nothing is written.
-
-        Raises:
-            ServiceError: another service manager is in use here.
-
-        """
-        document = self._read(settings)
+        """Return the changes that an installation would make now; nothing is written."""
+        document = self._record.read()
         return [
             found
             for change in desired_changes(settings)
@@ -95,19 +90,9 @@ class ServiceInstaller:
                     await self._apply(change, settings.part, say)
 
     async def _claim(self, settings: InstallSettings) -> None:
-        document = self._read(settings)
+        document = self._record.read()
         if document.backend != settings.backend:
             self._record.write(document.model_copy(update={"backend": settings.backend}))
-
-    def _read(self, settings: InstallSettings) -> Document:
-        """Return the recorded changes. Raises ServiceError: another service manager is in use here."""
-        document = self._record.read()
-        if document.entries and document.backend != settings.backend:
-            raise ServiceError(
-                f"services are installed here with {document.backend}; uninstall them before you use "
-                f"{settings.backend}"
-            )
-        return document
 
     async def _apply(self, change: Change, part: str, say: Say) -> None:
         """Record a change, then make it. One that is recorded already is made again: its making may have been killed."""

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-Backend: TypeAlias = Literal["launchd", "systemd", "plain"]
-BACKENDS: Final[tuple[Backend, ...]] = ("launchd", "systemd", "plain")
+from fleetctl.services.port import ServiceError
+
+Backend: TypeAlias = Literal["launchd", "systemd"]
+BACKENDS: Final[tuple[Backend, ...]] = ("launchd", "systemd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +43,27 @@ class Layout:
         return self.home / "current" / "bin" / name
 
 
-def detect_backend(platform: str) -> Backend:
-    """Return the service manager of this machine: launchd, systemd if it runs, or our own supervisor."""
-    if platform == "darwin":
-        return "launchd"
+def default_backend(platform: str) -> Backend:
+    """Return the service manager of a platform."""
+    return "launchd" if platform == "darwin" else "systemd"
+
+
+def running_backend(platform: str) -> Backend:
+    """Return the service manager that runs on this machine.
+
+    Raises:
+        ServiceError: there is none.
+
+    """
+    backend = default_backend(platform)
     # The test of sd_booted(3).
-    return "systemd" if Path("/run/systemd/system").is_dir() else "plain"
+    if backend == "systemd" and not Path("/run/systemd/system").is_dir():
+        raise ServiceError(
+            "this machine has no systemd (/run/systemd/system does not exist), which starts a service at boot and keeps it "
+            "running. Let what supervises this container run the program itself, such as `fleet-nodeagent --etcd ...`, or "
+            "start a fleet of this machine with `fleetctl up`"
+        )
+    return backend
 
 
 def system_layout(backend: Backend, root: Path) -> Layout:
@@ -81,7 +98,6 @@ def user_layout(backend: Backend, user_home: Path, platform: str) -> Layout:
     definitions = {
         "launchd": library / "LaunchAgents",
         "systemd": user_home / ".config" / "systemd" / "user",
-        "plain": home / "services",
     }
     return Layout(
         root=user_home,

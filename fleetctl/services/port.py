@@ -1,7 +1,6 @@
 """The port `Services`: programs that the machine starts at boot and keeps running.
 
-Three adapters: `fleetctl.services.launchd`, `fleetctl.services.systemd` and `fleetctl.services.plain`. Everything above
-knows this port only.
+Two adapters: `fleetctl.services.launchd` and `fleetctl.services.systemd`. Everything above knows this port only.
 """
 
 from dataclasses import dataclass, field

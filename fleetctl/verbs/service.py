@@ -23,11 +23,11 @@ from fleetctl.services.layout import (
     BACKENDS,
     Backend,
     Layout,
-    detect_backend,
+    default_backend,
+    running_backend,
     system_layout,
     user_layout,
 )
-from fleetctl.services.plain import PlainServices
 from fleetctl.services.plan import InstallSettings, sentence, service_spec
 from fleetctl.services.port import Services, ServiceState
 from fleetctl.services.programs import PARTS, PROGRAMS, Part, build_command
@@ -103,20 +103,16 @@ class Installation:
 
 
 def _installation(root: Path, backend: Backend, *, is_user: bool) -> Installation:
-    """Return the installation of a backend; plain services always belong to their user."""
-    is_user = is_user or backend == "plain"
+    """Return the installation of a backend."""
     user_home = Path.home() if root == Path("/") else root / "home"
     layout = (
         user_layout(backend, user_home, sys.platform) if is_user else system_layout(backend, root)
     )
-    clock = SystemClock()
     services: Services
     if backend == "launchd":
-        services = LaunchdServices(layout.definitions, clock, is_user=is_user)
-    elif backend == "systemd":
-        services = SystemdServices(layout.definitions, is_user=is_user)
+        services = LaunchdServices(layout.definitions, SystemClock(), is_user=is_user)
     else:
-        services = PlainServices(layout.definitions, clock)
+        services = SystemdServices(layout.definitions, is_user=is_user)
     return Installation(backend=backend, layout=layout, services=services, is_system=not is_user)
 
 
@@ -127,7 +123,7 @@ def _existing(root: Path, *, is_user: bool) -> Installation:
             installation = _installation(root, backend, is_user=is_of_user)
             if ChangeRecord(installation.layout.home).read().backend == backend:
                 return installation
-    return _installation(root, detect_backend(sys.platform), is_user=is_user)
+    return _installation(root, default_backend(sys.platform), is_user=is_user)
 
 
 @service.command()
@@ -142,8 +138,8 @@ def _existing(root: Path, *, is_user: bool) -> Installation:
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
-    help="Service manager (default: launchd on macOS, systemd where it runs, else plain, a supervisor that nothing "
-    "starts at boot).",
+    hidden=True,
+    help="Service manager (default: launchd on macOS, systemd elsewhere): for images and tests.",
 )
 @click.option(
     "--service-user",
@@ -175,7 +171,7 @@ def install(*, part: Part, dry_run: bool, **options: Any) -> None:
 
 
 async def _install(part: Part, options: dict[str, Any], *, is_dry_run: bool) -> None:
-    backend: Backend = options["backend"] or detect_backend(sys.platform)
+    backend: Backend = options["backend"] or running_backend(sys.platform)
     installation = _installation(options["root"], backend, is_user=options["is_user"])
     settings = await _settings(part, installation, options, is_dry_run=is_dry_run)
     if options["is_user"]:
@@ -205,7 +201,7 @@ def open_installation(root: Path) -> Installation:
         FleetctlError: it needs root.
 
     """
-    installation = _installation(root, detect_backend(sys.platform), is_user=False)
+    installation = _installation(root, running_backend(sys.platform), is_user=False)
     _require_root(installation, "install")
     return installation
 
@@ -305,7 +301,7 @@ def prepare(part: Part, **options: Any) -> None:
 
 async def _prepare(part: Part, options: dict[str, Any]) -> None:
     installation = _installation(
-        options["root"], detect_backend(sys.platform), is_user=options["is_user"]
+        options["root"], running_backend(sys.platform), is_user=options["is_user"]
     )
     _require_root(installation, f"prepare {part}")
     settings = await _settings(part, installation, options, is_dry_run=False)

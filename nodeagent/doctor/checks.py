@@ -48,7 +48,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(name="crash loop", run=engine_checks.check_crash_loops, needs=("services",),
           unknown=unknown("the service manager does not answer"),
           purpose="a service ends again and again: more than 5 restarts, and less than 10 min old",
-          source="`launchctl print`, `systemctl show`, the plain supervisor"),
+          source="`launchctl print`, `systemctl show`"),
     Check(name="login session", run=engine_checks.check_login_session, needs=("services",), uses=("is_user_at_screen",),
           systems=MAC, unknown=unknown("the installed services cannot be read"),
           purpose="a service runs only while its user is logged in at the screen",

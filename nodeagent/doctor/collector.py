@@ -38,8 +38,7 @@ async def collect_facts(
 
     async def read_services() -> tuple[ServiceFacts, ...]:
         read = service_facts.read_jobs if is_mac else service_facts.read_units
-        plain = () if scope.plain_services is None else await scope.plain_services()
-        return (*await read(run, scope.root, scope.home, now), *plain)
+        return await read(run, scope.root, scope.home, now)
 
     async def read_engines() -> Sequence[EngineFacts]:
         expected = None if agent is None else agent.engine_pids

@@ -86,7 +86,6 @@ class ServiceKind(StrEnum):
     GUI = "gui"
     """launchd's domain of a user that is logged in at the screen."""
     SYSTEMD = "systemd"
-    PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import Final, TypeAlias, TypeVar
 
 import psutil
 
-from nodeagent.doctor.host_facts import ServiceFacts
 from nodeagent.hardware import system_text
 from nodeagent.hardware.metal import MetalVerdict
 from store.errors import StoreError
@@ -59,8 +58,6 @@ class CollectionScope:
     """The verdict on the GPU; None where there is none."""
     agent: AgentKnowledge | None = None
     """None without an agent: `fleetctl doctor --local`."""
-    plain_services: Callable[[], Awaitable[Sequence[ServiceFacts]]] | None = None
-    """Services without a service manager."""
     root: Path = Path("/")
     home: Path = field(default_factory=Path.home)
 

@@ -14,7 +14,7 @@ from store.etcd.member.binary import locate
 from tests.support.fleet import Done, engine_port, model_deployment
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.ports import free_port
-from tests.support.release_nodes import ReleaseNode
+from tests.support.release_nodes import BACKEND, ReleaseNode
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.full, pytest.mark.fleet, pytest.mark.timeout(400)]
@@ -50,7 +50,7 @@ class Mac(ReleaseNode):
 
     def installed(self, part: str, program: Path | None, *flags: str) -> None:
         path = program or self.prefix / "current" / "bin" / f"fleet-{part}"
-        words = ("--backend", "plain", "--program", str(path))
+        words = (*BACKEND, "--program", str(path))
         self.service("install", part, *words, "--", *flags)
 
     def pids(self) -> dict[str, int | None]:
@@ -98,7 +98,7 @@ class DownFleet:
 
     async def end(self) -> None:
         for mac in self.macs:
-            await mac.end(("gateway", "reconciler", "nodeagent", "etcd"))
+            await mac.end()
 
     def words(self, *more: str) -> tuple[str, ...]:
         flags: list[str] = []

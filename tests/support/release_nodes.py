@@ -1,26 +1,30 @@
-"""Macs of a test with a release installed by install.sh, the agent as a plain service, and an ssh server each.
+"""Macs of a test with a release installed by install.sh, the agent as a service of its user, and an ssh server each.
+
+systemctl is a stand-in: its jobs are real processes.
 
 A release is a small wheel whose programs are the real ones of this checkout, under a version of its own.
 """
 
+import json
 import re
 import site
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from fleetctl.bundle import archive
 from fleetctl.bundle.archive import BundleContents
-from fleetctl.services.plain import PlainServices
 from machinery.clock import SystemClock
 from nodeagent.engines.engine_processes import find_engines, stop_all
+from nodeagent.hardware.service_definitions import unit_name
+from tests.support import service_stand_ins
 from tests.support.fleet import Fleet, engine_port
 from tests.support.release_wheels import PLATFORM, PYTHON, SCRIPT, Index, locked, write_wheel
 from tests.support.ssh_server import SshServer
 
 ROOT = Path(__file__).parents[2]
 _LIMIT_S = 120
+BACKEND = ("--backend", "systemd", "--user")
 _SCRIPTS = (
     ("fleetctl", "fleetctl"),
     ("fleet-nodeagent", "nodeagent"),
@@ -75,6 +79,14 @@ class ReleaseNode:
         self.home = self.server.home
         self.prefix = self.home / ".local/share/mlx-fleet-programs"
         self._layout = self.home / ".local/share/mlx-fleet"
+        self._services = root / "services"
+        units = self.home / ".config/systemd/user"
+        units.mkdir(parents=True)
+        service_stand_ins.install_tools(
+            root / "stand-ins", self._services, units, tools=("systemctl",)
+        )
+        (root / "tools" / "systemctl").symlink_to(root / "stand-ins" / "systemctl")
+        self._path = f"{root / 'tools'}:/usr/bin:/bin"
 
     @property
     def state_dir(self) -> Path:
@@ -108,13 +120,13 @@ class ReleaseNode:
     def _install_part(self, part: str, *flags: str) -> None:
         program = self.prefix / "current" / "bin"
         self.run(
-            *(str(program / "fleetctl"), "service", "install", part, "--backend", "plain"),
+            *(str(program / "fleetctl"), "service", "install", part, *BACKEND),
             *("--program", str(program / f"fleet-{part}"), "--", *flags),
         )
 
     def run(self, *words: str) -> str:
         """Run a command as its user, without anything of this test's environment."""
-        environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin"}
+        environment = {"HOME": str(self.home), "PATH": self._path}
         done = subprocess.run(
             words, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
             cwd=self.home,
@@ -130,17 +142,13 @@ class ReleaseNode:
 
     def running(self, part: str) -> str:
         """Return the release whose files a service runs."""
-        record = self._layout / "services" / f"{part}.pid"
-        found = re.search(r'"pid": ?(\d+)', record.read_text())
-        assert found is not None, record.read_text()
-        line = Path(f"/proc/{found[1]}/cmdline").read_bytes().decode()
+        job = json.loads((self._services / "jobs" / f"{unit_name(part)}.json").read_text())
+        line = Path(f"/proc/{job['pid']}/cmdline").read_bytes().decode()
         release = re.search(r"/versions/([^/]+)/", line)
         return release[1] if release else ""
 
-    async def end(self, parts: Sequence[str] = ("nodeagent", "reconciler")) -> None:
+    async def end(self) -> None:
         """End the services and the engines."""
-        services = PlainServices(self._layout / "services", SystemClock())
-        for part in parts:
-            await services.stop(part)
+        service_stand_ins.end_jobs(self._services)
         await stop_all(self.state_dir / "engines", SystemClock(), grace_s=10)
         await self.server.stop()

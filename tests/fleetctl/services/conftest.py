@@ -1,4 +1,4 @@
-"""Service managers for tests: real for the plain adapter, stand-ins for launchd and systemd."""
+"""Service managers for tests, with stand-ins for launchctl and systemctl."""
 
 import os
 import signal
@@ -11,7 +11,6 @@ import pytest
 
 from fleetctl.services.launchd import LaunchdServices
 from fleetctl.services.layout import BACKENDS, Backend
-from fleetctl.services.plain import PlainServices
 from fleetctl.services.port import Services, ServiceSpec
 from fleetctl.services.systemd import SystemdServices
 from machinery import processes
@@ -69,7 +68,6 @@ async def bench(
     made: dict[str, Services] = {
         "launchd": LaunchdServices(definitions, clock),
         "systemd": SystemdServices(definitions),
-        "plain": PlainServices(definitions, clock),
     }
     found = Bench(
         backend=request.param,

@@ -1,4 +1,4 @@
-"""The contract of `Services`, which launchd, systemd and the plain adapter keep alike."""
+"""The contract of `Services`, which launchd and systemd keep alike."""
 
 import asyncio
 import os

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fleetctl.doctor.local import read_plain_services
 from fleetctl.services.layout import user_layout
-from fleetctl.services.plain import PlainFiles, PlainServices
 from fleetctl.services.port import ServiceSpec
+from fleetctl.services.systemd import SystemdServices
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
 from machinery.process_log import LogRing
 from nodeagent.api.machine_doctor import MachineDoctor
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import make_app
-from nodeagent.doctor import checks
-from nodeagent.doctor.collector import collect_facts
-from nodeagent.doctor.host_facts import ServiceFacts
 from nodeagent.doctor.readers import CollectionScope
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
@@ -31,12 +28,12 @@ from schemas.wire.findings import PATH
 from store import codec, keys
 from store.port import Put
 from store.tickets import TicketChecker
+from tests.support import service_stand_ins
 from tests.support.agent_api import STATUS, Replicas
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 from tests.support.waiting import until_async
 
 CLOCK = SystemClock()
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -67,49 +64,34 @@ async def test_a_machine_is_examined_without_a_fleet_and_with_a_broken_configura
     assert "store" not in found
 
 
-async def test_a_failed_check_of_this_machine_is_an_exit_code(home: Path, tmp_path: Path) -> None:
-    definitions = user_layout("plain", home, sys.platform).definitions
-    definitions.mkdir(parents=True)
-    files = PlainFiles(definitions, "nodeagent")
-    files.definition.write_text("{}")
-    files.restarts.write_text("9")
-    done = await run_fleetctl("doctor", "--local", "--models-dir", str(tmp_path), "-o", "json")
+async def test_a_service_in_a_crash_loop_is_found_and_fails_the_command(
+    home: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = user_layout("systemd", home, sys.platform).definitions
+    units.mkdir(parents=True)
+    state = short_folder / "state"
+    service_stand_ins.install_tools(short_folder / "bin", state, units)
+    monkeypatch.setenv("PATH", f"{short_folder / 'bin'}:{os.environ['PATH']}")
+    services = SystemdServices(units, is_user=True)
+    await services.install(
+        ServiceSpec(
+            name="nodeagent", command=("/bin/false",), log=home / "log", working_folder=home,
+            python=Path(sys.executable),
+        )
+    )  # fmt: skip
+    await services.start("nodeagent")
+
+    async def has_restarted() -> bool:
+        return ((await services.state("nodeagent")).restarts or 0) > 5
+
+    try:
+        await until_async(has_restarted, limit_s=60, what="six restarts")
+        done = await run_fleetctl("doctor", "--local", "--models-dir", str(home), "-o", "json")
+    finally:
+        service_stand_ins.end_jobs(state)
     assert done.code == 1
     assert levels(done.out)["crash loop"] == "FAIL"
     assert json.loads(done.out)["ok"] is False
-
-
-@pytest.mark.full
-async def test_a_plain_service_in_a_crash_loop_is_found(home: Path, tmp_path: Path) -> None:
-    definitions = user_layout("plain", home, sys.platform).definitions
-    definitions.mkdir(parents=True)
-    services = PlainServices(definitions, CLOCK)
-    await services.install(
-        ServiceSpec(
-            name="nodeagent", command=("/bin/sh", "-c", "sleep 0.3; exit 3"), log=tmp_path / "log",
-            working_folder=tmp_path, python=Path(sys.executable),
-            environment=(("PYTHONPATH", str(ROOT)),),
-        )
-    )  # fmt: skip
-
-    async def crash_loop() -> str:
-        async def read() -> Sequence[ServiceFacts]:
-            return await read_plain_services(home, CLOCK)
-
-        scope = CollectionScope(models_dir=tmp_path, plain_services=read, home=home)
-        found = checks.run_checks(await collect_facts(scope, CLOCK))
-        return next(finding.level for finding in found if finding.check == "crash loop")
-
-    await services.start("nodeagent")
-    try:
-        assert await crash_loop() == "OK"
-
-        async def is_looping() -> bool:
-            return await crash_loop() == "FAIL"
-
-        await until_async(is_looping, limit_s=60, what="six restarts")
-    finally:
-        await services.remove("nodeagent")
 
 
 async def add_node(fleet: MemoryFleet, name: str, url: str) -> None:

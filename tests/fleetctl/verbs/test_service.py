@@ -1,9 +1,9 @@
-"""`fleetctl service` on a machine below a folder: real with the plain supervisor, planned for launchd and systemd."""
+"""`fleetctl service` on a machine below a folder: real with a stand-in for systemctl, planned for launchd and systemd."""
 
-import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +12,16 @@ from tests.support import service_stand_ins
 from tests.support.fleet import Done
 from tests.support.fleetctl_runner import run_fleetctl
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture
-def root(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = short_folder / "root"
-    (root / "home").mkdir(parents=True)
-    service_stand_ins.install_tools(
-        short_folder / "bin", short_folder / "state", short_folder / "units"
-    )
+    units = root / "home" / ".config" / "systemd" / "user"
+    units.mkdir(parents=True)
+    service_stand_ins.install_tools(short_folder / "bin", short_folder / "state", units)
     monkeypatch.setenv("PATH", f"{short_folder / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return root
+    yield root
+    service_stand_ins.end_jobs(short_folder / "state")
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def program(root: Path) -> Path:
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     path = folder / "fleet-gateway"
-    path.write_text('#!/bin/sh\necho "$@"\nexec sleep 600\n')
+    path.write_text(f'#!/bin/sh\necho "$@" > {root}/flags\nexec sleep 600\n')
     path.chmod(0o755)
     return path
 
@@ -45,59 +42,51 @@ def tree(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-def words_for(root: Path, verb: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    return ("service", verb, "--root", str(root), *words)
-
-
 async def service(root: Path, verb: str, *words: str) -> Done:
-    return await run_fleetctl(*words_for(root, verb, words))
-
-
-async def service_process(root: Path, verb: str, *words: str) -> Done:
-    """Run a process of its own: a supervisor outlives the command that starts it."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fleetctl", *words_for(root, verb, words)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return Done(code=process.returncode or 0, out=out.decode(), err=err.decode())
+    return await run_fleetctl("service", verb, "--root", str(root), *words)
 
 
 @pytest.mark.ci
-async def test_a_plain_service_from_install_to_uninstall(root: Path, program: Path) -> None:
+async def test_a_service_of_a_user_from_install_to_uninstall(root: Path, program: Path) -> None:
     before = tree(root)
-    words = ("gateway", "--backend", "plain", "--program", str(program))
-    done = await service_process(root, "install", *words, "--", "--port", "4010")
+    words = ("gateway", "--backend", "systemd", "--user", "--program", str(program))
+    done = await service(root, "install", *words, "--", "--port", "4010")
     assert done.code == 0, done.err
     assert "gateway runs" in done.out
     state = root / "home" / ".local" / "share" / "mlx-fleet"
-    log = (state / "logs" / "gateway.log").read_text()
-    assert log == f"--state-dir {state / 'data' / 'gateway'} --port 4010\n"
+    flags = root / "flags"
+    assert flags.read_text() == f"--state-dir {state / 'data' / 'gateway'} --port 4010\n"
+    flags.unlink()
 
-    shown = json.loads((await service_process(root, "status", "-o", "json")).out)
-    assert [(one["name"], one["state"], one["backend"]) for one in shown] == [
-        ("gateway", "running", "plain")
+    shown = json.loads((await service(root, "status", "-o", "json")).out)
+    assert [(row["name"], row["state"], row["backend"]) for row in shown] == [
+        ("gateway", "running", "systemd")
     ]
-    assert (await service_process(root, "restart", "gateway")).out == "gateway started\n"
-    stopped = await service_process(root, "stop")
-    assert stopped.out == "gateway stopped\n"
-    status = await service_process(root, "status")
+    assert (await service(root, "restart", "gateway")).out == "gateway started\n"
+    assert (await service(root, "stop")).out == "gateway stopped\n"
+    status = await service(root, "status")
     assert status.code == 3
     assert status.out.split()[6:9] == ["LOG", "gateway", "stopped"]
-    other = await service_process(
-        root, "install", "gateway", "--backend", "systemd", "--user", "--dry-run"
-    )
-    assert other.code == 1
 
-    done = await service_process(root, "uninstall")
+    done = await service(root, "uninstall")
     assert (done.code, done.out) == (0, "gateway uninstalled\n"), done.err
+    flags.unlink(missing_ok=True)
     assert tree(root) == before
-    assert (
-        await service_process(root, "uninstall")
-    ).out == "no service of the fleet is installed\n"
-    assert (await service_process(root, "start")).code == 1
+    assert (await service(root, "uninstall")).out == "no service of the fleet is installed\n"
+    assert (await service(root, "start")).code == 1
+
+
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs here")
+async def test_a_linux_without_systemd_is_refused_with_what_to_do_instead(
+    root: Path, program: Path
+) -> None:
+    before = tree(root)
+    done = await service(root, "install", "gateway", "--user", "--program", str(program))
+    assert done.code == 1
+    assert "this machine has no systemd (/run/systemd/system does not exist)" in done.err
+    assert "Let what supervises this container run the program itself" in done.err
+    assert tree(root) == before
+    assert "no service of the fleet is installed" in (await service(root, "status")).out
 
 
 @pytest.mark.parametrize("backend", ["launchd", "systemd"])
@@ -143,7 +132,7 @@ async def test_flags_are_checked_before_anything_is_changed(
     root: Path, program: Path, flags: list[str], message: str
 ) -> None:
     before = tree(root)
-    words = ("gateway", "--backend", "plain", "--program", str(program))
+    words = ("gateway", "--backend", "systemd", "--user", "--program", str(program))
     done = await service(root, "install", *words, "--", *flags)
     assert done.code == 1
     assert message in done.err
