@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fleetctl.maintenance.mac_release import MacState
-from fleetctl.maintenance.rolling import Stage
+from fleetctl.maintenance.rolling_run import Stage
 from machinery.clock import Clock
 from schemas.records import GatewayLease
 from store import codec, keys

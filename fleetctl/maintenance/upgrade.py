@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.maintenance import rolling
+from fleetctl.maintenance import rolling_run
 from fleetctl.maintenance.fleet_watch import FleetWatch, NotReadyError, Sighting
 from fleetctl.maintenance.mac_release import MacRelease, MacState
-from fleetctl.maintenance.rolling import Mac, Stage
+from fleetctl.maintenance.rolling_run import Mac, Stage
 from fleetctl.maintenance.upgrade_plan import ORDER, FleetFacts, NodeFacts, UpgradePlan
 from fleetctl.remote.errors import RemoteError
 from insight import version_skew
@@ -94,7 +94,7 @@ class Upgrader:
             await release.install(await release.read(), plan.release, python=python)
             self.say(f"node/{node}: {plan.release.version} is installed")
 
-        if failures := await rolling.for_each(plan.installs, install, concurrency=_UPLOADS):
+        if failures := await rolling_run.for_each(plan.installs, install, concurrency=_UPLOADS):
             raise FleetctlError(
                 "\n".join(
                     [
@@ -103,7 +103,7 @@ class Upgrader:
                     ]
                 )
             )
-        await rolling.roll(
+        await rolling_run.roll(
             [
                 Stage(
                     part=part,

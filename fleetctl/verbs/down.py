@@ -15,14 +15,14 @@ from fleetctl.cli.resolve import config_path
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.known_nodes import KnownNodes
-from fleetctl.maintenance import fleet_down, rolling
+from fleetctl.maintenance import fleet_down, rolling_run
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
     find_targets,
     is_on_this_machine,
     target_options,
 )
-from fleetctl.maintenance.rolling import Stage
+from fleetctl.maintenance.rolling_run import Stage
 from fleetctl.remote.ssh_flags import ssh_policy
 from fleetctl.remote.target import RemoteTarget, parse_target
 from fleetctl.verbs import local_context
@@ -113,7 +113,7 @@ async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
         transport = await stack.enter_async_context(open_store(options))
         targets = await _targets(transport, known_nodes, options)
         sessions = NodeSessions.create(targets, ssh_policy(options), stack)
-        macs = await rolling.open_macs(
+        macs = await rolling_run.open_macs(
             tuple(targets),
             sessions,
             prefix=options["prefix"],
@@ -129,7 +129,7 @@ async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
         if options["dry_run"]:
             click.echo("Nothing was stopped.")
             return
-        rolling.confirm("Stop the whole fleet?", is_confirmed=options["yes"])
+        rolling_run.confirm("Stop the whole fleet?", is_confirmed=options["yes"])
         known_nodes.remember({name: str(target) for name, target in targets.items()})
 
         async def stop(stage: Stage, node: str) -> None:
@@ -138,10 +138,10 @@ async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
             click.echo(f"node/{node}: {stage.part} stopped")
 
         gateways = [stage for stage in stages if stage.part == "gateway"]
-        await rolling.roll(gateways, stop)
+        await rolling_run.roll(gateways, stop)
         if gateways:
             await _warn_of_gateways(transport)
-        await rolling.roll([stage for stage in stages if stage not in gateways], stop)
+        await rolling_run.roll([stage for stage in stages if stage not in gateways], stop)
     known_nodes.forget()
     click.echo(
         f"the fleet is down on {len(targets)} Macs; `fleetctl service start` on each of them starts it again"

@@ -10,7 +10,7 @@ from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import reboot as restarts
-from fleetctl.maintenance import rolling
+from fleetctl.maintenance import rolling_run
 from fleetctl.maintenance.fleet_watch import FleetWatch
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
@@ -89,7 +89,7 @@ async def _reboot(name: str, drain_s: float, back_s: float, options: dict[str, A
         facts = await _facts(transport, node, sessions, options)
         plan = _plan(facts, wishes)
         click.echo("\n".join(plan.lines))
-        rolling.confirm("Go on?", is_confirmed=options["yes"])
+        rolling_run.confirm("Go on?", is_confirmed=options["yes"])
         mac = await sessions.open(node.name)
         await mac.check_sudo()
         wired = await restarts.wired_bytes(mac)

@@ -8,7 +8,7 @@ import click
 from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.maintenance import rolling
+from fleetctl.maintenance import rolling_run
 from fleetctl.maintenance.fleet_watch import FleetWatch
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
@@ -84,7 +84,7 @@ async def _upgrade(
     async with AsyncExitStack() as stack, open_store(options) as transport:
         nodes = await _nodes(transport, names)
         sessions = NodeSessions.create(find_targets(nodes, options), ssh_policy(options), stack)
-        macs = await rolling.open_macs(
+        macs = await rolling_run.open_macs(
             tuple(node.name for node in nodes),
             sessions,
             prefix=options["prefix"],
@@ -104,7 +104,7 @@ async def _upgrade(
         if not (plan.restarts or plan.installs):
             click.echo("nothing to do")
             return
-        rolling.confirm("Go on?", is_confirmed=options["yes"])
+        rolling_run.confirm("Go on?", is_confirmed=options["yes"])
         watch = FleetWatch(transport, SystemClock())
         upgrader = Upgrader(plan=plan, macs=macs, watch=watch, say=click.echo, ready_s=ready_s)
         await upgrader.run(python=options["python"], concurrency=options["concurrency"])

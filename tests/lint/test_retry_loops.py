@@ -54,7 +54,6 @@ PERIODS = {
     "fleetctl/objects/git_preview.py": "polls the progress of a command until its timeout",
     "fleetctl/services/installer.py": "polls whether a program that it started goes on",
     "fleetctl/services/launchd.py": "polls the start and end of a job",
-    "fleetctl/services/plain.py": "polls the start of own processes",
     "fleetctl/simulate/simulated_fleet.py": "lets simulated time pass",
     "fleetctl/verbs/chat.py": "polls a gateway's list of models until its timeout",
     "fleetctl/verbs/run_hub_model.py": "polls the progress of a command",

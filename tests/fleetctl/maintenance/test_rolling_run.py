@@ -3,8 +3,8 @@
 import pytest
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.maintenance import rolling
-from fleetctl.maintenance.rolling import Stage
+from fleetctl.maintenance import rolling_run
+from fleetctl.maintenance.rolling_run import Stage
 from fleetctl.remote.errors import RemoteError
 from store.errors import UnavailableError
 
@@ -23,7 +23,7 @@ async def test_every_mac_is_read_and_each_failure_is_named() -> None:
         if node != "b":
             raise RemoteError(f"{node}.local: no route")
 
-    failures = await rolling.for_each(("c", "a", "b"), work)
+    failures = await rolling_run.for_each(("c", "a", "b"), work)
     assert sorted(nodes) == ["a", "b", "c"]
     assert failures == ["  node/a: a.local: no route", "  node/c: c.local: no route"]
 
@@ -38,7 +38,7 @@ async def test_nothing_begins_after_a_failure_and_the_same_run_goes_on(bad: str)
         done.append((stage.part, node))
 
     with pytest.raises(FleetctlError) as error:
-        await rolling.roll(STAGES, work)
+        await rolling_run.roll(STAGES, work)
     other = "b" if bad == "a" else "a"
     assert done == [("gateway", "a"), ("nodeagent", other)]
     assert error.value.message.splitlines() == [
@@ -54,4 +54,4 @@ async def test_an_outage_of_the_store_ends_the_run() -> None:
         raise UnavailableError(f"no etcd for {node}")
 
     with pytest.raises(UnavailableError, match="no etcd for a"):
-        await rolling.roll(STAGES, work)
+        await rolling_run.roll(STAGES, work)
