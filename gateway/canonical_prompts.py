@@ -139,11 +139,26 @@ AGENTS: Final = (
             ),
         ),
     ),
+    Agent(
+        name="cline",
+        opening=re.compile("You are Cline, an AI coding agent"),
+        rules=(
+            PromptRule(
+                name="environment",
+                pattern=re.compile(
+                    r"^<env>\n1\. Platform: [^\n]*\n(?:(?!</env>)[^\n]*\n){0,40}</env>\n?",
+                    re.MULTILINE,
+                ),
+                remainder=f"(See {_HERE}.)\n",
+                source="Cline CLI 3.0.65, with `Date` and `Working Directory` in the block",
+            ),
+        ),
+    ),
 )
 # What a raw prompt of any agent has within its first bytes, whatever the order of members in its first message.
 _OPENINGS: Final = re.compile(
     rb"x-anthropic-billing-header:|You are (?:Claude Code,|a Claude agent,|opencode|OpenCode|Qwen Code)|"
-    rb"Act as an expert software developer"
+    rb"Act as an expert software developer|You are Cline, an AI coding agent"
 )
 _LOOKED_AT: Final = 256
 # Agents' system prompts are below 64 KiB.

@@ -104,6 +104,19 @@ def test_the_billing_line_is_dropped_and_tools_are_sorted() -> None:
     assert "billing" not in json.dumps(other)
 
 
+def test_cline_names_its_folder_and_the_day_behind_its_prompt() -> None:
+    systems = set()
+    for day, folder in (("11/28/2026", "/home/a/one"), ("11/29/2026", "/home/b/two")):
+        env = f"<env>\n1. Platform: linux\n2. Date: {day}\n4. Working Directory: {folder}\n</env>\n"
+        request = chat(f"You are Cline, an AI coding agent. Help.\n\n{env}\nRemember: be brief.\n")
+        assert canonicalize(request) == ("cline/environment",)
+        system, user = json.loads(request.body)["messages"]
+        systems.add(system["content"])
+        assert day in user["content"]
+        assert folder in user["content"]
+    assert len(systems) == 1
+
+
 @pytest.mark.parametrize(
     "system",
     [
