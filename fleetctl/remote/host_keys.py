@@ -16,7 +16,7 @@ from fleetctl.remote.errors import HostKeyError
 from fleetctl.remote.prompts import Prompts
 from fleetctl.remote.target import RemoteTarget
 
-_MAX_FILE_BYTES: Final = 4 << 20
+_SHOW_KEY: Final = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +29,42 @@ class KnownHosts:
     expected: frozenset[str] = field(default=frozenset())
     """Fingerprints of --host-key, such as SHA256:..."""
 
-    def find(self, target: RemoteTarget) -> "list[KnownKey]":
-        """Return all entries for a host. Entries that cannot be read are skipped, as ssh does."""
-        return [entry for file in (self.own, *self.others) for entry in _entries(file, target)]
+    def read(self, target: RemoteTarget) -> "list[HostEntry]":
+        """Return the keys of a host in each file that exists.
+
+        Raises:
+            HostKeyError: a file is no known_hosts file.
+
+        """
+        port = None if target.has_default_port else target.port
+        entries = []
+        for file in (self.own, *self.others):
+            try:
+                hosts = asyncssh.read_known_hosts(str(file))
+            except OSError:
+                continue
+            except ValueError as error:
+                raise HostKeyError(f"{file}: {error}. Mend or remove that line") from error
+            keys, _, revoked, *_ = hosts.match(target.host, "", port)
+            entries.append(HostEntry(file, keys, revoked))
+        return entries
 
     def add(self, target: RemoteTarget, key: asyncssh.SSHKey) -> None:
         """Remember a key that a person has confirmed."""
         self.own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with os.fdopen(os.open(self.own, flags, 0o600), "w") as file:
-            file.write(f"{target.known_hosts_name} {_public_text(key)}\n")
+            words = key.export_public_key().decode().split()[:2]  # without its comment
+            file.write(" ".join([target.known_hosts_name, *words]) + "\n")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKey:
-    """One line about a host."""
+@dataclass(frozen=True, slots=True)
+class HostEntry:
+    """Keys of a host in one file."""
 
     file: Path
-    line: int
-    key: asyncssh.SSHKey
-    is_revoked: bool = False
+    keys: Sequence[asyncssh.SSHKey]
+    revoked: Sequence[asyncssh.SSHKey]
 
 
 def user_known_hosts(home: Path, expected: Sequence[str] = ()) -> KnownHosts:
@@ -58,24 +74,25 @@ def user_known_hosts(home: Path, expected: Sequence[str] = ()) -> KnownHosts:
         HostKeyError: an expected fingerprint is none.
 
     """
-    for one in expected:
-        if not one.startswith("SHA256:"):
+    for fingerprint in expected:
+        if not fingerprint.startswith("SHA256:"):
             raise HostKeyError(
-                f"--host-key {one}: expected a fingerprint such as SHA256:jTcE..., which the Mac itself shows with: "
-                "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+                f"--host-key {fingerprint}: expected a fingerprint such as SHA256:jTcE..., which the Mac itself shows with: "
+                f"{_SHOW_KEY}"
             )
     ssh = home / ".ssh"
     return KnownHosts(
         own=ssh / "known_hosts.mlx-fleet",
         others=(ssh / "known_hosts", Path("/etc/ssh/ssh_known_hosts")),
         # Some tools print base64's padding.
-        expected=frozenset(one.rstrip("=") for one in expected),
+        expected=frozenset(fingerprint.rstrip("=") for fingerprint in expected),
     )
 
 
-def algorithms(known: Sequence[KnownKey]) -> list[str]:
+def algorithms(target: RemoteTarget, hosts: KnownHosts) -> list[str]:
     """Return the algorithms of known keys, so that a server with several keys shows one that can be compared."""
-    names = [name.decode() for key in known for name in key.key.sig_algorithms]
+    keys = [key for entry in hosts.read(target) for key in (*entry.keys, *entry.revoked)]
+    names = [name.decode() for key in keys for name in key.sig_algorithms]
     return list(dict.fromkeys(names))
 
 
@@ -88,75 +105,36 @@ async def check(
         HostKeyError: it is changed, revoked, another one than expected, or unknown and not confirmed.
 
     """
-    known = hosts.find(target)
+    entries = hosts.read(target)
     shown = key.get_fingerprint()
-    revoked = [known_key for known_key in known if known_key.is_revoked and known_key.key == key]
-    if revoked:
+    for entry in entries:
+        if key in entry.revoked:
+            raise HostKeyError(
+                f"{target.host}: its host key {shown} is revoked by {entry.file}. Nothing was sent"
+            )
+    known = [entry for entry in entries if entry.keys]
+    if known and all(key not in entry.keys for entry in known):
+        lines = [f"  {e.file}  {old.get_fingerprint()}" for e in known for old in e.keys]
         raise HostKeyError(
-            f"{target.host}: its host key {shown} is revoked by {revoked[0].file}:{revoked[0].line}. Nothing was sent"
+            f"{target.host} has changed its host key. Another machine may have taken its address; nothing was sent.\n"
+            f"  now  {shown}\nknown:\n" + "\n".join(lines) + "\n"
+            f"If macOS was installed anew there, compare the new key on the Mac ({_SHOW_KEY}), and remove the old one: "
+            f"ssh-keygen -R '{target.known_hosts_name}' -f {known[0].file}"
         )
-    known = [known_key for known_key in known if not known_key.is_revoked]
-    if known and all(known_key.key != key for known_key in known):
-        raise _changed(target, shown, known)
     if hosts.expected and shown not in hosts.expected:
         raise HostKeyError(
             f"{target.host}: its host key is {shown}, and --host-key names another one. Nothing was sent. Read the "
-            "fingerprint on the Mac itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+            f"fingerprint on the Mac itself: {_SHOW_KEY}"
         )
     if known:
         return
-    if not hosts.expected and not await _is_confirmed(target, key, prompts):
+    question = (
+        f"The host key of {target.host} is not known: {key.get_algorithm()} {shown}\n"
+        f"The Mac itself shows it with: {_SHOW_KEY}\nIs it the same?"
+    )
+    if not (hosts.expected or (prompts is not None and await prompts.confirm(question))):
         raise HostKeyError(
             f"{target.host}: its host key {shown} is unknown and was not confirmed. Compare it with the one on the Mac "
-            f"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); if they are equal, add: --host-key {shown}"
+            f"({_SHOW_KEY}); if they are equal, add: --host-key {shown}"
         )
     hosts.add(target, key)
-
-
-async def _is_confirmed(
-    target: RemoteTarget, key: asyncssh.SSHKey, prompts: Prompts | None
-) -> bool:
-    if prompts is None:
-        return False
-    return await prompts.confirm(
-        f"The host key of {target.host} is not known: {key.get_algorithm()} {key.get_fingerprint()}\n"
-        "The Mac itself shows it with: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nIs it the same?"
-    )
-
-
-def _changed(target: RemoteTarget, shown: str, known: Sequence[KnownKey]) -> HostKeyError:
-    lines = [f"  {key.file}:{key.line}  {key.key.get_fingerprint()}" for key in known]
-    return HostKeyError(
-        f"{target.host} has changed its host key. Another machine may have taken its address; nothing was sent.\n"
-        f"  now  {shown}\nknown:\n" + "\n".join(lines) + "\n"
-        f"If macOS was installed anew there, compare the new key on the Mac (ssh-keygen -lf "
-        f"/etc/ssh/ssh_host_ed25519_key.pub), and remove line {known[0].line} of {known[0].file}"
-    )
-
-
-def _public_text(key: asyncssh.SSHKey) -> str:
-    """Return type and key without its comment."""
-    return " ".join(key.export_public_key().decode().split()[:2])
-
-
-def _entries(file: Path, target: RemoteTarget) -> list[KnownKey]:
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(_MAX_FILE_BYTES).decode(errors="replace")
-    except OSError:
-        return []
-    known_keys = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        try:
-            hosts = asyncssh.import_known_hosts(line)
-            port = None if target.port == 22 else target.port
-            keys, _, revoked, *_ = hosts.match(target.host, "", port)
-        except ValueError:
-            continue
-        for is_revoked, some in ((False, keys), (True, revoked)):
-            known_keys += [
-                KnownKey(file=file, line=number, key=key, is_revoked=is_revoked) for key in some
-            ]
-    return known_keys

@@ -141,7 +141,7 @@ async def _open(
 
 async def _shown_key(route: _Route) -> asyncssh.SSHKey:
     """Return the host key; of the type that is known, if the server still has one."""
-    known = host_keys.algorithms(route.policy.hosts.find(route.target))
+    known = host_keys.algorithms(route.target, route.policy.hosts)
     try:
         return await _ask_key(route, known)
     except asyncssh.KeyExchangeFailed:
@@ -407,7 +407,8 @@ class RemoteMac:
     async def upload(self, local: Path, path: PurePosixPath) -> bool:
         """Copy a file there: to a temporary name, renamed once its SHA-256 is right. A file that is there stays.
 
-        Returns True if it was copied.         A relative path is below the home of the user. Missing folders are made, for this user only.
+        A relative path is below the home of the user. Missing folders are made, for this user only. Returns True if the
+        file was copied.
 
         Raises:
             RemoteError: it cannot be written there, or arrives changed.

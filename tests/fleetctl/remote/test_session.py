@@ -91,7 +91,7 @@ async def test_no_credentials_go_to_a_host_with_a_changed_key(server: SshServer)
         text = str(raised.value)
         assert old in text
         assert server.fingerprint in text
-        assert f"remove line 1 of {policy.hosts.own}" in text
+        assert text.endswith(f"-R '[127.0.0.1]:{server.port}' -f {policy.hosts.own}")
     assert server.logins == []
 
 
@@ -121,7 +121,7 @@ async def test_a_server_with_several_keys_shows_the_known_one(server: SshServer)
 async def test_a_revoked_key_is_refused(server: SshServer) -> None:
     public = server.host_key.export_public_key().decode()
     server.hosts().own.write_text(f"@revoked * {public}")
-    with pytest.raises(HostKeyError, match=r"is revoked by .*:1"):
+    with pytest.raises(HostKeyError, match=r"is revoked by .*known_hosts"):
         async with connect(server.target, server.policy(prompts=Answers(yes=True))):
             pass
     assert server.logins == []
