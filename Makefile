@@ -163,22 +163,16 @@ bench-chaos: $(TEST_READY)  ## random kills of a whole fleet under load: texts, 
 bench-start: $(TEST_READY)  ## from apply returning to the engine process being started
 	@$(BIN)/python -m bench.start
 
-bench-gateway: $(TEST_READY)  ## our gateway beside nginx, Caddy, LiteLLM, Portkey, routers of vLLM and SGLang, in five minutes (FULL=1: longer)
+bench-gateway: $(TEST_READY)  ## our gateway beside nginx, vLLM's router and LiteLLM, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.gateway
 
-bench-gateway-path: $(TEST_READY)  ## what a request costs our gateway without sockets: files, calls, bytecodes, hot microseconds, in half a minute
-	@$(BIN)/python -m bench.gateway.request_path
-
-bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gone mad under load, in five minutes
+bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gone mad under load, and hostile clients, in five minutes
 	@$(BIN)/python -m bench.gateway.faults
-
-bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, and what others notice
-	@$(BIN)/python -m bench.gateway.hostile
 
 bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file; agents replayed
 	@$(BIN)/python -m bench.prefix_cache
 
-bench-store: $(TEST_READY)  ## our etcd clients beside the other Python ones, in four minutes
+bench-store: $(TEST_READY)  ## our etcd clients beside aetcd and etcd3-py, in four minutes
 	@$(BIN)/python -m bench.store
 
 bench-placement: $(TEST_READY)  ## 10,000 replicas onto 5,000 Macs: decisions a second, without a store
@@ -193,14 +187,11 @@ bench-scale-changes: $(TEST_READY)  ## 5,000 still nodes whose leader dies, of w
 bench-dashboard: $(TEST_READY)  ## the page at 1,000 Macs that change each second: paint, main thread, heap, stream, a change's way
 	@$(BIN)/python -m bench.dashboard
 
-bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw MLX, in five minutes
+bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw MLX, from its start on, in five minutes
 	@$(BIN)/python -m bench.engine
 
 bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them beside one without
 	@$(BIN)/python -m bench.speculation
-
-bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
-	@$(BIN)/python -m bench.engine_start
 
 fuzz-engine: $(TEST_READY)  ## hostile and generated requests to a real engine: answers, memory, a neighbour's first tokens
 	@$(BIN)/python -m bench.engine_fuzz

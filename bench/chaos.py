@@ -29,7 +29,7 @@ from tabulate import tabulate
 
 from bench.chaos_clients import Clients, References, Request, Writer
 from bench.chaos_scene import Scene
-from bench.result import finish, sized
+from bench.harness import finish, sized
 from store import keys
 from store.errors import StoreError
 from store.etcd.connect import connect

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from playwright.async_api import Browser, CDPSession, Page
 
-from bench.result import finish, sized
+from bench.harness import finish, sized
 from dashboard.api import event_stream
 from dashboard.fleet_model import FIGURES, TRAFFIC
 from machinery.clock import SystemClock

@@ -1,6 +1,7 @@
 """Hostile clients of one real engine, and what a well-behaved neighbour notices: `make fuzz-engine`, in five minutes.
 
-`python -m bench.engine_fuzz [FOLDER]` takes a model's folder; without one a small model with random weights is made.
+The model is small, with random weights.
+
 First the neighbour alone: a chat after the other, and the time to its first token. Then the same beside four clients like
 it, which is what the load of a machine alone does; beside the corpus (engine_fuzz_corpus.py) and 10,000 generated
 requests, spread over three minutes; and beside four clients that send the same as fast as they get answers, which is
@@ -33,8 +34,8 @@ import psutil
 
 from bench import engine_fuzz_corpus as corpus
 from bench.engine_fuzz_corpus import HostileRequest
-from bench.engine_start import asked, free_port, start_engine, tiny_model, until
-from bench.result import arguments, finish, sized
+from bench.harness import arguments, finish, sized
+from bench.servers import Server, serving, start_ours, tiny_model
 from models import model_files
 from reconciler.placement import memory_proof
 
@@ -217,12 +218,9 @@ def prove(model: Path) -> int:
     return proof.total_bytes
 
 
-def is_idle(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    with contextlib.closing(connection):
-        connection.request("GET", "/health")
-        health = json.loads(connection.getresponse().read())
-    return (health["inFlight"], health["queued"], health["busy"]) == (0, 0, False)
+def is_idle(engine: Server) -> bool:
+    health = json.loads(engine.call("GET", "/health")[1] or b"{}")
+    return (health.get("inFlight"), health.get("queued"), health.get("busy")) == (0, 0, False)
 
 
 def p99(times: list[float]) -> float:
@@ -231,36 +229,26 @@ def p99(times: list[float]) -> float:
     return round(statistics.quantiles(answered, n=100)[98] * 1e3, 1) if len(answered) > 1 else 0.0
 
 
-def measure(model: Path, log: Path) -> None:
+def measure(model: Path) -> None:
     """Start an engine, measure, and print the last line."""
-    port, proof_bytes = free_port(), prove(model)
-    outcomes = Outcomes()
-    with log.open("wb") as errors:
-        fields = {
-            "served_names": (corpus.MODEL,),
-            "memory_limit_bytes": proof_bytes,
-            "context_length": _CONTEXT,
-            "concurrency": _CONCURRENCY,
+    proof_bytes, outcomes = prove(model), Outcomes()
+    limits = {"context_length": _CONTEXT, "concurrency": _CONCURRENCY}
+    with serving(start_ours(model, {"memory_limit_bytes": proof_bytes, **limits})) as (engine,):
+        port, process = engine.port, engine.started[0]
+        watch = MemoryWatch(process.pid)
+        phases: dict[str, Callable[[], object]] = {
+            "quiet": lambda: time.sleep(_QUIET_S),
+            "loaded": lambda: load(port, like_requests(), Outcomes()),
+            "spread": lambda: load(port, spread_requests(), outcomes),
+            "flood": lambda: load(port, flood_requests(), outcomes),
         }
-        process = start_engine(model, port, fields=fields, stderr=errors)
-    watch = MemoryWatch(process.pid)
-    watching = threading.Thread(target=watch.run)
-    phases: dict[str, Callable[[], object]] = {
-        "quiet": lambda: time.sleep(_QUIET_S),
-        "loaded": lambda: load(port, like_requests(), Outcomes()),
-        "spread": lambda: load(port, spread_requests(), outcomes),
-        "flood": lambda: load(port, flood_requests(), outcomes),
-    }
-    times: dict[str, list[float]] = {name: [] for name in phases}
-    try:
-        until(lambda: asked(port, "GET", "/ready") == 200, time.perf_counter())
-        watching.start()
+        times: dict[str, list[float]] = {name: [] for name in phases}
+        threading.Thread(target=watch.run, daemon=True).start()
         for name, act in phases.items():
             with neighbouring(port, times[name]):
                 act()
             print(f"{name}: {len(times[name])} chats, p99 {p99(times[name])} ms", flush=True)
-        settled_s = until(lambda: is_idle(port), time.perf_counter())
-    finally:
+        settled_s = engine.until(lambda: is_idle(engine))
         watch.stop()
         process.send_signal(signal.SIGTERM)
         code = process.wait(_SETTLE_S)
@@ -314,8 +302,7 @@ def main() -> None:
         neighbour(int(words[1]))
         return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        measure(Path(words[0]) if words else tiny_model(folder), folder / "engine.log")
+        measure(tiny_model(Path(name)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from bench.result import sized
+from bench.harness import sized
 from machinery.clock import SystemClock
 from reconciler.listers.caches import Caches, make_caches
 from reconciler.listers.lister import Lister

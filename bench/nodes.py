@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from bench.result import finish, sized
+from bench.harness import finish, sized
 from machinery.clock import SystemClock
 from schemas.chips import find_chip
 from store.memory import MemoryTransport

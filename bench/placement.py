@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from bench.harness import finish, sized
 from bench.looks import looks
-from bench.result import finish, sized
 from reconciler.deployments.explain import explain_nodes
 from reconciler.deployments.placer import Assignment, Placer, PreemptingAssignment
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for

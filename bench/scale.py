@@ -33,7 +33,7 @@ from bench.control_plane_parts import (
     used,
     wait_for,
 )
-from bench.result import finish, sized
+from bench.harness import finish, sized
 from machinery.clock import SystemClock
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister

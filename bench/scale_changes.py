@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from bench.control_plane_parts import Bench, TooSlowError, deployment, others, spent, wait_for
-from bench.result import sized
+from bench.harness import sized
 from bench.scale import reconciler, run, running, show, under, write
 from schemas.replica import Replica
 from store import codec, keys

@@ -17,11 +17,8 @@ ROOT = Path(__file__).parent.parent
 BENCHES = {
     "chaos": "bench.chaos",
     "engine": "bench.engine",
-    "engine-start": "bench.engine_start",
     "gateway": "bench.gateway",
     "gateway-faults": "bench.gateway.faults",
-    "gateway-hostile": "bench.gateway.hostile",
-    "gateway-path": "bench.gateway.request_path",
     "nodes": "bench.nodes",
     "dashboard": "bench.dashboard",
     "placement": "bench.placement",

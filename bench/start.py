@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 
-from bench.result import finish, sized
+from bench.harness import finish, sized
 from machinery.clock import SystemClock
 from manifests.apply import apply
 from manifests.delete import delete

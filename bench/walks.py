@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.result import arguments, finish
+from bench.harness import arguments, finish
 
 _FIRST_SIGNAL: int = getattr(signal, "SIGRTMIN", 0)
 """Linux has signals for free use, and /proc."""

@@ -1,31 +1,44 @@
-"""Other gateways, each one worker in front of the same engines. Missing ones are named and left out.
+"""Our gateway and others, each one worker in front of the same engines: ours with everything on that costs time.
 
-They live in a folder of their own, FLEET_BENCH_PEERS or ~/.cache/mlx-fleet-bench; a bench installs what is missing there.
+The others are installed into folders of their own, without root rights. Missing ones are named and left out.
 """
 
-import asyncio
 import json
 import os
 import platform
+import re
 import resource
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway.parts import Engine, answers, child, free_port, own_core
-from bench.result import PeerError, of_peer, recorded
+from bench.gateway.load import Engine
+from bench.harness import PeerError, child, get, install, of_peer, own_core, until_answers
+from schemas.routing import Routing, Timeouts
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
+from tests.support.etcd import running_etcd
+from tests.support.gateway_world import World, deployment, endpoint, put_api_key
+from tests.support.ports import free_port
 
-FOLDER = Path(os.environ.get("FLEET_BENCH_PEERS", "~/.cache/mlx-fleet-bench")).expanduser()
-SYSTEM = FOLDER / "system"
-"""Folder in which Debian's packages are unpacked."""
+OURS, DIRECT = "ours", "direct"
+"""`direct` is the load on an engine without a gateway."""
+KEY = "sk-fleet-" + "b" * 43
+PROXIES, ROUTERS = ("nginx", "haproxy"), ("vllm-router p2c", "vllm-router cache", "litellm")
+SLOW = "litellm"
+"""So slow that it is measured in fewer rounds."""
+_CHATS, _STAYS = 20, 15
+"""Chats of two turns, and how many of them must stay at their engine: of two, chance keeps half."""
 
 _NGINX = """
 worker_processes 1; pid {folder}/pid; error_log {folder}/error.log; daemon off;
-events {{ worker_connections {connections}; }}
+events {{ worker_connections {files}; }}
 http {{
   access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
@@ -40,7 +53,6 @@ http {{
   }}
 }}
 """
-
 _HAPROXY = """
 global
   nbthread 1
@@ -66,34 +78,12 @@ backend engines
   default-server check inter 200ms rise 1 fall 2 observe layer7 error-limit 3 on-error mark-down
 {servers}
 """
-
-# One process on one thread, as the others; connections to engines are kept.
-_CADDY = """
-{{
-  admin off
-  auto_https off
-  persist_config off
-  log {{
-    level ERROR
-  }}
-}}
-:{port} {{
-  bind 127.0.0.1
-  reverse_proxy {engines} {{
-    lb_policy least_conn
-    flush_interval -1
-    fail_duration 1s
-    transport http {{
-      keepalive_idle_conns_per_host 1024
-      dial_timeout 1s
-      response_header_timeout {patience_s}s
-    }}
-  }}
-}}
-"""
-
-_PATIENCE_S = 1
-"""Silence of an engine that other gateways put up with, as ours in `bench.gateway.faults`."""
+# What they need beyond a minimal Debian 12.
+_DEBIAN = {
+    "nginx": "nginx",
+    "haproxy": "haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1 libpcre2-8-0",
+}
+_PIP = {"vllm-router": "vllm-router", "litellm": "litellm[proxy]"}
 
 
 @dataclass
@@ -104,182 +94,8 @@ class Peer:
     port: int
     pid: int | None = None
     key: str = ""
-    header: str = ""
-    """One more line that its requests need."""
-    is_llm_router: bool = False
-    is_slow: bool = False
-    """So slow that it is measured in fewer rounds."""
-    is_tls: bool = False
-    """True if its clients speak TLS."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder, the port and the engines of a peer that is to be started."""
-
-    folder: Path
-    port: int
-    engines: Sequence[Engine]
-    patience_s: int
-    """The longest silence of an engine, where it can be set."""
-
-    @property
-    def urls(self) -> list[str]:
-        return [f"http://127.0.0.1:{engine.port}" for engine in self.engines]
-
-    def write(self, name: str, text: str) -> Path:
-        path = self.folder / name
-        path.write_text(text)
-        return path
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of peer: its program and its command; `command` writes the configuration into the folder."""
-
-    name: str
-    program: Callable[[], Path | None]
-    command: Callable[[Path, Place], list[str]]
-    health: str
-    header: Callable[[Sequence[Engine]], str] = lambda _: ""
-    is_llm_router: bool = True
-    is_slow: bool = False
-
-
-def _system(name: str) -> Callable[[], Path | None]:
-    def find() -> Path | None:
-        path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", str(SYSTEM / "usr/sbin")))
-        found = shutil.which(name, path=path)
-        return Path(found) if found is not None else None
-
-    return find
-
-
-def _installed(package: str, program: str) -> Callable[[], Path | None]:
-    def find() -> Path | None:
-        path = FOLDER / package / "bin" / program
-        return path if path.exists() else None
-
-    return find
-
-
-def _nginx(program: Path, place: Place) -> list[str]:
-    # As it comes, nginx leaves an engine alone for 10 s after one error.
-    servers = "".join(
-        f"server 127.0.0.1:{e.port} max_fails=1 fail_timeout=1s; " for e in place.engines
-    )
-    text = _NGINX.format(
-        folder=place.folder,
-        port=place.port,
-        servers=servers,
-        patience_s=place.patience_s,
-        connections=open_files(),
-    )
-    config, errors = place.write("nginx.conf", text), str(place.folder / "error.log")
-    return [str(program), "-p", str(place.folder), "-c", str(config), "-e", errors]
-
-
-def _haproxy(program: Path, place: Place) -> list[str]:
-    servers = "\n".join(f"  server e{n} 127.0.0.1:{e.port}" for n, e in enumerate(place.engines))
-    text = _HAPROXY.format(
-        port=place.port,
-        servers=servers,
-        patience_s=place.patience_s,
-        clients=open_files() // 2 - 100,
-    )
-    return [str(program), "-db", "-f", str(place.write("haproxy.cfg", text))]
-
-
-def _caddy(program: Path, place: Place) -> list[str]:
-    engines = " ".join(f"127.0.0.1:{engine.port}" for engine in place.engines)
-    text = _CADDY.format(port=place.port, engines=engines, patience_s=place.patience_s)
-    config = place.write("Caddyfile", text)
-    return [str(program), "run", "--adapter", "caddyfile", "--config", str(config)]
-
-
-def _litellm(program: Path, place: Place) -> list[str]:
-    lines = ["model_list:"]
-    for url in place.urls:
-        lines += [
-            "  - model_name: bench",
-            f"    litellm_params: {{model: openai/bench, api_base: '{url}/v1', api_key: none}}",
-        ]
-    config = place.write("litellm.yaml", "\n".join(lines) + "\n")
-    flags = ["--host", "127.0.0.1", "--port", str(place.port), "--num_workers", "1"]
-    return [str(program), "--config", str(config), *flags]
-
-
-def _portkey(program: Path, place: Place) -> list[str]:
-    server = FOLDER / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"
-    return [str(program), str(server), f"--port={place.port}", "--headless"]
-
-
-def _portkey_header(engines: Sequence[Engine]) -> str:
-    """Return the header by which a request tells Portkey's gateway where to send it."""
-    targets = [
-        {"provider": "openai", "api_key": "none", "custom_host": f"http://127.0.0.1:{e.port}/v1"}
-        for e in engines
-    ]
-    config = {"strategy": {"mode": "loadbalance"}, "targets": targets}
-    return f"x-portkey-config: {json.dumps(config)}"
-
-
-def _router(policy: str, *module: str) -> Callable[[Path, Place], list[str]]:
-    def command(program: Path, place: Place) -> list[str]:
-        where = ["--host", "127.0.0.1", "--port", str(place.port)]
-        metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-        flags = [*where, *metrics, "--policy", policy, "--log-level", "error"]
-        flags += ["--health-check-interval-secs", "1"]
-        return [str(program), *module, *flags, "--worker-urls", *place.urls]
-
-    return command
-
-
-def _floor(program: Path, place: Place) -> list[str]:
-    ports = [str(engine.port) for engine in place.engines]
-    return [str(program), "-m", "bench.gateway.floor", str(place.port), *ports]
-
-
-FLOOR = "floor"
-KINDS = (
-    Kind(FLOOR, lambda: Path(sys.executable), _floor, "/health", is_llm_router=False),
-    Kind("nginx", _system("nginx"), _nginx, "/health", is_llm_router=False),
-    Kind("haproxy", _system("haproxy"), _haproxy, "/health", is_llm_router=False),
-    Kind("caddy", _installed("caddy", "caddy"), _caddy, "/health", is_llm_router=False),
-    Kind(
-        "vllm-router p2c",
-        _installed("vllm-router", "vllm-router"),
-        _router("power_of_two"),
-        "/health",
-    ),
-    Kind(
-        "vllm-router cache",
-        _installed("vllm-router", "vllm-router"),
-        _router("cache_aware"),
-        "/health",
-    ),
-    Kind(
-        "sglang-router",
-        _installed("sglang-router", "python"),
-        _router("power_of_two", "-m", "sglang_router.launch_router"),
-        "/health",
-    ),
-    Kind(
-        "litellm",
-        _installed("litellm", "litellm"),
-        _litellm,
-        "/health/liveliness",
-        is_slow=True,
-    ),
-    Kind(
-        "portkey",
-        _installed("portkey", "node"),
-        _portkey,
-        "/",
-        header=_portkey_header,
-        is_slow=True,
-    ),
-)
+    etcd: EmbeddedEtcd | None = None
+    """The store of ours."""
 
 
 def open_files() -> int:
@@ -287,61 +103,158 @@ def open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-def _environment(key: str) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    libraries = SYSTEM / "usr/lib" / f"{platform.machine()}-linux-gnu"
-    if libraries.exists():
-        found["LD_LIBRARY_PATH"] = str(libraries)
-    # LiteLLM does not start without a key.
-    litellm = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return {**found, **litellm, "LITELLM_LOG": "ERROR"}
+def program(name: str) -> Path:
+    """Return a peer's program; install it if it is missing.
+
+    Raises:
+        PeerError: it cannot be installed.
+
+    """
+    package = name.split()[0]
+    if package in _PIP:
+        steps = f"{sys.executable} -m venv . && bin/pip install -q --disable-pip-version-check '{_PIP[package]}'"
+        return install(package, "sh", "-c", steps) / "bin" / package
+    if path := shutil.which(package, path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
+        return Path(path)
+    steps = f"apt-get download -q {_DEBIAN[package]} && for each in *.deb; do dpkg -x $each .; done"
+    return install(package, "sh", "-c", steps) / "usr/sbin" / package
 
 
-async def started(
+async def start(
+    stack: AsyncExitStack, folder: Path, name: str, engines: Sequence[Engine], patience_s: int = 1
+) -> Peer:
+    """Start another gateway, which gives a silent engine so many seconds where that can be set.
+
+    Raises:
+        PeerError: it cannot be installed, or does not start.
+
+    """
+    path, own, port, key = program(name), folder / name.replace(" ", "-"), free_port(), ""
+    own.mkdir()
+    values = {"folder": own, "port": port, "patience_s": patience_s, "files": open_files()}
+    values["clients"] = open_files() // 2 - 100
+    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
+    libraries = path.parent.parent / "lib" / f"{platform.machine()}-linux-gnu"
+    if libraries.exists() and path.is_relative_to(Path.home()):
+        environment["LD_LIBRARY_PATH"] = str(libraries)
+    config, health = own / "config", "/health"
+    urls = [f"http://127.0.0.1:{engine.port}" for engine in engines]
+    if name == "nginx":
+        # As it comes, nginx leaves an engine alone for 10 s after one error.
+        servers = "".join(
+            f"server 127.0.0.1:{engine.port} max_fails=1 fail_timeout=1s; " for engine in engines
+        )
+        config.write_text(_NGINX.format(servers=servers, **values))
+        command = ["-p", str(own), "-c", str(config), "-e", str(own / "error.log")]
+    elif name == "haproxy":
+        servers = "\n".join(f"  server e{n} 127.0.0.1:{e.port}" for n, e in enumerate(engines))
+        config.write_text(_HAPROXY.format(servers=servers, **values))
+        command = ["-db", "-f", str(config)]
+    elif name == "litellm":
+        key, health = "sk-" + secrets.token_hex(32), "/health/liveliness"
+        environment |= {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        environment["LITELLM_LOG"] = "ERROR"
+        models = [
+            {
+                "model_name": "bench",
+                "litellm_params": {
+                    "model": "openai/bench",
+                    "api_base": f"{url}/v1",
+                    "api_key": "none",
+                },
+            }
+            for url in urls
+        ]
+        config.write_text(json.dumps({"model_list": models}))  # JSON is YAML
+        command = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--num_workers", "1"]
+    else:
+        policy = "power_of_two" if name.endswith("p2c") else "cache_aware"
+        command = ["--host", "127.0.0.1", "--port", str(port), "--policy", policy]
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        command += ["--log-level", "error", "--health-check-interval-secs", "1"]
+        command += ["--worker-urls", *urls]
+    with of_peer():
+        log = own / "log"
+        with own_core(is_measured=True):
+            process = await stack.enter_async_context(
+                child(str(path), *command, log=log, env=environment)
+            )
+        await until_answers(port, health, process, log)
+    return Peer(name, port, process.pid, key=key)
+
+
+async def start_ours(
     stack: AsyncExitStack,
     folder: Path,
-    engines: Sequence[Engine],
-    names: Sequence[str],
-    patience_s: int = _PATIENCE_S,
-) -> tuple[list[Peer], dict[str, str]]:
-    """Start the peers of these names, all at once; return them, and why others cannot be measured."""
-    peers: dict[str, Peer] = {}
-    failed: dict[str, str] = {}
-
-    async def start(kind: Kind) -> None:
-        with recorded(failed, kind.name):
-            peers[kind.name] = await _start(stack, folder, kind, engines, patience_s)
-
-    kinds = [kind for kind in KINDS if kind.name in names]
-    await asyncio.gather(*(start(kind) for kind in kinds))
-    return [peers[kind.name] for kind in kinds if kind.name in peers], failed
-
-
-async def _start(
-    stack: AsyncExitStack, folder: Path, kind: Kind, engines: Sequence[Engine], patience_s: int
+    fleet: Mapping[str, Sequence[Engine]],
+    timeouts: Timeouts | None = None,
+    concurrency: int = 64,
 ) -> Peer:
-    program = kind.program()
-    if program is None:
-        raise PeerError("not installed (a run without --smoke installs it)")
-    own = folder / kind.name.replace(" ", "-")
-    own.mkdir()
-    place = Place(own, free_port(), engines, patience_s)
-    log, key = own / "log", "sk-" + secrets.token_hex(32)
-    async with AsyncExitStack() as mine:
-        with of_peer():
-            command = kind.command(program, place)
-            with own_core(is_gateway=True):
-                running = await mine.enter_async_context(
-                    child(*command, log=log, env=_environment(key))
-                )
-            await answers(place.port, kind.health, log)
-        stack.push_async_exit(mine.pop_all())
-    return Peer(
-        kind.name,
-        place.port,
-        running,
-        key=key if kind.name == "litellm" else "",
-        header=kind.header(engines),
-        is_llm_router=kind.is_llm_router,
-        is_slow=kind.is_slow,
+    """Start etcd and our gateway in front of the engines of each model; scoring, sessions, resumption and keys are on."""
+    folder.mkdir(exist_ok=True)
+    port, log = free_port(), folder / "gateway.log"
+    with own_core(is_measured=False):
+        etcd = await stack.enter_async_context(running_etcd(folder / "etcd"))
+    world = World(connect(etcd.address))
+    await put_api_key(world, KEY, "bench")
+    for model, engines in fleet.items():
+        declared = deployment(model, replicas=len(engines))
+        routing = Routing(timeouts=timeouts or Timeouts())
+        spec = declared.spec.model_copy(update={"routing": routing})
+        await world.put(declared.model_copy(update={"spec": spec}))
+        for engine in engines:
+            where = endpoint(engine.replica, model, f"http://127.0.0.1:{engine.port}", node="bench")
+            capacity = where.spec.model_copy(update={"concurrency": concurrency})
+            await world.put(where.model_copy(update={"spec": capacity}))
+    await world.transport.close()
+    flags = ["--port", str(port), "--etcd", str(etcd.address), "--log-level", "error"]
+    flags += ["--auth", "on", "--state-dir", str(folder / "state")]
+    with own_core(is_measured=True):
+        process = await stack.enter_async_context(
+            child(sys.executable, "-m", "gateway", *flags, log=log)
+        )
+    await until_answers(port, "/health", process, log)
+    return Peer(OURS, port, process.pid, KEY, etcd)
+
+
+def proof(port: int, engines: Sequence[Engine]) -> dict[str, object]:
+    """Return signs that what costs time was on while our gateway was measured.
+
+    Raises:
+        PeerError: something was off, so that its figures would flatter.
+
+    """
+    metrics = get(port, "/metrics").decode()
+    tokens = re.search(
+        r'^fleet_gateway_key_tokens_total\{key="bench"\} (\S+)', metrics, re.MULTILINE
     )
+    stays = 0
+    for number in range(_CHATS):
+        first = [f"key=0 chat {number}: " + "what follows? " * 40]
+        stays += _chat(port, first, KEY) == _chat(port, [*first, "This.", "And then?"], KEY)
+    signs: dict[str, object] = {
+        "status_without_key": _chat(port, ["key=0"], "wrong"),
+        "tokens_of_key": float(tokens[1]) if tokens is not None else 0,
+        "chats_that_stay": f"{stays} of {_CHATS}",
+        "streams_with_marks": sum(engine.stat("marked") for engine in engines),
+    }
+    if signs["status_without_key"] != "401" or stays < _STAYS or not all(signs.values()):
+        raise PeerError(f"our gateway was measured without all that it does: {signs}")
+    return signs
+
+
+def _chat(port: int, messages: Sequence[str], key: str) -> str:
+    """Send a chat, user and assistant in turns; return the engine that answered, or the status of an error."""
+    roles = ("user", "assistant")
+    turns = [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps({"model": "bench", "messages": turns}).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {key}"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return str(response.headers["x-fleet-replica"])
+    except urllib.error.HTTPError as error:
+        return str(error.code)

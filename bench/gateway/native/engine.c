@@ -1,6 +1,6 @@
 /* A stand-in engine for `bench.gateway`: costs little, so that what is seen is the gateway.
 
-   engine PORT REPLICA [tokens=61] [pace_us=0] [delay_us=0] [identity=FOLDER]
+   engine PORT REPLICA [tokens=61] [pace_us=0] [delay_us=0]
 
    Streams are `tokens` + 3 events, one write each, pace_us apart (0: one in each turn of the loop, as a batch of
    sequences makes them); other answers come after delay_us. With `x-fleet-resumable: 1` events carry marks, and a
@@ -19,7 +19,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "tls.h"
 #include "words.h"
 
 #define CONNECTIONS 16384
@@ -31,8 +30,7 @@ enum mode { NONE, BLACKHOLE, GARBAGE, HALF, LENGTH };
 static const char *MODES[] = {"none", "blackhole", "garbage", "half", "length"};
 
 struct conn {
-    int fd, is_known; /* plain or TLS: known with the first byte */
-    SSL *ssl;
+    int fd;
     char *in, *out;
     size_t in_size, in_len, out_len, out_sent;
     int is_streaming, is_waiting, is_resumable, is_chat, is_closing, is_introduced;
@@ -80,7 +78,7 @@ static void put(struct conn *c, const char *data, size_t size)
 
 static void flush(struct conn *c)
 {
-    ssize_t n = give(c->ssl, c->fd, c->out + c->out_sent, c->out_len - c->out_sent);
+    ssize_t n = send(c->fd, c->out + c->out_sent, c->out_len - c->out_sent, 0);
     if (n < 0 && errno != EAGAIN)
         c->is_closing = 1, c->out_len = c->out_sent = 0;
     if (n > 0)
@@ -368,11 +366,7 @@ static void receive(struct conn *c)
 {
     if (c->in_len + 1 >= c->in_size)
         c->in = realloc(c->in, c->in_size *= 2);
-    char first = 0;
-    if (!c->is_known && tls && recv(c->fd, &first, 1, MSG_PEEK) == 1 && first == 0x16)
-        c->ssl = tls_new(c->fd, 1);
-    c->is_known = 1;
-    ssize_t n = get(c->ssl, c->fd, c->in + c->in_len, c->in_size - c->in_len - 1);
+    ssize_t n = recv(c->fd, c->in + c->in_len, c->in_size - c->in_len - 1, 0);
     if (n == 0 || (n < 0 && errno != EAGAIN)) {
         c->is_closing = 1, c->out_len = c->out_sent = 0;
         return;
@@ -417,8 +411,6 @@ int main(int argc, char **argv)
             pace_s = atoi(argv[i] + 8) * 1e-6;
         else if (!strncmp(argv[i], "delay_us=", 9))
             delay_s = atoi(argv[i] + 9) * 1e-6;
-        else if (!strncmp(argv[i], "identity=", 9))
-            tls_begin(argv[i] + 9, 1);
         else
             return 2;
     }
@@ -439,7 +431,7 @@ int main(int argc, char **argv)
         }
         for (int i = known - 1; i >= 0; i--)
             if (conns[i].is_closing && !conns[i].out_len) {
-                SSL_free(conns[i].ssl), close(conns[i].fd), free(conns[i].in), free(conns[i].out);
+                close(conns[i].fd), free(conns[i].in), free(conns[i].out);
                 conns[i] = conns[--count];
             }
         if (polls[0].revents)

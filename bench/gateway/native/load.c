@@ -1,6 +1,6 @@
 /* The load generator of `bench.gateway`: kept-alive connections that ask, read to the end and ask again.
 
-   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [key=KEY] [header=LINE] [turns=1|2] [fresh] [silence=8] [tls]
+   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [key=KEY] [header=LINE] [turns=1|2] [fresh] [silence=8]
 
    turns=2: each second request of a connection goes on with the chat of the first, whose answer it sends along.
    fresh: every head has a request id and a trace parent that no other has. silence: seconds until an answer is lost.
@@ -19,7 +19,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "tls.h"
 #include "words.h"
 
 #define ROOM (256 << 10)
@@ -40,7 +39,6 @@ struct record {
 struct conn {
     int fd, is_open, is_asking, is_chunked, is_parsed, is_last;
     uint32_t number, key;
-    SSL *ssl;
     const struct script *script;
     double ready_s, began_s, first_s, last_s, gap_s;
     char *raw, *body; /* as it came; without framing */
@@ -82,7 +80,7 @@ static void note(struct conn *c, enum outcome outcome, double now)
 static void hang_up(struct conn *c, double now)
 {
     if (c->is_open)
-        SSL_free(c->ssl), c->ssl = NULL, close(c->fd);
+        close(c->fd);
     c->is_open = 0, c->ready_s = now + AGAIN_S;
 }
 
@@ -97,11 +95,6 @@ static int connected(struct conn *c)
         return 0;
     }
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    c->ssl = tls ? tls_new(c->fd, 0) : NULL;
-    if (c->ssl && SSL_do_handshake(c->ssl) != 1) {
-        SSL_free(c->ssl), c->ssl = NULL, close(c->fd);
-        return 0;
-    }
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     return c->is_open = 1;
 }
@@ -152,7 +145,7 @@ static void ask(struct conn *c, int index, double now)
     }
     fill(c, c->script);
     c->number++;
-    if (give(c->ssl, c->fd, c->script->request, c->script->request_len) != (ssize_t)c->script->request_len)
+    if (send(c->fd, c->script->request, c->script->request_len, 0) != (ssize_t)c->script->request_len)
         c->last_s = now; /* the end of the connection is found when it is read */
 }
 
@@ -240,7 +233,7 @@ static enum outcome judged(struct conn *c)
 
 static void read_more(struct conn *c, double now)
 {
-    ssize_t n = get(c->ssl, c->fd, c->raw + c->raw_len, ROOM - c->raw_len - 1);
+    ssize_t n = recv(c->fd, c->raw + c->raw_len, ROOM - c->raw_len - 1, 0);
     if (n < 0 && errno == EAGAIN)
         return;
     if (n <= 0) {
@@ -344,8 +337,6 @@ int main(int argc, char **argv)
             silence_s = atof(argv[i] + 8);
         else if (!strcmp(argv[i], "fresh"))
             is_fresh = 1;
-        else if (!strcmp(argv[i], "tls"))
-            tls_begin("", 0);
         else
             return 2;
     }
@@ -361,8 +352,6 @@ int main(int argc, char **argv)
     struct pollfd *polls = calloc((size_t)count, sizeof *polls);
     for (int i = 0; i < count; i++)
         conns[i].raw = malloc(ROOM), conns[i].body = malloc(ROOM);
-    for (int i = 0; i < count && tls; i++) /* handshakes are not a part of the load */
-        connected(&conns[i]);
     double until_s = now_s() + atof(argv[3]);
     for (;;) {
         double now = now_s();

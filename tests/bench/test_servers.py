@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.result import PeerError
-from bench.shard_parts import Side, until_serving
+from bench.harness import PeerError
+from bench.servers import Server
 from tests.support.ports import free_port
 
 
@@ -31,9 +31,11 @@ def test_a_peer_that_ends_is_blamed_with_its_exit_code(
     log = tmp_path / "peer.log"
     with log.open("ab") as words:
         started = subprocess.Popen([sys.executable, "-c", code], stderr=words)
-    side = Side(name="mlx_lm", model="bench", port=free_port(), logs=[log], started=[started])
+    side = Server(
+        name="mlx_lm", model="m", port=free_port(), ready="/health", logs=[log], started=[started]
+    )
     try:
         with pytest.raises(PeerError, match=f"RuntimeError: {reason}"), side.blamed():
-            until_serving(side)
+            side.until()
     finally:
         side.end()

@@ -1,1 +1,0 @@
-"""One module per client, ours and others': each has `connect(url, option)`, run in its own process."""
