@@ -169,7 +169,7 @@ bench-gateway: $(TEST_READY)  ## our gateway beside nginx, vLLM's router and Lit
 bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gone mad under load, and hostile clients, in five minutes
 	@$(BIN)/python -m bench.gateway.faults
 
-bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file; agents replayed
+bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file
 	@$(BIN)/python -m bench.prefix_cache
 
 bench-store: $(TEST_READY)  ## our etcd clients beside aetcd and etcd3-py, in four minutes
@@ -196,10 +196,10 @@ bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them b
 fuzz-engine: $(TEST_READY)  ## hostile and generated requests to a real engine: answers, memory, a neighbour's first tokens
 	@$(BIN)/python -m bench.engine_fuzz
 
-bench-walks: $(TEST_READY)  ## files of code that run for an apply, a chat and a lost node, in a minute
+bench-walks: $(TEST_READY)  ## files and functions that run for an apply, a chat and a lost node, in a minute
 	@$(BIN)/python -m bench.walks
 
-bench-nodes: $(TEST_READY)  ## tokens per second by the number of Macs: 1 to 3 real engines, 1 to 10 simulated Macs, in three minutes
+bench-nodes: $(TEST_READY)  ## tokens per second by the number of Macs, 1 to 10 simulated ones, in three minutes
 	@$(BIN)/python -m bench.nodes
 
 bench-shard: $(TEST_READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with mlx_lm.server, in five minutes

@@ -27,9 +27,9 @@ import aiohttp
 import uvloop
 from tabulate import tabulate
 
-from bench.chaos_clients import Clients, References, Request, Writer
-from bench.chaos_scene import Scene
+from bench.chaos_clients import MODEL, Clients, Request, Writer, reference_texts
 from bench.harness import finish, sized
+from nodeagent.engines.engine_processes import EngineProcess, find_engines
 from store import keys
 from store.errors import StoreError
 from store.etcd.connect import connect
@@ -62,6 +62,20 @@ _OTHERS = (
 _RECONCILER_FLAGS = ("--node-grace-period", "10", "--api-port", "0")
 
 
+_MANIFEST = f"""
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: {MODEL}}}
+spec: {{model: {{path: {MODEL}}}, replicas: {_NODES}, contextLength: 512, concurrency: 32}}
+"""
+
+
+def engines_of(fleet: Fleet) -> list[EngineProcess]:
+    """Return all engine processes of the fleet."""
+    folders = [fleet.root / f"node-{number}" / "engines" for number in range(1, _NODES + 1)]
+    return [engine for folder in folders for engine in find_engines(folder)]
+
+
 @dataclass
 class Timeline:
     """States of gateway and engines over time, by the monotonic clock in seconds."""
@@ -86,7 +100,7 @@ class Timeline:
 class Chaos:
     """A fleet under faults."""
 
-    scene: Scene
+    fleet: Fleet
     timeline: Timeline = field(default_factory=Timeline)
     faults: Counter[str] = field(default_factory=Counter)
     _random: random.Random = field(
@@ -94,11 +108,6 @@ class Chaos:
     )
     _busy: set[str] = field(default_factory=set)
     """Processes that are down or stopped now."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """The fleet."""
-        return self.scene.fleet
 
     async def run(self, seconds: float) -> None:
         """Cause faults for so long; return once each is undone."""
@@ -114,10 +123,10 @@ class Chaos:
                 await asyncio.sleep(self._random.uniform(*_PAUSE_S))
 
     async def _engine_fault(self, *, is_stop: bool) -> None:
-        engines = await asyncio.to_thread(self.scene.engines)
+        engines = await asyncio.to_thread(engines_of, self.fleet)
         if not engines:
             return
-        _, engine = self._random.choice(engines)
+        engine = self._random.choice(engines)
         self.faults[f"{'stop' if is_stop else 'kill'} {ENGINES}"] += 1
         engine.child.send(signal.SIGSTOP if is_stop else signal.SIGKILL)
         if is_stop:
@@ -174,8 +183,8 @@ class Chaos:
                 if ETCD not in self._busy:  # else what was published stays so
                     with_store = await _published(self.fleet)
                     published = published if with_store is None else with_store
-                engines = await asyncio.to_thread(self.scene.engines)
-                urls = [e.address.http_url for _, e in engines if e.replica in published]
+                engines = await asyncio.to_thread(engines_of, self.fleet)
+                urls = [e.address.http_url for e in engines if e.replica in published]
                 if any(await asyncio.gather(*(_serves(session, url) for url in urls))):
                     self.timeline.served.append(time.monotonic())
                 await asyncio.sleep(_SAMPLE_S)
@@ -188,6 +197,22 @@ async def _published(fleet: Fleet) -> frozenset[str] | None:
             return frozenset(await fleet.endpoints())
     except (StoreError, TimeoutError):  # etcd is killed and stopped meanwhile
         return None
+
+
+async def is_whole(fleet: Fleet) -> bool:
+    """Return whether there are as many engines as declared, all of them serve, and the gateway knows."""
+    engines = await asyncio.to_thread(engines_of, fleet)
+    if len(engines) != _NODES:
+        return False
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        if not all([await _serves(session, engine.address.http_url) for engine in engines]):
+            return False
+        try:
+            async with session.get(f"{fleet.url}/health") as response:
+                health = await response.json()
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+    return bool(health.get("models", {}).get(MODEL, {}).get("ready") == _NODES)
 
 
 async def _serves(session: aiohttp.ClientSession, url: str) -> bool:
@@ -219,27 +244,26 @@ async def leftovers(fleet: Fleet, engines: int) -> list[str]:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Scene]:
+async def serving(folder: Path) -> AsyncIterator[Fleet]:
     """Run the fleet until its three engines serve."""
     async with running_fleet(
         folder / "fleet", folder / "models", nodes=_NODES, grace_s=10.0
     ) as fleet:
         fleet.start("reconciler-2", "reconciler", *_RECONCILER_FLAGS)
-        scene = Scene(fleet, _NODES)
-        await scene.declare()
-        await scene.whole()
-        yield scene
+        await fleet.applied(_MANIFEST)
+        await until_async(lambda: is_whole(fleet), limit_s=_CONVERGED_S, what="three engines")
+        yield fleet
 
 
-async def converged(scene: Scene) -> float | None:
+async def converged(fleet: Fleet) -> float | None:
     """Return the seconds until all is as declared; None if it is not in time."""
     began_s = time.monotonic()
 
     async def is_clean() -> bool:
-        found = await _published(scene.fleet)
-        if found is None or not await scene.is_whole(None):
+        found = await _published(fleet)
+        if found is None or not await is_whole(fleet):
             return False
-        return not await leftovers(scene.fleet, len(scene.engines()))
+        return not await leftovers(fleet, len(engines_of(fleet)))
 
     try:
         await until_async(is_clean, limit_s=_CONVERGED_S, what="convergence", every_s=0.5)
@@ -271,11 +295,11 @@ async def main() -> int:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-chaos-")))
         await run_module("tests.support.tiny_model", str(folder / "models" / "tiny"), "--endless")
-        scene = await stack.enter_async_context(serving(folder))
-        _, engine = scene.engines()[0]
-        references = await References.ask(engine.address.http_url)
-        chaos, writer = Chaos(scene), Writer(scene.fleet)
-        clients = Clients(scene.fleet.url, references)
+        fleet = await stack.enter_async_context(serving(folder))
+        engine = engines_of(fleet)[0]
+        references = await reference_texts(engine.address.http_url)
+        chaos, writer = Chaos(fleet), Writer(fleet)
+        clients = Clients(fleet.url, references)
         async with asyncio.TaskGroup() as group:
             sampling = group.create_task(chaos.sample())
             load = [
@@ -284,7 +308,7 @@ async def main() -> int:
             ]
             writing = group.create_task(writer.run())
             await chaos.run(_SECONDS)
-            converged_s = await converged(scene)
+            converged_s = await converged(fleet)
             clients.stop()
             writer.stop()
             await asyncio.gather(*load, writing)
@@ -293,7 +317,7 @@ async def main() -> int:
         end = End(
             converged_s=converged_s,
             lost=await writer.lost(),
-            leftovers=await leftovers(scene.fleet, len(scene.engines())),
+            leftovers=await leftovers(fleet, len(engines_of(fleet))),
             right_after=sum(request.is_right is True for request in last),
         )
     return report(chaos, clients, writer, end)
@@ -345,7 +369,7 @@ def report(chaos: Chaos, clients: Clients, writer: Writer, end: End) -> int:
             "converged_s": end.converged_s,
             "leftovers": list(end.leftovers),
             "right_after": end.right_after,
-            "seconds": _SECONDS,
+            "fault_seconds": _SECONDS,
         },
     )
     return 0 if end.is_good and not counts["wrong text"] and not unexplained else 1

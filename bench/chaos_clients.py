@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import orjson
 
-from bench.chaos_scene import MODEL
 from store import keys
 from store.etcd.connect import connect
 from tests.support.fleet import Fleet
 
+MODEL = "tiny"
 _PROMPTS = 12
 _PATH = "/v1/chat/completions"
 _POOL = """
@@ -36,21 +36,14 @@ def _body(number: int) -> dict[str, Any]:
     }
 
 
-class References:
-    """The text of each prompt by an engine that nobody disturbs."""
-
-    def __init__(self, texts: list[str]) -> None:
-        self.texts = texts
-
-    @staticmethod
-    async def ask(url: str) -> "References":
-        """Ask an engine."""
-        texts: list[str] = []
-        async with aiohttp.ClientSession(timeout=_LIMIT) as session:
-            for number in range(_PROMPTS):
-                async with session.post(url + _PATH, json=_body(number)) as response:
-                    texts.append((await response.json())["choices"][0]["message"]["content"])
-        return References(texts)
+async def reference_texts(url: str) -> list[str]:
+    """Return the text of each prompt by an engine that nobody disturbs."""
+    texts: list[str] = []
+    async with aiohttp.ClientSession(timeout=_LIMIT) as session:
+        for number in range(_PROMPTS):
+            async with session.post(url + _PATH, json=_body(number)) as response:
+                texts.append((await response.json())["choices"][0]["message"]["content"])
+    return texts
 
 
 @dataclass
@@ -76,7 +69,7 @@ class Request:
 class Clients:
     """Clients that ask one request after another."""
 
-    def __init__(self, url: str, references: References) -> None:
+    def __init__(self, url: str, references: list[str]) -> None:
         self.done: list[Request] = []
         self._url = url
         self._references = references
@@ -117,7 +110,7 @@ class Clients:
             request.is_refused = isinstance(error, aiohttp.ClientConnectorError)
             request.failure = f"{type(error).__name__}: {error}"
         request.ended_s = time.monotonic()
-        expected = self._references.texts[number]
+        expected = self._references[number]
         if not request.failure:
             request.is_right = text == expected
         elif not expected.startswith(text):

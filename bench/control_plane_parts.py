@@ -15,12 +15,8 @@ from machinery import processes
 from machinery.processes import ChildProcess
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
 from schemas.meta import ObjectMeta
-from store import keys
 from store.errors import CompactedError, UnavailableError
 from store.port import Transport
-
-RECONCILER = ("reconciler", "--node-grace-period", "0")
-REPLICAS_PREFIX = keys.spec_prefix("Replica")
 
 
 def deployment(name: str, replicas: int) -> ModelDeployment:
@@ -197,11 +193,9 @@ class Bench:
 
     transport: Transport
     crowd: Crowd
-    replicas: Heard
-    endpoints: Heard
-    leases: Heard
-    figures: dict[str, object]
-    processors: int
+    replicas: Heard = field(default_factory=Heard)
+    endpoints: Heard = field(default_factory=Heard)
+    leases: Heard = field(default_factory=Heard)
     ends_at: float = 0.0
     """Deadline of the present phase, by `time.perf_counter`."""
 
@@ -219,9 +213,3 @@ async def wait_for(done: Callable[[], bool | Awaitable[bool]], limit_s: float) -
             return True
         await asyncio.sleep(0.05)
     return False
-
-
-async def leader(transport: Transport) -> str:
-    """Return who leads, as it calls itself; empty if nobody does."""
-    holder = await transport.get(keys.ELECTION_RECONCILER)
-    return "" if holder is None else holder.value.decode()

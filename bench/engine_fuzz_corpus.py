@@ -30,11 +30,6 @@ def _chat(name: str, **fields: Json) -> HostileRequest:
     return HostileRequest(name, CHAT, json.dumps(body).encode())
 
 
-def well_behaved() -> HostileRequest:
-    """Return a usual chat."""
-    return _chat("well behaved", max_tokens=4)
-
-
 def _schema(name: str, schema: Json, **fields: Json) -> HostileRequest:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return _chat(name, response_format=form, **fields)

@@ -1,19 +1,15 @@
 """Throughput against the number of Macs: `make bench-nodes`. The multiples are printed, not claimed.
 
-Real engines (1, 2, 3) share this machine's cores, so their multiples say how far those cores go. Simulated Macs decode
-at a fixed pace without using a core, so theirs (1 to 10) say what the gateway and its choices cost; five unlike ones
-decode in proportion to the memory bandwidth of their chips. All are behind one real gateway, and each Mac has as many
-clients as it works on requests at once.
+Simulated Macs (1 to 10) decode at a fixed pace without using a core, so the multiples say what the gateway and its choices
+cost; five unlike ones decode in proportion to the memory bandwidth of their chips. All are behind one real gateway, and
+each Mac has as many clients as it works on requests at once.
 """
 
 import asyncio
 import contextlib
-import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import orjson
@@ -22,12 +18,9 @@ from bench.harness import finish, sized
 from machinery.clock import SystemClock
 from schemas.chips import find_chip
 from store.memory import MemoryTransport
-from tests.support.engine_process import Engine
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_real_engine import tiny_engine
 from tests.support.gateway_world import World, deployment, endpoint, running_gateway
 
-REAL = sized((1, 2, 3), smoke=(1, 2))
 SIMULATED = sized((1, 2, 3, 4, 6, 8, 10), smoke=(1, 2))
 SECONDS = sized(10.0, smoke=2.0)
 CLIENTS, TOKENS = 4, 32
@@ -110,12 +103,6 @@ async def _simulated(macs_of: Sequence[SimulatedMac]) -> float:
         return await _tokens_per_s(url, CLIENTS * len(macs))
 
 
-async def _real(engines: list[Engine]) -> float:
-    async with _gateway([engine.port for engine in engines]) as url:
-        await _tokens_per_s(url, len(engines))  # warm
-        return await _tokens_per_s(url, CLIENTS * len(engines))
-
-
 def _show(kind: str, found: dict[int, float]) -> dict[str, float]:
     """Print a table; return the multiples of one Mac by the number of Macs."""
     one = found[min(found)]
@@ -153,22 +140,11 @@ def main() -> None:
         for count in SIMULATED
     }
     unlike = _unlike()
-    real: dict[int, float] = {}
-    with contextlib.ExitStack() as started:
-        engines: list[Engine] = []
-        for count in REAL:
-            folder = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
-            engines.append(started.enter_context(tiny_engine(folder)))
-            real[count] = asyncio.run(_real(engines))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     multiples = {
         "simulated_multiples": _show("simulated Macs", simulated),
         "unlike_simulated_multiples": unlike,
-        "real_multiples": _show(f"real engines, {cores} cores", real),
     }
-    finish(
-        "nodes", multiples, {"cores": cores, "tokens_per_s_of_a_simulated_mac": CLIENTS / STEP_S}
-    )
+    finish("nodes", multiples, {"tokens_per_s_of_a_simulated_mac": CLIENTS / STEP_S})
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
+
+from tabulate import tabulate
 
 from bench.harness import finish, sized
 from bench.looks import looks
 from reconciler.deployments.explain import explain_nodes
-from reconciler.deployments.placer import Assignment, Placer, PreemptingAssignment
+from reconciler.deployments.placer import Assignment, Placer
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
-from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from schemas.chips import CHIPS
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
@@ -35,52 +36,41 @@ ROUNDS = sized(5, smoke=1)
 CURVE = sized((50, 500, 5000), smoke=(20, 50, 100))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """A model as sizes go."""
-
-    name: str
-    gib: float
-    layers: int
-    parameters: float
-
-
-SIZES = (
-    Size(name="0.6b", gib=0.4, layers=28, parameters=0.6e9),
-    Size(name="3b", gib=1.8, layers=28, parameters=3e9),
-    Size(name="8b", gib=4.5, layers=36, parameters=8e9),
-    Size(name="14b", gib=8.0, layers=40, parameters=14e9),
-    Size(name="32b", gib=18.0, layers=64, parameters=32e9),
-    Size(name="70b", gib=40.0, layers=80, parameters=70e9),
-)
+# GiB of weights, layers and parameters by model.
+SIZES = {
+    "0.6b": (0.4, 28, 0.6e9),
+    "3b": (1.8, 28, 3e9),
+    "8b": (4.5, 36, 8e9),
+    "14b": (8.0, 40, 14e9),
+    "32b": (18.0, 64, 32e9),
+    "70b": (40.0, 80, 70e9),
+}
 
 
 def reports() -> dict[str, ModelReport]:
     """Return what nodes say of each model; equal reports are one object, as the reconciler keeps them."""
     return {
-        size.name: ModelReport(
-            path=size.name,
+        name: ModelReport(
+            path=name,
             geometry=ModelGeometry(
                 model_type="llama",
-                weights_bytes=int(size.gib * GIB),
-                layers=size.layers,
+                weights_bytes=int(gib * GIB),
+                layers=layers,
                 kv_heads=8,
                 head_dim=128,
                 kv_element_bytes=2,
                 vocab_size=128_000,
                 max_context=131_072,
                 groups=(
-                    LayerGroup(
-                        kind="Full", count=size.layers, kv_heads=8, head_dim=128, value_dim=128
-                    ),
+                    LayerGroup(kind="Full", count=layers, kv_heads=8, head_dim=128, value_dim=128),
                 ),
-                parameters=int(size.parameters),
+                parameters=int(parameters),
                 hidden_size=4096,
                 ffn_size=14_336,
                 heads=32,
             ),
         )
-        for size in SIZES
+        for name, (gib, layers, parameters) in SIZES.items()
     }
 
 
@@ -123,7 +113,7 @@ def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[
     profiles: tuple[Profile, ...] = ("Balanced", "BinPack", "Spread", "HardwareAware")
     placement_requests = []
     for at in range(number):
-        size = dice.choices(SIZES, weights=(30, 25, 25, 10, 8, 2))[0]
+        model = dice.choices(tuple(SIZES), weights=(30, 25, 25, 10, 8, 2))[0]
         placement = Placement(
             pools=dice.choice(((), (), ("studio",), ("lab", "desk"))),
             tolerations=dice.choice(((), (), (Toleration(operator="Exists"),))),
@@ -133,7 +123,7 @@ def deployments(number: int, dice: random.Random, *, prefix: str = "d") -> list[
             profile=dice.choice(profiles),
         )
         spec = ModelDeploymentSpec(
-            model=ModelSource(path=size.name),
+            model=ModelSource(path=model),
             replicas=PER_DEPLOYMENT,
             context_length=dice.choice((2048, 4096, 8192)),
             concurrency=dice.choice((1, 2, 4)),
@@ -212,10 +202,7 @@ def reference(nodes: Sequence[NodeView], want: PlacementRequest, number: int) ->
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(f"\n{title}")
-    widths = [max(len(row[at]) for row in (columns, *rows)) for at in range(len(columns))]
-    for row in (columns, *rows):
-        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    print(f"\n{title}\n{tabulate(rows, headers=columns)}")
 
 
 def from_scratch() -> tuple[dict[str, float], tuple[NodeView, ...]]:
@@ -275,29 +262,6 @@ def too_big(want: PlacementRequest) -> PlacementRequest:
     return replace(want, spec=want.spec.model_copy(update={"resources": resources}))
 
 
-def preemption(nodes: tuple[NodeView, ...]) -> float:
-    """Ten replicas of a high priority onto a fleet where somebody has to go for each."""
-    dice = random.Random(6)
-    wants = deployments(1, dice, prefix="high")
-    full = tuple(replace(node, allocatable_bytes=max(node.used_bytes, 1)) for node in nodes)
-    spec = wants[0].spec.model_copy(update={"priority": 100, "placement": Placement()})
-    table = NodeTable(full)
-
-    def displace() -> int:
-        placer = Placer(table)
-        want = replace(wants[0], spec=spec)
-        return sum(isinstance(placer.claim(want), PreemptingAssignment) for _ in range(10))
-
-    runs = [timed(displace) for _ in range(3)]
-    ms = statistics.median(seconds for seconds, _ in runs) * 1000
-    show(
-        "Somebody has to go for each of 10 replicas of a high priority",
-        ("displacing", "ms"),
-        [(f"{runs[0][1]}", f"{ms:.1f}")],
-    )
-    return ms
-
-
 def curve() -> dict[int, tuple[float, float]]:
     """Cost of a placement by the number of nodes: two replicas a node, ours and the reference."""
     rows, found = [], {}
@@ -323,20 +287,10 @@ def curve() -> dict[int, tuple[float, float]]:
     return found
 
 
-def explained(nodes: tuple[NodeView, ...]) -> None:
-    want = too_big(deployments(1, random.Random(8))[0])
-    outcome = Placer(NodeTable(nodes)).place(want)
-    assert isinstance(outcome, Unschedulable)
-    print(f"\nWhat a person reads:\n  {summary_line(outcome)}")
-
-
 def main() -> None:
-    begin = time.perf_counter()
     scratch, full = from_scratch()
     passes = incremental(full)
-    displacing_ms = preemption(full)
     by_nodes = curve()
-    explained(full)
     seen = looks(NODES, REPLICAS)
     show(
         f"One look at {NODES} nodes with {REPLICAS} replicas, through the caches",
@@ -345,7 +299,6 @@ def main() -> None:
     )
     ours, plain = by_nodes[NODES]
     growth = (ours / by_nodes[CURVE[0]][0]) / (NODES / CURVE[0])
-    print(f"\n{time.perf_counter() - begin:.0f} s")
     compared = {
         "ratio_to_kube_scheduler_680_per_s": round(scratch["per_s"] / KUBE_SCHEDULER_PODS_PER_S, 1),
         "ratio_to_node_by_node": round(plain / ours, 1),
@@ -356,7 +309,6 @@ def main() -> None:
         "placed": scratch["placed"],
         "pass_100_new_ms": round(passes["100 replicas that fit"], 2),
         "pass_100_unplaceable_ms": round(passes["100 that fit nowhere"], 2),
-        "displace_10_ms": round(displacing_ms, 1),
         **seen,
         "us_per_placement_by_nodes": {
             str(nodes): round(pair[0] * 1e6, 1) for nodes, pair in by_nodes.items()

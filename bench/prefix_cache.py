@@ -7,8 +7,6 @@ model is counted on neither side. All figures are medians of seconds.
 
 The prompt has 1,500 tokens instead of the 26,000 of a coding agent, which the CPU backend needs minutes for; what a
 file spares grows with the prompt, so a longer one is no worse.
-
-Recorded agents are replayed on a tiny model, two sessions of 20 turns each: tokens read by tokens that are new.
 """
 
 import json
@@ -19,22 +17,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import SMOKE, finish, of_peer, recorded, sized
-from bench.servers import Server, real_model, serving, start_ours, tiny_model
+from bench.servers import Server, real_model, serving, start_ours
 from schemas.kv_cache import KvCache
-from tests.support.agent_sessions import ReadTokens, load_session, replay
 
 ROUNDS: Final = sized(3, smoke=1)
 PROMPT_TOKENS: Final = sized(1_500, smoke=256)
 ANSWER_TOKENS: Final = sized(64, smoke=8)
-AGENTS: Final = sized(("aider", "claude", "opencode", "qwen"), smoke=("aider",))
-AGENT_TURNS: Final = sized(20, smoke=2)
 _BLOCK: Final = 64
 _PEER: Final = """
 import json, sys, time
@@ -73,8 +67,8 @@ def complete(engine: Server, prompt: Sequence[int], tokens: int) -> float:
 
 
 @contextmanager
-def running(model: Path, disk: Path | None, context_length: int = 4096) -> Iterator[Server]:
-    fields: dict[str, Any] = {"context_length": context_length, "concurrency": 2}
+def running(model: Path, disk: Path | None) -> Iterator[Server]:
+    fields: dict[str, Any] = {"context_length": 4096, "concurrency": 2}
     if disk is not None:
         fields |= {"kv_cache": KvCache(disk_bytes="4Gi"), "prefix_disk_dir": disk}
     with serving(start_ours(model, fields)) as (engine,):  # killed at its end
@@ -124,37 +118,6 @@ def measure_round(model: Path, root: Path, number: int) -> dict[str, float]:
     return figures
 
 
-def post(engine: Server, path: str, body: bytes) -> tuple[dict[str, str], Any]:
-    status, answer = engine.call("POST", path, body.decode())
-    if status != 200:
-        raise RuntimeError(f"the engine answered {status}: {answer[:300]!r}")
-    return {}, json.loads(answer)
-
-
-def replay_agents(root: Path) -> dict[str, float]:
-    """Return the tokens that an engine read by those that were new, for each recorded agent.
-
-    Two sessions of an agent, the second after a restart with kill -9. The model is tiny: the figures have no time.
-    """
-    model = tiny_model(root, "--context", "131072")
-    figures: dict[str, float] = {}
-    for agent in AGENTS:
-        known: list[Sequence[int]] = []
-        parts: list[ReadTokens] = []
-        for number in (1, 2):
-            with running(model, root / f"disk-{agent}", 131_072) as engine:
-                send: Callable[[str, bytes], tuple[dict[str, str], Any]] = partial(post, engine)
-                turns, session = slice(AGENT_TURNS), load_session(agent, number)
-                parts.append(replay(send, session, known, turns=turns, model="bench"))
-                if number == 1:
-                    until_written(engine, len(known[-1]))
-        read, new = sum(part.read for part in parts), sum(part.new for part in parts)
-        figures[f"{agent}_read_of_new"] = round(read / new, 4)
-        figures[f"{agent}_second_read_of_prompts"] = round(parts[1].read / parts[1].prompts, 4)
-        print({name: value for name, value in figures.items() if agent in name}, flush=True)
-    return figures
-
-
 def main() -> None:
     """Measure and print."""
     failed: dict[str, str] = {}
@@ -164,8 +127,6 @@ def main() -> None:
         for number in range(ROUNDS):
             rounds.append(measure_round(model, Path(root), number))
             print({name: round(value, 3) for name, value in rounds[-1].items()}, flush=True)
-    with tempfile.TemporaryDirectory() as root:
-        agents = replay_agents(Path(root))
     compared: dict[str, float] = {}
     figures: dict[str, float] = {}
     if rounds:
@@ -178,7 +139,7 @@ def main() -> None:
             ("decode_while_writing_of_no_disk", "no_disk_s", "writing_s"),
         ):
             compared[name] = round(figures[first] / figures[second], 4)
-    more = {"rounds": ROUNDS, "prompt_tokens": PROMPT_TOKENS, **figures, **agents}
+    more = {"rounds": ROUNDS, "prompt_tokens": PROMPT_TOKENS, **figures}
     finish("prefix-cache", compared, more, failed=failed)
 
 

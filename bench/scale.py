@@ -8,7 +8,6 @@ the reason is among the figures. The last line is one JSON object, ratios first.
 """
 
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -20,14 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.control_plane_parts import (
-    RECONCILER,
-    REPLICAS_PREFIX,
     Bench,
     Crowd,
-    Heard,
     TooSlowError,
     deployment,
-    leader,
     others,
     spent,
     used,
@@ -41,13 +36,12 @@ from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
 from store import codec, keys
 from store.errors import StoreError
-from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.member.binary import locate
-from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Put
+from tests.support.etcd import running_etcd
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
+RECONCILER = ("reconciler", "--node-grace-period", "0")
 FULL = bool(os.environ.get("FULL"))
 # The bound of kube-scheduler's own benchmark, SchedulingBasic with 5,000 nodes: quoted, not measured.
 AIM_BINDS_PER_S, AIM_CONVERGED_S, AIM_IDLE, AIM_LOOK_S = 810, 60.0, 0.05, 0.3
@@ -67,48 +61,27 @@ PROCESSORS = os.cpu_count() or 1
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Bench]:
-    """Run an etcd of its own, and listen to replicas and leases."""
-    etcd = EmbeddedEtcd(locate(None), folder / "etcd", SystemClock())
-    await etcd.start()
-    pid = int(json.loads((folder / "etcd" / "etcd.pid").read_text())["pid"])
-    crowd = Crowd(etcd_flag=f"unix:{etcd.address.socket}", folder=folder, pids={"etcd": pid})
-    try:
-        async with listening(etcd.address, crowd) as bench:
-            yield bench
-    finally:
-        await etcd.supervisor.stop()
-
-
-@asynccontextmanager
-async def listening(address: EtcdAddress, crowd: Crowd) -> AsyncIterator[Bench]:
-    """Listen to replicas and leases in an etcd that runs; at the end of the block, kill the crowd."""
-    transport = connect(address)
-    replicas, leases, endpoints = Heard(), Heard(), Heard()
-    bench = Bench(
-        transport=transport,
-        crowd=crowd,
-        replicas=replicas,
-        endpoints=endpoints,
-        leases=leases,
-        figures={},
-        processors=PROCESSORS,
-    )
-    try:
-        async with asyncio.TaskGroup() as group:
-            ears = [
-                group.create_task(heard.listen(transport, prefix))
-                for heard, prefix in (
-                    (replicas, REPLICAS_PREFIX),
-                    (leases, keys.NODE_LEASE_PREFIX),
-                    (endpoints, keys.ENDPOINT_PREFIX),
-                )
-            ]
-            yield bench
-            for ear in ears:
-                ear.cancel()
-    finally:
-        crowd.kill_all()
-        await transport.close()
+    """Run an etcd of its own, and listen to replicas, endpoints and leases; at the end, kill the crowd."""
+    async with running_etcd(folder / "etcd") as etcd:
+        crowd = Crowd(etcd_flag=str(etcd.address), folder=folder)
+        crowd.pids["etcd"] = etcd.supervisor.pid or 0
+        bench = Bench(transport=connect(etcd.address), crowd=crowd)
+        try:
+            async with asyncio.TaskGroup() as group:
+                ears = [
+                    group.create_task(heard.listen(bench.transport, prefix))
+                    for heard, prefix in (
+                        (bench.replicas, keys.spec_prefix("Replica")),
+                        (bench.leases, keys.NODE_LEASE_PREFIX),
+                        (bench.endpoints, keys.ENDPOINT_PREFIX),
+                    )
+                ]
+                yield bench
+                for ear in ears:
+                    ear.cancel()
+        finally:
+            crowd.kill_all()
+            await bench.transport.close()
 
 
 async def write(bench: Bench, puts: list[Put]) -> None:
@@ -119,13 +92,13 @@ async def write(bench: Bench, puts: list[Put]) -> None:
 async def reconciler(bench: Bench, command: tuple[str, ...] = RECONCILER) -> None:
     """Start it, and wait until it leads and has read everything."""
     bench.crowd.start("reconciler", *command)
-    if not await wait_for(lambda: _is_led(bench), START_S):
+
+    async def is_led() -> bool:
+        return await bench.transport.get(keys.ELECTION_RECONCILER) is not None
+
+    if not await wait_for(is_led, START_S):
         raise TooSlowError(f"the reconciler does not lead after {START_S:g} s")
     await bench.crowd.calm("reconciler", limit_s=30)
-
-
-async def _is_led(bench: Bench) -> bool:
-    return bool(await leader(bench.transport))
 
 
 async def control_plane(bench: Bench, nodes: int) -> dict[str, object]:
@@ -288,7 +261,6 @@ def run(
             asyncio.run(measure(Path(root), began, figures))
         except* (TooSlowError, StoreError) as errors:
             figures["error"] = str(errors.exceptions[0])
-    figures["seconds"] = round(time.perf_counter() - began)
     finish(name, ratios(figures), figures)
     sys.exit("error" in figures)
 

@@ -24,7 +24,7 @@ from schemas.wire.engine_config import EngineConfig, GroupConfig
 from tests.support.ports import free_port
 
 Json = dict[str, Any]
-READY_S, _ANSWER_S, _LOOK_S = 120.0, 280.0, 0.025
+READY_S, _ANSWER_S, _LOOK_S, _RESET_S = 120.0, 280.0, 0.025, 5.0
 _WORDS = "time year people way day man thing woman life child world school state family group hand"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b")
@@ -83,8 +83,6 @@ class Server:
     model: str
     """The name that requests give."""
     port: int
-    ready: str
-    """The path that is answered with 200 once it serves."""
     logs: list[Path] = field(default_factory=list)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -187,12 +185,22 @@ class Server:
             "stream_options": {"include_usage": True},
             **more,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
         reply, began = Reply(), time.perf_counter()
-        with self.blamed(), contextlib.closing(connection):
+        with self.blamed(), contextlib.ExitStack() as stack:
             kind = {"content-type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", json.dumps(request), kind)
-            response = connection.getresponse()
+            response = None
+            while response is None:
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
+                stack.callback(connection.close)
+                try:
+                    connection.request("POST", "/v1/chat/completions", json.dumps(request), kind)
+                    response = connection.getresponse()
+                except (
+                    ConnectionResetError
+                ):  # 16 at once overflow the listen backlog of mlx_lm.server, which is 5
+                    if time.perf_counter() - began > _RESET_S:
+                        raise
+                    time.sleep(_LOOK_S)
             if response.status != 200:
                 raise RuntimeError(f"{self.name}: {response.status} {response.read()[:200]!r}")
             for line in response:
@@ -232,7 +240,7 @@ def _environment(folder: Path, size: int) -> dict[str, str]:
 def start_ours(model: Path, fields: Json | None = None, *, size: int = 1, epoch: int = 1) -> Server:
     """Start our engine, or a group of ranks as agents do, with these fields of its configuration."""
     ports, folder = [free_port() for _ in range(2 * size + 1)], model.parent
-    server = Server(name="ours", model="bench", port=ports[0], ready="/ready")
+    server = Server(name="ours", model="bench", port=ports[0])
     environment, group = _environment(folder, size), {}
     for rank in range(size):
         if size > 1:
@@ -285,7 +293,7 @@ def start_theirs(model: Path, *, size: int = 1) -> Server:
     if (library := fast_blas(model)) is not None:
         environment["LD_PRELOAD"] = str(library)
     log = folder / f"mlx_lm-{port}.log"
-    server = Server(name="mlx_lm", model=str(model), port=port, ready="/health", logs=[log])
+    server = Server(name="mlx_lm", model=str(model), port=port, logs=[log])
     with log.open("ab") as output:
         # A launcher looks at its standard input all the time: a pipe on which nothing comes.
         process = subprocess.Popen(

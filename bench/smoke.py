@@ -5,32 +5,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-# By the name of their target in the Makefile, without `bench-`.
-BENCHES = {
-    "chaos": "bench.chaos",
-    "engine": "bench.engine",
-    "gateway": "bench.gateway",
-    "gateway-faults": "bench.gateway.faults",
-    "nodes": "bench.nodes",
-    "dashboard": "bench.dashboard",
-    "placement": "bench.placement",
-    "prefix-cache": "bench.prefix_cache",
-    "speculation": "bench.speculation",
-    "scale": "bench.scale",
-    "scale-changes": "bench.scale_changes",
-    "shard": "bench.shard",
-    "start": "bench.start",
-    "store": "bench.store",
-    "walks": "bench.walks",
-}
+from bench.harness import ROOT
+
+_RECIPE = re.compile(r"^(?:bench|fuzz)-([a-z-]+):.*\n\t@\$\(BIN\)/python -m (\S+)", re.MULTILINE)
+BENCHES = dict(_RECIPE.findall((ROOT / "Makefile").read_text()))
+"""Modules by the name of their target in the Makefile, without `bench-`."""
+del BENCHES["smoke"]
 _LIMIT_S = 600.0
 
 

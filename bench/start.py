@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from manifests.load import load_objects
 from schemas.deployment import ModelDeployment
 from store import objects
 from store.etcd.connect import connect
-from store.port import Put, Transport, WatchBatch
+from store.port import Put, Transport
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet
 
@@ -58,10 +57,6 @@ def started_at(log: Path, replica: str) -> float | None:
     return None
 
 
-async def _next(watch: AsyncGenerator[WatchBatch]) -> None:
-    await anext(watch)
-
-
 async def hop(transport: Transport, number: int) -> float:
     """Return the milliseconds from a write's answer to a watcher having it."""
     key = "/bench/hop"
@@ -70,7 +65,7 @@ async def hop(transport: Transport, number: int) -> float:
     await anext(watch)
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_next(watch))
+        group.create_task(asyncio.wait_for(anext(watch), 10.0))
         await transport.commit([], [Put(key=key, value=str(number).encode())])
     took = time.perf_counter() - began
     await watch.aclose()
@@ -106,8 +101,6 @@ def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as root:
         found = asyncio.run(measure(Path(root)))
-    for name, value in found.items():
-        print(f"{name:26} {value}")
     floor = 2 * found["write_to_watcher_ms_p50"] + found["bare_process_ms_p50"]
     ratio = {"start_over_two_hops_and_a_process": round(found["start_ms_p50"] / floor, 1)}
     finish("start", ratio, {"runs": RUNS, "aim_ms": 150, **found})

@@ -1,7 +1,8 @@
-"""Files of production code that run while three things happen: an apply, a chat request, and the loss of a node.
+"""Files and functions of production code that run for an apply, a chat request, and the loss of a node.
 
 A reader who follows one of them opens about these files. Every process of a real fleet records the functions that it
-calls; the counts are of files with at least one call, module bodies left out.
+calls, module bodies left out; what its loops do meanwhile is among them. The files of one reconcile of one key alone are
+counted by tests/reconciler/test_reconcile.py.
 
 `python -m bench.walks [TREE]` measures this tree, or another checkout with its own virtual environment.
 """
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.harness import arguments, finish
@@ -24,6 +25,20 @@ _FIRST_SIGNAL: int = getattr(signal, "SIGRTMIN", 0)
 """Linux has signals for free use, and /proc."""
 _RESET, _DUMP = _FIRST_SIGNAL + 5, _FIRST_SIGNAL + 6
 _LIMIT_S = 90.0
+_PACKAGES = frozenset(
+    [
+        "schemas",
+        "machinery",
+        "store",
+        "models",
+        "manifests",
+        "reconciler",
+        "nodeagent",
+        "engine",
+        "gateway",
+        "fleetctl",
+    ]
+)
 
 # Loaded by every Python process of the measured fleet, whatever tree it runs.
 _RECORDER = """
@@ -34,11 +49,11 @@ def record(frame, event, argument):
     code = frame.f_code
     # 0x1 marks a function: the bodies of modules and classes run once, at import.
     if event == "call" and code.co_flags & 1 and code.co_filename.startswith(root):
-        seen.add(code.co_filename[len(root):])
+        seen.add(code.co_filename[len(root):] + " " + code.co_qualname)
 def dump(*_):
     path = os.path.join(folder, str(os.getpid()))
     with open(path + ".new", "w") as file:
-        json.dump({"argv": sys.orig_argv, "files": sorted(seen)}, file)
+        json.dump({"argv": sys.orig_argv, "functions": sorted(seen)}, file)
     os.replace(path + ".new", path)
 signal.signal(signal.SIGRTMIN + 5, lambda *_: seen.clear())
 signal.signal(signal.SIGRTMIN + 6, dump)
@@ -108,8 +123,8 @@ class RecordedFleet:
             with contextlib.suppress(OSError):
                 os.kill(pid, _RESET)
 
-    def files(self) -> dict[str, set[str]]:
-        """Return the files that ran since the last reset, by the first package of the process."""
+    def functions(self) -> dict[str, set[str]]:
+        """Return the functions that ran since the last reset, each with its file, by the first package of the process."""
         for pid in self.pids():
             with contextlib.suppress(OSError):
                 os.kill(pid, _DUMP)
@@ -119,25 +134,9 @@ class RecordedFleet:
             record = json.loads(path.read_text())
             argv = record["argv"]
             module = argv[argv.index("-m") + 1] if "-m" in argv else "other"
-            production = {name for name in record["files"] if name.split("/")[0] in _PACKAGES}
+            production = {name for name in record["functions"] if name.split("/")[0] in _PACKAGES}
             by_process.setdefault(module, set()).update(production)
         return by_process
-
-
-_PACKAGES = frozenset(
-    (
-        "schemas",
-        "machinery",
-        "store",
-        "models",
-        "manifests",
-        "reconciler",
-        "nodeagent",
-        "engine",
-        "gateway",
-        "fleetctl",
-    )
-)
 
 
 @contextlib.contextmanager
@@ -196,42 +195,38 @@ def kill_node(fleet: RecordedFleet, node: str) -> None:
 
 
 def measure(tree: Path) -> dict[str, int]:
-    """Return the number of files that each walk passes."""
-    figures: dict[str, int] = {}
+    """Return the number of files and functions that each walk passes."""
+    walks: dict[str, set[str]] = {}
     with recorded_fleet(tree) as fleet:
         manifest = fleet.folder / "walk.yaml"
         manifest.write_text(_MANIFEST)
         fleet.reset()
         fleet.fleetctl("apply", "-f", str(manifest), "--data-dir", str(fleet.data))
         until_chat_works()
-        seen = fleet.files()
-        figures["apply_to_engine_ready"] = _count(seen, skip=("gateway",))
+        ran = fleet.functions()
+        walks["apply_to_engine_ready"] = set().union(
+            *(names for module, names in ran.items() if module != "gateway")
+        )
+        walks["apply_in_fleetctl"] = ran.get("fleetctl", set())
         for _ in range(3):
             chat()
         fleet.reset()
         node = str(chat()["node"])
-        seen = fleet.files()
-        chat_files = {
-            name
-            for module, names in seen.items()
-            if module in ("gateway", "engine")
-            for name in names
-        }
-        figures["chat_request"] = len(chat_files)
-        figures["chat_request_gateway"] = sum(name.startswith("gateway/") for name in chat_files)
+        ran = fleet.functions()
+        walks["chat_request_in_gateway"] = ran.get("gateway", set())
+        walks["chat_request"] = walks["chat_request_in_gateway"] | ran.get("engine", set())
         fleet.reset()
         kill_node(fleet, node)
         time.sleep(6)
         until_chat_works()
-        seen = fleet.files()
-        figures["lost_node_to_replacement"] = len(seen.get("reconciler", set()))
+        walks["lost_node_to_replacement"] = fleet.functions().get("reconciler", set())
+    figures: dict[str, int] = {}
+    for name, functions in walks.items():
+        figures[f"{name}_files"] = len({function.partition(" ")[0] for function in functions})
+        figures[f"{name}_functions"] = len(functions)
         if "--list" in sys.argv:
-            print("\n".join(sorted(chat_files)))
+            print(name, *sorted(functions), sep="\n  ")
     return figures
-
-
-def _count(seen: dict[str, set[str]], *, skip: Sequence[str]) -> int:
-    return len({name for module, names in seen.items() if module not in skip for name in names})
 
 
 def main() -> None:

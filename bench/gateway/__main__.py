@@ -24,6 +24,7 @@ from tabulate import tabulate
 from bench.gateway.load import EVENTS, Engine, Load, compiled, start_engines
 from bench.gateway.peers import (
     DIRECT,
+    NGINX,
     OURS,
     ROUTERS,
     SLOW,
@@ -49,7 +50,6 @@ IS_FULL = bool(os.environ.get("FULL")) and not SMOKE
 ROUNDS, SLOW_ROUNDS, BURST_S = (20, 4, 1.0) if IS_FULL else sized((5, 1, 0.5), smoke=(1, 1, 0.1))
 IDLE = 10_000 if IS_FULL else sized(2000, smoke=50)
 _IDLE_PATIENCE_S, _OPEN_S, _SETTLE_S = 60, 30.0, 0.5
-_NGINX = "nginx"
 
 
 @dataclass(frozen=True)
@@ -209,56 +209,35 @@ def aims(
             ratio = results.compare(case, (best, OURS), "cpu_us")
             name = f"{what}_per_cpu_s_over_best_router_{case.name}"
             yield name, ratio, ">=", case.least_over_router, best
-        if case.most_over_nginx and results.rounds(case, _NGINX):
-            ratio = results.compare(case, (OURS, _NGINX), "cpu_us")
-            yield f"cpu_over_nginx_{case.name}", ratio, "<=", case.most_over_nginx, _NGINX
+        if case.most_over_nginx and results.rounds(case, NGINX):
+            ratio = results.compare(case, (OURS, NGINX), "cpu_us")
+            yield f"cpu_over_nginx_{case.name}", ratio, "<=", case.most_over_nginx, NGINX
         if case in KINDS and (best := results.best_router(case, "p99_us")):
             ratio = results.compare(case, (OURS, best), "p99_us")
             yield f"p99_over_best_router_{case.name}", ratio, "<=", 1, best
     if best := results.best_router(ALONE, "p50_us"):
         ratio = results.compare(ALONE, (OURS, best), "p50_us")
         yield "p50_over_best_router_alone", ratio, "<=", 1, best
-    if results.rounds(ALONE, _NGINX):
-        added = results.compare(ALONE, (OURS, _NGINX), "p50_us", lambda ours, nginx: ours - nginx)
-        yield "added_p50_us_alone", added, "<=", 70, _NGINX
+    if results.rounds(ALONE, NGINX):
+        added = results.compare(ALONE, (OURS, NGINX), "p50_us", lambda ours, nginx: ours - nginx)
+        yield "added_p50_us_alone", added, "<=", 70, NGINX
     if OURS in idle:
         yield "kib_per_idle_stream", Spread.of([idle[OURS]]), "<=", 12, ""
 
 
-def tables(results: Results, peers: Sequence[str], idle: Mapping[str, float]) -> str:
-    """Return two tables, a row for each peer: processor time; then time that passes, and memory."""
-    cost, speed = [], []
+def table(results: Results, peers: Sequence[str], idle: Mapping[str, float]) -> str:
+    """Return a table of processor time with a row for each peer."""
+    rows = []
     for name in peers:
-        medians = {
-            (case.name, figure): results.spread(case, name, figure).median
-            for case in CASES
-            for figure in FIGURES
-        }
-        if name != DIRECT:
-            each = [
-                medians[case.name, "cpu_us"] / (EVENTS if case.is_streamed else 1) for case in CASES
-            ]
-            cost.append([name, *(round(us, 1) for us in each)])
-        added = results.compare(
-            ALONE, (name, DIRECT), "p50_us", lambda first, second: first - second
-        )
-        speed.append(
-            [
-                name,
-                round(medians["one_head", "per_s"]),
-                round(medians["stream", "per_s"] * EVENTS),
-                round(added.median),
-                *(round(medians[case.name, "p99_us"] / 1e3, 1) for case in KINDS),
-                round(medians["paced", "first_us"] / 1e3, 1),
-                round(idle[name], 1) if name in idle else None,
-                results.failed.get(name, 0),
-            ]
-        )
+        spreads = [results.spread(case, name, "cpu_us") for case in CASES]
+        events = [EVENTS if case.is_streamed else 1 for case in CASES]
+        each = [
+            round(spread.median / count, 1) for spread, count in zip(spreads, events, strict=True)
+        ]
+        rows.append([name, *each, idle.get(name), results.failed.get(name, 0)])
     kinds = [case.name.replace("_", " ") for case in KINDS]
-    cost_heads = ["CPU us each", *kinds, "alone", "chunk", "chunk, paced"]
-    speed_heads = ["c=64", "req/s", "chunks/s", "+p50 us, c=1", *(f"p99 ms, {k}" for k in kinds)]
-    speed_heads += ["first ms", "KiB/idle stream", "failed"]
-    return f"{tabulate(cost, headers=cost_heads)}\n\n{tabulate(speed, headers=speed_heads)}"
+    heads = [*kinds, "alone", "chunk", "chunk, paced", "KiB/idle stream", "failed"]
+    return tabulate(rows, headers=["CPU us each", *heads], floatfmt=".1f")
 
 
 async def main() -> None:
@@ -274,7 +253,7 @@ async def main() -> None:
             engines = start_engines(stack, programs, 2)
             ours = await start_ours(stack, folder / OURS, {"bench": engines})
             peers = [ours, Peer(DIRECT, engines[0].port)]
-            for name in (_NGINX, *ROUTERS):
+            for name in (NGINX, *ROUTERS):
                 with recorded(failed, name):
                     peers.append(await start(stack, folder, name, engines))
             results = await measure(programs, engines, peers)
@@ -290,7 +269,7 @@ async def main() -> None:
             failed[name] = "it answered nothing in one of the cases"
     if OURS in failed or DIRECT in failed:
         sys.exit(f"bench gateway: {failed}")
-    print(tables(results, [name for name in memory if name not in failed], idle))
+    print(table(results, [n for n in memory if n not in (*failed, DIRECT)], idle))
     compared: dict[str, object] = {}
     for name, spread, sign, bound, beside in aims(results, idle):
         is_met = spread.median >= bound if sign == ">=" else spread.median <= bound

@@ -1,9 +1,9 @@
-"""Engines that die, stop, drain and go mad under load, and hostile clients, behind our gateway and others.
+"""Engines that die, stop, drain and go mad under load, and hostile clients, behind our gateway and nginx.
 
 `make bench-gateway-faults`, in five minutes. Whole answers (50 ms) and streams (64 events, 10 ms apart) are asked for at
 once, each by as many connections as said, while one engine has its fault. Every answer's text is compared with what it
 must be. `gap` is the longest that any stream paused, `first` the longest that one took to begin, `slowest` the longest
-whole answer. All gateways give a silent engine 1 s. In the last runs of ours its etcd is dead.
+whole answer. Both give a silent engine 1 s. In the last runs of ours its etcd is dead.
 
 Then hostile clients beside four honest ones: p50 and p99 are those of the honest ones, over those without the crowd, whose
 clients share the cores with the gateway. The last line is JSON.
@@ -26,7 +26,7 @@ import uvloop
 from tabulate import tabulate
 
 from bench.gateway.load import Engine, Load, Records, compiled, counts, start_engines
-from bench.gateway.peers import KEY, OURS, PROXIES, Peer, start, start_ours
+from bench.gateway.peers import KEY, NGINX, OURS, Peer, start, start_ours
 from bench.harness import finish, recorded, rss_mb, sized
 from schemas.routing import Timeouts
 
@@ -347,12 +347,11 @@ async def main() -> None:
                     await peer.etcd.supervisor.stop()
                     name = f"{OURS}, etcd dead"
                     settings[name] = await suffer(programs, name, peer, engines, _CONNECTIONS[:1])
-        for name in PROXIES:
-            async with AsyncExitStack() as stack:
-                engines = start_engines(stack, programs, 2, *_OPTIONS)
-                with recorded(failed, name):
-                    peer = await start(stack, folder, name, engines)
-                    settings[name] = await suffer(programs, name, peer, engines, _CONNECTIONS[:1])
+        async with AsyncExitStack() as stack:
+            engines = start_engines(stack, programs, 2, *_OPTIONS)
+            with recorded(failed, NGINX):
+                peer = await start(stack, folder, NGINX, engines)
+                settings[NGINX] = await suffer(programs, NGINX, peer, engines, _CONNECTIONS[:1])
         beside = await beside_crowds(programs, folder)
     rows = [[name, *sums.values()] for name, sums in settings.items()]
     print(tabulate(rows, headers=["gateway", *next(iter(settings.values()))]))

@@ -5,7 +5,6 @@ The others are installed into folders of their own, without root rights. Missing
 
 import json
 import os
-import platform
 import re
 import resource
 import secrets
@@ -30,7 +29,8 @@ from tests.support.ports import free_port
 OURS, DIRECT = "ours", "direct"
 """`direct` is the load on an engine without a gateway."""
 KEY = "sk-fleet-" + "b" * 43
-PROXIES, ROUTERS = ("nginx", "haproxy"), ("vllm-router p2c", "vllm-router cache", "litellm")
+NGINX = "nginx"
+ROUTERS = ("vllm-router p2c", "vllm-router cache", "litellm")
 SLOW = "litellm"
 """So slow that it is measured in fewer rounds."""
 _CHATS, _STAYS = 20, 15
@@ -53,36 +53,6 @@ http {{
   }}
 }}
 """
-_HAPROXY = """
-global
-  nbthread 1
-  maxconn {clients}
-defaults
-  mode http
-  timeout connect 1s
-  timeout client 600s
-  timeout server {patience_s}s
-  timeout tunnel 600s
-  retries 3
-  retry-on all-retryable-errors
-  option redispatch 1
-  option http-keep-alive
-  option http-no-delay
-  http-reuse always
-frontend in
-  bind 127.0.0.1:{port}
-  default_backend engines
-backend engines
-  balance leastconn
-  option httpchk GET /health
-  default-server check inter 200ms rise 1 fall 2 observe layer7 error-limit 3 on-error mark-down
-{servers}
-"""
-# What they need beyond a minimal Debian 12.
-_DEBIAN = {
-    "nginx": "nginx",
-    "haproxy": "haproxy liblua5.3-0 libopentracing-c-wrapper0 libopentracing1 libpcre2-8-0",
-}
 _PIP = {"vllm-router": "vllm-router", "litellm": "litellm[proxy]"}
 
 
@@ -116,7 +86,7 @@ def program(name: str) -> Path:
         return install(package, "sh", "-c", steps) / "bin" / package
     if path := shutil.which(package, path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
         return Path(path)
-    steps = f"apt-get download -q {_DEBIAN[package]} && for each in *.deb; do dpkg -x $each .; done"
+    steps = f"apt-get download -q {package} && for each in *.deb; do dpkg -x $each .; done"
     return install(package, "sh", "-c", steps) / "usr/sbin" / package
 
 
@@ -132,24 +102,16 @@ async def start(
     path, own, port, key = program(name), folder / name.replace(" ", "-"), free_port(), ""
     own.mkdir()
     values = {"folder": own, "port": port, "patience_s": patience_s, "files": open_files()}
-    values["clients"] = open_files() // 2 - 100
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
-    libraries = path.parent.parent / "lib" / f"{platform.machine()}-linux-gnu"
-    if libraries.exists() and path.is_relative_to(Path.home()):
-        environment["LD_LIBRARY_PATH"] = str(libraries)
     config, health = own / "config", "/health"
     urls = [f"http://127.0.0.1:{engine.port}" for engine in engines]
-    if name == "nginx":
+    if name == NGINX:
         # As it comes, nginx leaves an engine alone for 10 s after one error.
         servers = "".join(
             f"server 127.0.0.1:{engine.port} max_fails=1 fail_timeout=1s; " for engine in engines
         )
         config.write_text(_NGINX.format(servers=servers, **values))
         command = ["-p", str(own), "-c", str(config), "-e", str(own / "error.log")]
-    elif name == "haproxy":
-        servers = "\n".join(f"  server e{n} 127.0.0.1:{e.port}" for n, e in enumerate(engines))
-        config.write_text(_HAPROXY.format(servers=servers, **values))
-        command = ["-db", "-f", str(config)]
     elif name == "litellm":
         key, health = "sk-" + secrets.token_hex(32), "/health/liveliness"
         environment |= {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

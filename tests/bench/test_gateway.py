@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway.__main__ import CASES, FIGURES, KINDS, Case, Results, aims, tables
+from bench.gateway.__main__ import CASES, FIGURES, KINDS, Case, Results, aims
 from bench.gateway.load import Engine, counts
 from bench.gateway.peers import DIRECT, OURS, Peer
 from bench.harness import Spread
@@ -49,14 +49,6 @@ def test_aims_compare_with_the_best_router_of_each_case_and_with_nginx() -> None
         f"p99_over_best_router_{case.name}" for case in KINDS
     }
     assert list(aims(results(ours=(10.0,)), {})) == []
-
-
-def test_the_tables_name_every_peer() -> None:
-    peers = results(ours=(10.0, 12.0, 11.0), direct=(1e-6,), router=(20.0,))
-    text = tables(peers, [OURS, DIRECT, ROUTER], {OURS: 11.04})
-    assert text.count("vllm-router p2c") == 2
-    rows = [line.split()[:2] for line in text.splitlines()]
-    assert [OURS, "11"] in rows
 
 
 @pytest.fixture(scope="module")

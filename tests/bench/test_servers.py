@@ -31,9 +31,7 @@ def test_a_peer_that_ends_is_blamed_with_its_exit_code(
     log = tmp_path / "peer.log"
     with log.open("ab") as words:
         started = subprocess.Popen([sys.executable, "-c", code], stderr=words)
-    side = Server(
-        name="mlx_lm", model="m", port=free_port(), ready="/health", logs=[log], started=[started]
-    )
+    side = Server(name="mlx_lm", model="m", port=free_port(), logs=[log], started=[started])
     try:
         with pytest.raises(PeerError, match=f"RuntimeError: {reason}"), side.blamed():
             side.until()
