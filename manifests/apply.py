@@ -68,7 +68,7 @@ class ApplyOptions:
     """`plan.plan_id` of the preview that was agreed to: nothing else is written, also after a conflict. Empty: none was."""
 
     @property
-    def how(self) -> ApplyMode:
+    def mode(self) -> ApplyMode:
         return ApplyMode(manager=self.manager, force=self.force, apply_set=self.apply_set)
 
 
@@ -248,7 +248,7 @@ def _narrowed(old: Members, gone: Collection[ObjectKey], uids: Members) -> Membe
 
 
 def _refuse_another_managers(inventory: ApplySetInventory, options: ApplyOptions) -> None:
-    if inventory.manager in ("", options.manager) or options.how.takes_over:
+    if inventory.manager in ("", options.manager) or options.mode.takes_over:
         return
     message = f"is applied by {inventory.manager}, and not by {options.manager}"
     hint = "Choose another name with --applyset, or take the set over with --force-conflicts"
@@ -268,12 +268,12 @@ def _checked(
     known = _without_pruned(observed.known, surplus)
     problems = [
         *validate(loaded, known),
-        *plan.find_refusals(loaded, observed.objects, options.how, claims),
+        *plan.find_refusals(loaded, observed.objects, options.mode, claims),
     ]
     if problems:
         raise ManifestErrors(problems)
     with pause_collection():
-        return plan.plan_changes(loaded, observed.objects, now=clock.now(), how=options.how)
+        return plan.plan_changes(loaded, observed.objects, now=clock.now(), mode=options.mode)
 
 
 def _without_pruned(known: StoreNames, surplus: Surplus) -> StoreNames:
@@ -304,7 +304,7 @@ class _ApplyRun:
         self._loaded = loaded
         self._clock = clock
         self._options = options
-        self._extra = surplus
+        self._surplus = surplus
         self._failures: list[StoreError | ManifestErrors | codec.UndecodableError] = []
 
     async def write(self, changes: Sequence[Change]) -> None:
@@ -375,7 +375,7 @@ class _ApplyRun:
             return pending  # their guards prevent overwriting newer data
         wanted = {key_of(write.obj): write for write in pending}
         again: list[Write] = []
-        observed_now = (self._loaded, observed, self._clock, self._options, self._extra)
+        observed_now = (self._loaded, observed, self._clock, self._options, self._surplus)
         for change in _checked(*observed_now, {}):
             earlier = wanted.get(key_of(change.obj))
             if earlier is None:

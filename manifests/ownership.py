@@ -29,7 +29,7 @@ Obj = TypeVar("Obj", bound=ApiObject)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldConflict:
-    """A field of an object for which another manager set a different value than the manifest."""
+    """A field for which another manager set a different value than the manifest: one of both goes."""
 
     key: ObjectKey
     path: str

@@ -103,7 +103,7 @@ def plan_changes(
     *,
     now: datetime,
     uid_of: UidOf = uid_of,
-    how: ApplyMode = _BY_FLEETCTL,
+    mode: ApplyMode = _BY_FLEETCTL,
 ) -> list[Change]:
     """Return the change of each object, in the order in which they may be written.
 
@@ -121,13 +121,13 @@ def plan_changes(
         uid = uid_of(item.obj.kind, item.obj.name, now) if before is None else ""
         try:
             merged = ownership.merge_manifest(
-                before, item, manager=how.manager, force=how.force, now=now, uid=uid
+                before, item, manager=mode.manager, force=mode.force, now=now, uid=uid
             )
         except ManifestErrors as errors:
             problems.extend(errors.problems)
             continue
-        problems.extend(_conflict(item, conflict, how) for conflict in merged.conflicts)
-        change = _change(before, merged, how.apply_set)
+        problems.extend(_conflict(item, conflict, mode) for conflict in merged.conflicts)
+        change = _change(before, merged, mode.apply_set)
         changes.append(change)
         if not isinstance(change, UnchangedObject):
             problems.extend(_too_large(item, change))
@@ -148,16 +148,16 @@ def _change(before: ApiObject | None, merged: MergedObject, apply_set: str) -> C
     return ConfiguredObject(obj=obj, put=put, before=before, kept_by_others=merged.kept_by_others)
 
 
-def _conflict(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> ManifestError:
+def _conflict(item: LoadedObject, one: FieldConflict, mode: ApplyMode) -> ManifestError:
     ours, theirs = ownership.show_value(one.ours), ownership.show_value(one.theirs)
     message = f"is {theirs}, set by {one.writer}; the manifest says {ours}"
-    problem = item.document.problem(one.place, message, _conflict_hint(item, one, how))
+    problem = item.document.problem(one.place, message, _conflict_hint(item, one, mode))
     return replace(problem, path=show_path(one.place))
 
 
-def _conflict_hint(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> str:
+def _conflict_hint(item: LoadedObject, one: FieldConflict, mode: ApplyMode) -> str:
     """Return the ways out of a conflict: for a GitSource, and for an apply by a person."""
-    if how.is_git_source:
+    if mode.is_git_source:
         take = "To use the manifest's value, set spec.force of the GitSource"
         if one.applier and source_of_manager(one.applier) is None:
             flag = "" if one.applier == "fleetctl" else f" --field-manager={one.applier}"
@@ -185,7 +185,7 @@ def _too_large(item: LoadedObject, write: Write) -> Iterator[ManifestError]:
 def find_refusals(
     loaded: Iterable[LoadedObject],
     existing: Mapping[ObjectKey, ApiObject],
-    how: ApplyMode = _BY_FLEETCTL,
+    mode: ApplyMode = _BY_FLEETCTL,
     claims: Mapping[ObjectKey, str] = MappingProxyType({}),
 ) -> list[ManifestError]:
     """Return the problems of objects that cannot be written in the current state of the store.
@@ -206,12 +206,12 @@ def find_refusals(
             )
         if before is not None:
             problems.extend(_not_for_manifests(item, before.metadata.annotations))
-        problems.extend(_of_another_set(item, before, how, claims.get(item.key, "")))
+        problems.extend(_of_another_set(item, before, mode, claims.get(item.key, "")))
     return problems
 
 
 def _of_another_set(
-    item: LoadedObject, before: ApiObject | None, how: ApplyMode, claim: str
+    item: LoadedObject, before: ApiObject | None, mode: ApplyMode, claim: str
 ) -> Iterator[ManifestError]:
     """Yield a problem if the object belongs to another set, or if its manifest claims one."""
     if before is None:
@@ -222,9 +222,9 @@ def _of_another_set(
             hint = "Remove it; fleetctl apply --applyset NAME writes it"
             yield item.document.problem(place, "is written by fleetctl's verbs", hint)
     owner = claim if before is None else apply_sets.apply_set_of(before)
-    if how.apply_set and owner not in ("", how.apply_set) and not how.takes_over:
+    if mode.apply_set and owner not in ("", mode.apply_set) and not mode.takes_over:
         message = (
-            f"belongs to the apply set {owner}; the apply set {how.apply_set} cannot have it too"
+            f"belongs to the apply set {owner}; the apply set {mode.apply_set} cannot have it too"
         )
         hint = (
             f"Remove it from the manifests of one of them. If it is removed from those of {owner}, the "

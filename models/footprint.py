@@ -1,6 +1,7 @@
 """The memory proof's formula: bytes of KV caches and activations of a model under a load. Pure.
 
 The reconciler's placement proof and the engine's admission both use it. Parts and sources: docs/internals/memory-proof.md.
+Which caches an architecture has: `cache_rules.py`.
 Measured with mlx-lm on models of random weights (tests/models/test_cache_rules_mlx.py).
 """
 

@@ -43,6 +43,7 @@ from machinery.version import version
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from reconciler.api import ReconcilerApi, ReconcilerServer
 from reconciler.controller import Controller, OutboundSettings
+from reconciler.nodes.liveness import NODE_GRACE_S
 from reconciler.services.audit_file import AuditFile
 from reconciler.services.gitops import credentials, webhook
 from reconciler.services.gitops.credentials import GitSettings
@@ -65,7 +66,7 @@ OPTIONS: Final = (
         "--node-grace-period",
         "Seconds until the replicas of a node that is away are placed elsewhere.",
         type=SECONDS,
-        default=30.0,
+        default=NODE_GRACE_S,
     ),
     Option(
         "--git-dir",

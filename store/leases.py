@@ -17,7 +17,7 @@ from store.port import CreateRevisionGuard, Guard, ModRevisionGuard, Put, Transp
 log = logging.getLogger(__name__)
 
 LEASE_TTL_S = 4
-"""Time to live, in seconds, of the leases of nodes, gateways and the leader.
+"""Time to live, in seconds, of the leases of nodes, gateways and registrations; the leader's is shorter (`reconciler/controller.py`).
 
 What a dead process held must vanish within 5 s (docs/architecture.md, "Life of an apply"), and etcd notices an expiry
 up to half a second late.

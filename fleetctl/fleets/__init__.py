@@ -1,1 +1,1 @@
-"""Running a fleet on this machine, and access to the processes of a fleet."""
+"""Running a fleet on this machine (`local_fleet.py` is what `up` runs), and access to the processes of a fleet."""

@@ -298,7 +298,7 @@ async def create_all(
     ]
     if problems:
         raise ManifestErrors(problems)
-    changes = plan.plan_changes(loaded, {}, now=clock.now(), how=ApplyMode(manager=manager))
+    changes = plan.plan_changes(loaded, {}, now=clock.now(), mode=ApplyMode(manager=manager))
     for wave in plan.plan_waves(changes):
         for batch in wave:
             for obj in (

@@ -133,12 +133,12 @@ def apply(words: tuple[str, ...], **options: Any) -> None:
             f"manifests need -f: fleetctl apply -f {words[0]}; names are for --release"
         )
     _require_files(options)
-    mode = _parse_options(options)
+    apply_options = _parse_options(options)
     with pause_collection():  # ten thousand manifests live until the command ends
-        _apply_files(mode, options)
+        _apply_files(apply_options, options)
 
 
-def _apply_files(mode: ApplyOptions, options: dict[str, Any]) -> None:
+def _apply_files(apply_options: ApplyOptions, options: dict[str, Any]) -> None:
     """Apply the files, and print what was done."""
     results = ResultPrinter.of(options)
     try:
@@ -150,7 +150,7 @@ def _apply_files(mode: ApplyOptions, options: dict[str, Any]) -> None:
             results.print_declared(item.obj, "valid")
         return
     try:
-        _print_outcomes(run(_apply(loaded, mode, options)), results)
+        _print_outcomes(run(_apply(loaded, apply_options, options)), results)
     except PruneError as error:
         _print_outcomes(error.applied, results)
         raise FleetctlError(str(error)) from error
@@ -223,11 +223,11 @@ def _load(options: dict[str, Any]) -> list[LoadedObject]:
 
 
 async def _apply(
-    loaded: list[LoadedObject], mode: ApplyOptions, options: dict[str, Any]
+    loaded: list[LoadedObject], apply_options: ApplyOptions, options: dict[str, Any]
 ) -> ApplyResult:
     async with open_store(options) as transport:
         try:
-            done = await applying.apply(transport, loaded, SystemClock(), mode)
+            done = await applying.apply(transport, loaded, SystemClock(), apply_options)
         except ManifestErrors as error:
             raise FleetctlError(f"nothing was written:\n{error}") from error
         except PruneError:
@@ -351,11 +351,11 @@ def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 async def _preview(
-    loaded: list[LoadedObject], mode: ApplyOptions, options: dict[str, Any]
+    loaded: list[LoadedObject], apply_options: ApplyOptions, options: dict[str, Any]
 ) -> ApplyPreview:
     async with open_store(options) as transport:
         try:
-            return await applying.preview(transport, loaded, SystemClock(), mode)
+            return await applying.preview(transport, loaded, SystemClock(), apply_options)
         except (ManifestErrors, UndecodableError) as error:
             raise FleetctlError(str(error)) from error
 

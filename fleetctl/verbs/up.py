@@ -26,15 +26,16 @@ from machinery.options import AUTH, FILE, FOLDER, OWN_PORT, PORT, SECONDS, Optio
 from machinery.os_user import current_user
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from models import inspection
+from reconciler.nodes.liveness import NODE_GRACE_S
 from schemas import quantity
 from store.errors import StoreError
 
-# An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
 _LOCAL = "127.0.0.1"
 # Macs that join with the token of --join's line: one line for all Macs of a desk. It can be revoked, and gives new names only.
 _JOINS = 8
 # No part of what the data folder records.
 _OF_ONE_START = frozenset({"data_dir", "context", "detach", "keep_context", "reset"})
+# An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 
 
@@ -123,7 +124,7 @@ OPTIONS: Final = (
         "--node-grace-period",
         "Seconds until the replicas of a lost node are placed on other nodes.",
         type=SECONDS,
-        default=30.0,
+        default=NODE_GRACE_S,
     ),
     Option(
         "--etcd-binary",

@@ -1,4 +1,7 @@
-"""The check of stored models against their records: links, sizes and, on request, every byte."""
+"""The check of stored models against their records: links, sizes and, on request, every byte.
+
+Downloads are verified as they arrive, in `models/hub/blob_download.py`.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -1,1 +1,1 @@
-"""Everything that moves one deployment towards its spec: observe, scale, plan, execute, report."""
+"""Everything that moves one deployment towards its spec: scale, converge (observe, plan, execute), report, write."""

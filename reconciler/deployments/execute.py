@@ -492,18 +492,18 @@ class Executor:
         deployment: ModelDeployment | None,
         replicas: Mapping[str, Replica],
         *,
-        owner: str = "",
+        own_write_of: str = "",
     ) -> AsyncGenerator[tuple[Sequence[Action], int]]:
         """Execute a plan, many actions in one transaction; yield the done actions and their revision.
 
-        `owner` is the deployment whose reconcile these writes are no news for (`OwnWrites`).
+        `own_write_of` is the deployment that these writes do not wake (`OwnWrites`); empty: they wake it.
         """
         stamp = WriteContext(
             now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES)
         )
         writes = [make_write(action, deployment, replicas, stamp) for action in actions]
         done = 0
-        async with aclosing(self._in_batches(writes, owner)) as batched:
+        async with aclosing(self._in_batches(writes, own_write_of)) as batched:
             async for number, revision in batched:
                 for action in actions[done : done + number]:
                     self._metrics.actions.add(type(action).__name__)
@@ -511,27 +511,27 @@ class Executor:
                 done += number
 
     async def write_status(
-        self, key: ObjectKey, status: Status, *, version: int, owner: str = ""
+        self, key: ObjectKey, status: Status, *, version: int, own_write_of: str = ""
     ) -> int:
-        """Write a status if its object has not changed since; return the revision. `owner`: as for `do_all`."""
-        return await self._commit((status_write(key, status, version=version),), owner)
+        """Write a status if its object has not changed since; return the revision. `own_write_of`: as for `do_all`."""
+        return await self._commit((status_write(key, status, version=version),), own_write_of)
 
     async def write_statuses(
-        self, found: Iterable[tuple[ObjectKey, Status, int]], *, owner: str = ""
+        self, found: Iterable[tuple[ObjectKey, Status, int]], *, own_write_of: str = ""
     ) -> int:
         """Write statuses, each with the version of the object that it was computed from; return the last revision.
 
-        `owner`: as for `do_all`. Without any statuses the revision is 0.
+        `own_write_of`: as for `do_all`. Without any statuses the revision is 0.
         """
         writes = [status_write(key, status, version=version) for key, status, version in found]
         last = 0
-        async with aclosing(self._in_batches(writes, owner)) as batched:
+        async with aclosing(self._in_batches(writes, own_write_of)) as batched:
             async for _, revision in batched:
                 last = revision
         return last
 
     async def _in_batches(
-        self, writes: Iterable[GuardedWrite], owner: str
+        self, writes: Iterable[GuardedWrite], own_write_of: str
     ) -> AsyncGenerator[tuple[int, int]]:
         """Commit the writes in order; yield the number of writes in each transaction and its revision.
 
@@ -540,19 +540,19 @@ class Executor:
         """
         for batch in split_into_batches(writes, shared=_SHARED):
             try:
-                revision = await self._commit(batch, owner)
+                revision = await self._commit(batch, own_write_of)
             except ConflictError:
                 if len(batch) == 1:
                     raise
                 for write in batch:
-                    yield 1, await self._commit((write,), owner)
+                    yield 1, await self._commit((write,), own_write_of)
             else:
                 yield len(batch), revision
 
     async def _write(
-        self, guards: Sequence[Guard], operations: Sequence[Operation], owner: str = ""
+        self, guards: Sequence[Guard], operations: Sequence[Operation], own_write_of: str = ""
     ) -> int:
-        with self._own_writes.writing(owner) as note:
+        with self._own_writes.writing(own_write_of) as note:
             try:
                 revision = await self._transport.commit(guards, operations)
             except ConflictError:
@@ -566,19 +566,19 @@ class Executor:
         """Write something else for the leader; return the revision."""
         return await self._write([self._fence(), *guards], operations)
 
-    async def _commit(self, batch: Sequence[GuardedWrite], owner: str = "") -> int:
+    async def _commit(self, batch: Sequence[GuardedWrite], own_write_of: str = "") -> int:
         guards, operations = merge_writes(batch)
         guards.insert(0, self._fence())
         self._own_writes.expect(documents_of(batch))
         if not any(write.is_assignment for write in batch):
-            return await self._write(guards, operations, owner)
+            return await self._write(guards, operations, own_write_of)
         ledger, self._ledger = self._ledger, None  # known again when the answer arrives
         if ledger is None:
             raise ConflictError("an assignment that the plan did not count may have been written")
         guards.append(ModRevisionGuard(key=ledger.key, mod_revision=ledger.mod_revision))
         entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
         try:
-            self._assigned_at = await self._write(guards, [*operations, entry], owner)
+            self._assigned_at = await self._write(guards, [*operations, entry], own_write_of)
         except ConflictError:
             if len(batch) > 1:
                 self._ledger = ledger  # refused for certain: nothing of it can happen late

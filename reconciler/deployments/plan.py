@@ -130,20 +130,20 @@ class ReplicaScheduler:
     ) -> None:
         """Schedule one replica: a lost one to move, or a new one by its name.
 
-        If the version fits nowhere, the fallback version keeps up the number of replicas; but not while a replica of
+        If the template fits nowhere, the fallback template keeps up the number of replicas; but not while a replica of
         the deployment ends, because its room is for the new version.
         """
         is_ending = any(r.is_deleting for r in self._observed.replicas)
         has_fallback = fallback in self._contents and fallback != template and not is_ending
         placer, name = self._started_placer(), to if isinstance(to, str) else to.name
-        for version in (template, fallback) if has_fallback else (template,):
-            if version in self._unfit:
+        for template_hash in (template, fallback) if has_fallback else (template,):
+            if template_hash in self._unfit:
                 continue
-            request = self._request(version)
+            request = self._request(template_hash)
             match placer.place(request) if is_surge else placer.claim(request):
                 case Assignment() as assigned:
-                    self.actions.append(self._assign(version, to, assigned))
-                    if version != template:
+                    self.actions.append(self._assign(template_hash, to, assigned))
+                    if template_hash != template:
                         self.stuck = self.stuck or self._unfit[template]
                     return
                 case PreemptingAssignment(victims=victims, why=why):
@@ -154,7 +154,7 @@ class ReplicaScheduler:
                     self.unschedulable = self.unschedulable or why
                     return
                 case Unschedulable() as refused:
-                    self._unfit[version] = refused
+                    self._unfit[template_hash] = refused
         if is_surge:
             self.stuck = self.stuck or self._unfit[template]
         else:

@@ -88,12 +88,12 @@ class Converged:
     """Seconds until the next plan may differ though nothing changes."""
 
     @property
-    def owner(self) -> str:
-        """Return the deployment if its reconcile need not run again because of its own writes; empty if it must.
+    def own_write_of(self) -> str:
+        """The deployment, if its own writes do not wake it again; empty if they do.
 
         The next plan for a shard group reads the state of its epoch from the statuses of its replicas.
         """
-        return _owner_of_writes(self.observed)
+        return _own_write_of(self.observed)
 
 
 class StatusChange(NamedTuple):
@@ -109,7 +109,7 @@ class StatusChange(NamedTuple):
 class DeploymentReport:
     """The statuses that a reconcile of a deployment has to write."""
 
-    owner: str
+    own_write_of: str
     """The deployment whose reconcile is not queued again by these writes (`OwnWrites`)."""
     changes: tuple[StatusChange, ...]
     deployment: ModelDeployment | None = None
@@ -230,7 +230,7 @@ class DeploymentReconciler:
         if victims:
             replicas |= {r.name: r for r in self._lister.replicas() if r.name in victims}
         batches = self._executor.do_all(
-            decided.actions, observed.deployment, replicas, owner=_owner_of_writes(observed)
+            decided.actions, observed.deployment, replicas, own_write_of=_own_write_of(observed)
         )
         async with aclosing(batches):
             async for actions, revision in batches:
@@ -260,7 +260,7 @@ class DeploymentReconciler:
         deployment, after_s = observed.deployment, converged.requeue_after_s
         if deployment is None or observed.is_ending:
             return DeploymentReport(
-                owner=converged.owner, changes=tuple(changes), requeue_after_s=after_s
+                own_write_of=converged.own_write_of, changes=tuple(changes), requeue_after_s=after_s
             )
         key, old = (
             ObjectKey("ModelDeployment", observed.name),
@@ -277,7 +277,7 @@ class DeploymentReconciler:
         if has_changed:
             changes.append(StatusChange(key, new, lister.spec_version(key)))
         return DeploymentReport(
-            owner=converged.owner,
+            own_write_of=converged.own_write_of,
             changes=tuple(changes),
             deployment=deployment if has_changed else None,
             old=old,
@@ -289,7 +289,9 @@ class DeploymentReconciler:
     async def write(self, report: DeploymentReport) -> Requeue | None:
         """Write the statuses; return when to reconcile the deployment again though nothing changes."""
         # Together: a transaction costs more than what is in it.
-        revision = await self._executor.write_statuses(report.changes, owner=report.owner)
+        revision = await self._executor.write_statuses(
+            report.changes, own_write_of=report.own_write_of
+        )
         after_s, old, new = report.requeue_after_s, report.old, report.new
         if report.deployment is not None and new is not None:
             await self._events.record_status(report.deployment, old, new, report.unschedulable)
@@ -335,7 +337,7 @@ class DeploymentReconciler:
         )
 
 
-def _owner_of_writes(observed: DeploymentView) -> str:
+def _own_write_of(observed: DeploymentView) -> str:
     has_epochs = any(view.replica.spec.formation is not None for view in observed.replicas)
     return "" if observed.groups or has_epochs else observed.name
 

@@ -1,4 +1,4 @@
-"""Node liveness: since when nodes are away, and which nodes come and go too often. Time is an argument."""
+"""Node liveness: since when nodes are away, which are lost, and which come and go too often. Time is an argument."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,8 @@ from typing import Final
 from machinery.clock import Clock
 from reconciler.listers.lister import Lister
 
+NODE_GRACE_S: Final = 30.0
+"""Default of `--node-grace-period`: a node that is away for longer is lost, and its replicas are placed elsewhere."""
 # A reboot for an update often takes two. Later returns are a loose cable, or a Mac that falls asleep.
 _FREE_RETURNS: Final = 2
 _FIRST_HOLD_S: Final = 30.0
