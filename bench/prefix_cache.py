@@ -77,9 +77,9 @@ def running(model: Path, disk: Path | None) -> Iterator[Server]:
 
 
 def until_written(engine: Server, tokens: int) -> None:
-    """Wait until the whole blocks of so many tokens are on the disk."""
-    written = "prefix_cache_disk_written_blocks_total"
-    engine.until(lambda: engine.metric(written) >= tokens // _BLOCK)
+    """Wait until the whole blocks of so many tokens are on the disk, or dropped because it was too slow."""
+    ends = [f"prefix_cache_disk_{end}_blocks_total" for end in ("written", "dropped")]
+    engine.until(lambda: sum(map(engine.metric, ends)) >= tokens // _BLOCK)
 
 
 def measure_round(model: Path, root: Path, number: int) -> dict[str, float]:
