@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TextIO, cast
 
+import click
+
 from machinery import environment
 from machinery.control_characters import make_printable
 
@@ -35,6 +37,15 @@ def is_tty(stream: TextIO) -> bool:
         return stream.isatty()
     except ValueError:  # the stream is closed
         return False
+
+
+def confirm(question: str, *, is_confirmed: bool) -> None:
+    """Ask the person at the terminal, unless --yes is given. Raises UsageError without a terminal, Abort on "no"."""
+    if is_confirmed:
+        return
+    if not is_tty(sys.stdin):
+        raise click.UsageError("there is no terminal to confirm this: give --yes")
+    click.confirm(question, abort=True, err=True)
 
 
 def has_colours(stream: TextIO) -> bool:

@@ -24,7 +24,7 @@ class StoreClient:
     name: str
     """Kind and name of the process, for users: `agent of node mac-1`."""
     has_password: bool
-    """False if it has none, or if it is of a release that does not tell."""
+    """False if it has none, or if its lease cannot be read."""
 
 
 async def list_clients(transport: Transport) -> Sequence[StoreClient]:
@@ -37,21 +37,14 @@ async def list_clients(transport: Transport) -> Sequence[StoreClient]:
 
     """
     store_clients: list[StoreClient] = []
-    identities: set[str] = set()
     for prefix, kind, model in _KINDS:
         for item in (await transport.list(prefix)).items:
             lease = _decode(model, item)
             name = item.key.removeprefix(prefix)
             if isinstance(lease, ReconcilerLease):
                 name = lease.identity
-                identities.add(name)
             has_password = lease is not None and lease.has_store_password
             store_clients.append(StoreClient(name=f"{kind} {name}", has_password=has_password))
-    leader = await transport.get(keys.ELECTION_RECONCILER)
-    if leader is not None:
-        identity = leader.value.decode(errors="replace")
-        if identity not in identities:  # of a release before registrations
-            store_clients.append(StoreClient(name=f"reconciler {identity}", has_password=False))
     return store_clients
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from fleetctl.maintenance.rolling_run import PlanRefusal
+
 FileVault: TypeAlias = Literal["Off", "On", "Unknown"]
 
 _PAGES: Final = re.compile(r"^Pages wired down:\s+(\d+)\.", re.MULTILINE)
@@ -57,13 +59,6 @@ class RebootWishes:
     """--leave-locked: restart although the disk stays locked."""
 
 
-@dataclass(frozen=True, slots=True)
-class RebootRefusal:
-    """The reason why the Mac must not restart now, and the remedy."""
-
-    message: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootPlan:
     """The restart of a Mac."""
@@ -74,11 +69,11 @@ class RebootPlan:
     """True if the person gives the password of FileVault (`fdesetup authrestart`)."""
 
 
-def plan_reboot(facts: RebootFacts, wishes: RebootWishes) -> RebootPlan | RebootRefusal:
+def plan_reboot(facts: RebootFacts, wishes: RebootWishes) -> RebootPlan | PlanRefusal:
     """Return what will happen, or why not."""
     refusal = _refusal_of_group(facts) or _refusal_of_etcd(facts)
     if refusal is None and facts.replicas and not wishes.drain:
-        refusal = RebootRefusal(
+        refusal = PlanRefusal(
             f"node/{facts.node} has {len(facts.replicas)} replicas ({', '.join(sorted(facts.replicas)[:5])}), which would be "
             "killed: add --drain to move them away first"
         )
@@ -86,7 +81,7 @@ def plan_reboot(facts: RebootFacts, wishes: RebootWishes) -> RebootPlan | Reboot
         return refusal
     asks = facts.file_vault == "On" and facts.can_unlock and not wishes.leaves_locked
     if facts.file_vault == "On" and not (asks or wishes.leaves_locked):
-        return RebootRefusal(
+        return PlanRefusal(
             f"node/{facts.node}: FileVault is on, so nothing of the fleet runs after a restart until a person unlocks the "
             "disk. Run this in a terminal, which asks for the password of a FileVault user (fdesetup authrestart, good for "
             "one restart), or add --leave-locked if somebody unlocks it there, or from macOS 26 on by an ssh login with a "
@@ -112,18 +107,18 @@ def _lines(facts: RebootFacts, *, asks: bool) -> list[str]:
     return lines
 
 
-def _refusal_of_group(facts: RebootFacts) -> RebootRefusal | None:
+def _refusal_of_group(facts: RebootFacts) -> PlanRefusal | None:
     for mate in facts.mates:
         if mate.is_draining or not mate.is_ready:
             state = "draining" if mate.is_draining else "not Ready"
-            return RebootRefusal(
+            return PlanRefusal(
                 f"node/{facts.node} and node/{mate.node} are members of shardgroup/{mate.group}, and {mate.node} is {state}: "
                 "restart one Mac of a group at a time"
             )
     return None
 
 
-def _refusal_of_etcd(facts: RebootFacts) -> RebootRefusal | None:
+def _refusal_of_etcd(facts: RebootFacts) -> PlanRefusal | None:
     own = [member for member in facts.members if member.hosts & facts.hosts]
     if not own:
         return None
@@ -132,11 +127,11 @@ def _refusal_of_etcd(facts: RebootFacts) -> RebootRefusal | None:
     if left >= needed:
         return None
     if len(facts.members) == 1:
-        return RebootRefusal(
+        return PlanRefusal(
             f"node/{facts.node} runs the only member of etcd: without it nothing can be moved, and this command could not see "
             "the Mac come back. Restart it by hand: `sudo shutdown -r now`; engines and gateways on other Macs go on meanwhile"
         )
-    return RebootRefusal(
+    return PlanRefusal(
         f"node/{facts.node} runs {len(own)} of {len(facts.members)} members of etcd, and only {left} others are healthy; "
         f"{needed} are needed for its majority. Mend the others first (`fleetctl doctor`)"
     )

@@ -6,14 +6,10 @@ first and does only what is missing, so the same command goes on where it stoppe
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import click
-
-from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance.mac_release import MacRelease, MacState
 from fleetctl.maintenance.node_targets import NodeSessions
@@ -32,6 +28,13 @@ class Stage:
     nodes: tuple[str, ...]
     concurrency: int = _CONCURRENCY
     """The number of Macs that are changed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefusal:
+    """The reason why there is no plan, and the remedy."""
+
+    message: str
 
 
 async def for_each(
@@ -121,12 +124,3 @@ async def open_macs(
             )
         )
     return {node: macs[node] for node in nodes}
-
-
-def confirm(question: str, *, is_confirmed: bool) -> None:
-    """Ask the person at the terminal, unless --yes is given. Raises UsageError without a terminal, Abort on "no"."""
-    if is_confirmed:
-        return
-    if not terminal.is_tty(sys.stdin):
-        raise click.UsageError("there is no terminal to confirm this: give --yes")
-    click.confirm(question, abort=True, err=True)

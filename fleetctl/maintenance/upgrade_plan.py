@@ -6,6 +6,7 @@ from typing import Final
 
 from fleetctl.maintenance.mac_release import MacState
 from fleetctl.maintenance.release import TargetRelease, changed_documents
+from fleetctl.maintenance.rolling_run import PlanRefusal
 from machinery.version import is_compatible
 
 ORDER: Final = ("reconciler", "gateway", "nodeagent")
@@ -64,13 +65,6 @@ class UpgradePlan:
     def has_rollback(self) -> bool:
         """True if a Mac that does not become Ready goes back by itself."""
         return self.stored_changes == ()
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRefusal:
-    """The reason why there is no plan, and the remedy."""
-
-    message: str
 
 
 def plan_upgrade(facts: FleetFacts, release: TargetRelease) -> UpgradePlan | PlanRefusal:

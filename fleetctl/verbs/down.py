@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
@@ -129,7 +130,7 @@ async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:
         if options["dry_run"]:
             click.echo("Nothing was stopped.")
             return
-        rolling_run.confirm("Stop the whole fleet?", is_confirmed=options["yes"])
+        terminal.confirm("Stop the whole fleet?", is_confirmed=options["yes"])
         known_nodes.remember({name: str(target) for name, target in targets.items()})
 
         async def stop(stage: Stage, node: str) -> None:

@@ -13,7 +13,7 @@ import orjson
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_reference, pinned_hub, read_token
-from fleetctl.cli.terminal import ProgressLine, paint
+from fleetctl.cli.terminal import ProgressLine, confirm, paint
 from fleetctl.fleets.hub_grants import HubGrants, granted, hub_token
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
 from fleetctl.objects.model_folders import TITLES, ModelFolder, model_folders
@@ -352,7 +352,7 @@ async def _change(words: Sequence[str], options: dict[str, Any], verb: str) -> l
             _print_table(chosen, is_wide=False)
             if options["is_dry_run"]:
                 return problems
-            click.confirm("Remove these models?", abort=True, err=True)
+            confirm("Remove these models?", is_confirmed=False)
         for node, model in chosen:
             answer = await agents.change_one(node, model.name, verb)
             if answer.document is None:

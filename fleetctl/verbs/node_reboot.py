@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import reboot as restarts
-from fleetctl.maintenance import rolling_run
 from fleetctl.maintenance.fleet_watch import FleetWatch
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
@@ -21,10 +21,10 @@ from fleetctl.maintenance.reboot import Restarter
 from fleetctl.maintenance.reboot_plan import (
     RebootFacts,
     RebootPlan,
-    RebootRefusal,
     RebootWishes,
     plan_reboot,
 )
+from fleetctl.maintenance.rolling_run import PlanRefusal
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote.errors import RemoteError
@@ -89,7 +89,7 @@ async def _reboot(name: str, drain_s: float, back_s: float, options: dict[str, A
         facts = await _facts(transport, node, sessions, options)
         plan = _plan(facts, wishes)
         click.echo("\n".join(plan.lines))
-        rolling_run.confirm("Go on?", is_confirmed=options["yes"])
+        terminal.confirm("Go on?", is_confirmed=options["yes"])
         mac = await sessions.open(node.name)
         await mac.check_sudo()
         wired = await restarts.wired_bytes(mac)
@@ -123,7 +123,7 @@ async def _facts(
 
 def _plan(facts: RebootFacts, wishes: RebootWishes, *, is_drained: bool = False) -> RebootPlan:
     reboot_plan = plan_reboot(facts, wishes)
-    if isinstance(reboot_plan, RebootRefusal):
+    if isinstance(reboot_plan, PlanRefusal):
         rest = (
             f". It stays drained; `fleetctl uncordon {facts.node}` ends that" if is_drained else ""
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
@@ -16,8 +17,9 @@ from fleetctl.maintenance.node_targets import (
     target_options,
 )
 from fleetctl.maintenance.release import TargetRelease, find_release
+from fleetctl.maintenance.rolling_run import PlanRefusal
 from fleetctl.maintenance.upgrade import Upgrader, read_facts
-from fleetctl.maintenance.upgrade_plan import PlanRefusal, plan_lines, plan_upgrade
+from fleetctl.maintenance.upgrade_plan import plan_lines, plan_upgrade
 from fleetctl.objects import targets
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote.ssh_flags import ssh_policy
@@ -104,7 +106,7 @@ async def _upgrade(
         if not (plan.restarts or plan.installs):
             click.echo("nothing to do")
             return
-        rolling_run.confirm("Go on?", is_confirmed=options["yes"])
+        terminal.confirm("Go on?", is_confirmed=options["yes"])
         watch = FleetWatch(transport, SystemClock())
         upgrader = Upgrader(plan=plan, macs=macs, watch=watch, say=click.echo, ready_s=ready_s)
         await upgrader.run(python=options["python"], concurrency=options["concurrency"])

@@ -1,7 +1,6 @@
 """The verb `fleetctl stop`: ends all engines of this Mac, or of all Macs, now; also while etcd or the agent is down."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -139,19 +138,13 @@ async def _stop_all(options: dict[str, Any], grace_s: float) -> None:
         if not urls:
             raise FleetctlError(_nobody(has_store=store is not None))
         verb: Verb = "DELETE" if options["undo"] else "PUT"
-        if verb == "PUT" and not options["yes"]:
-            # Confirm at the terminal.
+        if verb == "PUT":
             nodes = sorted(urls)
             count = "1 Mac" if len(nodes) == 1 else f"{len(nodes)} Macs"
-            if not terminal.is_tty(sys.stdin):
-                raise click.UsageError(
-                    f"this would end all engines of {count}, and there is no terminal to ask: give --yes"
-                )
             shown = ", ".join(nodes[:_MAX_NAMES]) + (", ..." if len(nodes) > _MAX_NAMES else "")
-            click.confirm(
+            terminal.confirm(
                 f"End all engines of {count} ({shown}) now? Requests get {grace_s:g} s to finish, and no engine starts until --undo.",
-                abort=True,
-                err=True,
+                is_confirmed=options["yes"],
             )
         addresses = [agent_address(dialer, name, urls[name]) for name in sorted(urls)]
         async with stop_orders.tickets_if_any(store, addresses) as bearers:

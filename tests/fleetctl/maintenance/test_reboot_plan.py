@@ -9,13 +9,13 @@ from fleetctl.maintenance.reboot_plan import (
     GroupMate,
     RebootFacts,
     RebootPlan,
-    RebootRefusal,
     RebootWishes,
     hosts_of_urls,
     parse_file_vault,
     parse_wired_bytes,
     plan_reboot,
 )
+from fleetctl.maintenance.rolling_run import PlanRefusal
 
 FACTS = RebootFacts(node="mac-1", hosts=frozenset({"mac-1", "10.0.0.1"}), file_vault="Off")
 MATE = GroupMate(group="pair", node="mac-2", is_ready=True, is_draining=False)
@@ -43,7 +43,7 @@ def members(*healthy: bool) -> tuple[EtcdMember, ...]:
 )  # fmt: skip
 def test_refusals(facts: RebootFacts, refusal: str) -> None:
     reboot = plan_reboot(facts, RebootWishes())
-    assert isinstance(reboot, RebootRefusal)
+    assert isinstance(reboot, PlanRefusal)
     assert refusal in reboot.message
 
 

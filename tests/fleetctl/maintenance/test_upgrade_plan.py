@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from fleetctl.maintenance.mac_release import MacState, RunningPart
 from fleetctl.maintenance.release import TargetRelease, changed_documents
+from fleetctl.maintenance.rolling_run import PlanRefusal
 from fleetctl.maintenance.upgrade_plan import (
     ORDER,
     FleetFacts,
     NodeFacts,
-    PlanRefusal,
     Restart,
     UpgradePlan,
     plan_lines,

@@ -193,14 +193,14 @@ async def test_enable_refuses_while_a_process_has_no_password(etcd: TcpEtcd, out
     ) in refused.err
     anonymous = connect(etcd.address)
     assert await anonymous.get(keys.node_lease_key("mac-1")) is not None
-    # A leader of a release that does not register.
+    # A process whose lease cannot be read.
     await register(etcd, with_passwords=True)
-    await anonymous.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"old/7 0")])
+    await anonymous.commit([], [Put(key=f"{keys.GATEWAY_LEASE_PREFIX}g9", value=b"{}")])
     await anonymous.close()
     assert "1 process without" in (await step(etcd, out, "--enable")).err
     forced = await step(etcd, out, "--enable", "--force")
     assert forced.code == 0
-    assert "warning: reconciler old/7 0 is locked out until" in forced.out
+    assert "warning: gateway g9 is locked out until" in forced.out
     async with as_root(etcd, out) as root:
         assert await root.is_on()
 
