@@ -22,7 +22,7 @@ from engine.api.encoder import CompletionEncoder, ResponsesEncoder
 from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream
 from engine.api.progress import ProgressReporter
 from engine.jobs import EmbeddingOutput
-from engine.openai import embeddings, similarity, tokenization
+from engine.openai import embeddings, output_format, similarity, tokenization
 from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import GenerationRequest
@@ -31,6 +31,7 @@ from engine.openai.responses import ResponsesRequest
 from engine.openai.similarity import SimilarityRequest
 from engine.openai.tokenization import TokenizeRequest
 from engine.service import Service
+from engine.text.template_traits import TemplateTraits
 from schemas.wire import headers
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -79,7 +80,8 @@ class GenerationResponse:
             is_whole = not self.request.is_streamed
             if reporter is not None and is_whole and self.request.is_resumable:
                 reporter.resume_comments = encoder.interim_comments
-            await self._send(encoder, scope, receive, send)
+            warning = self._warning_headers(processor.ready.codec.traits)
+            await self._send(encoder, warning, scope, receive, send)
         finally:
             self.service.admission.leave(ticket)
 
@@ -117,12 +119,19 @@ class GenerationResponse:
             echoes=tuple(Echo(choice.job.prompt, choice.echo) for choice in stream.choices),
         )
 
-    async def _send(self, encoder: AnyEncoder, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send(
+        self,
+        encoder: AnyEncoder,
+        warning: dict[str, str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         stream = encoder.stream
         try:
             # The tokens from another engine may have ended the answer already.
             deltas = [] if stream.is_over else await stream.burst()
-            more = {**self._warning_headers(), **self._miss_header(stream)}
+            more = {**warning, **self._miss_header(stream)}
             if not self.request.is_streamed:
                 body = await _encode_whole(encoder, deltas)
                 response = Response(body, media_type="application/json", headers=more)
@@ -140,9 +149,9 @@ class GenerationResponse:
         why = self.service.explain_miss(self.request, job, cached_tokens=cached_tokens)
         return {headers.CACHE_MISS: why} if why else {}
 
-    def _warning_headers(self) -> dict[str, str]:
+    def _warning_headers(self, traits: TemplateTraits) -> dict[str, str]:
         """Return the header that tells the client which parameters were left out; no header if there are none."""
-        ignored = self.request.ignored
+        ignored = (*self.request.ignored, *output_format.ignored_by_template(self.request, traits))
         if not ignored:
             return {}
         for name in ignored:

@@ -193,7 +193,7 @@ def template_variables(request: GenerationRequest, traits: TemplateTraits) -> di
     """Return the variables of the chat template besides the messages.
 
     Raises:
-        RefusedError: the template has no place for a reasoning effort.
+        RefusedError: the template has no place for a reasoning effort, and the deployment refuses what has no effect.
 
     """
     variables: dict[str, Json] = {}
@@ -205,7 +205,25 @@ def template_variables(request: GenerationRequest, traits: TemplateTraits) -> di
     own = {
         name: value for name, value in request.template_variables.items() if traits.mentions(name)
     }
+    if request.refuses_unknown and "reasoning_effort" in ignored_by_template(request, traits):
+        raise errors.invalid(
+            "This model's chat template has no place for an effort; leave 'reasoning_effort' out.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
     return variables | _effort_variables(request.effort, traits) | own
+
+
+def ignored_by_template(request: GenerationRequest, traits: TemplateTraits) -> tuple[str, ...]:
+    """Return the names of parameters for which the model's chat template has no place."""
+    ignored: list[str] = []
+    # A model without reasoning complies with "none" as it is.
+    is_met = request.effort is None or (request.effort == "none" and traits.thinking is None)
+    if not is_met and not _effort_variables(request.effort, traits):
+        ignored.append("reasoning_effort")
+    if request.template_variables and not any(map(traits.mentions, request.template_variables)):
+        ignored.append("chat_template_kwargs")
+    return tuple(ignored)
 
 
 def _conversation_end(request: GenerationRequest) -> ConversationEnd:
@@ -224,13 +242,6 @@ def _effort_variables(effort: str | None, traits: TemplateTraits) -> dict[str, J
             break
     if traits.mentions("reasoning_effort"):
         variables["reasoning_effort"] = effort
-    # A model without reasoning complies with "none" as it is.
-    if not variables and (effort != "none" or traits.thinking is not None):
-        raise errors.invalid(
-            "This model's chat template has no place for an effort; leave 'reasoning_effort' out.",
-            param="reasoning_effort",
-            code="unsupported_parameter",
-        )
     return variables
 
 

@@ -223,6 +223,8 @@ class GenerationRequest:
     """Requests with different salts share no cached prefixes."""
     default_max_tokens: int | None = None
     """The deployment's limit for requests without `max_tokens`; None leaves it to the endpoint."""
+    refuses_unknown: bool = False
+    """True if parameters that the model cannot follow are refused; they are left out otherwise."""
     ignored: tuple[str, ...] = ()
     """Names of parameters that were left out."""
 
@@ -311,6 +313,7 @@ def parse_chat(
             body.tools, _read_tool_choice(body.tool_choice), is_parallel=body.parallel_tool_calls
         ),
         effort=body.reasoning_effort,
+        refuses_unknown=policy.refuses_unknown,
         template_variables=template_variables.read_variables(body.chat_template_kwargs),
         default_max_tokens=policy.sampling.max_tokens,
         ignored=(*ignored, *left_out),

@@ -23,8 +23,10 @@ _OBJECT_WINDOW: Final = 1_100
 _PLAIN, _STRING = re.compile(r'[^"{}\[\]]+'), re.compile(r'[^"\\]+')
 _BRACE: Final = Delimiter({"}": ""})
 _TAG: Final = Delimiter({"<": ""})
-# Larger values are given on as text rather than read as Python's literals.
-_MAX_LITERAL: Final = 1 << 20
+# Larger values are given on as text rather than read as Python's literals: a MiB would hold the event loop for 3 s.
+_MAX_LITERAL: Final = 1 << 15
+# A marked call whose name stands behind its arguments is held up to this length.
+_MAX_HELD: Final = 1 << 20
 # JSON without a marker in front of it that does not begin with a name is text, unless it ends within this length.
 _MAX_UNMARKED: Final = 3_000
 
@@ -148,7 +150,7 @@ def read_object(
         match = yield from reader.match(_OBJECT_KEY, 100)
         if match is None:
             return False, False
-    is_over = yield from hold_json(reader, _MAX_UNMARKED if known_only else _MAX_LITERAL)
+    is_over = yield from hold_json(reader, _MAX_UNMARKED if known_only else _MAX_HELD)
     if not is_over:
         return False, False
     calls = _whole_calls(reader.held().partition("{")[1:], tools, known_only=known_only)

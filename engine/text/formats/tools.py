@@ -99,8 +99,9 @@ def _kind_of(value: Json) -> str:
 def quote(text: str) -> str:
     """Return a text as a JSON string."""
     written = json.dumps(text, ensure_ascii=False)
-    # JSON can spell half a surrogate pair, UTF-8 cannot.
-    if not written.isascii() and any("\ud800" <= character <= "\udfff" for character in written):
+    try:
+        written.encode()
+    except UnicodeEncodeError:  # JSON can spell half a surrogate pair, UTF-8 cannot
         return json.dumps(text)
     return written
 

@@ -37,6 +37,8 @@ def test_a_warning_names_what_was_left_out(engine: Engine) -> None:
     assert engine.chat(max_tokens=1, mirostat=2, stream=True).headers["warning"] == (
         '299 mlx-fleet "left out: mirostat"'
     )
+    unread = engine.chat(max_tokens=1, chat_template_kwargs={"unread": True})
+    assert unread.headers["warning"] == '299 mlx-fleet "left out: chat_template_kwargs"'
     assert "warning" not in engine.chat(max_tokens=1).headers
     metrics = engine.request("GET", "/metrics").raw.decode()
     assert f'fleet_build_info{{process="engine",version="{version()}"}} 1\n' in metrics

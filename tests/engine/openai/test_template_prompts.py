@@ -1,10 +1,12 @@
 """Tests of prompts with names and template variables, on a real tokenizer with templates that have a place for them or not."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.openai import output_format
 from engine.openai.input_processor import decode_tokens
 from engine.openai.prompt_encoder import encode_prompts
 from engine.text.codec import TextCodec
@@ -38,6 +40,24 @@ def prompt(codec: TextCodec, **fields: Any) -> str:
 
 def codec_of(folder: Path, template: str) -> TextCodec:
     return load(folder, byte_level(), chat_template=template)
+
+
+def test_what_the_template_has_no_place_for_is_ignored_or_refused(tmp_path: Path) -> None:
+    plain, switched = codec_of(tmp_path / "a", PLAIN), codec_of(tmp_path / "b", SWITCHED)
+    high, none = {"reasoning_effort": "high"}, {"reasoning_effort": "none"}
+    variables = {"chat_template_kwargs": {"reasoning_effort": "high", "enable_thinking": True}}
+    cases: list[tuple[TextCodec, dict[str, Any], tuple[str, ...]]] = [
+        (plain, high, ("reasoning_effort",)),
+        (plain, none, ()),
+        (plain, variables, ("chat_template_kwargs",)),
+        (plain, {}, ()),
+        (switched, variables, ()),
+    ]
+    for codec, fields, ignored in cases:
+        assert output_format.ignored_by_template(chat(**fields), codec.traits) == ignored
+    assert prompt(plain, messages=TURNS[3:], **high) == prompt(plain, messages=TURNS[3:])
+    with pytest.raises(RefusedError, match="leave 'reasoning_effort' out"):
+        encode_prompts(dataclasses.replace(chat(**high), refuses_unknown=True), plain)
 
 
 def test_a_name_stands_before_the_text_where_the_template_has_no_place_for_it(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.grammar.calls import HarmonySyntax
 from engine.text.formats import registry
 from engine.text.formats.answer import AnswerContext, AnswerFormat
+from engine.text.formats.calls import value_as_json
 from engine.text.formats.reader import AnswerParser
 from engine.text.formats.tools import ToolSet
 from engine.text.reasoning import ThinkingMarkers, ThinkingState
@@ -229,6 +230,42 @@ def test_the_cost_of_text_is_linear(name: str) -> None:
         assert any(
             cost(element, 1 << 18) <= max(2.6 * cost(element, 1 << 17), 0.02) for _ in range(5)
         ), element
+
+
+LITERALS = [
+    *("a:b,", "a=1, ", "=a, ", "1:2, ", "'''a''', ", "'\\x41', ", "{'a':b:c,", "{a: ["),
+    *('"a" "b" ', "漢:'é', "),
+]
+
+
+@pytest.mark.parametrize("element", LITERALS)
+def test_8_mib_of_literals_never_hold_the_event_loop_for_long(element: str) -> None:
+    """A value of an XML form is converted in one step; other values are read as they come, in pieces like tokens."""
+
+    def cost(step: Any, *given: Any) -> float:
+        began = time.process_time()
+        step(*given)
+        return time.process_time() - began
+
+    for size in ((1 << 15) - 16, 8 << 20):
+        value = "[" + element * (size // len(element.encode()))
+        assert min(cost(value_as_json, value, frozenset({"array"})) for _ in range(3)) < 0.3
+    for name in ("lfm2", "gemma4", "hermes", "minimax"):
+        parser, piece = opened(name), element * (4096 // len(element))
+        _ = list(parser.feed("["))
+        assert (
+            min(cost(lambda text, feed=parser.feed: list(feed(text)), piece) for _ in range(8))
+            < 0.3
+        )
+
+
+@pytest.mark.parametrize("name", ["lfm2", "llama_pythonic"])
+def test_escapes_of_python_strings(name: str) -> None:
+    written = r"\x41\u0041\U0001f600\ud83d\ude00\n\'\\x4"
+    text = RENDERERS[name][0]([("f", {"text": "@"})]).replace("@", written)
+    for pieces in ([text], list(text)):
+        _, _, calls = read(parser_of(FORMATS[name]), pieces)
+        assert parsed(calls) == [("f", {"text": "AA😀😀\n'\\x4"})]
 
 
 def test_json_that_is_no_call_is_shown_while_it_comes() -> None:
