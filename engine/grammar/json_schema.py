@@ -77,7 +77,8 @@ def normalize_schema(schema: Json, *, is_strict: bool = True) -> Json:
     """Return a schema in the form that the grammar library needs.
 
     Objects that list properties and do not mention additional ones are closed, as in OpenAI's strict mode: a model that
-    may invent properties does so. Schemas that compose objects of several parts stay open.
+    may invent properties does so. Schemas that compose objects of several parts stay open. A schema that is not strict
+    and whose patterns or formats cannot be enforced together is enforced without them.
 
     Raises:
         GrammarError: the schema is invalid, too large, or has a keyword that cannot be enforced; names the place.
@@ -85,8 +86,13 @@ def normalize_schema(schema: Json, *, is_strict: bool = True) -> Json:
     """
     walk = _SchemaWalk(is_strict=is_strict)
     clean = walk.read(schema, "$", 0)
-    targets = check_references(clean, walk.uses)
-    pattern_limits.check_patterns(clean, targets)
+    try:
+        pattern_limits.check_patterns(clean, check_references(clean, walk.uses))
+    except pattern_limits.PatternError:
+        if is_strict:
+            raise
+        walk = _SchemaWalk(is_strict=False, has_patterns=False)
+        clean = walk.read(schema, "$", 0)
     if not walk.is_composed:
         _close_objects(clean)
     return clean
@@ -95,6 +101,8 @@ def normalize_schema(schema: Json, *, is_strict: bool = True) -> Json:
 @dataclass(slots=True, kw_only=True)
 class _SchemaWalk:
     is_strict: bool
+    has_patterns: bool = True
+    """False leaves out `pattern` and `format`."""
     is_composed: bool = False
     uses: dict[str, str] = field(default_factory=dict)
     """Each reference, and a place where it is used."""
@@ -129,6 +137,8 @@ class _SchemaWalk:
 
     def _keyword(self, name: str, value: Json, where: str, depth: int) -> Json:
         here = f"{where}.{name}"
+        if name in ("pattern", "format") and not self.has_patterns:
+            return _ANY
         if name in _SCHEMA:
             return self.read(value, here, depth + 1)
         if name in _SCHEMAS:

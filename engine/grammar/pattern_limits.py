@@ -24,6 +24,10 @@ _MAX_WORK = 200_000
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 
 
+class PatternError(GrammarError):
+    """The patterns or formats of a schema cannot be enforced together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expressions:
     """The expressions that one text must match: patterns and formats, without repetitions."""
@@ -48,7 +52,7 @@ def check_patterns(schema: Json, targets: Mapping[str, Json]) -> None:
     """Refuse a schema in which a text must match two patterns or two formats; `targets` are those of its references.
 
     Raises:
-        GrammarError: there is one; names the place.
+        PatternError: there is one; names the place.
 
     """
     if any(_combines(part) for part in (schema, *targets.values())):
@@ -158,7 +162,7 @@ class _PatternSearch:
     def _spend(self, work: int) -> None:
         self._work += work
         if self._work > _MAX_WORK:
-            raise GrammarError(
+            raise PatternError(
                 "$: the parts of this schema that hold together have too many patterns to compare; "
                 "use fewer members of 'allOf', or fewer references beside other keywords."
             )
@@ -199,11 +203,11 @@ def _precision(path: Path) -> tuple[int, int]:
     return len(path), -sum(step in (_ANY, _REST) for step in path)
 
 
-def _too_many(where: str, path: Path, found: Expressions) -> GrammarError:
+def _too_many(where: str, path: Path, found: Expressions) -> PatternError:
     name = "pattern" if len(found.patterns) > 1 else "format"
     place = "".join(step if step.startswith((".", "[")) else f".{step}" for step in path)
     target = f" at {place[:200]}" if place else ""
-    return GrammarError(
+    return PatternError(
         f"{where[:200]}: several values of '{name}' hold together{target}. A text can have at most one "
         "'pattern' and one 'format'; join them into one pattern."
     )

@@ -72,6 +72,8 @@ def _claude(setup: Setup) -> Command:
             "ANTHROPIC_DEFAULT_SONNET_MODEL": setup.model,
             "ANTHROPIC_DEFAULT_OPUS_MODEL": setup.model,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            # Of a model that it does not know, it assumes a million tokens.
+            **({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(setup.context)} if setup.context else {}),
         },
     }
     _write(setup, "settings.json", json.dumps(settings, indent=2))

@@ -213,6 +213,8 @@ def test_a_text_must_match_one_pattern_and_one_format_at_most(name: str) -> None
     with pytest.raises(GrammarError, match="hold together") as caught:
         normalize_schema(TOGETHER[name])
     assert str(caught.value).startswith("$")
+    # Of a tool that is not strict they are left out: Claude Code 2.1.332 has two patterns in `allOf`.
+    assert "'pattern':" not in str(normalize_schema(TOGETHER[name], is_strict=False))
 
 
 APART: dict[str, Any] = {
