@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from bench.harness import ROOT
 
-_RECIPE = re.compile(r"^(?:bench|fuzz)-([a-z-]+):.*\n\t@\$\(BIN\)/python -m (\S+)", re.MULTILINE)
+_RECIPE = re.compile(r"^bench-([a-z-]+):.*\n\t@\$\(BIN\)/python -m (\S+)", re.MULTILINE)
 BENCHES = dict(_RECIPE.findall((ROOT / "Makefile").read_text()))
 """Modules by the name of their target in the Makefile, without `bench-`."""
 del BENCHES["smoke"]

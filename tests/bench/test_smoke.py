@@ -7,6 +7,7 @@ from bench import smoke
 
 def test_the_benches_are_those_of_the_makefile() -> None:
     assert {"engine", "gateway-faults", "walks"} < smoke.BENCHES.keys()
+    assert smoke.BENCHES["engine"] == "bench.engine"
     assert "smoke" not in smoke.BENCHES
 
 
