@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +12,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from engine.linux import blas
-from tests.support import collection, forker, reaper, run_order
+from tests.support import forker, reaper, run_order
+from tests.support.forked_workers import ForkedWorkers
 from tests.support.golden_cases import Golden
 from tests.support.sampling import FULL
 
@@ -47,6 +48,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write tests/golden anew.")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run tests in forks where they are sound: xdist would collect all tests once more in each worker."""
+    count = getattr(config.option, "numprocesses", None)
+    if isinstance(count, int) and count > 1 and forker.is_sound() and not config.option.usepdb:
+        config.pluginmanager.register(ForkedWorkers(count))
+        config.option.numprocesses = 0
+
+
 def pytest_configure() -> None:
     reaper.start()
 
@@ -65,19 +75,14 @@ def pytest_xdist_make_scheduler(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart() -> None:
-    collection.begin()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
-    """Share the work of compiling tests among workers, once pytest's import hook knows the session."""
-    if isinstance(collector, pytest.Session):
-        collection.share_compilation(collector.config)
-    return (yield)
+    """Stop garbage collection while modules are imported: nothing of them is garbage."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    collection.end()
+    """Start garbage collection again, without the collected objects: they live as long as the run."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

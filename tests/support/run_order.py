@@ -4,8 +4,10 @@ Whole fleets wait for processes and leases. If all workers ran them at the same 
 to do, and everything that computes would come after.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 from typing_extensions import override
@@ -28,8 +30,51 @@ class UnitScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no 
 
     @override
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return next((unit for unit, files in _UNITS.items() if files.fullmatch(file)), file)
+        return _unit(nodeid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Tests that one worker runs, as positions in the list of all; `waits` if they mostly wait for processes."""
+
+    items: tuple[int, ...] = ()
+    waits: bool = True
+
+
+def units_of(items: Sequence[pytest.Item]) -> list[Unit]:
+    """Return all tests in units, in the order of the first test of each."""
+    positions: dict[str, list[int]] = {}
+    for position, item in enumerate(items):
+        positions.setdefault(_unit(item.nodeid), []).append(position)
+    return [
+        Unit(items=tuple(tests), waits=any(_waits(items[position]) for position in tests))
+        for tests in positions.values()
+    ]
+
+
+def next_unit(pending: list[Unit], running: Sequence[Unit]) -> Unit | None:
+    """Take the next unit from those that are pending.
+
+    As many units compute at the same time as there are processors, while others wait.
+    """
+    computing = sum(not unit.waits for unit in running)
+    may_compute = computing < (os.cpu_count() or 1)
+    unit = next((unit for unit in pending if unit.waits or may_compute), None)
+    if unit is None and pending:
+        unit = pending[0]
+    if unit is not None:
+        pending.remove(unit)
+    return unit
+
+
+def _waits(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(marker) for marker in _WAITING)
+
+
+def _unit(nodeid: str) -> str:
+    """Return the name of what runs together with a test: its file, or the files that share what costs seconds."""
+    file = nodeid.partition("::")[0]
+    return next((unit for unit, files in _UNITS.items() if files.fullmatch(file)), file)
 
 
 def sort_by_length(items: list[pytest.Item]) -> None:

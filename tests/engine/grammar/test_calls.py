@@ -1,9 +1,10 @@
 """Grammars of tool calls: what a family's template writes is allowed, with the family's own control tokens."""
 
+from functools import cached_property
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from engine.grammar import calls, lark
 from engine.grammar.calls import CallRules
@@ -51,13 +52,24 @@ class Tokens:
     """A vocabulary of bytes, with or without control tokens, and a compiler for it."""
 
     def __init__(self, *, has_marks: bool) -> None:
-        self.tokenizer = byte_level()
-        self.specials: dict[str, int] = {}
-        if has_marks:
-            self.tokenizer.add_tokens([AddedToken(mark, special=True) for mark in TOKENS])
-            self.specials = {mark: self.tokenizer.token_to_id(mark) for mark in TOKENS}
+        self._has_marks = has_marks
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = byte_level()
+        if self._has_marks:
+            tokenizer.add_tokens([AddedToken(mark, special=True) for mark in TOKENS])
+        return tokenizer
+
+    @cached_property
+    def specials(self) -> dict[str, int]:
+        marks = TOKENS if self._has_marks else ()
+        return {mark: self.tokenizer.token_to_id(mark) for mark in marks}
+
+    @cached_property
+    def _compiler(self) -> LlgCompiler:
         ends = (self.tokenizer.token_to_id("</s>"),)
-        self._compiler = LlgCompiler(serialized=self.tokenizer.to_str, eos_ids=ends)
+        return LlgCompiler(serialized=self.tokenizer.to_str, eos_ids=ends)
 
     def accepts(self, grammar: str, text: str) -> str:
         """Return "ended" if the text may end here, "open" if it is allowed, and the rest that is not allowed."""
