@@ -212,7 +212,7 @@ async def test_one_of_three_leads_and_resigning_hands_over(
     leaders: list[Leadership] = []
 
     async def stand(name: str) -> None:
-        leaders.append(await election(transport, key).campaign(name))
+        leaders.append(await election(transport, key, ttl_s=60).campaign(name))
 
     async with asyncio.TaskGroup() as group:
         for name in ("a", "b", "c"):
@@ -220,7 +220,7 @@ async def test_one_of_three_leads_and_resigning_hands_over(
         for turn in (1, 2, 3):
             resigned_at = clock.monotonic()
             await until(partial(has_led, leaders, turn))
-            assert clock.monotonic() - resigned_at < 4
+            assert clock.monotonic() - resigned_at < 30
             assert len(leaders) == turn
             assert leaders[-1].valid()
             await write_as(leaders[-1], transport, f"{corner}work")

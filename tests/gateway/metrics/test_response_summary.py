@@ -114,14 +114,16 @@ async def test_a_recovered_engine_is_found_by_a_health_check(*, is_streamed: boo
         assert (status, response.headers["x-fleet-attempts"]) == (200, "2")
 
 
-async def test_its_deadline_bounds_the_wait(gateway: Running) -> None:
-    (engine,) = await gateway.serve(chat)
-    await engine.kill()
-    headers = {"x-request-timeout": "0.4"}
-    began_s = SystemClock().monotonic()
-    async with gateway.post(json={"model": "m"}, headers=headers) as response:
-        assert (response.status, response.headers["retry-after"]) == (503, "1")
-    assert SystemClock().monotonic() - began_s < 1.5
+async def test_its_deadline_bounds_the_wait() -> None:
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=60.0, hold_timeout_s=60.0)
+    async with running_gateway(limits=limits) as gateway:
+        (engine,) = await gateway.serve(chat)
+        await engine.kill()
+        headers = {"x-request-timeout": "0.4"}
+        began_s = SystemClock().monotonic()
+        async with gateway.post(json={"model": "m"}, headers=headers) as response:
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert SystemClock().monotonic() - began_s < 30
 
 
 async def test_an_engines_504_of_its_own_is_still_mended_elsewhere(gateway: Running) -> None:

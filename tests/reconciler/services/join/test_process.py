@@ -84,7 +84,7 @@ async def joined(stand: JoinStand, where: JoinAddress, name: str) -> JoinAnswer:
     """Join as a node with a new token."""
     token = await stand.token(entropy=os.urandom(21))
     body = join_body(token, who=machine(name, f"uuid-{name}"))
-    return await join_client.join((where,), token.authority_hash, body, CLOCK, limit_s=1.0)
+    return await join_client.join((where,), token.authority_hash, body, CLOCK, limit_s=30.0)
 
 
 @pytest.mark.ci
