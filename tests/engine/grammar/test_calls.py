@@ -4,7 +4,7 @@ from functools import cached_property
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
 from engine.grammar import calls, lark
 from engine.grammar.calls import CallRules
@@ -55,7 +55,7 @@ class Tokens:
         self._has_marks = has_marks
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Any:
         tokenizer = byte_level()
         if self._has_marks:
             tokenizer.add_tokens([AddedToken(mark, special=True) for mark in TOKENS])
