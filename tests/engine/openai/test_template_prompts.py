@@ -10,11 +10,14 @@ from engine.openai import output_format
 from engine.openai.input_processor import decode_tokens
 from engine.openai.prompt_encoder import encode_prompts
 from engine.text.codec import TextCodec
+from engine.text.formats import pythonic
+from engine.text.template_traits import TemplateTraits
 from schemas.wire.errors import RefusedError
 from tests.support.engine_requests import chat
 from tests.support.text_codecs import byte_level, load
 
 pytestmark = pytest.mark.mlx
+SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False, "required": []}
 BODY = "{{ message.role }}: {{ message.content }}\n"
 PLAIN = "{% for message in messages %}" + BODY + "{% endfor %}"
 NAMED = (
@@ -58,6 +61,21 @@ def test_what_the_template_has_no_place_for_is_ignored_or_refused(tmp_path: Path
     assert prompt(plain, messages=TURNS[3:], **high) == prompt(plain, messages=TURNS[3:])
     with pytest.raises(RefusedError, match="leave 'reasoning_effort' out"):
         encode_prompts(dataclasses.replace(chat(**high), refuses_unknown=True), plain)
+
+
+@pytest.mark.parametrize(
+    ("choice", "used", "counted"), [("auto", "lfm2", "lfm2"), ("required", "plain", None)]
+)
+def test_a_strict_tool_of_a_format_without_a_grammar(
+    choice: str, used: str, counted: str | None
+) -> None:
+    function = {"name": "f", "strict": True, "parameters": SCHEMA}
+    request = chat(tools=[{"type": "function", "function": function}], tool_choice=choice)
+    traits = TemplateTraits(answer_format=pythonic.LFM2)
+    call_format = output_format.call_format_of(request, traits)
+    assert call_format is not None
+    assert call_format.name == used
+    assert output_format.unenforced_format(request, traits) == counted
 
 
 def test_a_name_stands_before_the_text_where_the_template_has_no_place_for_it(
