@@ -22,7 +22,8 @@ from gateway.apis.openai import PATHS as OPENAI_PATHS
 from gateway.app import make_app
 from gateway.auth.roles import PUBLIC_PATHS, needed_role
 from gateway.forwarding.model_state import ModelStates
-from gateway.server import Gateway, GatewayLimits
+from gateway.limits import GatewayLimits
+from gateway.server import Gateway
 from machinery.clock import SystemClock
 from machinery.version import version
 from store.memory import MemoryTransport

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from dashboard.history.records import COLUMNS, FINE_S, Sample
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.process_log import LogRing
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from schemas.deployment import ModelDeploymentStatus

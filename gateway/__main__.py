@@ -30,8 +30,9 @@ from gateway.floating_address.interfaces import FloatingAddressError, parse_addr
 from gateway.floating_address.links import check_rights, find_interface
 from gateway.handover import ListenerClaim
 from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.limits import GatewayLimits
 from gateway.process_sockets import ProcessSockets, claim_socket, open_sockets, own_url
-from gateway.server import Gateway, GatewayLimits
+from gateway.server import Gateway
 from gateway.telemetry.recorder import Tracer
 from gateway.workers import MOST_WORKERS, WorkerPlace, run_workers, watch_parent
 from identity.announcement import announce_option, announced

@@ -34,7 +34,6 @@ from gateway.http.request_context import (
 from gateway.request import InferenceRequest
 from gateway.responses.stateful import PATH, StatefulHandler, StatefulResponses
 from gateway.routing.default_model import choose_default
-from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.call import BrokenResponseError, Headers
 from gateway.upstream.connection import list_lines
@@ -52,14 +51,9 @@ IDLE_LINGER_S = 1.0
 # The routing table may be out of date because the store has been unreachable for a while.
 _STALE = (wire_headers.STORE.encode(), wire_headers.STORE_STALE.encode())
 _REQUEST_ID = wire_headers.REQUEST_ID.encode()
-_REQUEST_ID_NAME = _REQUEST_ID + b": "
-_ATTEMPTS_LINE = wire_headers.ATTEMPTS.encode() + b": %d\r\n"
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _ATTEMPTS = wire_headers.ATTEMPTS.encode()
-_NODE = wire_headers.NODE.encode()
-_REPLICA = wire_headers.REPLICA.encode()
 _CANONICAL = wire_headers.CANONICAL.encode()
-_RESUMED_LINE = wire_headers.RESUMED.encode() + b": %d\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -213,9 +207,9 @@ class InferenceHandler(StatefulHandler):
                     return
                 context.outcome = "ok" if status < 400 else outcome_of(status)
                 if context.translator is None:
-                    head = _header_block(result.passed, result.endpoint, context)
+                    head = context.head(result.passed, result.endpoint)
                 else:
-                    headers = _header_list(result.passed, result.endpoint, context)
+                    headers = list_lines(context.head(result.passed, result.endpoint))
                     status, headers, body = context.translator.whole(status, headers, body)
                     head = header_lines(headers)
                 if context.kept_answer is not None:
@@ -435,21 +429,18 @@ class InferenceHandler(StatefulHandler):
         context.stream = source
         context.first_s, response = self.clock.monotonic(), context.response
         translator = context.translator
-        if translator is None:
-            head = _header_block(source.passed, source.endpoint, context)
-        else:
+        head = context.head(source.passed, source.endpoint)
+        if translator is not None:
             if source.resume_log is not None:
                 translator.take_usage(source.resume_log.usage)
-            head = header_lines(
-                translator.begin(_header_list(source.passed, source.endpoint, context))
-            )
+            head = header_lines(translator.begin(list_lines(head)))
         if not response.status:
             response.begin(source.status, head)
         ClientStream(self, context, source, translator).attach()
 
     @override
     def end_stream(self, context: RequestContext, end: bytes) -> None:
-        context.response.end(end, _resumed_line(context))
+        context.response.end(end, context.resumed_line())
         self.finish(context)
 
     def _send_refusal(
@@ -474,7 +465,9 @@ class InferenceHandler(StatefulHandler):
 
         No [DONE] follows that event, or the client would take it for the end of the text.
         """
-        translator = _translator(context)
+        translator = context.translator
+        if context.request is None:  # the body is not read
+            translator = context.adapter.error_translator()
         if not context.response.is_started:
             self._send_refusal(context, translator, refusal)
             return
@@ -483,7 +476,7 @@ class InferenceHandler(StatefulHandler):
         if self._rename is not None:
             refusal = self._rename(refusal)
         event = refusal.event() if translator is None else translator.broken(refusal)
-        context.response.end(event, _resumed_line(context))
+        context.response.end(event, context.resumed_line())
 
 
 class ClientStream(StreamReceiver):
@@ -556,45 +549,3 @@ class ClientStream(StreamReceiver):
     def on_suspended(self) -> None:
         search = self._handler.search(self._context, self, is_suspended=True)
         self._handler.run(self._context, search)
-
-
-def _translator(context: RequestContext) -> ResponseTranslator | None:
-    """Return the translator of a refusal; before the body is read, that of its API."""
-    if context.request is None:
-        return context.adapter.error_translator()
-    return context.translator
-
-
-def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> bytes:
-    """Return the response headers as they are written. The common case, without building a list."""
-    more = header_lines(context.extra_headers) if context.extra_headers else b""
-    return b"".join(
-        (
-            passed,
-            _REQUEST_ID_NAME,
-            context.http_request.request_id,
-            b"\r\n",
-            endpoint.lines,
-            _ATTEMPTS_LINE % context.retry_state.started,
-            _resumed_line(context) if context.retry_state.resumptions else b"",
-            more,
-        )
-    )
-
-
-def _resumed_line(context: RequestContext) -> bytes:
-    """Return the header line, or the trailer of a stream, that tells how often it continued on another engine."""
-    resumptions = context.retry_state.resumptions
-    return _RESUMED_LINE % resumptions if resumptions else b""
-
-
-def _header_list(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> Headers:
-    return [
-        *list_lines(passed),
-        (_REQUEST_ID, context.http_request.request_id),
-        (_NODE, endpoint.node.encode()),
-        (_REPLICA, endpoint.replica.encode()),
-        (_ATTEMPTS, b"%d" % context.retry_state.started),
-        *list_lines(_resumed_line(context)),
-        *context.extra_headers,
-    ]

@@ -24,7 +24,7 @@ from gateway.http.cors import AllowedHosts
 from gateway.http.idempotency import KeptAnswer
 from gateway.http.limits import BodyMemory
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders, Turn
-from gateway.routing.table import ServedModel
+from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.upstream.call import Headers
 from machinery.clock import NEVER, Clock
 from machinery.connection_limits import ConnectionLimiter
@@ -63,6 +63,9 @@ _BEARER_SIZE, _SCHEME_AT = len(_BEARERS[0]), len(b"Authorization: ")
 _TOKEN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/="
 _CLOSE_LINE = b"connection: close\r\n"
 _REQUEST_ID = headers.REQUEST_ID.encode()
+_REQUEST_ID_NAME = _REQUEST_ID + b": "
+_ATTEMPTS_LINE = headers.ATTEMPTS.encode() + b": %d\r\n"
+_RESUMED_LINE = headers.RESUMED.encode() + b": %d\r\n"
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -425,6 +428,26 @@ class RequestContext(msgspec.Struct, eq=False):
     def wait_for(self, result: Coroutine[Any, Any, ForwardResult]) -> None:
         """Await the result in a task."""
         self.handler.wait_for(self, result)
+
+    def head(self, passed: bytes, endpoint: EngineEndpoint) -> bytes:
+        """Return the header lines of a response of an engine; `passed` are the engine's."""
+        return b"".join(
+            (
+                passed,
+                _REQUEST_ID_NAME,
+                self.http_request.request_id,
+                b"\r\n",
+                endpoint.lines,
+                _ATTEMPTS_LINE % self.retry_state.started,
+                self.resumed_line(),
+                header_lines(self.extra_headers) if self.extra_headers else b"",
+            )
+        )
+
+    def resumed_line(self) -> bytes:
+        """Return the header line, or the trailer of a stream, that tells how often it continued on another engine."""
+        resumptions = self.retry_state.resumptions
+        return _RESUMED_LINE % resumptions if resumptions else b""
 
     def release(self) -> None:
         """Drop the request's data: an idle connection may keep this object for long."""

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, expect
 from playwright.async_api import Error as PlaywrightError
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.process_log import LogRing
 from store.memory import MemoryTransport
 from tests.support.browser import check_access, needs_browser, open_page

@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from schemas.routing import Routing, Timeouts
 from store import keys

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.names import Role

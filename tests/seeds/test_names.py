@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.seeds import literals

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from machinery.version import version
 from store.memory import MemoryTransport

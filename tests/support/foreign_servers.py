@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from machinery.tls_server import ServerCertificate
 from schemas.route import ModelRoute

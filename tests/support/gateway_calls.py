@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment
 from schemas.routing import Routing

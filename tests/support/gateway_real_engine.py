@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from gateway.telemetry.recorder import Tracer
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport

@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from gateway.auth.keyring import Principal
 from gateway.forwarding.retry_state import Attempt
+from gateway.limits import GatewayLimits
 from gateway.routing.table import EngineEndpoint
-from gateway.server import Gateway, GatewayLimits
+from gateway.server import Gateway
 from gateway.telemetry.recorder import Tracer
 from gateway.telemetry.request_journal import JournalEntry
 from machinery.clock import Clock, SystemClock

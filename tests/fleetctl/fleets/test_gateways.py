@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.tls_server import ServerCertificate
 from store import keys
 from store.port import Transport

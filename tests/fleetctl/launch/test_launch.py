@@ -17,7 +17,7 @@ from yarl import URL
 from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.launch import local_proxy
 from fleetctl.launch.agents import AGENTS, Setup
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.support.fleetctl_runner import run_fleetctl

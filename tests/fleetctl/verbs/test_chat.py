@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.fleetctl.conftest import Golden

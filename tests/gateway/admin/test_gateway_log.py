@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from insight.tickets import issue_ticket
 from machinery.process_log import LogRing
 from store import keys

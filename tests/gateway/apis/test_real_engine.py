@@ -10,7 +10,7 @@ import anthropic
 import ollama
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from tests.support.engine_process import Engine
 from tests.support.gateway_real_engine import in_front_of, tiny_engine
 from tests.support.gateway_world import Running

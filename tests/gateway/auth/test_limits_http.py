@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.auth.rate_limits import Limits
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from gateway.state.persistence import SnapshotFile
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeploymentStatus

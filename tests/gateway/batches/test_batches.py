@@ -17,7 +17,7 @@ from openai.types import Batch
 
 from gateway.batches.database import BatchStore
 from gateway.batches.records import StoredFile
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.support.gateway_calls import put_api_key

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, NodeRefusal
 from schemas.meta import Condition, ConditionStatus

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway import errors
 from gateway.forwarding.admission import MAX_RETRY_S, MIN_RETRY_S, Slot, SlotQueue
 from gateway.forwarding.policy import QueuePolicy
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from tests.support.gateway_calls import with_routing
 from tests.support.gateway_engine_scripts import DONE, chat, delta, refuses
 from tests.support.gateway_fake_engine import Call, Script

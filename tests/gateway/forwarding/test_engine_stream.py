@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from gateway.apis.adapter import ResponseTranslator
 from gateway.apis.openai import OpenAiAdapter, ResponsesTranslator
+from gateway.limits import GatewayLimits
 from gateway.request import HttpRequest, InferenceRequest
-from gateway.server import GatewayLimits
 from machinery.clock import NEVER
 from tests.support import gateway_engine_scripts
 from tests.support.clock import FakeClock

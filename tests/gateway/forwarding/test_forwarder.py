@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from schemas.wire.engine_address import EngineAddress
 from store import keys

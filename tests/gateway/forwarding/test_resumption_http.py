@@ -8,7 +8,7 @@ import orjson
 import pytest
 from openai.types.responses import ResponseErrorEvent
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from tests.support import gateway_engine_scripts
 from tests.support.gateway_calls import with_routing
 from tests.support.gateway_engine_scripts import delta

@@ -11,7 +11,7 @@ from gateway.forwarding import hedge
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.forwarding.router import LoadTracker
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from schemas.routing import Queueing, Routing
 from tests.support.gateway_fake_engine import Call
 from tests.support.gateway_world import Running, deployment, published, running_gateway

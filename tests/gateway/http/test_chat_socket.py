@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.http.chat_socket import MAX_RUNNING
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.tls_server import ServerCertificate
 from tests.support.gateway_calls import KEYS_REQUIRED
 from tests.support.gateway_engine_scripts import chat, dies_mid_stream, slow, streams

@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from identity.credentials import Credentials
 from identity.dialer import Dialer
 from identity.folder import IdentityFolder

@@ -4,7 +4,7 @@ import asyncio
 
 import orjson
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from tests.support.gateway_world import running_gateway
 from tests.support.waiting import until_async
 

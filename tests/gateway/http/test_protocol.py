@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from gateway.http.cors import AllowedOrigins
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from tests.support.clock import HurriedClock
 from tests.support.gateway_engine_scripts import DONE, chat, echo, slow, streams
 from tests.support.gateway_fake_engine import FakeEngine

@@ -6,8 +6,8 @@ import orjson
 import pytest
 from typing_extensions import override
 
+from gateway.limits import GatewayLimits
 from gateway.metrics import response_summary
-from gateway.server import GatewayLimits
 from gateway.state.staleness import STALE_S, StalenessMonitor
 from gateway.telemetry.request_journal import render_entries
 from machinery.clock import SystemClock

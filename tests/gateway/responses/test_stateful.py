@@ -12,7 +12,7 @@ import orjson
 import pytest
 from openai.types.responses import Response
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.support.gateway_calls import put_api_key

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from gateway.state.endpoint_filter import EndpointFilter, EngineAccess
 from gateway.state.table_cache import TableCache
 from identity.credentials import Credentials

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from gateway.state.build_table import ORPHAN_S
 from gateway.state.persistence import KnownObjects, SnapshotFile
 from gateway.state.table_cache import TableCache

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.limits import GatewayLimits
 from gateway.routing.table import RoutingTable
-from gateway.server import GatewayLimits
 from gateway.state.build_table import ORPHAN_S
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock

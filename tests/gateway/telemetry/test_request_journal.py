@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.limits import GatewayLimits
 from gateway.metrics.response_summary import parse_usage
-from gateway.server import GatewayLimits
 from gateway.telemetry.request_journal import (
     JournalWriter,
     RequestJournal,

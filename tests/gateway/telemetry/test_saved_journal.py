@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.forwarding.retry_state import Attempt
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from gateway.telemetry.request_journal import (
     JournalEntry,
     RequestJournal,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.server import GatewayLimits
+from gateway.limits import GatewayLimits
 from identity.dialer import Dialer
 from machinery.clock import SystemClock
 from machinery.tls_client import Trust, read_trust
