@@ -136,7 +136,7 @@ class EngineAttempt(InFlight, kw_only=True):
             tracker.outliers.record_success(endpoint, self.sent_s, now_s)
         if self.is_trial:
             self._end_trial()
-        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body, now_s))
+        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body))
         return True
 
     @override

@@ -83,7 +83,6 @@ class Forwarder(AttemptOwner):
         )
         self._attempts = attempts
         self._random = router.random.random
-        self._answered = self.metrics.attempts.child("answered")
         self._outliers = attempts.load_tracker.outliers
         self._model_states = model_states
         self._activator = activator
@@ -146,14 +145,7 @@ class Forwarder(AttemptOwner):
         state = attempt.state
         client, state.running = state.client, None
         assert client is not None
-        if type(result) is WholeResponse and result.status < 400:
-            # As `_record_result` and `_accept` do, in fewer steps.
-            endpoint = result.endpoint
-            self._answered.count += 1
-            state.attempts += (Attempt(endpoint, "answered", attempt.sent_s, result.ended_s),)
-            state.served_by = endpoint
-            client.on_result(result)
-        elif self._record_result(attempt, result):
+        if self._record_result(attempt, result):
             client.on_result(self._accept(result, attempt.request, state))
         else:
             client.wait_for(self._forward(attempt.request, state, client))

@@ -33,8 +33,6 @@ class WholeResponse(msgspec.Struct):
     passed: bytes
     """Header lines for the client."""
     body: bytes
-    ended_s: float = 0.0
-    """Time of its last byte, by the gateway's monotonic clock."""
 
 
 ForwardResult: TypeAlias = EngineStream | WholeResponse | Refusal

@@ -121,7 +121,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         http_request = HttpRequest(
             path=path.decode("ascii"), query=query, headers=self.headers, fields=fields
         )
-        context = self._begin(http_request, adapter)
+        context = self._begin(http_request, adapter, self._new_response())
         if b"expect" in fields and not self.ignores_input:
             context.expects_continue = fields[b"expect"].lower() == b"100-continue" and (
                 not context.response.is_http_10
@@ -167,43 +167,22 @@ class ClientProtocol(RequestFramer, ResponseOwner):
 
     @override
     def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
-        handler, common = self._handler, self.server_state.default_headers
-        # uvicorn makes a new list, with a new date, every second.
-        if common is not handler.common_headers:
-            handler.set_common_headers(common)
-        response = ResponseWriter(
-            self.transport, self.flow, self, handler.common_lines, not handler.is_stopping
-        )
-        adapter = handler.adapters[http_request.path.encode()]
-        context = RequestContext(handler, http_request, response, adapter)
-        context.is_current, context.more_body = True, False
-        self._latest = self._serving = context
-        self.is_idle, self.deadline_s = False, NEVER
-        refusal = handler.check_head(context)
-        if refusal is not None:
-            self.is_in_head = False
-            self.refuse(refusal)
-            return
-        if len(body) > handler.body_memory.SMALL:
-            refusal = context.hold(len(body), is_complete=True)
-            if refusal is not None:
-                self.is_in_head = False
-                self.refuse(refusal)
-                return
-        http_request.body, context.began_s = body, self.clock.monotonic()
-        handler.start(context)
+        context = self.on_usual_head(http_request)
+        if not self.ignores_input:
+            context.body = body
+            self.is_in_head, self.deadline_s = True, NEVER
+            self.on_request_complete()
 
     @override
-    def on_usual_head(self, http_request: HttpRequest) -> None:
+    def on_usual_head(self, http_request: HttpRequest) -> RequestContext:
         adapter = self._handler.adapters[http_request.path.encode()]
-        self._begin(http_request, adapter, is_usual=True)
+        return self._begin(http_request, adapter, self._new_usual_response())
 
     def _begin(
-        self, http_request: HttpRequest, adapter: ApiAdapter, *, is_usual: bool = False
+        self, http_request: HttpRequest, adapter: ApiAdapter, response: ResponseWriter
     ) -> RequestContext:
         """Begin a request to a model, or refuse it by its headers."""
         handler = self._handler
-        response = self._new_usual_response() if is_usual else self._new_response()
         context = RequestContext(handler, http_request, response, adapter)
         previous, self._latest = self._latest, context
         self.is_in_head = self.is_idle = False
@@ -281,6 +260,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             latest.more_body = False
             refusal = latest.hold(len(latest.body), is_complete=True)
             if refusal is not None:
+                self.is_in_head = False  # it answers this request, not the next one
                 self.refuse(refusal)
             elif latest.is_current:
                 self._start(latest, latest.take_body())

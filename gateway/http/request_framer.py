@@ -35,7 +35,7 @@ class RequestReceiver(Protocol):
         """Handle a usual request to a model, which arrived in one read."""
         ...
 
-    def on_usual_head(self, http_request: HttpRequest) -> None:
+    def on_usual_head(self, http_request: HttpRequest) -> object:
         """Handle the head of a usual request whose body has not arrived."""
         ...
 
