@@ -15,7 +15,13 @@ from gateway.forwarding.decision_log import DecisionLog
 from gateway.forwarding.outlier_detection import OutlierDetector
 from gateway.request import InferenceRequest
 from gateway.routing.affinity import AffinityMemory
-from gateway.routing.load_balancer import EQUAL_SCORES, SCAN_LIMIT, allowed, load_weights
+from gateway.routing.load_balancer import (
+    EQUAL_SCORES,
+    SCAN_LIMIT,
+    allowed,
+    load_weights,
+    split_draw,
+)
 from gateway.routing.selection import ChosenEndpoint, RoutingChoice, choose
 from gateway.routing.table import (
     EndpointHealth,
@@ -228,7 +234,7 @@ class RoutePlan:
         count = len(ties)
         if count == 1:
             return choices[ties[0]]
-        return choices[ties[min(int(query.draw * 997 % 1 * count), count - 1)]]
+        return choices[ties[split_draw(query.endpoint_draw, count)[0]]]
 
     def _scores(
         self,

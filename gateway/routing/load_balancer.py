@@ -65,7 +65,7 @@ def _least_loaded(
         for endpoint, load in zip(candidates.endpoints, candidates.loads, strict=True)
         if load <= least
     ]
-    return ties[_index(candidates.part, len(ties))]
+    return ties[split_draw(candidates.part, len(ties))[0]]
 
 
 def _scored(
@@ -78,7 +78,7 @@ def _scored(
     """
     headroom, read = health.headroom, candidates.read
     if not headroom and not read and not any(candidates.loads):
-        return candidates.endpoints[_index(candidates.part, len(candidates.endpoints))]
+        return candidates.endpoints[split_draw(candidates.part, len(candidates.endpoints))[0]]
     loaded, memory, queue, prefix = backend.score
     # Loops instead of comprehensions, which are calls: this runs for each request.
     depths: list[float] = []
@@ -126,8 +126,8 @@ def _power_of_two(
     count = len(candidates.endpoints)
     if count == 1:
         return candidates.endpoints[0]
-    first = _index(candidates.part, count)
-    second = (first + 1 + _index(candidates.part * 7919 % 1, count - 1)) % count
+    first, rest = split_draw(candidates.part, count)
+    second = (first + 1 + split_draw(rest, count - 1)[0]) % count
     return candidates.endpoints[
         first if candidates.loads[first] <= candidates.loads[second] else second
     ]
@@ -139,11 +139,14 @@ def _highest(candidates: Candidates, scores: Sequence[float], equal: float) -> E
     for endpoint, score in zip(candidates.endpoints, scores, strict=True):
         if score >= top:
             ties.append(endpoint)
-    return ties[0] if len(ties) == 1 else ties[_index(candidates.part, len(ties))]
+    return ties[0] if len(ties) == 1 else ties[split_draw(candidates.part, len(ties))[0]]
 
 
-def _index(part: float, count: int) -> int:
-    return min(int(part * count), count - 1)
+def split_draw(draw: float, count: int) -> tuple[int, float]:
+    """Return one of `count` indexes by a draw from 0 to 1, and a draw for another choice that is independent of it."""
+    place = draw * count
+    index = min(int(place), count - 1)
+    return index, place - index
 
 
 Chooser: TypeAlias = Callable[[Candidates, WeightedBackend, EndpointHealth], EngineEndpoint]
@@ -253,10 +256,9 @@ def pick(pool: EndpointPool, backend: WeightedBackend, scope: Scope) -> EngineEn
             return None
     else:
         eligible = endpoints
-    # Another part of the draw, independent of the weights.
-    part = query.draw * 997 % 1
+    part = query.endpoint_draw
     if routing.strategy == "Random":
-        return eligible[min(int(part * len(eligible)), len(eligible) - 1)]
+        return eligible[split_draw(part, len(eligible))[0]]
     loads = scope.loads(eligible)
     readers = (
         _cached_endpoints(pool, loads, backend, scope)
@@ -343,13 +345,13 @@ def _drop_quarter(candidates: Candidates) -> Candidates:
     Large pools are sampled anyway.
     """
     count = len(candidates.endpoints)
-    begin = int(candidates.part * 31 % 1 * count)
+    begin, rest = split_draw(candidates.part, count)
     end = begin + (3 * count + 2) // 4
     endpoints, loads = (
         (*candidates.endpoints, *candidates.endpoints),
         (*candidates.loads, *candidates.loads),
     )
-    return Candidates(endpoints[begin:end], loads[begin:end], candidates.part)
+    return Candidates(endpoints[begin:end], loads[begin:end], rest)
 
 
 def _add_cached(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -376,6 +377,12 @@ class EndpointHealth:
     """Busy part of the GPU of each Mac, 0..1, by node; a missing value costs an endpoint no points."""
 
 
+# A draw has 53 random bits. The first select the backend, those after the first 12 the version of a deployment, and
+# those after the first 24 the endpoint, so that the choices are independent.
+_VERSION_BITS: Final = 1 << 12
+_ENDPOINT_BITS: Final = 1 << 24
+
+
 class RoutingQuery(msgspec.Struct):
     """One request as routing sees it, filled in step by step."""
 
@@ -399,14 +406,18 @@ class RoutingQuery(msgspec.Struct):
     turn: int = 0
     """The number of earlier requests to the model."""
 
+    @property
+    def endpoint_draw(self) -> float:
+        """The draw that selects the endpoint, 0..1."""
+        return self.draw * _ENDPOINT_BITS % 1
+
     def side(self) -> tuple[float, float]:
         """Return the draws that select the backend and the version, each 0..1.
 
         A session's draws depend on its name only, so that every gateway selects the same.
         """
         if not self.session:
-            # A large factor makes the second draw independent of the first.
-            return self.draw, self.draw * 1_000_003 % 1
+            return self.draw, self.draw * _VERSION_BITS % 1
         text = f"{self.name}\0{self.session}".encode("utf-8", "surrogatepass")
         drawn = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"fleet-side").digest())
         return drawn % _HALF / _HALF, drawn // _HALF / _HALF

@@ -189,9 +189,9 @@ class FirstOfEquals(random.Random):
 
     @override
     def random(self) -> float:
-        self._drawn += 313
-        # What is left of a draw times 997 decides between equals: a tenth, so the first.
-        return (self._drawn % 997 + 0.1) / 997
+        # The golden ratio spreads the first 24 bits evenly. Those behind them decide between equals: zero, so the first.
+        self._drawn += 0x9E3779
+        return self._drawn % 2**24 / 2**24
 
 
 @dataclass(frozen=True)
