@@ -16,6 +16,8 @@ import psutil
 _RUN = "FLEET_TEST_RUN"
 _PERIOD_S = 0.5
 _GRACE_S = 3.0
+_SCANS = 20
+_QUIET_SCANS = 3
 
 
 def start() -> None:
@@ -33,13 +35,20 @@ def main() -> None:
     run = int(sys.argv[1])
     while os.getppid() == run:
         time.sleep(_PERIOD_S)
-    processes = list(left_behind())
-    for process in processes:
-        with suppress(psutil.Error):
-            process.terminate()
-    for process in psutil.wait_procs(processes, timeout=_GRACE_S)[1]:
-        with suppress(psutil.Error):
-            process.kill()
+    # What is about to end may start processes: an `up` its daemons.
+    quiet_scans = 0
+    for _ in range(_SCANS):
+        processes = list(left_behind())
+        quiet_scans = 0 if processes else quiet_scans + 1
+        if quiet_scans == _QUIET_SCANS:
+            break
+        for process in processes:
+            with suppress(psutil.Error):
+                process.terminate()
+        for process in psutil.wait_procs(processes, timeout=_GRACE_S)[1]:
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(_PERIOD_S)
 
 
 def left_behind() -> Iterator[psutil.Process]:
