@@ -4,9 +4,10 @@
     requests.add("ok")
     render([requests])   # the body of /metrics
 
-All metrics of a process are used by one thread: the event loop that also answers `/metrics`. `prometheus_client` does the
-same with locks, at five times the cost of `observe` and three times that of a line; its parser takes 18 us a line also
-for names that are not wanted (here 0.5 us), and one line that it cannot parse discards the whole text.
+All metrics of a process are used by one thread: the event loop that also answers `/metrics`. `prometheus_client` (0.26)
+writes a family in one piece, which holds a loop for 93 ms at 16,000 lines; it takes 5.8 us to write a line (here 2.0) and
+18.5 us to parse one (here 6.8, and 0.5 for a name that is not wanted). One line that it cannot parse discards the whole
+text, and the text comes from engines that may not be ours.
 """
 
 import re
