@@ -172,6 +172,14 @@ async def test_a_local_fleet_runs_is_down_or_deleted(
     (tmp_path / "lock").touch()
     with DataDir(tmp_path).lock():
         assert await states() == ["deleted", "running"]
+    path.write_text(f'current-context = "study"\n{path.read_text()}')
+    monkeypatch.delenv("FLEET_DATA_DIR")
+    # The local fleet does not take the place of a context that is gone.
+    refused = await run_fleetctl("get", "md")
+    assert "'study', which no longer exists; contexts: gone, home. Select another" in refused.err
+    # With a store in the environment, no context is needed.
+    monkeypatch.setenv("FLEET_DATA_DIR", str(tmp_path / "empty"))
+    assert f"no fleet runs in {tmp_path}/empty. " in (await run_fleetctl("get", "md")).err
 
 
 def test_changes_keep_comments_and_order(config: Path, tmp_path: Path) -> None:

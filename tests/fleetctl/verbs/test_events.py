@@ -11,6 +11,7 @@ from store import codec, keys
 from store.port import Put, Transport
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_stream import streaming
+from tests.support.terminal import CTRL_C, terminal
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
 
@@ -53,3 +54,14 @@ async def test_watched_events(shared: Fleet, transport: Transport) -> None:
         assert "what w1 says" in await running.line()
         running.interrupt()
         assert await running.ended() == 130
+
+
+async def test_at_a_terminal(shared: Fleet, transport: Transport) -> None:
+    await happened(transport, "t1", "Node/terminal")
+    where = ("--etcd", str(shared.etcd.address))
+    async with terminal("events", "-w", "--for=node/terminal", "-o", "yaml", *where) as shown:
+        await shown.until("name: t1")
+        await happened(transport, "t2", "Node/terminal")
+        assert "\r\n---\r\n" in await shown.until("name: t2")
+        shown.type(CTRL_C)
+        assert await shown.ended() == 130

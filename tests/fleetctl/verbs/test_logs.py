@@ -120,6 +120,18 @@ async def test_an_agents_log(fleet: Fleet) -> None:
     assert "@" in lines[-1]["user"]
 
 
+async def test_timestamps_prefixes_and_a_text(fleet: Fleet) -> None:
+    done = await logs(fleet, "node/mac-1", "--timestamps", "--prefix", "--since", "1h")
+    assert done.code == 0
+    assert done.out
+    for line in done.out.splitlines():
+        prefix, stamp, text = line.split(" ", 2)
+        assert (prefix, stamp) == ("[node/mac-1]", json.loads(text)["time"])
+    await logs(fleet, "node/mac-1", "--tail", "1")  # its reading is a line itself
+    done = await logs(fleet, "node/mac-1", "--grep", "A LOG is read")
+    assert {json.loads(line)["message"] for line in done.out.splitlines()} == {"a log is read"}
+
+
 async def test_a_gateways_log_needs_no_api_key(fleet: Fleet, transport: Transport) -> None:
     done = await logs(fleet, "gateway")
     assert '"message": "gateway registered"' in done.out, done.err

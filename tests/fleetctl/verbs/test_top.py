@@ -180,6 +180,16 @@ async def test_models(fleet: Fleet, transport: Transport) -> None:
         }
 
 
+async def test_a_dead_agent_is_a_warning(fleet: Fleet) -> None:
+    fleet.start_agent("node-3")
+    await fleet.joined(3)
+    fleet.kill("node-3")
+    # The agent does not answer, whether its lease still lives or not.
+    done = await ctl(fleet, "top", "nodes", "node-3", "--over=100ms", "--no-headers")
+    assert (done.code, done.out.split()) == (0, ["node-3", *("?" * 8)])
+    assert done.err.startswith("warning: node/node-3")
+
+
 async def test_live_at_a_terminal(fleet: Fleet, transport: Transport) -> None:
     where = ("--over", "100ms", "--etcd", str(fleet.etcd.address))
     async with served(transport), terminal("top", "model/qwen", "-w", *where) as shown:
