@@ -5,6 +5,7 @@ test that it ran, and another one runs the rest of the file.
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -43,9 +44,13 @@ class ForkedWorkers:
         self._workers: dict[Connection, Worker] = {}
         # A plugin may have imported numpy, whose threads end and start again around a fork.
         self._threads_before_collection = _count_threads()
+        gc.disable()  # nothing of what collection imports is garbage
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        # What was imported lives as long as the run, and no fork has to look at it again.
+        gc.freeze()
+        gc.enable()
         self._pending = units_of(session.items)
         if session.testsfailed or session.config.option.collectonly or len(self._pending) < 2:
             return None  # a single file runs in this process

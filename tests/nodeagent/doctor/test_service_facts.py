@@ -13,7 +13,6 @@ from tests.support.clock import FakeClock
 from tests.support.launchd_jobs import SPEC
 
 NOW = FakeClock().now()
-RUNS = f"LoadState=loaded\nMainPID={os.getpid()}\nNRestarts=2\nExecMainStatus=0\n"
 LOOPS = "LoadState=loaded\nMainPID=0\nNRestarts=41\nExecMainStatus=203\n"
 
 
@@ -36,7 +35,8 @@ async def units(root: Path, printed: str | None, unit: str, *, is_user: bool) ->
 @pytest.mark.parametrize("is_user", [False, True])
 async def test_a_unit_that_runs(*, tmp_path: Path, is_user: bool) -> None:
     unit = service_unit(SPEC, is_user=is_user)
-    facts = await units(tmp_path, RUNS, unit, is_user=is_user)
+    printed = f"LoadState=loaded\nMainPID={os.getpid()}\nNRestarts=2\nExecMainStatus=0\n"
+    facts = await units(tmp_path, printed, unit, is_user=is_user)
     assert (facts.name, facts.kind, facts.pid) == ("nodeagent", ServiceKind.SYSTEMD, os.getpid())
     assert (facts.restarts, facts.last_exit, facts.differences) == (2, None, ())
     assert facts.age_s is not None
