@@ -71,7 +71,7 @@ async def _run(command: Sequence[str]) -> bytes:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_S):
-                await process.wait()
+                await process.communicate()  # an output that is not read to its end stays open
     return bytes(found)
 
 
