@@ -125,16 +125,16 @@ def install(name: str, *command: str) -> Path:
 @contextmanager
 def own_core(*, is_measured: bool) -> Iterator[None]:
     """Let what is started meanwhile run on the core of what is measured, or on the others; Linux, with two cores or more."""
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        cores = os.sched_getaffinity(0)
+        last = {max(cores)}
+        os.sched_setaffinity(0, last if is_measured else (cores - last or cores))
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, cores)
+    else:
         yield
-        return
-    cores = os.sched_getaffinity(0)
-    last = {max(cores)}
-    os.sched_setaffinity(0, last if is_measured else (cores - last or cores))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 @asynccontextmanager
