@@ -234,11 +234,13 @@ async def leftovers(fleet: Fleet, engines: int) -> list[str]:
         keys.TICKET_PREFIX: 0,
     }
     try:
-        found = {prefix: len((await transport.list(prefix)).items) for prefix in wanted}
+        counts = {prefix: len((await transport.list(prefix)).items) for prefix in wanted}
     finally:
         await transport.close()
     wrong = [
-        f"{prefix}: {found[prefix]}, not {n}" for prefix, n in wanted.items() if found[prefix] != n
+        f"{prefix}: {counts[prefix]}, not {n}"
+        for prefix, n in wanted.items()
+        if counts[prefix] != n
     ]
     return wrong + ([] if engines == _NODES else [f"engines: {engines}, not {_NODES}"])
 
@@ -260,8 +262,7 @@ async def converged(fleet: Fleet) -> float | None:
     began_s = time.monotonic()
 
     async def is_clean() -> bool:
-        found = await _published(fleet)
-        if found is None or not await is_whole(fleet):
+        if await _published(fleet) is None or not await is_whole(fleet):
             return False
         return not await leftovers(fleet, len(engines_of(fleet)))
 

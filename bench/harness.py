@@ -143,7 +143,7 @@ async def child(
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Run a program; end it and all of its processes."""
     with log.open("ab") as output:
-        process = subprocess.Popen(command, cwd=cwd, stdout=output, stderr=output, env=env)  # noqa: ASYNC220 - once
+        process = subprocess.Popen(command, cwd=cwd, stdout=output, stderr=output, env=env)  # noqa: ASYNC220 - nothing else runs yet
     try:
         yield process
     finally:

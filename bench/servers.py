@@ -232,9 +232,9 @@ def _environment(folder: Path, size: int) -> dict[str, str]:
     hub.mkdir(exist_ok=True)  # mlx_lm.server wants one, if only to find nothing in it
     threads = str(max(1, (os.cpu_count() or 1) // size))
     # Containers like to set PYTHONDONTWRITEBYTECODE; each start would then compile all that is not a package's.
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     more = {"OPENBLAS_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub)}
-    return kept | more
+    return inherited | more
 
 
 def start_ours(model: Path, fields: Json | None = None, *, size: int = 1, epoch: int = 1) -> Server:

@@ -228,7 +228,7 @@ def idle(count: int, said: bytes, settle_s: float = 0.0) -> Crowd:
         for _ in range(count):
             sock = socket.socket()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-            sock.setblocking(False)  # noqa: FBT003 - as it is called
+            sock.setblocking(False)  # noqa: FBT003 - its only parameter
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
             _, writer = await asyncio.open_connection(sock=sock)
             writer.write(said)

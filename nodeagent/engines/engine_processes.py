@@ -1,6 +1,7 @@
 """Engine processes of this node: start, find again, stop, and the epochs that were used up. Knows nothing of the store.
 
-An end is judged in `replicas/engine_tracker.py`, and told in `status.py`. Killed by SIGKILL (137 in a shell) is -9 here.
+`replicas/engine_tracker.py` judges why an engine ended, and `status.py` words it. An engine that SIGKILL ended has exit
+code -9 here (137 in a shell).
 
 The process table is the record: an engine's command line holds its identity, and its working folder says to which agent
 it belongs. So an agent that was killed at any moment, even between the start of an engine and a note of it, finds all
