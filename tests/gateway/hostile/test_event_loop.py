@@ -117,6 +117,11 @@ _BODIES: dict[str, dict[str, tuple[bytes, bytes, bytes]]] = {
         "empty": (b'{"model":"m","images":[', b"[]", b"]}"),
     },
     "/api/embed": _INPUTS,
+    "/infill": {
+        "files": (b'{"model":"m","input_prefix":"x","input_extra":[', b'{"text":"x"}', b"]}"),
+        "others": (b'{"model":"m","input_prefix":"x",', b'"x%d":0', b"}"),
+        "lists": (b'{"model":"m","input_prefix":"x","samplers":[', b"[]", b"]}"),
+    },
     "/tokenize": _PROMPTS,
     "/v1/rerank": {"documents": (b'{"model":"m","query":"x","documents":[', b'"x"', b"]}")},
     "/v1/score": {"texts": (b'{"model":"m","text_1":"x","text_2":[', b'"x"', b"]}")},
