@@ -45,6 +45,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "--junitxml=junit.xml"]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     environ.pop("PYTEST_XDIST_WORKER", None)
+    environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
     done = subprocess.run(
         [*command, *options],
         cwd=folder,
@@ -70,6 +71,8 @@ def test_results_and_a_broken_end_are_reported(tmp_path: Path) -> None:
     assert "1 failed, 2 passed, 1 skipped, 1 error" in output
     assert "printed before" in output
     assert "broken at the end" in output
+    [temporary] = tmp_path.glob("pytest-of-*/pytest-[0-9]*")
+    assert not (temporary / ".lock").exists()  # else pytest keeps the folder for three days
     cases = ET.parse(tmp_path / "junit.xml").getroot().iter("testcase")
     outcomes = {(case.get("name"), child.tag) for case in cases for child in case}
     assert outcomes >= {("test_fails", "failure"), ("test_skips", "skipped")}

@@ -60,6 +60,8 @@ class ForkedWorkers:
                 f"{threads} threads run after collection, which forks do not have: "
                 "a test module computes while it is imported. Let a fixture do it, or use -n0"
             )
+        # One folder for all forks, which this process releases at its end: pytest then removes those of earlier runs.
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         # Lines of single files would interleave.
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False
         try:
