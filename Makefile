@@ -21,6 +21,9 @@ PORT ?=
 TESTS ?=
 # Where it is set (containers), each of the hundreds of processes that tests start compiles everything anew.
 unexport PYTHONDONTWRITEBYTECODE
+# A test that fails runs a second time, and fails the run if it fails twice: one of 10,000 that a busy machine disturbs is
+# to be mended, and is no reason to refuse a change. "rerun test summary info" lists them.
+export PYTEST_ADDOPTS := --reruns=1 -rfEsxXR $(PYTEST_ADDOPTS)
 # uv does not read pip's configuration: it gets the system's certificates, and pip's index if one is configured.
 export UV_SYSTEM_CERTS := 1
 PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*)'/\1/p" | head -n 1)

@@ -42,9 +42,13 @@ class ForkedWorkers:
         self._count = count
         self._pending: list[Unit] = []
         self._workers: dict[Connection, Worker] = {}
-        # A plugin may have imported numpy, whose threads end and start again around a fork.
-        self._threads_before_collection = _count_threads()
+        self._threads_before_collection = 0
         gc.disable()  # nothing of what collection imports is garbage
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        # Plugins may have imported numpy, whose threads end and start again around a fork, or wait for workers of xdist.
+        self._threads_before_collection = _count_threads()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
