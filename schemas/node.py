@@ -233,6 +233,19 @@ class WiredLimit(ApiModel):
     """Service: the job of `fleetctl service install --wired-limit`. Other: a person or another program."""
 
 
+class MlxBuild(ApiModel):
+    """The build of MLX that engines use. The wheels of one release for macOS 14, 15 and 26 differ in what they contain."""
+
+    tag: str = ""
+    """The platform of its wheel, such as "macosx_26_0_arm64"; empty if it was not installed from one."""
+    minimum_system: str = ""
+    """The oldest macOS that it is built for, such as "26.2"; empty if unknown."""
+    has_jaccl: bool = False
+    """True if it can do RDMA over Thunderbolt on this macOS."""
+    has_nax: bool = False
+    """True if it has the kernels of the M5's neural accelerators."""
+
+
 class NodeStatus(Status):
     """The agent's report."""
 
@@ -264,6 +277,8 @@ class NodeStatus(Status):
     """True if the agent shares its machine with others (`fleetctl up --nodes`)."""
     mlx_version: str = ""
     mlx_lm_version: str = ""
+    mlx_build: MlxBuild | None = None
+    """The build of MLX; None where engines compute on the processor, before the first check, and for older agents."""
     disk_bytes: int = 0
     """Size of the disk that holds models; 0 if unknown."""
     disk_free_bytes: int = 0

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import orjson
+from pydantic import TypeAdapter
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.meta import Condition, ConditionStatus, find_condition, with_condition
-from schemas.node import NodeStatus
+from schemas.node import MlxBuild, NodeStatus
 from schemas.wire import engine_config
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ LIMIT_S: Final = 10.0
 _BACKOFF = Backoff(first_s=10.0, limit_s=300.0)
 _MAX_OUTPUT = 64 * 1024
 _MAX_WORDS = 200
+_BUILD: Final = TypeAdapter[MlxBuild | None](MlxBuild | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class MetalVerdict:
     is_available: bool
     reason: str
     message: str
+    build: MlxBuild | None = None
+    """The build of MLX; None if the check did not come so far."""
 
 
 async def check_device(
@@ -84,13 +88,15 @@ def parse_check(printed: str, code: int, *, needs_metal: bool) -> MetalVerdict:
         found = orjson.loads(lines[-1] if lines else "")
         device, is_metal = str(found["device"])[:_MAX_WORDS], found["isMetal"] is True
         is_right = found["isRight"] is True
+        build = _BUILD.validate_json(orjson.dumps(found.get("mlxBuild")))
     except (ValueError, KeyError, TypeError):
         return _failed("MetalCheckFailed", "the check printed no result")
     if needs_metal and not is_metal:
         return _failed("MetalMissing", f"MLX found no Metal device, only {device}")
     if not is_right:
         return _failed("MetalWrong", f"{device} multiplied two matrices of ones wrongly")
-    return MetalVerdict(is_available=True, reason="MetalWorks", message=f"MLX computes on {device}")
+    message = f"MLX computes on {device}"
+    return MetalVerdict(is_available=True, reason="MetalWorks", message=message, build=build)
 
 
 def signal_name(number: int) -> str:
@@ -176,7 +182,12 @@ class MetalPreflight:
         old = None if before is None else find_condition(before.conditions, METAL_AVAILABLE)
         if old is not None:
             new = with_condition((old,), new)[0]
-        return status.model_copy(update={"conditions": with_condition(status.conditions, new)})
+        return status.model_copy(
+            update={
+                "conditions": with_condition(status.conditions, new),
+                "mlx_build": self._verdict.build,
+            }
+        )
 
 
 def preflight_of(clock: Clock, platform: str = sys.platform) -> MetalPreflight | None:

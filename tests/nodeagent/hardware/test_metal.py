@@ -1,6 +1,7 @@
 """The preflight of Metal: the real check on MLX's CPU backend, and children that abort, hang or lie."""
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from nodeagent.engines.engine_processes import EngineOrder, EngineProcesses
 from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalPreflight, MetalVerdict
 from schemas.meta import ConditionStatus, find_condition
+from schemas.node import MlxBuild
 from schemas.wire.engine_config import EngineConfig
 from tests.support.reconciler_agents import node_status
 from tests.support.values import present
 
 CLOCK = SystemClock()
+BUILD = MlxBuild(tag="macosx_26_0_arm64", minimum_system="26.2", has_jaccl=True, has_nax=True)
 RIGHT = "import json; print(json.dumps({'device': 'M4', 'isMetal': True, 'isRight': True}))"
 
 
@@ -28,6 +31,9 @@ def python(code: str) -> tuple[str, ...]:
 async def test_mlx_computes_on_this_machine() -> None:
     verdict = await metal.check_device(needs_metal=sys.platform == "darwin", limit_s=60)
     assert (verdict.is_available, verdict.reason) == (True, "MetalWorks")
+    build = present(verdict.build)
+    assert build.tag.startswith("macosx_" if sys.platform == "darwin" else "manylinux_")
+    assert bool(build.minimum_system) == (sys.platform == "darwin")
 
 
 @pytest.mark.mlx
@@ -51,6 +57,7 @@ async def test_a_mac_without_metal_is_told_apart_from_one_with_it() -> None:
         ("print('hello')", "MetalCheckFailed", "printed no result"),
         ("", "MetalCheckFailed", "printed no result"),
         (RIGHT.replace("'isRight': True", "'isRight': False"), "MetalWrong", "M4 multiplied"),
+        (RIGHT.replace("True}", "True, 'mlxBuild': {'tag': 1}}"), "MetalCheckFailed", "no result"),
         (f"print('x' * 1_000_000); {RIGHT}", "MetalCheckFailed", "printed no result"),
     ],
 )
@@ -59,6 +66,20 @@ async def test_the_verdict_of_a_check(code: str, reason: str, words: str) -> Non
     assert verdict.reason == reason
     assert words in verdict.message
     assert verdict.is_available == (reason == "MetalWorks")
+
+
+async def test_the_build_of_mlx_becomes_a_fact_of_the_node() -> None:
+    line = json.dumps(
+        {
+            "device": "M5",
+            "isMetal": True,
+            "isRight": True,
+            "mlxBuild": BUILD.model_dump(by_alias=True),
+        }
+    )
+    preflight = MetalPreflight(CLOCK, python(f"print({line!r})"), limit_s=60)
+    await preflight.run(lambda: None)
+    assert preflight.fill(node_status("a"), None).mlx_build == BUILD
 
 
 async def test_a_check_that_hangs_is_killed() -> None:
