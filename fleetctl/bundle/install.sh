@@ -14,7 +14,7 @@ usage: install.sh [OPTIONS]                 install the version of this folder, 
        install.sh [OPTIONS] --uninstall     remove all versions; models and data stay
 
   --prefix DIR     default: where this script is installed; in an archive /opt/mlx-fleet as root, else a folder in your home
-  --link-dir DIR   where `fleetctl` is linked; default: /usr/local/bin as root, ~/.local/bin, or PREFIX/bin with --prefix
+  --link-dir DIR   where the programs are linked; default: /usr/local/bin as root, ~/.local/bin, or PREFIX/bin with --prefix
   --keep-current   install beside the version in use, and go on using that one
   --python FILE    the Python to use, instead of the one in this folder or one that uv downloads
   --uv FILE        the uv to use, instead of the one in this folder or on PATH
@@ -218,26 +218,26 @@ use_version() {
     sync
     say "mlx-fleet $1 is in use in $prefix"
   fi
-  link_fleetctl
+  link_programs
 }
 
-link_fleetctl() {
-  link=$link_dir/fleetctl
-  if [ "$(readlink "$link" 2>/dev/null)" = "$prefix/current/bin/fleetctl" ]; then
-    return
-  fi
-  if [ -e "$link" ] || [ -L "$link" ]; then
-    say "warning: $link is something else and stays; mlx-fleet's is $prefix/current/bin/fleetctl"
-    return
-  fi
-  if mkdir -p "$link_dir" 2>/dev/null && ln -s "$prefix/current/bin/fleetctl" "$link" 2>/dev/null; then
-    case ":$PATH:" in
-      *":$link_dir:"*) ;;
-      *) say "add it to your shell's PATH: export PATH=\"$link_dir:\$PATH\"" ;;
-    esac
-  else
-    say "warning: cannot write $link; mlx-fleet's is $prefix/current/bin/fleetctl"
-  fi
+# Link both names of the program: company Macs may have another product's fleetctl.
+link_programs() {
+  for name in fleetctl mlx-fleet; do
+    link=$link_dir/$name
+    if [ "$(readlink "$link" 2>/dev/null)" = "$prefix/current/bin/$name" ]; then
+      continue
+    fi
+    if [ -e "$link" ] || [ -L "$link" ]; then
+      say "warning: $link is something else and stays; mlx-fleet's is $prefix/current/bin/$name"
+    elif ! { mkdir -p "$link_dir" && ln -s "$prefix/current/bin/$name" "$link"; } 2>/dev/null; then
+      say "warning: cannot write $link; mlx-fleet's is $prefix/current/bin/$name"
+    fi
+  done
+  case ":$PATH:" in
+    *":$link_dir:"*) ;;
+    *) [ ! -L "$link_dir/mlx-fleet" ] || say "add it to your shell's PATH: export PATH=\"$link_dir:\$PATH\"" ;;
+  esac
 }
 
 list_versions() {
@@ -271,9 +271,11 @@ uninstall() {
       fail "processes run from $prefix: $(head -n 3 "$scratch/running" | cut -c 1-120). Stop them first (fleetctl down)"
     fi
   done
-  if [ "$(readlink "$link_dir/fleetctl" 2>/dev/null)" = "$prefix/current/bin/fleetctl" ]; then
-    rm -f "$link_dir/fleetctl"
-  fi
+  for name in fleetctl mlx-fleet; do
+    if [ "$(readlink "$link_dir/$name" 2>/dev/null)" = "$prefix/current/bin/$name" ]; then
+      rm -f "$link_dir/$name"
+    fi
+  done
   rm -rf "$prefix/current" "$prefix/versions" "$prefix/python" "$prefix/tools"
   say "removed the programs in $prefix; models and data of fleets stay"
 }

@@ -7,6 +7,7 @@ import difflib
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,9 +29,27 @@ _WHOLE = 1000
 # Errors of a write to a full or broken device. A reader that closed the pipe (EPIPE) is handled by click.
 _WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+# `fleetctl` as the program of a command line, not as a part of a path.
+_PROGRAM = re.compile(r"(?<![\w./-])fleetctl(?= )|fleetctl(?=\.fish)")
+
+
+def with_program_name(text: str, ctx: click.Context) -> str:
+    """Return the text with the name that the program was called by, such as `mlx-fleet`, in its command lines."""
+    return _PROGRAM.sub(lambda _: ctx.find_root().info_name or "fleetctl", text)
+
+
+class ProgramContext(click.Context):
+    """A context whose help has the name that the program was called by."""
+
+    @override
+    def get_help(self) -> str:
+        return with_program_name(super().get_help(), self)
+
 
 class SuggestingGroup(click.Group):
     """A group that answers an unknown command with similar ones, and whose help cuts no sentence off."""
+
+    context_class = ProgramContext
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -53,6 +72,8 @@ class SuggestingGroup(click.Group):
         if is_unknown and not ctx.resilient_parsing:
             ctx.fail(f"unknown command {word!r}{self._hint(ctx, word)}")
         name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            command.context_class = ProgramContext
         return name, command, rest if command is None else translate_switches(command, rest)
 
     def _hint(self, ctx: click.Context, word: str) -> str:
@@ -165,6 +186,9 @@ class RootGroup(LazyGroup):
         with _translate_failures():
             try:
                 return super().invoke(ctx)
+            except click.ClickException as error:
+                error.message = with_program_name(error.message, ctx)
+                raise
             finally:
                 # Flush here: a failure during interpreter shutdown could not be reported. Unlike sys.stdout.flush(),
                 # print accepts a closed standard output (>&-).

@@ -4,6 +4,7 @@ A script runs `fleetctl __complete SHELL LINE`. The answer has one line per cand
 dir), its text and its meaning, separated by tabs. Without an answer from the store, there are no object names.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -88,6 +89,8 @@ complete -c fleetctl -f -a '(__fleetctl_complete)'
 """
 
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+# The program, not the functions of the scripts: these may be loaded under both names of the program.
+_PROGRAM = re.compile(r"(?<!\w)fleetctl")
 
 
 _STORE_OPTIONS = ("data_dir", "etcd", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password",
@@ -395,7 +398,8 @@ Object names come from the store that the command line names (--context, --etcd,
 @click.argument("shell", type=click.Choice(sorted(SCRIPTS)))
 def completion(shell: str) -> None:
     """Print a script that completes verbs, flags, kinds, object names and contexts in your shell."""
-    click.echo(SCRIPTS[shell], nl=False)
+    program = click.get_current_context().find_root().info_name or "fleetctl"
+    click.echo(_PROGRAM.sub(program, SCRIPTS[shell]), nl=False)
 
 
 @click.command("__complete", hidden=True)

@@ -15,5 +15,5 @@ def show_help(verb: tuple[str, ...]) -> None:
         name, found, _ = command.resolve_command(context, [word])
         if found is None:  # click reports the error, unless it completes words
             return
-        context = click.Context(found, info_name=name, parent=context)
-    click.echo(context.command.get_help(context), color=context.color)
+        context = found.context_class(found, info_name=name, parent=context)
+    click.echo(context.get_help(), color=context.color)

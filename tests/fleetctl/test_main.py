@@ -1,7 +1,9 @@
 """The verbs together: output and exit codes as in kubectl."""
 
 import asyncio
+import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -44,6 +46,31 @@ async def test_describe_and_wait_show_reasons(store: Fleet) -> None:
     assert (deleted.code, deleted.out) == (0, "modeldeployment/qwen deleted\n")
     gone = await store.ctl("wait", "md/qwen", "--for=delete")
     assert gone.code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        pytest.param(("get", "--help"), "Usage: {} get [OPTIONS]", id="help"),
+        pytest.param(("help", "config", "view"), "Usage: {} config view [OPTIONS]", id="help-verb"),
+        pytest.param(("get", "-h"), "    {} get nodes\n", id="example"),
+        pytest.param(("completion", "-h"), "{0} completion fish > ~/.config/fish/completions/{0}.fish", id="file"),
+        pytest.param(("gte",), "Try '{} --help' for help.", id="usage-error"),
+        pytest.param(("get", "nodes", "--context", "x"), "`{} config set-context x --etcd URL`", id="advice"),
+    ],
+)  # fmt: skip
+def test_help_and_errors_name_the_program_that_was_called(
+    words: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("mlx-fleet"), *words],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        env={"HOME": str(tmp_path)},
+        check=False,
+    )
+    assert line.format("mlx-fleet") in done.stdout + done.stderr
 
 
 # The lower rooms import nothing of fleetctl (import-linter), so the forks may share them: that takes a quarter of the time.

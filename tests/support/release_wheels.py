@@ -88,7 +88,8 @@ def main():
         stem = f"mlx_fleet-{version}"
         parts = {
             "small_fleetctl.py": program,
-            f"{stem}.dist-info/entry_points.txt": "[console_scripts]\nfleetctl = small_fleetctl:main\n",
+            f"{stem}.dist-info/entry_points.txt": "[console_scripts]\n"
+            "fleetctl = small_fleetctl:main\nmlx-fleet = small_fleetctl:main\n",
             "machinery/commit.txt": "0123456789ab\n",
             **self._parts(),
         }

@@ -116,12 +116,13 @@ async def printed(*command: str) -> str:
 
 
 _IN_BASH = """
-source <(fleetctl completion bash)
-complete -p fleetctl
+program="${1%% *}"
+source <("$program" completion bash)
+complete -p "$program"
 line="$1"; COMP_LINE="$line"; COMP_POINT=${#line}
 COMP_WORDS=($line); [[ "$line" == *" " ]] && COMP_WORDS+=("")
 COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-_fleetctl fleetctl
+_fleetctl "$program"
 printf '<%s>\n' "${COMPREPLY[@]}"
 """
 
@@ -133,20 +134,22 @@ printf '<%s>\n' "${COMPREPLY[@]}"
         ("fleetctl get md q", ["<quark >", "<qwen-coder >"]),
         ("fleetctl get md/qw", ["<md/qwen-coder >"]),
         ("fleetctl apply -f fl", ["<fleet.yaml>", "<flows>"]),
+        ("mlx-fleet get md/qw", ["<md/qwen-coder >"]),
     ],
 )
 async def test_bash(line: str, reply: list[str]) -> None:
     first, *found = (await printed("bash", "--norc", "-c", _IN_BASH, "bash", line)).splitlines()
-    assert first == "complete -o nospace -F _fleetctl fleetctl"
+    assert first == f"complete -o nospace -F _fleetctl {line.split()[0]}"
     assert sorted(found) == reply
 
 
 @pytest.mark.ci
 @shell("fish")
-async def test_fish() -> None:
-    lines = ("fleetctl get md q", "fleetctl rollout stat", "fleetctl apply -f flee")
-    asked = "; ".join(f'complete -C "{line}"' for line in lines)
-    out = await printed("fish", "--no-config", "-c", f"fleetctl completion fish | source; {asked}")
+@pytest.mark.parametrize("program", ["fleetctl", "mlx-fleet"])
+async def test_fish(program: str) -> None:
+    words = ("get md q", "rollout stat", "apply -f flee")
+    asked = "; ".join(f'complete -C "{program} {line}"' for line in words)
+    out = await printed("fish", "--no-config", "-c", f"{program} completion fish | source; {asked}")
     shown = [line.partition("\t") for line in out.splitlines()]
     assert [text for text, _, _ in shown] == ["quark", "qwen-coder", "status", "fleet.yaml"]
     assert shown[2][2].startswith("Show the progress of a rollout")
