@@ -1,5 +1,7 @@
 """Errors that users read: what failed, where, and what to do. Never a traceback."""
 
+import re
+
 import click
 from typing_extensions import override
 
@@ -14,13 +16,24 @@ from store.errors import (
     UnavailableError,
 )
 
+# `fleetctl` as the program of a command line, not as a part of a path.
+_PROGRAM = re.compile(r"(?<![\w./-])fleetctl(?= )|fleetctl(?=\.fish)")
+
+
+def with_program_name(text: str, program: str) -> str:
+    """Return the text with the name that the program was called by, such as `mlx-fleet`, in its command lines."""
+    return _PROGRAM.sub(lambda _: program, text)
+
 
 class FleetctlError(click.ClickException):
     """A failure that ends the command; only its message is printed."""
 
+    program = "fleetctl"
+    """The name that the program was called by."""
+
     @override
     def show(self, file: object = None) -> None:
-        click.echo(f"error: {self.format_message()}", err=True)
+        click.echo(f"error: {with_program_name(self.format_message(), self.program)}", err=True)
 
 
 class DiffError(FleetctlError):

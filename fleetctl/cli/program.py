@@ -7,7 +7,6 @@ import difflib
 import errno
 import importlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from fleetctl.cli import terminal
-from fleetctl.cli.errors import FleetctlError, InterruptedByUser
+from fleetctl.cli.errors import FleetctlError, InterruptedByUser, with_program_name
 from fleetctl.cli.spellings import VERB_SYNONYMS, translate_switches
 
 # A group with at most this many commands lists them all when no name is similar.
@@ -29,21 +28,13 @@ _WHOLE = 1000
 # Errors of a write to a full or broken device. A reader that closed the pipe (EPIPE) is handled by click.
 _WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# `fleetctl` as the program of a command line, not as a part of a path.
-_PROGRAM = re.compile(r"(?<![\w./-])fleetctl(?= )|fleetctl(?=\.fish)")
-
-
-def with_program_name(text: str, ctx: click.Context) -> str:
-    """Return the text with the name that the program was called by, such as `mlx-fleet`, in its command lines."""
-    return _PROGRAM.sub(lambda _: ctx.find_root().info_name or "fleetctl", text)
-
 
 class ProgramContext(click.Context):
     """A context whose help has the name that the program was called by."""
 
     @override
     def get_help(self) -> str:
-        return with_program_name(super().get_help(), self)
+        return with_program_name(super().get_help(), self.find_root().info_name or "fleetctl")
 
 
 class SuggestingGroup(click.Group):
@@ -186,8 +177,8 @@ class RootGroup(LazyGroup):
         with _translate_failures():
             try:
                 return super().invoke(ctx)
-            except click.ClickException as error:
-                error.message = with_program_name(error.message, ctx)
+            except FleetctlError as error:
+                error.program = ctx.info_name or error.program
                 raise
             finally:
                 # Flush here: a failure during interpreter shutdown could not be reported. Unlike sys.stdout.flush(),
