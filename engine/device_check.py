@@ -7,6 +7,7 @@ It prints one line of JSON (nodeagent/hardware/metal.py reads it). Where Metal c
 import importlib.metadata
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ _NAX_SYSTEM: Final = (26, 2)
 
 
 def main() -> int:
-    """Print the device, and whether its product of two matrices is right."""
+    """Print the device, its memory, and whether its product of two matrices is right."""
     ones = mx.ones((_SIDE, _SIDE))
     total = mx.sum(ones @ ones).item()
     device = mx.default_device()
@@ -34,9 +35,20 @@ def main() -> int:
         "isMetal": has_metal,
         "isRight": total == _SIDE**3,
         "mlxBuild": describe_build(Path(mx.__file__).parent),
+        "metalDevice": describe_device(info) if has_metal else None,
     }
     sys.stdout.write(f"{json.dumps(result)}\n")
     return 0
+
+
+def describe_device(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the GPU's memory as `mx.device_info()` has it (schemas/node.py: MetalDevice)."""
+    return {
+        "architecture": str(info.get("architecture", "")),
+        "memoryBytes": info.get("memory_size", 0),
+        "recommendedBytes": info.get("max_recommended_working_set_size", 0),
+        "maxBufferBytes": info.get("max_buffer_length", 0),
+    }
 
 
 def describe_build(package: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from nodeagent.node.registration import NameTakenError, session_name
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas import quantity
 from schemas.meta import Labels
-from schemas.node import NodeStatus
+from schemas.node import MemoryLimitSource, NodeStatus
 from schemas.wire.engine_address import is_loopback
 from store.etcd.connect import connect
 
@@ -284,6 +284,9 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
         mlx_version=installed("mlx"),
         mlx_lm_version=installed("mlx-lm"),
         allocatable_bytes=memory if memory is not None else facts.gpu_memory_limit_bytes,
+        allocatable_source=facts.gpu_memory_limit_source
+        if memory is None
+        else MemoryLimitSource.CHOSEN,
         labels=dict(map(_label, options["labels"])),
     )
 

@@ -50,6 +50,8 @@ class MachineStatus:
         self._past = MachineHistory()
         self._fabric: NodeFabric | None = None
         self._local_models: tuple[LocalModel, ...] | None = None
+        self._metal_bytes: int | None = None
+        """Metal's recommendation without a wired limit, 0 if unknown; None before the first report."""
         self.is_resumed = False
         self._taken_at = float("-inf")
         self._unreadable: tuple[str, ...] = ()
@@ -118,21 +120,32 @@ class MachineStatus:
 
     def fill(self, status: NodeStatus) -> NodeStatus:
         """Return the status with the machine's conditions, and without the memory that others wired."""
-        past = self._past
-        recommended, _ = gpu_memory_limit(status.memory_bytes, None)
-        configured = machine_conditions.with_wired_limit(
-            status.allocatable_bytes,
-            status.memory_bytes,
-            past.wired_limit,
-            is_chosen=self._is_memory_chosen,
-        )
+        past, source = self._past, status.allocatable_source
+        is_raised = past.wired_limit is not None and past.wired_limit.mebibytes > 0
+        if status.metal_device is not None and self._metal_bytes is None:
+            # With a wired limit Metal recommends that limit, which may be lowered again.
+            self._metal_bytes = 0 if is_raised else status.metal_device.recommended_bytes
+        metal_bytes = self._metal_bytes or 0
+        recommended, _ = gpu_memory_limit(status.memory_bytes, None, metal_bytes)
+        configured = status.allocatable_bytes
+        if past.wired_limit is not None or metal_bytes:
+            configured, source = machine_conditions.memory_limit(
+                configured,
+                status.memory_bytes,
+                past.wired_limit,
+                metal_bytes,
+                is_chosen=self._is_memory_chosen,
+            )
         return status.model_copy(
             update={
                 "fabric": self._fabric or status.fabric,
-                "conditions": past.conditions,
+                "conditions": tuple(
+                    sorted((*status.conditions, *past.conditions), key=lambda each: each.type)
+                ),
                 "allocatable_bytes": machine_conditions.allocatable_bytes(
                     configured, recommended, past
                 ),
+                "allocatable_source": source,
                 "wired_limit": past.wired_limit,
                 "disk_bytes": past.disk_bytes,
                 "disk_free_bytes": past.disk_free_bytes or 0,
@@ -184,6 +197,9 @@ class NodeDescriber:
     async def run(self, references: ReferenceTasks, api: AgentApi | None) -> None:
         """Inspect deployed models and the machine, and write the status when it changes, forever."""
         await self._dependencies.uses.wait_synced()
+        if self._dependencies.metal is not None:
+            # Placement by an estimate would be corrected within seconds, after replicas were placed by it.
+            await self._dependencies.metal.wait()
         last_error = ""
         retries = Retries(_STORE_BACKOFF, self._clock)
         while True:
@@ -197,11 +213,11 @@ class NodeDescriber:
                 status = self._config.status.model_copy(
                     update={"models": models, "adapters": adapters}
                 )
+                if dependencies.metal is not None:
+                    status = dependencies.metal.fill(status, await self._registration.described())
                 status = await self._with_machine_status(status, references)
                 if dependencies.fabric is not None:
                     status = await dependencies.fabric.fill(status, self._registration)
-                if dependencies.metal is not None:
-                    status = dependencies.metal.fill(status, await self._registration.described())
                 if api is not None:
                     status = api.fill(status)
                 await self._registration.describe(status)

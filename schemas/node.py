@@ -1,5 +1,6 @@
 """Node: one Mac, its inventory and cables as its agent reports them, and the owner's decisions about it."""
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -224,6 +225,29 @@ class NodeSpec(ApiModel):
     """Keep replicas away unless their deployment tolerates them."""
 
 
+class MemoryLimitSource(StrEnum):
+    """The origin of the memory for models (omlx#1533: users cannot tell a wired limit from a default)."""
+
+    ESTIMATE = "Estimate"
+    METAL = "Metal"
+    WIRED_LIMIT = "WiredLimit"
+    CGROUP = "Cgroup"
+    CHOSEN = "Chosen"
+
+
+class MetalDevice(ApiModel):
+    """The GPU as Metal describes it, without what an owner has changed since the agent started."""
+
+    architecture: str = ""
+    """Such as "applegpu_g17s"."""
+    memory_bytes: int = 0
+    """Unified memory; 0 if unknown."""
+    recommended_bytes: int = 0
+    """The working set that Metal recommends, with any `iogpu.wired_limit_mb` of that moment; 0 if unknown."""
+    max_buffer_bytes: int = 0
+    """The largest single buffer, and so the largest array; 0 if unknown."""
+
+
 class WiredLimit(ApiModel):
     """The limit of memory that the GPU may wire, `sysctl iogpu.wired_limit_mb`."""
 
@@ -271,6 +295,12 @@ class NodeStatus(Status):
     """Unified memory of the machine."""
     allocatable_bytes: int
     """The part of it that models may use."""
+    allocatable_source: MemoryLimitSource | None = None
+    """The origin of that part. Metal: the working set that Metal recommends, less a reserve for macOS. Estimate: the
+    usual share, until Metal was asked. WiredLimit: `iogpu.wired_limit_mb`. Cgroup: the limit of a container. Chosen: the
+    agent's --memory. None in reports of older agents."""
+    metal_device: MetalDevice | None = None
+    """The GPU as Metal describes it; None before it was asked, and where there is no Metal."""
     hardware_uuid: str = ""
     """The machine's own identity; two nodes with the same one are a clone, unless both are parts of one machine."""
     is_part: bool = False

@@ -217,6 +217,8 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
     """Return one agent per node; `share` is the memory for models on each, as a quantity."""
     # Nodes of an earlier start with more of them are not other machines with the same hardware.
     is_shared = settings.nodes > 1 or len(settings.data_dir.nodes()) > 1
+    # The agent of a whole machine asks Metal; agents that share it must agree on their shares.
+    memory = settings.node_memory or (share if settings.nodes > 1 else "")
     return [
         _program(
             settings,
@@ -226,7 +228,7 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
             *("--name", name),
             *("--state-dir", str(settings.data_dir.node(name))),
             *("--models-dir", str(settings.models_dir)),
-            *("--memory", settings.node_memory or share),
+            *(("--memory", memory) if memory else ()),
             *(("--part-of-machine",) if is_shared else ()),
             *(settings.engine_flags if settings.join is None else ()),
             *("--engine-port", str(settings.engine_port + _PORTS_PER_NODE * number)),

@@ -24,13 +24,12 @@ from nodeagent.hardware.readings import (
     HardwareFacts,
     HeatReading,
     MachineReading,
-    MemoryLimitSource,
     MemoryReading,
     PowerSource,
     RebootReading,
 )
 from nodeagent.hardware.system_text import parse_netmask, parse_pairs, parse_positive
-from schemas.node import FabricInterface, NodeFabric
+from schemas.node import FabricInterface, MemoryLimitSource, NodeFabric
 
 
 def parse_cpu_name(cpuinfo: str) -> str | None:

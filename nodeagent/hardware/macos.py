@@ -20,7 +20,6 @@ from nodeagent.hardware.readings import (
     HardwareFacts,
     HeatReading,
     MachineReading,
-    MemoryLimitSource,
     MemoryPressure,
     MemoryReading,
     PowerSource,
@@ -28,7 +27,7 @@ from nodeagent.hardware.readings import (
 )
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
-from schemas.node import WiredLimit
+from schemas.node import MemoryLimitSource, WiredLimit
 from schemas.wire import wired_limit
 
 UNKNOWN: Final = "unknown"
@@ -36,8 +35,15 @@ MIB: Final = 2**20
 RDMA_SINCE: Final = (26, 2)  # Apple TN3205
 
 _UNITS: Final = (("MB", 2**20), ("GB", 2**30), ("TB", 2**40))
-# The boundary that LLMKube uses: two thirds up to 36 GB, three quarters above.
-_SMALL_MAC_BYTES: Final = 36 * 2**30
+# GiB of a Mac, and the percent of them that Metal recommends as working set on macOS 15 and 26, from logs of llama.cpp
+# and outputs of mx.device_info(): 8 GB 5726633984 bytes, 16 GB 12713115648, 24 GB 19069665280, 32 GB 26800603136, 48 GB
+# 40200896512, 128 GB 115448725504 (antirez/ds4#893), 512 GB 498216.21 MB. Sizes between are taken as the next smaller
+# one. macOS 13 recommended 66 % up to 36 GB and 75 % above.
+_METAL_PERCENT: Final = ((512, 90), (128, 84), (64, 81), (32, 78), (16, 74), (0, 66))
+# What macOS keeps at least: a 16 GB Mac froze and restarted with 10.6 GB wired, and not with 8 GB free
+# (osaurus-ai/vmlx-swift#421; there the floor decides what is wired, here what is placed).
+_RESERVE_BYTES: Final = 8 * 2**30
+_RESERVE_SHARE: Final = (3, 8)  # of a Mac so small that 8 GiB would leave too little for any model
 _SYSCTLS: Final = (
     "machdep.cpu.brand_string",
     "hw.memsize",
@@ -140,14 +146,30 @@ def parse_platform_uuid(ioreg: str) -> str | None:
     return match[1] if match else None
 
 
+def macos_reserve(memory_bytes: int) -> int:
+    """Return the bytes that are left to macOS unless the owner says otherwise: 8 GiB, or three eighths if that is less.
+
+    An owner leaves more with `reserved.memory` of a NodePool, and less with --memory or the wired limit.
+    """
+    part, whole = _RESERVE_SHARE
+    return min(_RESERVE_BYTES, memory_bytes * part // whole)
+
+
 def gpu_memory_limit(
-    memory_bytes: int, wired_limit_mb: int | None
+    memory_bytes: int, wired_limit_mb: int | None, recommended_bytes: int = 0
 ) -> tuple[int, MemoryLimitSource]:
-    """Return the memory for models in bytes, at most all of it, and the origin of that limit."""
+    """Return the memory for models in bytes, and the origin of that limit.
+
+    A wired limit that was set counts as it is. Otherwise it is the working set that Metal recommends
+    (`recommended_bytes`; 0 before Metal was asked: the usual share), as far as the reserve for macOS leaves it.
+    """
     if wired_limit_mb:
         return min(wired_limit_mb * MIB, memory_bytes), MemoryLimitSource.WIRED_LIMIT
-    percent = 66 if memory_bytes <= _SMALL_MAC_BYTES else 75
-    return memory_bytes * percent // 100, MemoryLimitSource.ESTIMATE
+    most_bytes = memory_bytes - macos_reserve(memory_bytes)
+    if recommended_bytes:
+        return min(recommended_bytes, most_bytes), MemoryLimitSource.METAL
+    percent = next(share for size, share in _METAL_PERCENT if memory_bytes >= size << 30)
+    return min(memory_bytes * percent // 100, most_bytes), MemoryLimitSource.ESTIMATE
 
 
 def supports_rdma(os_version: str) -> bool:

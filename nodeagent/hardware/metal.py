@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.meta import Condition, ConditionStatus, find_condition, with_condition
-from schemas.node import MlxBuild, NodeStatus
+from schemas.node import MetalDevice, MlxBuild, NodeStatus
 from schemas.wire import engine_config
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ _BACKOFF = Backoff(first_s=10.0, limit_s=300.0)
 _MAX_OUTPUT = 64 * 1024
 _MAX_WORDS = 200
 _BUILD: Final = TypeAdapter[MlxBuild | None](MlxBuild | None)
+_GPU: Final = TypeAdapter[MetalDevice | None](MetalDevice | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class MetalVerdict:
     message: str
     build: MlxBuild | None = None
     """The build of MLX; None if the check did not come so far."""
+    device: MetalDevice | None = None
+    """The GPU; None without Metal."""
 
 
 async def check_device(
@@ -89,6 +92,7 @@ def parse_check(printed: str, code: int, *, needs_metal: bool) -> MetalVerdict:
         device, is_metal = str(found["device"])[:_MAX_WORDS], found["isMetal"] is True
         is_right = found["isRight"] is True
         build = _BUILD.validate_json(orjson.dumps(found.get("mlxBuild")))
+        gpu = _GPU.validate_json(orjson.dumps(found.get("metalDevice")))
     except (ValueError, KeyError, TypeError):
         return _failed("MetalCheckFailed", "the check printed no result")
     if needs_metal and not is_metal:
@@ -96,7 +100,9 @@ def parse_check(printed: str, code: int, *, needs_metal: bool) -> MetalVerdict:
     if not is_right:
         return _failed("MetalWrong", f"{device} multiplied two matrices of ones wrongly")
     message = f"MLX computes on {device}"
-    return MetalVerdict(is_available=True, reason="MetalWorks", message=message, build=build)
+    return MetalVerdict(
+        is_available=True, reason="MetalWorks", message=message, build=build, device=gpu
+    )
 
 
 def signal_name(number: int) -> str:
@@ -186,6 +192,7 @@ class MetalPreflight:
             update={
                 "conditions": with_condition(status.conditions, new),
                 "mlx_build": self._verdict.build,
+                "metal_device": self._verdict.device,
             }
         )
 

@@ -1,10 +1,10 @@
 """Types of machine facts (what it is) and machine readings (its state now), and the port to their reader."""
 
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Literal, Protocol, TypeAlias
 
-from schemas.node import LocalModel, NodeFabric, WiredLimit
+from schemas.node import LocalModel, MemoryLimitSource, NodeFabric, WiredLimit
 
 
 class MemoryPressure(IntEnum):
@@ -19,14 +19,6 @@ class HardwareError(Exception):
     """A quantity that must not be guessed (memory) could not be read from any source."""
 
 
-class MemoryLimitSource(StrEnum):
-    """The origin of the GPU memory limit (omlx#1533: users cannot tell a wired limit from a default)."""
-
-    ESTIMATE = "estimate"
-    WIRED_LIMIT = "iogpu.wired_limit_mb"
-    CGROUP = "cgroup"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareFacts:
     """One machine's inventory. No field uses 0 for "unknown".
@@ -38,9 +30,8 @@ class HardwareFacts:
     metal: the newest Metal family of the GPU ("Metal 4"); "" if it could not be read, and on Linux.
     gpu_cores: 0 only on Linux. If a Mac's count cannot be read: the chip's smallest bin, or 1 for an unknown chip.
     memory_bytes: installed memory; on Linux at most the limit of the process's cgroups.
-    gpu_memory_limit_bytes: the memory for models. On macOS `iogpu.wired_limit_mb` if it is set, else a cautious
-        fraction: .66 up to 36 GB, .75 above. The real default is larger and differs between macOS versions; the
-        engine uses `mx.device_info()`. On Linux .75 of memory_bytes.
+    gpu_memory_limit_bytes: the memory for models. On macOS `iogpu.wired_limit_mb` if it is set, else the usual share,
+        until the preflight of Metal reports the real one. On Linux .75 of memory_bytes.
     memory_bandwidth_gbps: None if the chip is not in the table.
     hardware_uuid: "" if it could not be read; then the identity is derived from the host name, with a notice.
     thunderbolt: the generation by chip; None if unknown.

@@ -21,7 +21,7 @@ from nodeagent.hardware.readings import (
     RebootReading,
 )
 from schemas.meta import Condition, ConditionStatus, find_condition, is_true, with_condition
-from schemas.node import NodeFabric, WiredLimit
+from schemas.node import MemoryLimitSource, NodeFabric, WiredLimit
 from schemas.quantity import show
 
 _GIB: Final = 2**30
@@ -342,19 +342,24 @@ def _remember_excess(reboot: RebootReading, past: MachineHistory, now: datetime)
     return replace(after, excess_wired_bytes=-(-excess // _GIB) * _GIB)
 
 
-def with_wired_limit(
-    configured: int, memory_bytes: int, limit: WiredLimit | None, *, is_chosen: bool
-) -> int:
-    """Return the configured memory for models after a change of the wired limit, which needs no new agent.
+def memory_limit(
+    configured: int,
+    memory_bytes: int,
+    limit: WiredLimit | None,
+    recommended_bytes: int,
+    *,
+    is_chosen: bool,
+) -> tuple[int, MemoryLimitSource]:
+    """Return the memory for models, and its origin, after a verdict of Metal or a change of the wired limit.
 
-    `is_chosen` says that a person chose it (`--memory`): then only a limit below it counts.
+    `recommended_bytes` is Metal's default, 0 if unknown. `is_chosen` says that a person chose the configured memory
+    (`--memory`): then only a wired limit below it counts.
     """
-    if limit is None:
-        return configured
-    effective, _ = gpu_memory_limit(memory_bytes, limit.mebibytes)
-    if not is_chosen:
-        return effective
-    return min(configured, effective) if limit.mebibytes else configured
+    wired_mb = None if limit is None else limit.mebibytes
+    effective, source = gpu_memory_limit(memory_bytes, wired_mb, recommended_bytes)
+    if is_chosen and (not wired_mb or configured <= effective):
+        return configured, MemoryLimitSource.CHOSEN
+    return effective, source
 
 
 def allocatable_bytes(configured: int, recommended: int, past: MachineHistory) -> int:

@@ -9,7 +9,7 @@ from nodeagent.description import MachineStatus
 from nodeagent.hardware.readings import DiskReading, HeatReading, MemoryReading
 from nodeagent.node.registration import NodeRegistration
 from schemas.meta import find_condition
-from schemas.node import NodeLease, NodeStatus, WiredLimit
+from schemas.node import MetalDevice, NodeLease, NodeStatus, WiredLimit
 from store import codec, keys
 from store.errors import ConflictError
 from store.memory import MemoryTransport
@@ -88,7 +88,7 @@ async def test_nothing_is_written_without_a_change(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("chosen_gib", "limit_gib", "allocatable_gib"), [
-    (None, 0, 48), (None, 56, 56), (None, 128, 64), (40, 0, 40), (40, 56, 40), (40, 32, 32),
+    (None, 0, 51), (None, 56, 56), (None, 128, 64), (40, 0, 40), (40, 56, 40), (40, 32, 32),
 ])  # fmt: skip
 async def test_memory_for_models_follows_the_effective_wired_limit(
     desk: Desk, chosen_gib: int | None, limit_gib: int, allocatable_gib: int
@@ -102,9 +102,34 @@ async def test_memory_for_models_follows_the_effective_wired_limit(
     limit = WiredLimit(mebibytes=limit_gib * 1024, set_by="Other")
     desk.machine.now = replace(WELL, wired_limit=limit)
     said = await desk.look()
-    assert (said.allocatable_bytes, said.wired_limit) == (allocatable_gib * GIB, limit)
+    assert (said.allocatable_bytes // GIB, said.wired_limit) == (allocatable_gib, limit)
     desk.machine.now = WELL  # the next reading fails
     assert (await desk.look()).wired_limit == limit
+
+
+@pytest.mark.parametrize(("first_gib", "chosen_gib", "expected"), [
+    (0, None, [(53, "Metal"), (60, "WiredLimit"), (53, "Metal")]),
+    (60, None, [(60, "WiredLimit"), (60, "WiredLimit"), (51, "Estimate")]),
+    (0, 40, [(40, "Chosen"), (40, "Chosen"), (40, "Chosen")]),
+])  # fmt: skip
+async def test_metal_decides_unless_somebody_else_did(
+    desk: Desk, first_gib: int, chosen_gib: int | None, expected: list[tuple[int, str]]
+) -> None:
+    """With a wired limit Metal recommends that limit, which is not its default."""
+    recommended = (first_gib or 53) * GIB
+    changes = {"metal_device": MetalDevice(recommended_bytes=recommended)}
+    chosen = {} if chosen_gib is None else {"allocatable_bytes": chosen_gib * GIB}
+    desk.status = STATUS.model_copy(update=changes | chosen)
+    desk.vitals = MachineStatus(
+        desk.machine, desk.clock, every_s=5.0, is_memory_chosen=chosen_gib is not None
+    )
+    reports = []
+    for limit_gib in (first_gib, 60, 0):
+        limit = WiredLimit(mebibytes=limit_gib * 1024, set_by="Other")
+        desk.machine.now = replace(WELL, wired_limit=limit)
+        status = await desk.look()
+        reports.append((status.allocatable_bytes // GIB, str(status.allocatable_source)))
+    assert reports == expected
 
 
 async def test_the_next_run_of_the_agent_goes_on(desk: Desk) -> None:

@@ -55,6 +55,8 @@ def test_a_port_is_unusable_while_another_process_listens_on_it(host: str) -> No
 def test_agents_that_share_a_machine_get_a_flag(nodes: int, is_part: bool) -> None:
     made = local_programs.agent_programs(order(nodes), "unix:/etcd", "8Gi")
     assert [("--part-of-machine" in agent.command) for agent in made] == [is_part] * nodes
+    # A share that was computed without Metal would keep the agent of a whole Mac from what Metal recommends.
+    assert [("--memory" in agent.command) for agent in made] == [is_part] * nodes
 
 
 def test_the_dashboard_of_a_fleet_that_others_join_has_an_https_url() -> None:

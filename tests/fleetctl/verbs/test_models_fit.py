@@ -121,8 +121,8 @@ async def test_a_folder_is_judged_for_macs_without_a_fleet(tmp_path: Path) -> No
     assert done.code == 0, done.err
     nodes = json.loads(done.out)["nodes"]
     assert {node["node"]: node["roomBytes"] for node in nodes} == {
-        "8Gi": (8 << 30) * 66 // 100,
-        "64Gi": (64 << 30) * 75 // 100,
+        "8Gi": 5 << 30,
+        "64Gi": (64 << 30) * 81 // 100,
     }
 
 

@@ -13,9 +13,9 @@ from nodeagent.hardware.readings import (
     HardwareError,
     HeatReading,
     MachineReading,
-    MemoryLimitSource,
     RebootReading,
 )
+from schemas.node import MemoryLimitSource
 from tests.support.linux_files import CGROUP_V1, CGROUP_V2, write_tree
 from tests.support.values import present
 

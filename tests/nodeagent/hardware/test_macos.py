@@ -15,11 +15,10 @@ from nodeagent.hardware.readings import (
     HardwareError,
     HeatReading,
     MachineReading,
-    MemoryLimitSource,
     MemoryPressure,
     RebootReading,
 )
-from schemas.node import WiredLimit
+from schemas.node import MemoryLimitSource, WiredLimit
 from tests.support.golden_cases import Golden
 from tests.support.values import present
 
@@ -109,16 +108,37 @@ def test_size(text: str, size: int | None) -> None:
 
 
 @pytest.mark.parametrize(("memory_gib", "wired_limit_mb", "expected"), [
-    pytest.param(8, None, (8 * GIB * 66 // 100, MemoryLimitSource.ESTIMATE), id="small"),
-    pytest.param(36, 0, (36 * GIB * 66 // 100, MemoryLimitSource.ESTIMATE), id="boundary"),
-    pytest.param(48, 0, (36 * GIB, MemoryLimitSource.ESTIMATE), id="above"),
     pytest.param(64, 57344, (56 * GIB, MemoryLimitSource.WIRED_LIMIT), id="set-by-the-owner"),
     pytest.param(16, 999999, (16 * GIB, MemoryLimitSource.WIRED_LIMIT), id="more-than-there-is"),
+    pytest.param(8, None, (5 * GIB, MemoryLimitSource.ESTIMATE), id="smallest"),
+    pytest.param(96, 0, (96 * GIB * 81 // 100, MemoryLimitSource.ESTIMATE), id="between"),
 ])  # fmt: skip
 def test_gpu_memory_limit(
     memory_gib: int, wired_limit_mb: int | None, expected: tuple[int, MemoryLimitSource]
 ) -> None:
     assert macos.gpu_memory_limit(memory_gib * GIB, wired_limit_mb) == expected
+
+
+# Memory in GiB, `recommendedMaxWorkingSetSize` of public logs, and GiB for models. All but the largest three are
+# what is left by the reserve for macOS.
+@pytest.mark.parametrize(("memory_gib", "recommended_bytes", "models_gib"), [
+    (8, 5_726_633_984, 5.0),  # A18 Pro, macOS 26.5: mx.device_info()
+    (16, 12_713_115_648, 10.0),  # M1, M4: llama.cpp
+    (24, 19_069_665_280, 16.0),  # M4 Pro: mx.device_info()
+    (32, 26_800_600_000, 24.0),  # M4, M5: llama.cpp, rounded
+    (48, 40_200_896_512, 37.44),  # M4 Pro: mx.device_info()
+    (64, 55_662_790_000, 51.84),  # M3 Max: llama.cpp, rounded
+    (128, 115_448_725_504, 107.52),  # M5 Max: mx.device_info()
+    (512, 498_216_210_000, 464.0),  # M3 Ultra: llama.cpp, rounded
+])  # fmt: skip
+def test_the_working_set_of_metal_decides(
+    memory_gib: int, recommended_bytes: int, models_gib: float
+) -> None:
+    memory_bytes = memory_gib * GIB
+    limit, source = macos.gpu_memory_limit(memory_bytes, 0, recommended_bytes)
+    assert (round(limit / GIB, 2), source) == (models_gib, MemoryLimitSource.METAL)
+    estimate, _ = macos.gpu_memory_limit(memory_bytes, None)
+    assert limit * 0.985 < estimate <= limit + GIB // 1000
 
 
 @pytest.mark.parametrize(("version", "supported"), [

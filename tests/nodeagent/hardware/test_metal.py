@@ -13,13 +13,20 @@ from nodeagent.engines.engine_processes import EngineOrder, EngineProcesses
 from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalPreflight, MetalVerdict
 from schemas.meta import ConditionStatus, find_condition
-from schemas.node import MlxBuild
+from schemas.node import MetalDevice, MlxBuild
 from schemas.wire.engine_config import EngineConfig
 from tests.support.reconciler_agents import node_status
 from tests.support.values import present
 
 CLOCK = SystemClock()
 BUILD = MlxBuild(tag="macosx_26_0_arm64", minimum_system="26.2", has_jaccl=True, has_nax=True)
+# What mx.device_info() says on an M5 Max with 128 GB.
+GPU = MetalDevice(
+    architecture="applegpu_g17s",
+    memory_bytes=137_438_953_472,
+    recommended_bytes=115_448_725_504,
+    max_buffer_bytes=86_586_540_032,
+)
 RIGHT = "import json; print(json.dumps({'device': 'M4', 'isMetal': True, 'isRight': True}))"
 
 
@@ -58,6 +65,7 @@ async def test_a_mac_without_metal_is_told_apart_from_one_with_it() -> None:
         ("", "MetalCheckFailed", "printed no result"),
         (RIGHT.replace("'isRight': True", "'isRight': False"), "MetalWrong", "M4 multiplied"),
         (RIGHT.replace("True}", "True, 'mlxBuild': {'tag': 1}}"), "MetalCheckFailed", "no result"),
+        (RIGHT.replace("True}", "True, 'metalDevice': 7}"), "MetalCheckFailed", "no result"),
         (f"print('x' * 1_000_000); {RIGHT}", "MetalCheckFailed", "printed no result"),
     ],
 )
@@ -68,18 +76,20 @@ async def test_the_verdict_of_a_check(code: str, reason: str, words: str) -> Non
     assert verdict.is_available == (reason == "MetalWorks")
 
 
-async def test_the_build_of_mlx_becomes_a_fact_of_the_node() -> None:
+async def test_builds_and_memory_become_facts_of_the_node() -> None:
     line = json.dumps(
         {
             "device": "M5",
             "isMetal": True,
             "isRight": True,
             "mlxBuild": BUILD.model_dump(by_alias=True),
+            "metalDevice": GPU.model_dump(by_alias=True),
         }
     )
     preflight = MetalPreflight(CLOCK, python(f"print({line!r})"), limit_s=60)
     await preflight.run(lambda: None)
-    assert preflight.fill(node_status("a"), None).mlx_build == BUILD
+    status = preflight.fill(node_status("a"), None)
+    assert (status.mlx_build, status.metal_device) == (BUILD, GPU)
 
 
 async def test_a_check_that_hangs_is_killed() -> None:
