@@ -14,6 +14,8 @@ from typing import Final
 
 import psutil
 
+from machinery import macos_commands
+
 _SYS_NET: Final = Path("/sys/class/net")
 _COMMAND_S: Final = 3.0
 _MAX_INTERFACES: Final = 32
@@ -142,7 +144,7 @@ def _changes(name: str) -> int:
 
 
 def _hardware_ports() -> dict[str, str]:
-    command = ("/usr/sbin/networksetup", "-listallhardwareports")
+    command = macos_commands.HARDWARE_PORTS.argv()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_COMMAND_S, check=False

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from fleetctl.remote.errors import RemoteError
 from fleetctl.remote.session import RemoteMac
+from machinery import macos_commands
 from machinery.clock import Clock
 from nodeagent.hardware.linux import parse_machine_id
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
@@ -21,28 +22,26 @@ _LISTEN: Final = "0A"
 
 # The argument lists of commands; a command that fails counts as unknown.
 _COMMON: Final = {
-    "hostname": ("hostname",),
-    "home": ("pwd",),
-    "clock": ("date", "-u", "+%s"),
-    "disk": ("df", "-Pk", "/"),
-    "processes": ("ps", "-axo", "comm="),
+    "hostname": macos_commands.HOST_NAME.words(),
+    "home": macos_commands.HOME.words(),
+    "clock": macos_commands.DATE.words(),
+    "disk": macos_commands.DISK.words(folder="/"),
+    "processes": macos_commands.PROGRAMS.words(),
 }
 _MACOS: Final = {
     **_COMMON,
-    "sw_vers": ("sw_vers",),
-    "sysctl": ("sysctl", "hw.memsize", "hw.model"),
-    "rosetta": ("sysctl", "-n", "sysctl.proc_translated"),
-    "ioreg": ("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
-    "sockets": ("netstat", "-an", "-p", "tcp"),
-    "filevault": ("fdesetup", "status"),
-    "power": ("pmset", "-g", "custom"),
-    "updates": (
-        *("defaults", "read", "/Library/Preferences/com.apple.SoftwareUpdate"),
-        "AutomaticallyInstallMacOSUpdates",
-    ),
-    "firewall": ("/usr/libexec/ApplicationFirewall/socketfilterfw", "--getglobalstate"),
-    "route": ("route", "-n", "get", "default"),
-    "ports": ("networksetup", "-listallhardwareports"),
+    "sw_vers": macos_commands.VERSION.words(),
+    "sysctl": macos_commands.MODEL_SYSCTL.words(),
+    "rosetta": macos_commands.IS_TRANSLATED.words(),
+    "ioreg": macos_commands.BOARD_REGISTRY.words(),
+    "sockets": macos_commands.SOCKETS.words(),
+    "filevault": macos_commands.FILEVAULT.words(),
+    "power": macos_commands.POWER_SETTINGS.words(),
+    "updates": macos_commands.INSTALLS_UPDATES.words(),
+    # Its folder is not in PATH.
+    "firewall": macos_commands.FIREWALL_STATE.argv(),
+    "route": macos_commands.DEFAULT_ROUTE.words(),
+    "ports": macos_commands.HARDWARE_PORTS.words(),
 }
 _LINUX: Final = {
     **_COMMON,
@@ -102,7 +101,7 @@ async def read_facts(mac: RemoteMac, clock: Clock) -> MachineFacts:
         RemoteError: its system is not supported, or the connection broke.
 
     """
-    uname = (await mac.must_run(("uname", "-sm"), limit_s=_COMMAND_S)).out.split()
+    uname = (await mac.must_run(macos_commands.KERNEL.words(), limit_s=_COMMAND_S)).out.split()
     if len(uname) != 2 or uname[0] not in ("Darwin", "Linux"):
         raise RemoteError(
             f"{mac.target.host}: `uname -sm` says {' '.join(uname)[:60]!r}; nodes run macOS, and Linux for trials"

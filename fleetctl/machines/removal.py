@@ -11,6 +11,7 @@ from fleetctl.remote.session import RemoteMac
 from fleetctl.services.layout import Layout, system_layout
 from identity.authority import identity_of
 from identity.names import Role
+from machinery import macos_commands
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from store import keys
@@ -23,8 +24,8 @@ _POLL: Final = Backoff(first_s=0.2, limit_s=1.0)
 
 async def machine_layout(mac: RemoteMac) -> Layout:
     """Return the folders of the services on a machine."""
-    system = (await mac.must_run(("uname", "-s"))).out.strip()
-    return system_layout("launchd" if system == "Darwin" else "systemd", Path("/"))
+    kernel = (await mac.must_run(macos_commands.KERNEL.words())).out
+    return system_layout("launchd" if kernel.startswith("Darwin") else "systemd", Path("/"))
 
 
 async def node_name(mac: RemoteMac, layout: Layout) -> str:

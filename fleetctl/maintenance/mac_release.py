@@ -16,6 +16,7 @@ from fleetctl.maintenance.release import (
 from fleetctl.remote.errors import RemoteError
 from fleetctl.remote.session import RemoteMac
 from fleetctl.services.programs import PARTS
+from machinery import macos_commands
 
 _FIND: Final = """
 for prefix in ${1:+"$1"} /opt/mlx-fleet "$HOME/Library/Application Support/mlx-fleet-programs" \\
@@ -153,7 +154,7 @@ class MacRelease:
     async def _running(self, pid: int | None) -> RunningPart:
         if pid is None:
             return RunningPart(pid=None)
-        done = await self._mac.run(("ps", "-ww", "-o", "args=", "-p", str(pid)))
+        done = await self._mac.run(macos_commands.PROCESS.words(pid=str(pid)))
         # The interpreter in a program's first line is that of its version.
         found = _RUNNING.search(done.out)
         return RunningPart(pid=pid, version=found[1] if found else "")

@@ -22,6 +22,7 @@ from fleetctl.remote.errors import RemoteError, UnreachableHostError
 from fleetctl.remote.prompts import Prompts
 from fleetctl.remote.session import RemoteMac
 from identity.dialer import is_local
+from machinery import macos_commands
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import Node, NodeLease, NodeStatus
 from schemas.replica import Replica
@@ -165,9 +166,7 @@ class Restarter:
         password = await prompts.secret(f"Password of {user} on {mac.target.host}, for FileVault")
         answer = plistlib.dumps({"Username": user, "Password": password})
         with suppress(UnreachableHostError):
-            done = await mac.run(
-                ("fdesetup", "authrestart", "-inputplist"), stdin=answer, sudo=True
-            )
+            done = await mac.run(macos_commands.RESTART_UNLOCKED.words(), stdin=answer, sudo=True)
             if not done.is_ok and not done.signal:
                 raise FleetctlError(
                     f"node/{self.node}: fdesetup authrestart failed: {done.line}. The Mac was not restarted; {user} must be a "
@@ -226,7 +225,7 @@ class Restarter:
 async def wired_bytes(mac: RemoteMac) -> int | None:
     """Return the wired memory of a Mac; None if it does not tell, as Linux."""
     try:
-        done = await mac.run(("vm_stat",))
+        done = await mac.run(macos_commands.VM_STAT.words())
     except RemoteError:
         return None
     return parse_wired_bytes(done.out) if done.is_ok else None

@@ -27,6 +27,7 @@ from fleetctl.remote.host_keys import KnownHosts
 from fleetctl.remote.prompts import Prompts
 from fleetctl.remote.ssh_config import MAX_JUMPS, SshHost, read_ssh_host
 from fleetctl.remote.target import RemoteTarget
+from machinery import macos_commands
 
 _COMMAND_S: Final = 60.0
 # A person may have to find a password.
@@ -444,7 +445,7 @@ class RemoteMac:
     async def _not_written(self, path: PurePosixPath, error: Exception) -> RemoteError:
         """Return the error of an upload. SFTP has no code for a full disk, so the free space is in the message."""
         await self.run(("rm", "-f", str(path)))
-        free = await self.run(("df", "-Pk", str(path.parent)))
+        free = await self.run(macos_commands.DISK.words(folder=str(path.parent)))
         fields = free.out.splitlines()[-1].split() if free.is_ok and free.out else []
         space = (
             f"{int(fields[3]) >> 10} MiB are free there"

@@ -1,26 +1,16 @@
 """Runs the short commands of the operating system: launchctl, systemctl, pmset and others."""
 
 import asyncio
-import shutil
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from fleetctl.services.port import ServiceError
+from machinery.macos_commands import find_program
 
 # sysadminctl and `systemctl stop` are the slow ones; launchctl bootout may wait for ExitTimeOut.
 _LIMIT_S: Final = 120.0
 _MAX_OUTPUT: Final = 1 << 20
-
-# Programs of macOS outside the search path.
-_ELSEWHERE: Final[Mapping[str, Path]] = {
-    "socketfilterfw": Path("/usr/libexec/ApplicationFirewall/socketfilterfw"),
-    "sysadminctl": Path("/usr/sbin/sysadminctl"),
-    "dseditgroup": Path("/usr/sbin/dseditgroup"),
-    "sysctl": Path("/usr/sbin/sysctl"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +32,6 @@ class CommandResult:
         """Return the last line that it printed, its errors first; for messages."""
         lines = (self.err.strip() or self.out.strip()).splitlines()
         return lines[-1].strip() if lines else f"exit code {self.code}"
-
-
-def find_program(name: str) -> str | None:
-    """Return the path of a program of the system; None if this machine has none."""
-    program = shutil.which(name)
-    if program is None and name in _ELSEWHERE and _ELSEWHERE[name].exists():
-        return str(_ELSEWHERE[name])
-    return program
 
 
 async def run(*argv: str) -> CommandResult:

@@ -22,6 +22,7 @@ from fleetctl.services.changes import (
     WiredLimitChange,
 )
 from fleetctl.services.port import ServiceError, Services
+from machinery import macos_commands
 from machinery.clock import Clock
 from nodeagent.engines.engine_processes import stop_all
 
@@ -173,14 +174,9 @@ class Host:
             )
             return
         number = str(await _free_id())
-        if (await commands.run("dseditgroup", "-o", "read", name)).code:
-            await commands.must_run(
-                *("dseditgroup", "-o", "create", "-i", number, "-r", "mlx-fleet", name)
-            )
-        await commands.must_run(
-            *("sysadminctl", "-addUser", name, "-fullName", "mlx-fleet", "-UID", number),
-            *("-GID", number, "-home", "/var/empty", "-shell", "/usr/bin/false", "-roleAccount"),
-        )
+        if (await commands.run(*macos_commands.GROUP.words(name=name))).code:
+            await commands.must_run(*macos_commands.GROUP_ADD.words(name=name, number=number))
+        await commands.must_run(*macos_commands.USER_ADD.words(name=name, number=number))
         # sysadminctl has been seen to print an error and to answer 0.
         if await find_user(name) is None:
             raise ServiceError(
@@ -195,9 +191,9 @@ class Host:
                 await commands.must_run("userdel", name)
             return
         if exists:
-            await commands.must_run("sysadminctl", "-deleteUser", name)
-        if (await commands.run("dseditgroup", "-o", "read", name)).code == 0:
-            await commands.must_run("dseditgroup", "-o", "delete", name)
+            await commands.must_run(*macos_commands.USER_DELETE.words(name=name))
+        if (await commands.run(*macos_commands.GROUP.words(name=name))).code == 0:
+            await commands.must_run(*macos_commands.GROUP_DELETE.words(name=name))
 
 
 async def _owner(name: str) -> tuple[int, int] | None:
@@ -230,7 +226,7 @@ async def _free_id() -> int:
     """Return a number that no user and no group has, among those of role accounts."""
     taken = set()
     for kind, key in (("/Users", "UniqueID"), ("/Groups", "PrimaryGroupID")):
-        listed = await commands.must_run("dscl", ".", "-list", kind, key)
+        listed = await commands.must_run(*macos_commands.ACCOUNT_IDS.words(kind=kind, key=key))
         taken |= {int(number) for number in re.findall(r"\s(\d+)$", listed.out, re.MULTILINE)}
     free = next((number for number in _ROLE_IDS if number not in taken), None)
     if free is None:

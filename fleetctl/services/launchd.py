@@ -12,8 +12,10 @@ from fleetctl.services import commands, definition_files, launchd_plist
 from fleetctl.services.commands import CommandResult
 from fleetctl.services.launchd_plist import rotation_name
 from fleetctl.services.port import ServiceError, ServiceSpec, ServiceState
+from machinery import macos_commands
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.macos_commands import find_program
 from nodeagent.hardware.service_definitions import JobReport, label_of, parse_print
 
 _POLL_S: Final = 0.2
@@ -57,8 +59,8 @@ class LaunchdServices:
                 definition_files.write(path, content)
                 # Let Apple's own tool check a definition, where there is one. Raises: ServiceError:
                 # it is not valid.
-                if commands.find_program("plutil") is not None:
-                    await commands.must_run("plutil", "-lint", str(path))
+                if find_program("plutil") is not None:
+                    await commands.must_run(*macos_commands.PLIST_CHECK.words(path=str(path)))
 
     async def start(self, name: str) -> None:
         if not self._path(name).exists():
@@ -100,24 +102,24 @@ class LaunchdServices:
 
     async def _print(self, name: str) -> JobReport | None:
         """Return the job; None if launchd has not loaded it."""
-        result = await commands.run("launchctl", "print", self._target(name))
+        result = await commands.run(*macos_commands.JOB.words(target=self._target(name)))
         return None if result.code else parse_print(result.out)
 
     async def _load(self, name: str) -> None:
         job = await self._print(name)
         if job is None:
             # A job that was disabled by hand stays disabled over boots.
-            await commands.run("launchctl", "enable", self._target(name))
+            await commands.run(*macos_commands.JOB_ENABLE.words(target=self._target(name)))
             await self._bootstrap(name)
         elif job.pid is None:
-            await commands.run("launchctl", "kickstart", self._target(name))
+            await commands.run(*macos_commands.JOB_START.words(target=self._target(name)))
 
     async def _bootstrap(self, name: str) -> None:
         """Load a job. Straight after bootout launchd answers 5 or 37 while the old program still exits."""
         retries = Retries(Backoff(first_s=0.5, limit_s=8.0), self._clock)
         while True:
             result = await commands.run(
-                "launchctl", "bootstrap", self._domain, str(self._path(name))
+                *macos_commands.JOB_LOAD.words(domain=self._domain, path=str(self._path(name)))
             )
             if result.code == 0:
                 return
@@ -131,7 +133,7 @@ class LaunchdServices:
         job = await self._print(name)
         if job is None:
             return
-        result = await commands.run("launchctl", "bootout", self._target(name))
+        result = await commands.run(*macos_commands.JOB_UNLOAD.words(target=self._target(name)))
         if result.code not in (0, _NO_SUCH_PROCESS, _IN_PROGRESS, _ALREADY, _NOT_FOUND):
             raise _refusal(result)
         deadline = self._clock.monotonic() + job.exit_timeout_s + _END_MARGIN_S

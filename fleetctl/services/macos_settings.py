@@ -9,8 +9,8 @@ from typing import Final, TypeAlias, assert_never
 
 from fleetctl.services import commands
 from fleetctl.services.changes import FirewallChange, PowerChange, WiredLimitChange
+from machinery import macos_commands
 from nodeagent.hardware.macos_settings import parse_power
-from schemas.wire import wired_limit
 
 MacSetting: TypeAlias = PowerChange | FirewallChange | WiredLimitChange
 
@@ -45,13 +45,17 @@ async def make(change: MacSetting) -> None:
     """Make a change; it may be made already. Raises ServiceError if macOS refuses it."""
     match change:
         case PowerChange():
-            await commands.must_run("pmset", "-c", change.key, change.new)
+            await commands.must_run(
+                *macos_commands.POWER_SET.words(key=change.key, value=change.new)
+            )
         case FirewallChange():
             if not await _is_allowed(change.path):
-                await commands.must_run("socketfilterfw", "--add", change.path)
-            await commands.must_run("socketfilterfw", "--unblockapp", change.path)
+                await commands.must_run(*macos_commands.FIREWALL_ADD.words(path=change.path))
+            await commands.must_run(*macos_commands.FIREWALL_UNBLOCK.words(path=change.path))
         case WiredLimitChange():
-            await commands.must_run("sysctl", f"{wired_limit.SYSCTL}={change.new}")
+            await commands.must_run(
+                *macos_commands.WIRED_LIMIT_SET.words(mebibytes=str(change.new))
+            )
         case _:
             assert_never(change)
 
@@ -62,29 +66,33 @@ async def undo(change: MacSetting) -> str:
         case PowerChange():
             now = (await _power()).get(change.key)
             if now == change.new:
-                await commands.must_run("pmset", "-c", change.key, change.old)
+                await commands.must_run(
+                    *macos_commands.POWER_SET.words(key=change.key, value=change.old)
+                )
             elif now != change.old:
                 return f"pmset {change.key} stays {now}: it was changed after the installation"
         case FirewallChange():
             if await _is_allowed(change.path):
-                await commands.must_run("socketfilterfw", "--remove", change.path)
+                await commands.must_run(*macos_commands.FIREWALL_REMOVE.words(path=change.path))
         case WiredLimitChange():
             if await _wired_limit() == change.new:
-                await commands.must_run("sysctl", f"{wired_limit.SYSCTL}={change.old}")
+                await commands.must_run(
+                    *macos_commands.WIRED_LIMIT_SET.words(mebibytes=str(change.old))
+                )
         case _:
             assert_never(change)
     return ""
 
 
 async def _power() -> dict[str, str]:
-    return parse_power((await commands.must_run("pmset", "-g", "custom")).out)
+    return parse_power((await commands.must_run(*macos_commands.POWER_SETTINGS.words())).out)
 
 
 async def _is_allowed(path: str) -> bool:
-    listed = await commands.must_run("socketfilterfw", "--listapps")
+    listed = await commands.must_run(*macos_commands.FIREWALL_APPS.words())
     return bool(re.search(rf"(^|\s){re.escape(path)}\s*$", listed.out, re.MULTILINE))
 
 
 async def _wired_limit() -> int:
-    result = await commands.must_run("sysctl", "-n", wired_limit.SYSCTL)
+    result = await commands.must_run(*macos_commands.WIRED_LIMIT.words())
     return int(result.out.strip() or 0)

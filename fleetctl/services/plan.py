@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, assert_never
+from typing import assert_never
 
 from fleetctl.services import launchd_plist
 from fleetctl.services.changes import (
@@ -22,10 +22,9 @@ from fleetctl.services.layout import Backend, Layout
 from fleetctl.services.macos_settings import POWER_SETTINGS
 from fleetctl.services.port import ServiceSpec
 from fleetctl.services.programs import PROGRAMS, Part, ServiceCommand
+from machinery import macos_commands
 from nodeagent.hardware.service_definitions import label_of
 from schemas.wire import wired_limit
-
-_SYSCTL: Final = "/usr/sbin/sysctl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ def _settings_of_macos(settings: InstallSettings) -> Iterator[Change]:
     if settings.wired_limit_mib is not None:
         yield WiredLimitChange(new=settings.wired_limit_mib)
         label = label_of(wired_limit.JOB_NAME)
-        command = (_SYSCTL, f"{wired_limit.SYSCTL}={settings.wired_limit_mib}")
+        command = macos_commands.WIRED_LIMIT_SET.argv(mebibytes=str(settings.wired_limit_mib))
         yield FileChange(
             path=str(settings.layout.definitions / f"{label}.plist"),
             content=launchd_plist.command_plist(wired_limit.JOB_NAME, command).decode(),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 
+from machinery import macos_commands
+
 
 class FloatingAddressError(Exception):
     """The address cannot be held; the message says why and what to do."""
@@ -133,8 +135,8 @@ def linux_remove(address: IPv4Interface, interface: str) -> tuple[str, ...]:
 
 def mac_add(address: IPv4Interface, interface: str) -> tuple[str, ...]:
     """Return the command that adds the address. A second address of a network has the mask of one host (ifconfig(8))."""
-    return ("ifconfig", interface, "inet", str(address.ip), "netmask", "255.255.255.255", "alias")
+    return macos_commands.ADDRESS_ADD.words(interface=interface, address=str(address.ip))
 
 
 def mac_remove(address: IPv4Interface, interface: str) -> tuple[str, ...]:
-    return ("ifconfig", interface, "inet", str(address.ip), "-alias")
+    return macos_commands.ADDRESS_REMOVE.words(interface=interface, address=str(address.ip))

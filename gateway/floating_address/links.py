@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from gateway.floating_address import arp, interfaces
 from gateway.floating_address.interfaces import FloatingAddressError, NetworkInterface
+from machinery import macos_commands
 
 _COMMAND_S = 5.0
 _FOLDERS = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/bin", "/bin"))
@@ -87,7 +88,7 @@ def find_interface(address: IPv4Interface, name: str) -> NetworkInterface:
             text = _run(("ip", "-json", "address", "show", "up"))
             interface_list = interfaces.parse_ip_address_show(text)
         else:
-            interface_list = interfaces.parse_ifconfig(_run(("ifconfig", "-a")))
+            interface_list = interfaces.parse_ifconfig(_run(macos_commands.ALL_INTERFACES.words()))
     except (ValueError, KeyError) as error:
         raise FloatingAddressError(
             f"the list of network interfaces is not readable: {error}"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
+from machinery.macos_commands import UPDATES_FILE
 from nodeagent.doctor import engine_checks, system_checks
 from nodeagent.doctor.check import MAC, Check, run_all, unknown
 from nodeagent.doctor.host_facts import HostFacts
-from nodeagent.hardware.macos_settings import UPDATES
 from schemas.wire.findings import Finding
 
 CHECKS: Final[Sequence[Check]] = (
@@ -32,8 +32,8 @@ CHECKS: Final[Sequence[Check]] = (
           source="`pmset -g custom`, `pmset -g assertions`, `sysctl kern.sleeptime`; the agent's clocks with and without sleep"),
     Check(name="updates", run=system_checks.check_updates, needs=("installs_updates",), systems=MAC,
           unknown=unknown("macOS does not say whether it installs updates by itself",
-                          f"see System Settings > General > Software Update, or `defaults read {UPDATES}`"),
-          remedy=f"sudo defaults write {UPDATES} AutomaticallyInstallMacOSUpdates -bool false",
+                          f"see System Settings > General > Software Update, or `defaults read {UPDATES_FILE}`"),
+          remedy=f"sudo defaults write {UPDATES_FILE} AutomaticallyInstallMacOSUpdates -bool false",
           purpose="macOS restarts the Mac for an update",
           source="`defaults read /Library/Preferences/com.apple.SoftwareUpdate`"),
     Check(name="filevault", run=system_checks.check_filevault, needs=("has_filevault",), systems=MAC,

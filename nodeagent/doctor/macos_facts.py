@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from machinery import macos_commands
+from machinery.macos_commands import MacCommand
 from nodeagent.doctor import process_facts
 from nodeagent.doctor.host_facts import (
     ClockFacts,
@@ -21,51 +23,43 @@ from nodeagent.doctor.host_facts import (
 from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread, try_connect
 from nodeagent.hardware import load, macos, macos_fabric, macos_settings
 from nodeagent.hardware.load import Macmon
-from nodeagent.hardware.macos_settings import UPDATES, JetsamReport
+from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.readings import RebootReading
 from nodeagent.hardware.system_text import parse_pairs
 
-_FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
-_SYSCTL: Final = "/usr/sbin/sysctl"
-_NC: Final = "/usr/bin/nc"
 _MAX_NEIGHBOURS: Final = 3
 # A neighbour found by ARP answers there: with SSH, or with a refusal.
 _ANY_PORT: Final = 22
 _MAX_REPORTS: Final = 10
 _MAX_REPORT_BYTES: Final = 8 << 20
 _REPORTS: Final = Path("Library") / "Logs" / "DiagnosticReports"
-_DENIALS: Final = 'process == "nehelper" AND eventMessage CONTAINS[c] "denied"'
 _UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[], Awaitable[Any]]]:
     """Return the readers by the field of HostFacts that each fills."""
 
-    async def read(parse: Callable[[str], Any], *argv: str) -> Any:
-        return parse(await run(argv) or "")
+    async def read(parse: Callable[[str], Any], command: MacCommand) -> Any:
+        return parse(await run(command.argv(**command.examples)) or "")
 
     readings: dict[str, Callable[[], Awaitable[Any]]] = {
         # Rosetta translates what a translated process starts.
-        "is_translated": lambda: read(parse_translation, _SYSCTL, "sysctl.proc_translated"),
+        "is_translated": lambda: read(parse_translation, macos_commands.TRANSLATED),
         "firewall": lambda: read_firewall(run),
         "sleep": lambda: read_sleep(run),
         "installs_updates": lambda: read(
-            macos_settings.parse_installs_updates, "/usr/bin/defaults", "read", UPDATES
+            macos_settings.parse_installs_updates, macos_commands.UPDATES
         ),
-        "has_filevault": lambda: read(
-            macos_settings.parse_filevault, "/usr/bin/fdesetup", "status"
-        ),
-        "is_user_at_screen": lambda: read(
-            parse_screen_user, "/usr/bin/stat", "-f", "%Su", "/dev/console"
-        ),
+        "has_filevault": lambda: read(macos_settings.parse_filevault, macos_commands.FILEVAULT),
+        "is_user_at_screen": lambda: read(parse_screen_user, macos_commands.SCREEN_USER),
         # It sets nothing.
-        "clock": lambda: read(parse_clock, "/usr/bin/sntp", "-t", "3", "time.apple.com"),
+        "clock": lambda: read(parse_clock, macos_commands.CLOCK),
         "neighbours": lambda: read_neighbours(scope, run),
         "fabric": macos_fabric.read_fabric,
         "wired": lambda: read_wired(run),
         "listeners": lambda: read_listeners(scope, run),
         "jetsam": lambda: in_thread(lambda: read_jetsam(scope.root / _REPORTS)),
-        "gpu": lambda: read(parse_gpu, *load.macmon_command()),
+        "gpu": lambda: read(parse_gpu, macos_commands.MACMON),
     }
     return readings if scope.metal is None else readings | {"metal": scope.metal}
 
@@ -95,9 +89,9 @@ def parse_gpu(printed: str) -> Macmon | None:
 async def read_firewall(run: CommandRunner) -> FirewallFacts | None:
     """Return the application firewall's state, and whether it lists this interpreter."""
     state, block, apps = await asyncio.gather(
-        run((_FIREWALL, "--getglobalstate")),
-        run((_FIREWALL, "--getblockall")),
-        run((_FIREWALL, "--listapps")),
+        run(macos_commands.FIREWALL_STATE.argv()),
+        run(macos_commands.FIREWALL_BLOCK_ALL.argv()),
+        run(macos_commands.FIREWALL_APPS.argv()),
     )
     number = macos_settings.parse_firewall_state(state or "")
     if number is None:
@@ -115,9 +109,9 @@ async def read_firewall(run: CommandRunner) -> FirewallFacts | None:
 async def read_sleep(run: CommandRunner) -> SleepFacts | None:
     """Return when the Mac sleeps, and what keeps it awake now."""
     custom, assertions, slept = await asyncio.gather(
-        run(("/usr/bin/pmset", "-g", "custom")),
-        run(("/usr/bin/pmset", "-g", "assertions")),
-        run((_SYSCTL, "kern.sleeptime")),
+        run(macos_commands.POWER_SETTINGS.argv()),
+        run(macos_commands.ASSERTIONS.argv()),
+        run(macos_commands.SLEEP_TIME.argv()),
     )
     minutes = macos_settings.parse_sleep_minutes(custom or "")
     if minutes is None:
@@ -133,7 +127,7 @@ async def read_sleep(run: CommandRunner) -> SleepFacts | None:
 async def read_wired(run: CommandRunner) -> RebootReading | None:
     """Return the wired memory."""
     vm_stat, sysctl = await asyncio.gather(
-        run(("/usr/bin/vm_stat",)), run((_SYSCTL, macos.PRESSURE_SYSCTL, macos.MEMORY_SYSCTL))
+        run(macos_commands.VM_STAT.argv()), run(macos_commands.MEMORY_SYSCTL.argv())
     )
     printed = macos.ReadingOutput(vm_stat=vm_stat or "", sysctl=sysctl or "")
     return macos.assemble_reading(printed).reboot
@@ -141,7 +135,7 @@ async def read_wired(run: CommandRunner) -> RebootReading | None:
 
 async def read_listeners(scope: CollectionScope, run: CommandRunner) -> tuple[Listener, ...] | None:
     """Return the listeners on the fleet's ports; psutil would need root to see other users' sockets."""
-    printed = await run(("/usr/sbin/netstat", "-anv", "-p", "tcp"))
+    printed = await run(macos_commands.LISTENERS.argv())
     if not printed or "Local Address" not in printed:
         return None
     sockets = list(macos_settings.parse_listeners(printed))
@@ -164,9 +158,7 @@ def read_jetsam(folder: Path) -> tuple[JetsamReport, ...]:
 
 async def count_denials(run: CommandRunner) -> int | None:
     """Return the number of entries about the local network in the system's log of the last ten minutes."""
-    printed = await run(
-        ("/usr/bin/log", "show", "--last", "10m", "--style", "compact", "--predicate", _DENIALS)
-    )
+    printed = await run(macos_commands.NETWORK_DENIALS.argv())
     if printed is None:
         return None
     return sum("nehelper" in line for line in printed.splitlines())
@@ -180,7 +172,7 @@ async def read_neighbours(
         places: Sequence[tuple[str, int]] = await scope.agent.neighbours()
     else:
         arp, route = await asyncio.gather(
-            run(("/usr/sbin/arp", "-an")), run(("/sbin/route", "-n", "get", "default"))
+            run(macos_commands.NEIGHBOURS.argv()), run(macos_commands.DEFAULT_ROUTE.argv())
         )
         neighbours = macos_settings.parse_neighbours(arp or "", route or "")
         places = [(address, _ANY_PORT) for address in neighbours]
@@ -195,7 +187,7 @@ async def probe(run: CommandRunner, address: str, port: int) -> NeighbourProbe:
     own, tool = await connect(address, port), None
     if own is not Reach.REACHED:
         # nc reports to stderr, which the runner does not keep.
-        words = (_NC, "-v", "-z", "-G", "2", "-w", "2", address, str(port))
+        words = macos_commands.CONNECT.argv(address=address, port=str(port))
         tool = parse_nc(await run(("/bin/sh", "-c", 'exec "$0" "$@" 2>&1', *words)) or "")
     return NeighbourProbe(address=address, port=port, own=own, tool=tool)
 

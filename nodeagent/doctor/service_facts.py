@@ -9,6 +9,7 @@ from typing import Final
 
 import psutil
 
+from machinery import macos_commands
 from nodeagent.doctor.host_facts import ServiceFacts, ServiceKind
 from nodeagent.doctor.readers import CommandRunner
 from nodeagent.hardware.service_definitions import (
@@ -35,7 +36,7 @@ async def read_jobs(
         (home / "Library" / "LaunchAgents", ServiceKind.GUI, f"gui/{os.getuid()}"),
     ):
         for name, content in _definitions(folder, "*.plist"):
-            printed = await run(("/bin/launchctl", "print", f"{domain}/{label_of(name)}"))
+            printed = await run(macos_commands.JOB.argv(target=f"{domain}/{label_of(name)}"))
             # A job that is not loaded prints nothing but an error.
             job = parse_print(printed) if printed and " = {" in printed else None
             service = ServiceFacts(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from machinery import macos_commands
 from nodeagent.doctor.check import fail, finding, ok, unknown, warn
 from nodeagent.doctor.host_facts import (
     ClockFacts,
@@ -82,7 +83,7 @@ def check_local_network(
 
 def check_firewall(firewall: FirewallFacts, python: PythonFacts) -> Iterator[Finding]:
     """Yield whether the application firewall drops connections from other machines."""
-    socketfilterfw, path = "/usr/libexec/ApplicationFirewall/socketfilterfw", python.path
+    socketfilterfw, path = macos_commands.FIREWALL_ADD.program, python.path
     if not firewall.is_on:
         yield ok("the application firewall is off")
     elif firewall.blocks_all:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 import re
-import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import orjson
 import psutil
 
+from machinery import macos_commands
 from machinery.clock import Clock
 from machinery.linux_memory import ROOT
 from machinery.prometheus import Gauge, MetricFamily
@@ -26,11 +26,8 @@ from nodeagent.hardware import linux, macos, system_text
 PERIOD_S: Final = 10.0
 # Older samples are no longer the state of the machine: the sampler hangs, or the Mac slept.
 STALE_S: Final = 4 * PERIOD_S
-_COMMAND_TIMEOUT_S: Final = 4.0
 _MAX_LINE: Final = 64 << 10
 _LOOPBACKS: Final = ("lo",)
-# launchd gives agents a short PATH, without Homebrew's folders.
-_BREW_FOLDERS: Final = "/opt/homebrew/bin:/usr/local/bin"
 _UTILIZATION: Final = re.compile(r'"Device Utilization %"\s*=\s*(\d{1,3})(?!\d)')
 _MAX_WATTS: Final = 10_000.0
 _MAX_CELSIUS: Final = 200.0
@@ -149,21 +146,10 @@ def mac_sensors(ioreg: str, macmon: str, thermal: str) -> SensorReading:
     return SensorReading(**values, thermal_level=level, unknown=unknown)
 
 
-def macmon_command() -> tuple[str, ...]:
-    """Return the command for one line of macmon, also where the PATH has none of Homebrew's folders."""
-    macmon = shutil.which("macmon") or shutil.which("macmon", path=_BREW_FOLDERS) or "macmon"
-    return (macmon, "pipe", "-s", "1", "-i", "200")
-
-
 async def read_mac_sensors() -> SensorReading:
     """Run the three commands concurrently; one that hangs is killed at its timeout and leaves its values unknown."""
-    commands = (
-        ("/usr/sbin/ioreg", "-r", "-c", "IOAccelerator", "-d", "1"),
-        macmon_command(),
-        ("/usr/bin/notifyutil", "-g", macos.THERMAL_NAME),
-    )
-    texts = await system_text.command_texts(commands, timeout_s=_COMMAND_TIMEOUT_S)
-    return mac_sensors(*texts)
+    commands = (macos_commands.GPU_LOAD, macos_commands.MACMON, macos_commands.THERMAL_LEVEL)
+    return mac_sensors(*await system_text.command_texts(commands))
 
 
 async def read_linux_sensors() -> SensorReading:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from machinery import macos_commands
 from machinery.files import read_text
 from nodeagent.hardware import system_text
 from nodeagent.hardware.readings import (
@@ -44,14 +45,6 @@ _METAL_PERCENT: Final = ((512, 90), (128, 84), (64, 81), (32, 78), (16, 74), (0,
 # (osaurus-ai/vmlx-swift#421; there the floor decides what is wired, here what is placed).
 _RESERVE_BYTES: Final = 8 * 2**30
 _RESERVE_SHARE: Final = (3, 8)  # of a Mac so small that 8 GiB would leave too little for any model
-_SYSCTLS: Final = (
-    "machdep.cpu.brand_string",
-    "hw.memsize",
-    "hw.ncpu",
-    "hw.perflevel0.physicalcpu",
-    "hw.model",
-    wired_limit.SYSCTL,
-)
 
 
 class FactsOutput(NamedTuple):
@@ -230,14 +223,14 @@ def _smallest_or_one(options: tuple[int, ...]) -> int:
 async def capture_facts() -> FactsOutput:
     """Run the commands concurrently, each with its own timeout; a failed one leaves its text empty."""
     commands = (
-        ("/usr/sbin/sysctl", *_SYSCTLS),
-        ("/usr/sbin/system_profiler", "SPHardwareDataType", "SPDisplaysDataType", "-json"),
-        ("/usr/bin/sw_vers",),
+        macos_commands.FACTS_SYSCTL,
+        macos_commands.HARDWARE,
+        macos_commands.VERSION,
         # A second source for the two values that only system_profiler would have.
-        ("/usr/sbin/ioreg", "-rd1", "-c", "AGXAccelerator"),
-        ("/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"),
+        macos_commands.GPU_REGISTRY,
+        macos_commands.BOARD_REGISTRY,
         # gethostname() follows DHCP; the name chosen by the owner does not.
-        ("/usr/sbin/scutil", "--get", "LocalHostName"),
+        macos_commands.LOCAL_NAME,
     )
     texts = await system_text.command_texts(commands, log_level=logging.WARNING)
     sysctl, profiler, sw_vers, gpu, board, name = texts
@@ -387,12 +380,12 @@ def assemble_reading(printed: ReadingOutput) -> MachineReading:
 async def read_reading() -> MachineReading:
     """Run the commands concurrently, each with its own timeout; a failed one leaves its part unknown."""
     commands = (
-        ("/usr/bin/vm_stat",),
-        ("/usr/sbin/sysctl", PRESSURE_SYSCTL, MEMORY_SYSCTL, wired_limit.SYSCTL),
-        ("/usr/bin/notifyutil", "-g", THERMAL_NAME),
-        ("/usr/bin/pmset", "-g", "therm"),
-        ("/usr/bin/pmset", "-g", "batt"),
-        ("/usr/sbin/ioreg", "-rd1", "-c", "IOHIDSystem"),
+        macos_commands.VM_STAT,
+        macos_commands.MEMORY_SYSCTL,
+        macos_commands.THERMAL_LEVEL,
+        macos_commands.THERM,
+        macos_commands.BATTERY,
+        macos_commands.HID_REGISTRY,
     )
     vm_stat, sysctl, level, therm, batt, hid = await system_text.command_texts(commands)
     job = read_text(Path(wired_limit.JOB_FILE))

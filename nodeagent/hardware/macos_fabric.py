@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from machinery import macos_commands
 from machinery.network_interfaces import parse_hardware_ports
 from nodeagent.hardware import system_text
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
@@ -207,16 +208,15 @@ async def read_fabric() -> NodeFabric | None:
     """Run the commands concurrently, each with its own timeout, and return the fabric.
 
     Returns None if a command that every Mac has failed: a partial result would look like unplugged cables.
-    `rdma_ctl` and the `ibv_` tools came with macOS 26.2 and have no fixed folder: they are found by PATH.
     """
     commands = (
-        ("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"),
-        ("/usr/sbin/networksetup", "-listallhardwareports"),
-        ("/sbin/ifconfig",),
-        ("rdma_ctl", "status"),
-        ("ibv_devinfo",),
-        ("/usr/sbin/sysctl", _CHIP),
-        ("/usr/bin/sw_vers", "-buildVersion"),
+        macos_commands.THUNDERBOLT,
+        macos_commands.HARDWARE_PORTS,
+        macos_commands.INTERFACES,
+        macos_commands.RDMA_STATUS,
+        macos_commands.RDMA_DEVICES,
+        macos_commands.CHIP_SYSCTL,
+        macos_commands.BUILD,
     )
     printed = FabricOutput(*await system_text.command_texts(commands))
     if not (

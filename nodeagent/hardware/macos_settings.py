@@ -16,8 +16,6 @@ _ASSERTIONS: Final = ("PreventUserIdleSystemSleep", "PreventSystemSleep", "NoIdl
 # It only says that the display is on, which ends by itself.
 _TEMPORARY_HOLDERS: Final = frozenset(("powerd",))
 _MAX_NAMES: Final = 10
-UPDATES: Final = "/Library/Preferences/com.apple.SoftwareUpdate"
-"""The settings of updates, for `defaults`."""
 
 
 def parse_power(text: str) -> dict[str, str]:

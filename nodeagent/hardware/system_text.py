@@ -11,6 +11,8 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from typing import Final
 
+from machinery.macos_commands import MacCommand
+
 
 def parse_pairs(text: str, *, separator: str = ":") -> dict[str, str]:
     """Return the pairs in lines of "key<separator> value"; of a repeated key the first value counts.
@@ -37,20 +39,16 @@ log = logging.getLogger(__name__)
 REAP_TIMEOUT_S: Final = 2.0
 # system_profiler prints some 100 KiB.
 MAX_OUTPUT_BYTES: Final = 8 << 20
-# system_profiler takes seconds when it is cold.
-_PROFILER: Final = "/usr/sbin/system_profiler"
-_PROFILER_TIMEOUT_S: Final = 20.0
 
 
 async def command_texts(
-    commands: Sequence[Sequence[str]], *, timeout_s: float = 5.0, log_level: int = logging.DEBUG
+    commands: Sequence[MacCommand], *, log_level: int = logging.DEBUG
 ) -> list[str]:
-    """Return the outputs of commands that run concurrently; "" for one that is missing or was killed at the timeout."""
-    limits = (_PROFILER_TIMEOUT_S if argv[0] == _PROFILER else timeout_s for argv in commands)
+    """Return the outputs of commands that run concurrently; "" for one that is missing or was killed at its timeout."""
     texts = await asyncio.gather(
         *(
-            command_output(argv, timeout_s=limit_s, log_level=log_level)
-            for argv, limit_s in zip(commands, limits, strict=True)
+            command_output(command.argv(), timeout_s=command.timeout_s, log_level=log_level)
+            for command in commands
         )
     )
     return [text or "" for text in texts]
