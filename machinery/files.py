@@ -1,12 +1,20 @@
 """Files: atomic replacement, private folders, and small system files that may be unreadable."""
 
+import errno
+import fcntl
 import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+# On macOS fsync leaves the data in the drive's cache, which a power cut empties (man fsync(2)); other systems have no
+# such request. It takes about 18 ms on an M1 Pro (go-ethereum#28754).
+FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+# File systems without it, such as those of network disks, answer one of these.
+_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +45,7 @@ def open_replacement(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
             os.fchmod(descriptor, mode)
             yield file
             file.flush()
-            os.fsync(descriptor)
+            sync(descriptor)
         Path(temporary).replace(path)
         sync_folder(path.parent)
     except BaseException as error:
@@ -79,11 +87,29 @@ def make_owner_folder(folder: Path, *, sign: str) -> None:
         folder.chmod(0o700)
 
 
+def sync(descriptor: int, request: int | None = FULL_SYNC) -> None:
+    """Flush an open file so that it survives a power cut; with `request` of fcntl, also the cache of the drive.
+
+    Raises:
+        OSError: the disk refuses the data.
+
+    """
+    if request is not None:
+        try:
+            fcntl.fcntl(descriptor, request)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
-    """Flush the folder's entries to disk, so that new file names survive a power failure."""
+    """Flush the folder's entries to disk, so that new file names survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

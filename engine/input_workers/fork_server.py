@@ -1,8 +1,12 @@
 """The fork server: a process that has the tokenizer, and forks a worker for each lane.
 
 It handles no input of requests itself, so it stays sound whatever happens to a worker, and a new worker costs a fork:
-milliseconds, and only the memory that it changes. It has one thread and imports neither mlx nor anything of macOS'
-frameworks, which do not survive a fork. It ends, with all workers, when the serving process does.
+milliseconds, and only the memory that it changes. It has one thread and imports no mlx. It ends, with all workers, when
+the serving process does.
+
+transformers imports numpy, whose macOS wheel runs some of Accelerate at its import, and psutil links CoreFoundation and
+IOKit: such frameworks may not survive a fork (numpy#5752). So pool.py keeps Accelerate at one thread, and no worker calls
+them. No Mac has shown yet that this is enough.
 """
 
 import contextlib

@@ -55,6 +55,7 @@ _VARIABLES: Final = {
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
     "TOKENIZERS_PARALLELISM": "false",
     "OPENBLAS_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
 _PID: Final = struct.Struct("<q")

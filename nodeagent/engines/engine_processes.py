@@ -227,7 +227,8 @@ def _adopt(process: psutil.Process, engines: Path | None) -> EngineProcess | Non
             return None
         folder = Path(process.cwd())
         start = process_start(process.pid)
-    except psutil.Error:
+    # Before 7.2.1 psutil raises a plain OSError for command lines on macOS (psutil#2709).
+    except (psutil.Error, OSError):
         return None
     if engines is not None and folder.parent.resolve() != engines:
         return None

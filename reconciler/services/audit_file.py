@@ -10,6 +10,7 @@ from typing import Final
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.files import sync
 from schemas.change import ChangeRecord
 from store import codec, keys
 from store.informer import Informer
@@ -74,7 +75,7 @@ def append_lines(path: Path, lines: bytes) -> None:
         rest = memoryview(b"\n" + lines if is_cut else lines)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,15 +1,17 @@
 """Files are replaced in one step or not at all."""
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from machinery.files import make_owner_folder, open_replacement, write_atomically
+from machinery.files import make_owner_folder, open_replacement, sync, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -85,3 +87,24 @@ def test_an_error_of_the_disk_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"{full.strerror}: '{path}'"), open_replacement(path):
         raise full
     assert names(tmp_path) == []
+
+
+# A pipe cannot be synced, so this shows what reaches fsync. Linux knows no request 51, which is F_FULLFSYNC on macOS.
+@pytest.mark.parametrize(
+    ("request_number", "reaches_fsync"),
+    [
+        pytest.param(None, True, id="linux"),
+        pytest.param(fcntl.F_GETFD, False, id="macos"),
+        pytest.param(51, True, id="a file system without it"),
+    ],
+)
+def test_a_file_is_flushed_through_the_cache_of_the_drive(
+    request_number: int | None, *, reaches_fsync: bool
+) -> None:
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(OSError, match="Invalid") if reaches_fsync else nullcontext():
+            sync(writer, request_number)
+    finally:
+        os.close(reader)
+        os.close(writer)

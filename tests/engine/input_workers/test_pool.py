@@ -132,6 +132,17 @@ async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
         assert await tokens(workers, chat(messages=[TURN]))
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+async def test_no_library_of_workers_starts_threads_before_the_fork(tmp_path: Path) -> None:
+    async with running(codec_of(tmp_path)) as workers:
+        await tokens(workers, chat(messages=[TURN]))
+        pid = pid_of(workers, Lane.SHORT)
+        server = psutil.Process(pid).parent()
+        assert server is not None
+        assert server.num_threads() == 1
+        assert server.environ()["VECLIB_MAXIMUM_THREADS"] == "1"
+
+
 async def test_another_fork_server_replaces_one_that_is_killed(tmp_path: Path) -> None:
     async with running(codec_of(tmp_path, LOOP)) as workers:
         await tokens(workers, chat(messages=[TURN]))
