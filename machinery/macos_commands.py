@@ -91,6 +91,7 @@ _DEFAULTS: Final = "/usr/bin/defaults"
 _NETSTAT: Final = "/usr/sbin/netstat"
 _SW_VERS: Final = "/usr/bin/sw_vers"
 _PS: Final = "/bin/ps"
+_TMUTIL: Final = "/usr/bin/tmutil"
 # system_profiler takes seconds when it is cold.
 _PROFILER_S: Final = 20.0
 # Below the period of the load's samples.
@@ -193,6 +194,10 @@ POWER_SET: Final = _change("pmset-set", _PMSET, "-c", "{key}", "{value}")
 FIREWALL_ADD: Final = _change("socketfilterfw-add", _FIREWALL, "--add", "{path}")
 FIREWALL_UNBLOCK: Final = _change("socketfilterfw-unblock", _FIREWALL, "--unblockapp", "{path}")
 FIREWALL_REMOVE: Final = _change("socketfilterfw-remove", _FIREWALL, "--remove", "{path}")
+BACKUP_EXCLUSION: Final = _read("tmutil-excluded", _TMUTIL, "isexcluded", "{path}", path="/Library")
+# Without -p: a fixed path needs Full Disk Access (nix-installer's set_tmutil_exclusions.rs).
+BACKUP_EXCLUDE: Final = _change("tmutil-exclude", _TMUTIL, "addexclusion", "{path}")
+BACKUP_INCLUDE: Final = _change("tmutil-include", _TMUTIL, "removeexclusion", "{path}")
 WIRED_LIMIT: Final = _read("sysctl-wired", _SYSCTL, "-n", _WIRED_LIMIT)
 WIRED_LIMIT_SET: Final = _change("sysctl-wired-set", _SYSCTL, f"{_WIRED_LIMIT}={{mebibytes}}")
 GROUP: Final = _read("dseditgroup-read", _DSEDITGROUP, "-o", "read", "{name}", name="staff")

@@ -82,6 +82,19 @@ class FirewallChange(Recorded):
 
     kind: Literal["firewall"] = "firewall"
     path: str
+    program: str = ""
+    """The file that `path` was resolved from: another release resolves it to another path."""
+    old: bool = False
+    """True if it was allowed before."""
+
+
+class ExclusionChange(Recorded):
+    """A folder that Time Machine does not back up and Spotlight does not index."""
+
+    kind: Literal["exclusion"] = "exclusion"
+    path: str
+    old: tuple[Literal["backup", "index"], ...] = ()
+    """Rules that left it out before."""
 
 
 class WiredLimitChange(Recorded):
@@ -107,15 +120,18 @@ Change: TypeAlias = (
     | UserChange
     | PowerChange
     | FirewallChange
+    | ExclusionChange
     | WiredLimitChange
     | ServiceChange
 )
+BEST_EFFORT: Final = (PowerChange, FirewallChange, ExclusionChange)
+"""Changes that a managed Mac (MDM) may refuse; a service works without them."""
 
 
 def key_of(change: Change) -> str:
     """Return the thing that a change is about: a second change of it replaces the first."""
     match change:
-        case FolderChange() | FileChange() | FirewallChange():
+        case FolderChange() | FileChange() | FirewallChange() | ExclusionChange():
             return f"{change.kind}:{change.path}"
         case UserChange() | ServiceChange():
             return f"{change.kind}:{change.name}"

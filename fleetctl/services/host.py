@@ -12,6 +12,7 @@ from typing import Final, assert_never
 from fleetctl.services import commands, definition_files, macos_settings
 from fleetctl.services.changes import (
     Change,
+    ExclusionChange,
     FileChange,
     FirewallChange,
     FolderChange,
@@ -73,7 +74,7 @@ class Host:
                 return None if old == change.content else change.model_copy(update={"old": old})
             case UserChange():
                 return change if await find_user(change.name) is None else None
-            case PowerChange() | FirewallChange() | WiredLimitChange():
+            case PowerChange() | FirewallChange() | ExclusionChange() | WiredLimitChange():
                 return await macos_settings.with_old(change)
             case ServiceChange():
                 return change
@@ -104,7 +105,7 @@ class Host:
                     definition_files.write(Path(change.path), change.content.encode())
                 case UserChange():
                     await self._add_user(change.name)
-                case PowerChange() | FirewallChange() | WiredLimitChange():
+                case PowerChange() | FirewallChange() | ExclusionChange() | WiredLimitChange():
                     await macos_settings.make(change)
                 case ServiceChange():
                     pass  # the caller installs it: it knows the definition
@@ -136,7 +137,7 @@ class Host:
                     return ""
                 case UserChange():
                     await self._delete_user(change.name)
-                case PowerChange() | FirewallChange() | WiredLimitChange():
+                case PowerChange() | FirewallChange() | ExclusionChange() | WiredLimitChange():
                     return await macos_settings.undo(change)
                 case ServiceChange():
                     await self._services.remove(change.name)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from fleetctl.services.changes import (
+    BEST_EFFORT,
     Change,
     ChangeRecord,
     Document,
     Entry,
+    FirewallChange,
     ServiceChange,
     key_of,
 )
@@ -56,9 +58,16 @@ class ServiceInstaller:
         return [
             found
             for change in desired_changes(settings)
-            if (found := await self._host.with_old(_recorded(document, change) or change))
-            is not None
+            if (found := await self._preview(_recorded(document, change) or change)) is not None
         ]
+
+    async def _preview(self, change: Change) -> Change | None:
+        try:
+            return await self._host.with_old(change)
+        except ServiceError:
+            if not isinstance(change, BEST_EFFORT):
+                raise
+            return change
 
     async def install(self, settings: InstallSettings, say: Say) -> None:
         """Make every change that the service needs, install it and start it; a repeated call finishes a killed one.
@@ -71,7 +80,7 @@ class ServiceInstaller:
         with self._locked():
             await self._claim(settings)
             for change in desired_changes(settings):
-                await self._apply(change, settings.part, say)
+                await self._attempt(change, settings.part, say)
             await self._services.install(spec)
             await self._services.start(settings.part)
         await self._check_settled(settings)
@@ -87,12 +96,51 @@ class ServiceInstaller:
             await self._claim(settings)
             for change in desired_changes(settings):
                 if not isinstance(change, ServiceChange):
-                    await self._apply(change, settings.part, say)
+                    await self._attempt(change, settings.part, say)
+
+    async def renew_firewall(self, part: str, say: Say) -> None:
+        """Let the program of a service through the firewall at its path of today; to be called before it starts.
+
+        The path changes with a release, and with `brew upgrade` of etcd. An earlier path stays allowed, for a way back,
+        until it is gone.
+
+        Raises:
+            ServiceError: the record cannot be read or written, or another fleetctl changes it.
+
+        """
+        entries = [
+            (entry, entry.change)
+            for entry in self._record.read().entries
+            if part in entry.needed_by and isinstance(entry.change, FirewallChange)
+        ]
+        if not entries:
+            return
+        with self._locked():
+            for entry, change in entries:
+                path = str(Path(change.program).resolve()) if change.program else change.path
+                if path != change.path:
+                    renewed = change.model_copy(update={"path": path, "old": False})
+                    await self._attempt(renewed, part, say)
+                if not Path(change.path).exists():
+                    await self._undo(entry, say, is_purge=False)
+                    self._forget(entry, ())
 
     async def _claim(self, settings: InstallSettings) -> None:
         document = self._record.read()
         if document.backend != settings.backend:
             self._record.write(document.model_copy(update={"backend": settings.backend}))
+
+    async def _attempt(self, change: Change, part: str, say: Say) -> None:
+        """Record and make a change; a managed Mac may refuse one that is no condition of the service."""
+        try:
+            await self._apply(change, part, say)
+        except ServiceError as error:
+            if not isinstance(change, BEST_EFFORT):
+                raise
+            say(
+                f"warning: this Mac refuses to {sentence(change)}: {error}. The service is installed without it; on a managed "
+                "Mac, its administrator can change that"
+            )
 
     async def _apply(self, change: Change, part: str, say: Say) -> None:
         """Record a change, then make it. One that is recorded already is made again: its making may have been killed."""
@@ -108,6 +156,10 @@ class ServiceInstaller:
             entries[number] = Entry(change=found, needed_by=needed_by)
         elif pending is not None:
             found = pending
+            entries.append(Entry(change=found, needed_by=(part,)))
+        elif isinstance(change, FirewallChange):
+            # Allowed by somebody else; the next release has another path, which nobody has allowed.
+            found = change.model_copy(update={"old": True})
             entries.append(Entry(change=found, needed_by=(part,)))
         else:
             return
@@ -130,13 +182,21 @@ class ServiceInstaller:
             for entry in reversed(mine):
                 rest = tuple(one for one in entry.needed_by if one != part)
                 if not rest:
-                    note = await self._host.undo(entry.change, is_purge=is_purge)
-                    if note:
-                        say(note)
+                    await self._undo(entry, say, is_purge=is_purge)
                 self._forget(entry, rest)
             if not self._record.read().entries:
                 self._record.delete()
             return bool(mine)
+
+    async def _undo(self, entry: Entry, say: Say, *, is_purge: bool) -> None:
+        try:
+            note = await self._host.undo(entry.change, is_purge=is_purge)
+        except ServiceError as error:
+            if not isinstance(entry.change, BEST_EFFORT):
+                raise
+            note = f'warning: this Mac refuses to undo "{sentence(entry.change)}": {error}'
+        if note:
+            say(note)
 
     async def end_engines(self, part: str, *, grace_s: float) -> int:
         """End the engines that a service has left running; return their number."""

@@ -1,18 +1,28 @@
-"""Settings of macOS: power, the application firewall, and the memory that the GPU may wire.
+"""Settings of macOS: power, the application firewall, backup and index, and the memory that the GPU may wire.
 
 They have not been made on hardware: docs/hardware.md has the check-list for the first Mac.
 """
 
-import re
+import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TypeAlias, assert_never
 
 from fleetctl.services import commands
-from fleetctl.services.changes import FirewallChange, PowerChange, WiredLimitChange
+from fleetctl.services.changes import (
+    ExclusionChange,
+    FirewallChange,
+    PowerChange,
+    WiredLimitChange,
+)
+from fleetctl.services.port import ServiceError
 from machinery import macos_commands
-from nodeagent.hardware.macos_settings import parse_power
+from nodeagent.hardware.macos_settings import parse_firewall_apps, parse_power
 
-MacSetting: TypeAlias = PowerChange | FirewallChange | WiredLimitChange
+MacSetting: TypeAlias = PowerChange | FirewallChange | ExclusionChange | WiredLimitChange
+NEVER_INDEX: Final = ".metadata_never_index"
+"""The file with which Spotlight leaves out a folder."""
 
 POWER_SETTINGS: Final[Mapping[str, str]] = {
     "sleep": "0",
@@ -34,6 +44,9 @@ async def with_old(change: MacSetting) -> MacSetting | None:
             return None if old == change.new else change.model_copy(update={"old": old})
         case FirewallChange():
             return None if await _is_allowed(change.path) else change
+        case ExclusionChange():
+            before = await _exclusions(change.path)
+            return None if len(before) == 2 else change.model_copy(update={"old": before})
         case WiredLimitChange():
             limit = await _wired_limit()
             return None if limit == change.new else change.model_copy(update={"old": limit})
@@ -51,7 +64,15 @@ async def make(change: MacSetting) -> None:
         case FirewallChange():
             if not await _is_allowed(change.path):
                 await commands.must_run(*macos_commands.FIREWALL_ADD.words(path=change.path))
-            await commands.must_run(*macos_commands.FIREWALL_UNBLOCK.words(path=change.path))
+            result = await commands.must_run(
+                *macos_commands.FIREWALL_UNBLOCK.words(path=change.path)
+            )
+            # On a managed Mac it prints a refusal, and may answer 0.
+            if not await _is_allowed(change.path):
+                raise ServiceError(f"the firewall does not list {change.path}: {result.words}")
+        case ExclusionChange():
+            await commands.must_run(*macos_commands.BACKUP_EXCLUDE.words(path=change.path))
+            _mark(change.path, is_indexed=False)
         case WiredLimitChange():
             await commands.must_run(
                 *macos_commands.WIRED_LIMIT_SET.words(mebibytes=str(change.new))
@@ -72,8 +93,14 @@ async def undo(change: MacSetting) -> str:
             elif now != change.old:
                 return f"pmset {change.key} stays {now}: it was changed after the installation"
         case FirewallChange():
-            if await _is_allowed(change.path):
+            if not change.old and await _is_allowed(change.path):
                 await commands.must_run(*macos_commands.FIREWALL_REMOVE.words(path=change.path))
+        case ExclusionChange():
+            is_there = Path(change.path).is_dir()
+            if is_there and "backup" not in change.old:
+                await commands.must_run(*macos_commands.BACKUP_INCLUDE.words(path=change.path))
+            if is_there and "index" not in change.old:
+                _mark(change.path, is_indexed=True)
         case WiredLimitChange():
             if await _wired_limit() == change.new:
                 await commands.must_run(
@@ -90,7 +117,30 @@ async def _power() -> dict[str, str]:
 
 async def _is_allowed(path: str) -> bool:
     listed = await commands.must_run(*macos_commands.FIREWALL_APPS.words())
-    return bool(re.search(rf"(^|\s){re.escape(path)}\s*$", listed.out, re.MULTILINE))
+    return parse_firewall_apps(listed.out).get(path, False)
+
+
+async def _exclusions(path: str) -> tuple[str, ...]:
+    """Return what leaves out a folder now: "backup", "index"."""
+    if not Path(path).is_dir():
+        return ()
+    listed = await commands.must_run(*macos_commands.BACKUP_EXCLUSION.words(path=path))
+    backup = ("backup",) if listed.out.startswith("[Excluded]") else ()
+    return (*backup, *(("index",) if Path(path, NEVER_INDEX).exists() else ()))
+
+
+def _mark(folder: str, *, is_indexed: bool) -> None:
+    """Create or delete the file for Spotlight, as root in a folder of another user: no link is followed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if is_indexed:
+            with suppress(FileNotFoundError):
+                os.unlink(NEVER_INDEX, dir_fd=descriptor)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+            os.close(os.open(NEVER_INDEX, flags, 0o644, dir_fd=descriptor))
+    finally:
+        os.close(descriptor)
 
 
 async def _wired_limit() -> int:

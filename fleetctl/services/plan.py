@@ -8,6 +8,7 @@ from typing import assert_never
 from fleetctl.services import launchd_plist
 from fleetctl.services.changes import (
     Change,
+    ExclusionChange,
     FileChange,
     FirewallChange,
     FolderChange,
@@ -85,6 +86,8 @@ def desired_changes(settings: InstallSettings) -> list[Change]:
     changes += _folders(settings)
     if settings.is_mac and settings.is_system:
         changes += _settings_of_macos(settings)
+    if settings.is_mac:
+        changes += _exclusions(settings)
     engines = settings.command.state_folder / "engines" if settings.part == "nodeagent" else ""
     changes.append(ServiceChange(name=settings.part, engines=str(engines)))
     return list({key_of(change): change for change in changes}.values())
@@ -131,7 +134,7 @@ def _settings_of_macos(settings: InstallSettings) -> Iterator[Change]:
     if settings.has_firewall:
         # The firewall knows the real program of a process: the interpreter, not a script or a link.
         program = Path(settings.command.argv[0]) if settings.part == "etcd" else _python(settings)
-        yield FirewallChange(path=str(program.resolve()))
+        yield FirewallChange(path=str(program.resolve()), program=str(program))
     if settings.wired_limit_mib is not None:
         yield WiredLimitChange(new=settings.wired_limit_mib)
         label = label_of(wired_limit.JOB_NAME)
@@ -140,6 +143,15 @@ def _settings_of_macos(settings: InstallSettings) -> Iterator[Change]:
             path=str(settings.layout.definitions / f"{label}.plist"),
             content=launchd_plist.command_plist(wired_limit.JOB_NAME, command).decode(),
         )
+
+
+def _exclusions(settings: InstallSettings) -> Iterator[ExclusionChange]:
+    """Yield the folders of models and of the agent's state: both are fetched or made again. etcd's stays in backups."""
+    command = settings.command
+    if command.models_folder is not None:
+        yield ExclusionChange(path=str(command.models_folder))
+    if settings.part == "nodeagent":
+        yield ExclusionChange(path=str(command.state_folder))
 
 
 def _home(layout: Layout) -> Path:
@@ -168,6 +180,8 @@ def sentence(change: Change) -> str:
             text = f"set pmset {change.key} on mains power: {change.old} -> {change.new}"
         case FirewallChange():
             text = f"let {change.path} through the application firewall"
+        case ExclusionChange():
+            text = f"keep {change.path} out of Time Machine and Spotlight"
         case WiredLimitChange():
             text = f"set sysctl iogpu.wired_limit_mb: {change.old} -> {change.new}"
         case ServiceChange():

@@ -382,6 +382,8 @@ def _each(found: Installation, parts: tuple[Part, ...], *verbs: str) -> None:
 
     async def work() -> None:
         for part in named:
+            if "start" in verbs:
+                await found.installer.renew_firewall(part, click.echo)
             if "stop" in verbs:
                 await found.services.stop(part)
             if "start" in verbs:

@@ -20,7 +20,7 @@ from typing import Any
 
 TOOLS = (
     *("launchctl", "systemctl", "pmset", "socketfilterfw", "sysadminctl", "dseditgroup", "dscl", "id"),
-    *("sysctl", "useradd", "userdel"),
+    *("sysctl", "useradd", "userdel", "tmutil"),
 )  # fmt: skip
 POWER = {"sleep": "10", "disksleep": "10", "womp": "0", "powernap": "1", "autorestart": "0", "tcpkeepalive": "1"}  # fmt: skip
 # How long a job that has ended is still shown, and how long launchd then refuses to load it again.
@@ -45,7 +45,15 @@ def install_tools(
     (state / "jobs").mkdir(parents=True)
     (state / "loaded").mkdir()
     (state / "units").symlink_to(units)
-    machine = {"power": POWER, "allowed": [], "wired": 0, "users": {"root": [0, 0]}, "groups": {}}
+    machine = {
+        "power": POWER,
+        "allowed": [],
+        "excluded": [],
+        "refused": [],
+        "wired": 0,
+        "users": {"root": [0, 0]},
+        "groups": {},
+    }
     _write(state / "machine.json", machine)
     _write(state / "delays.json", dict(zip(("shown_s", "refused_s"), delays, strict=True)))
     for name in tools:
@@ -58,6 +66,11 @@ def machine_of(state: Path) -> Tree:
     """Return the settings of the machine that the stand-ins hold."""
     tree: Tree = json.loads((state / "machine.json").read_text())
     return tree
+
+
+def change_machine(state: Path, **values: object) -> None:
+    """Change settings of the machine that the stand-ins hold, as a person would."""
+    _write(state / "machine.json", machine_of(state) | values)
 
 
 def end_jobs(state: Path) -> None:
@@ -248,6 +261,7 @@ def _bootstrap(state: Path, domain: str, path: Path) -> int:
         "exit_timeout": tree.get("ExitTimeOut", 20),
         "kills_group": not tree.get("AbandonProcessGroup", False),
         "interval": tree.get("StartInterval", 0),
+        "allowed": machine_of(state)["allowed"],
         **_read(state / "delays.json"),
     }
     _start_keeper(state, label, job)
@@ -336,6 +350,10 @@ def settings(state: Path, tool: str, words: list[str]) -> int:  # noqa: C901 - o
     machine = machine_of(state)
     users, groups = machine["users"], machine["groups"]
     own = os.getuid()
+    if tool in machine["refused"]:  # as socketfilterfw does on a Mac with a profile of MDM
+        return _answer(
+            1, "Firewall settings cannot be modified from command line on managed Mac computers."
+        )
     if tool == "pmset" and words[:1] == ["-g"]:
         rows = "".join(f" {key:<20} {value}\n" for key, value in machine["power"].items())
         print(f"Battery Power:\n sleep                1\nAC Power:\n{rows}", end="")
@@ -349,6 +367,12 @@ def settings(state: Path, tool: str, words: list[str]) -> int:  # noqa: C901 - o
     elif tool == "socketfilterfw":
         allowed = [path for path in machine["allowed"] if path != words[1]]
         machine["allowed"] = allowed + ([words[1]] if words[0] != "--remove" else [])
+    elif tool == "tmutil" and words[0] == "isexcluded":
+        print(f"[{'Excluded' if words[1] in machine['excluded'] else 'Included'}]    {words[1]}")
+        return 0
+    elif tool == "tmutil":
+        excluded = [path for path in machine["excluded"] if path != words[1]]
+        machine["excluded"] = excluded + ([words[1]] if words[0] == "addexclusion" else [])
     elif tool == "sysctl" and words[0] == "-n":
         print(machine["wired"])
         return 0

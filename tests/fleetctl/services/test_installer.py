@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from fleetctl.services.changes import ChangeRecord
+from fleetctl.services.macos_settings import NEVER_INDEX
 from fleetctl.services.plan import InstallSettings, service_spec
 from fleetctl.services.port import ServiceError
 from fleetctl.services.programs import ServiceCommand
 from tests.support import service_stand_ins
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.service_kills import World, difference
 
 
@@ -47,6 +49,86 @@ async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
     await world.uninstall()
     assert difference(before, world.snapshot()) == []
+
+
+def release(world: World, version: str) -> str:
+    """Install a release beside the others, use it, and return the real path of its interpreter."""
+    folder = world.layout.home / "versions" / version / "bin"
+    folder.mkdir(parents=True)
+    for name, text in (("python", "exit 1"), ("fleet-nodeagent", "exec sleep 600")):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    current = world.layout.home / "current"
+    current.unlink(missing_ok=True)
+    current.symlink_to(folder.parent)
+    return str((folder / "python").resolve())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a service of the machine needs root")
+@pytest.mark.parametrize("is_allowed_before", [False, True])
+async def test_the_firewall_lets_a_new_release_through_before_it_starts(
+    world: World, *, is_allowed_before: bool
+) -> None:
+    first = release(world, "0.1.0")
+    rest = [first] if is_allowed_before else []
+    service_stand_ins.change_machine(world.state, allowed=rest)
+    command = replace(
+        world.settings().command,
+        argv=(str(world.layout.home / "current" / "bin" / "fleet-nodeagent"),),
+    )
+    await world.installer().install(replace(world.settings(), command=command), lambda _: None)
+    assert service_stand_ins.machine_of(world.state)["allowed"] == [first]
+    second = release(world, "0.2.0")
+    restart = ("service", "restart", "nodeagent", "--root", str(world.root))
+    done = await run_fleetctl(*restart)
+    assert done.code == 0, done.err
+    job = json.loads((world.state / "jobs" / "io.mlxfleet.nodeagent.job").read_text())
+    assert job["allowed"] == [first, second]
+    if not is_allowed_before:
+        shutil.rmtree(Path(first).parents[1])
+        assert (await run_fleetctl(*restart)).code == 0
+        assert service_stand_ins.machine_of(world.state)["allowed"] == [second]
+    await world.uninstall()
+    assert service_stand_ins.machine_of(world.state)["allowed"] == rest
+
+
+async def test_a_managed_mac_gets_the_service_with_warnings(world: World) -> None:
+    refused = ["pmset", "socketfilterfw", "tmutil"]
+    service_stand_ins.change_machine(world.state, refused=refused)
+    before = world.snapshot()
+    said: list[str] = []
+    assert len(await world.installer().preview(world.settings())) > len(refused)
+    await world.installer().install(world.settings(), said.append)
+    warnings = [line for line in said if line.startswith("warning: this Mac refuses to ")]
+    assert len(warnings) == 9
+    assert all("cannot be modified from command line" in line for line in warnings)
+    assert "io.mlxfleet.nodeagent" in str(world.snapshot()["jobs"])
+    await world.uninstall()
+    assert difference(before, world.snapshot()) == []
+
+
+async def test_backup_and_index_leave_out_models_and_state(world: World) -> None:
+    models, state = (world.layout.state / name for name in ("models", "nodeagent"))
+    models.mkdir(parents=True)
+    (models / NEVER_INDEX).write_text("by hand")
+    await world.install()
+    assert service_stand_ins.machine_of(world.state)["excluded"] == [str(models), str(state)]
+    assert (state / NEVER_INDEX).read_bytes() == b""
+    assert (models / NEVER_INDEX).read_text() == "by hand"
+    await world.uninstall()
+    assert service_stand_ins.machine_of(world.state)["excluded"] == []
+    assert [path.name for path in world.layout.state.rglob("*")] == ["models", NEVER_INDEX]
+
+
+async def test_the_file_for_spotlight_follows_no_link(world: World) -> None:
+    models = world.layout.state / "models"
+    models.mkdir(parents=True)
+    target = world.root / "target"
+    (models / NEVER_INDEX).symlink_to(target)
+    said: list[str] = []
+    await world.installer().install(world.settings(), said.append)
+    assert not target.exists()
+    assert [line for line in said if "warning" in line and "symbolic link" in line]
 
 
 @pytest.mark.ci
