@@ -1,8 +1,8 @@
 """The gauges of an engine: numbers that the worker thread writes and the event loop reads."""
 
-import resource
-import sys
 from dataclasses import dataclass
+
+from machinery import footprint
 
 
 @dataclass(slots=True)
@@ -108,10 +108,8 @@ class Gauges:
 
     @property
     def process_peak_bytes(self) -> int:
-        """The larger of MLX's peak and the peak resident memory of the process.
+        """The larger of MLX's peak and the peak memory of the process, which both systems count with MLX's arrays.
 
-        On Linux the resident memory includes MLX's arrays, so it is exact. On a Mac this is a lower bound: memory of the
-        GPU is not resident (omlx #3431), and MLX does not count Python. A call takes a microsecond.
+        MLX's own peak is the fallback where the system's cannot be read. A call takes microseconds.
         """
-        unit = 1 if sys.platform == "darwin" else 1024
-        return max(self.peak_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+        return max(self.peak_bytes, footprint.peak_bytes())

@@ -14,9 +14,8 @@ from enum import StrEnum
 from tempfile import TemporaryFile
 from typing import BinaryIO, Final
 
-import psutil
-
 from machinery.environment import environment_without_secrets
+from machinery.footprint import footprint_bytes
 from machinery.process_secrets import disable_core_dumps
 
 _POLL_S: Final = 0.02
@@ -89,7 +88,7 @@ def _wait(child: "subprocess.Popen[bytes]", limits: ChildLimits) -> ChildEnd:
         try:
             code = child.wait(_POLL_S)
         except subprocess.TimeoutExpired:
-            if _resident_bytes(child.pid) > limits.memory_bytes:
+            if (footprint_bytes(child.pid) or 0) > limits.memory_bytes:
                 return ChildEnd.MEMORY
             continue
         if code in _OUT_OF_TIME:
@@ -98,13 +97,6 @@ def _wait(child: "subprocess.Popen[bytes]", limits: ChildLimits) -> ChildEnd:
             return ChildEnd.MEMORY
         return ChildEnd.FAILED if code else ChildEnd.DONE
     return ChildEnd.TIME
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def serve(answer: Callable[[bytes, BinaryIO], None], limits: ChildLimits) -> None:

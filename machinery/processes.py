@@ -22,6 +22,7 @@ from machinery.clock import Clock
 from machinery.environment import environment_without_secrets
 from machinery.file_limit import raise_file_limit
 from machinery.files import write_atomically
+from machinery.footprint import footprint_bytes
 
 _STARTTIME_FIELD = 19  # the 22nd field of /proc/PID/stat (proc(5)), counted from behind the name
 _IS_LINUX: bool = sys.platform == "linux"
@@ -102,7 +103,7 @@ class ProcessHandle(Protocol):
 
     def exit_code(self) -> int | None: ...
 
-    def resident_bytes(self) -> int: ...
+    def used_bytes(self) -> int: ...
 
     def send(self, signal_number: int) -> None: ...
 
@@ -133,12 +134,9 @@ class ChildProcess:
         """Return the exit code (minus the signal that ended it); None if unknown."""
         return None if self._popen is None else self._popen.poll()
 
-    def resident_bytes(self) -> int:
-        """Return its resident memory; 0 if it has ended or cannot be read."""
-        try:
-            return int(psutil.Process(self.record.pid).memory_info().rss) if self.running() else 0
-        except psutil.Error:
-            return 0
+    def used_bytes(self) -> int:
+        """Return the memory that the system charges to it; 0 if it has ended or cannot be read."""
+        return (footprint_bytes(self.record.pid) or 0) if self.running() else 0
 
     def send(self, signal_number: int) -> None:
         """Send a signal, if this very process still runs."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, cast
 
-import psutil
 from typing_extensions import override
 
 from engine import errors
@@ -30,6 +29,7 @@ from engine.openai.input_tasks import LANES, InputTask, Lane, PreparedPrompt
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.environment import child_environment
+from machinery.footprint import footprint_bytes
 
 # A worker may wait for the CPU as long again, and again: on the clock it gets three times its CPU time.
 _WALL_FACTOR: Final = 3.0
@@ -144,7 +144,7 @@ class _Worker:
     pid: int
     connection: _Connection
     first_bytes: int
-    """Its resident memory at the start."""
+    """Its memory at the start."""
     reason: str = ""
     """The limit for which this process has ended it; empty if it has not."""
     exit_code: "asyncio.Future[int]"
@@ -374,7 +374,7 @@ class InputWorkers:
     def _watch(self, state: _LaneState, worker: _Worker, end_s: float) -> None:
         """End a worker that takes too much memory, or does not get ahead; called while it works."""
         limit_bytes = self._limits.memory_of(state.lane)
-        if _resident_bytes(worker.pid) - worker.first_bytes > limit_bytes:
+        if (footprint_bytes(worker.pid) or 0) - worker.first_bytes > limit_bytes:
             worker.reason = _too_much_memory(limit_bytes)
         elif self._clock.monotonic() > end_s:
             worker.reason = _TOO_MUCH_TIME.format(self._limit_s)
@@ -453,7 +453,7 @@ async def _fork(server: _Server, lane: Lane) -> _Worker:
     return _Worker(
         pid=pid,
         connection=connection,
-        first_bytes=_resident_bytes(pid),
+        first_bytes=footprint_bytes(pid) or 0,
         exit_code=loop.create_future(),
     )
 
@@ -462,13 +462,6 @@ def _kill_left(worker: _Worker, asked: int) -> None:
     """End a worker that still works on a task whose client has left."""
     if worker.connection.asked == asked and worker.connection.is_left:
         worker.kill()
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 async def _spawn() -> tuple[asyncio.subprocess.Process, socket.socket]:

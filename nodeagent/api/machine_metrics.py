@@ -1,6 +1,7 @@
 """The metrics of the machine and of every rank on it, and the view of the agent from which its API computes them."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import aiohttp
 import psutil
 
 from machinery.clock import Clock
+from machinery.footprint import footprint_bytes
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, MetricFamily, build_info
 from machinery.version import version
@@ -121,7 +123,7 @@ def _machine_memory() -> Json:
         "totalBytes": memory.total,
         "availableBytes": memory.available,
         "swapUsedBytes": swap.used,
-        "agentBytes": psutil.Process().memory_info().rss,
+        "agentBytes": footprint_bytes(os.getpid()),
     }
 
 
@@ -137,7 +139,7 @@ async def _rank_vitals(
             figures |= await _fetch_metrics(http, process.address)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             why = f"its engine does not answer: {str(error) or 'no answer in time'}"
-    rss_bytes, born = await asyncio.to_thread(_process_memory, pid)
+    used_bytes, born = await asyncio.to_thread(_process_memory, pid)
     now_s = view.clock.now().timestamp()
     return {
         "replica": replica,
@@ -151,7 +153,7 @@ async def _rank_vitals(
         "restarts": observed_engine.restarts,
         "uptimeSeconds": None if born is None else round(max(0.0, now_s - born), 3),
         "provenBytes": process.memory_bytes,
-        "rssBytes": rss_bytes,
+        "footprintBytes": used_bytes,
         "peakBytes": observed_engine.peak_bytes,
         **figures,
         "why": why,
@@ -167,12 +169,11 @@ async def _fetch_metrics(http: EngineHttp, address: EngineAddress) -> Mapping[st
 
 
 def _process_memory(pid: int | None) -> tuple[int | None, float | None]:
-    """Return the resident bytes of a process and its start (Unix time in seconds); None if it is gone."""
+    """Return the memory of a process in bytes and its start (Unix time in seconds); None if it is gone."""
     try:
         if pid is None:
             return None, None
-        process = psutil.Process(pid)
-        return int(process.memory_info().rss), process.create_time()
+        return footprint_bytes(pid), psutil.Process(pid).create_time()
     except psutil.Error:
         return None, None
 

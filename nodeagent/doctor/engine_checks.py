@@ -196,7 +196,7 @@ def check_stopped_engines(engines: Sequence[EngineFacts]) -> Iterator[Finding]:
     running = _running(engines)
     orphans = [engine for engine in running if engine.is_expected is False]
     for engine in orphans:
-        size = engine.resident_bytes
+        size = engine.used_bytes
         held = "" if size is None else f" and holds {quantity.show(size)}"
         port = "" if engine.port is None else f" on port {engine.port}"
         yield fail(

@@ -136,7 +136,7 @@ class EngineFacts:
     port: int | None = None
     is_expected: bool | None = None
     """False if its agent runs and does not know it; None if no agent was asked."""
-    resident_bytes: int | None = None
+    used_bytes: int | None = None
     has_fast_synch: bool | None = None
     """True if its environment sets MLX_METAL_FAST_SYNCH."""
     in_flight: int | None = None

@@ -16,6 +16,7 @@ from typing import Final
 
 import psutil
 
+from machinery.footprint import footprint_bytes
 from nodeagent.doctor.host_facts import (
     EngineFacts,
     FolderFacts,
@@ -119,7 +120,7 @@ def _running_engine(engine: EngineProcess, known: set[int] | None) -> EngineFact
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         facts = replace(facts, started_at=datetime.fromtimestamp(process.create_time(), UTC))
-        facts = replace(facts, resident_bytes=int(process.memory_info().rss))
+        facts = replace(facts, used_bytes=footprint_bytes(pid))
         has_fast_synch = process.environ().get(FAST_SYNCH, "") not in ("", "0")
         facts = replace(facts, has_fast_synch=has_fast_synch)
     return facts

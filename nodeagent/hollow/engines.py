@@ -119,7 +119,7 @@ class HollowEngine:
     is_stuck: bool = False
     """True if it makes no progress: it answers and is busy forever."""
     memory_bytes: int = 0
-    """Its resident memory; 0 if unknown."""
+    """Its memory; 0 if unknown."""
 
     @property
     def ready_at(self) -> float:
@@ -145,7 +145,7 @@ class HollowEngine:
             return None
         return self.code if self.ends_at <= self._lost_at else ExitCode.GROUP_LOST
 
-    def resident_bytes(self) -> int:
+    def used_bytes(self) -> int:
         return self.memory_bytes if self.running() else 0
 
     def send(self, signal_number: int) -> None:

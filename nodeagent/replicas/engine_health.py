@@ -26,7 +26,7 @@ _EXCESS_S = 10.0
 
 
 def excess_limit_bytes(proof_bytes: int) -> int:
-    """Return the resident memory beyond which an engine with this proof is ended."""
+    """Return the memory beyond which an engine with this proof is ended."""
     return int(proof_bytes * _EXCESS_FACTOR) + _EXCESS_BYTES
 
 
@@ -57,7 +57,7 @@ def memory_fault(engine: ObservedEngine) -> EngineFault | None:
     limit_bytes = excess_limit_bytes(engine.proof_bytes)
     return EngineFault(
         reason="MemoryExceeded",
-        message=f"its engine used {quantity.show(engine.resident_bytes)} for more than {_EXCESS_S:g} s; "
+        message=f"its engine used {quantity.show(engine.used_bytes)} for more than {_EXCESS_S:g} s; "
         f"{quantity.show(engine.proof_bytes)} are proven, and an engine is ended beyond {quantity.show(limit_bytes)}",
     )
 

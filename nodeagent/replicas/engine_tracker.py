@@ -256,8 +256,8 @@ class EngineTracker:
     _start_again_time: datetime | None = None
     _progress_at: float | None = None
     """The last time at which it made progress or had nothing to do; None before its first answer."""
-    _resident_bytes: int = 0
-    _resident_read_at: float = float("-inf")
+    _used_bytes: int = 0
+    _memory_read_at: float = float("-inf")
     _excess_since: float | None = None
     rank: RankTracker | None = None
     """None for an engine that has the whole model."""
@@ -320,12 +320,12 @@ class EngineTracker:
             self._start_again_time = clock.now() + timedelta(seconds=delay_s)
 
     def _read_memory(self, now: float) -> None:
-        if now - self._resident_read_at < _MEMORY_INTERVAL_S:
+        if now - self._memory_read_at < _MEMORY_INTERVAL_S:
             return
-        self._resident_read_at = now
-        self._resident_bytes = self.process.child.resident_bytes()
+        self._memory_read_at = now
+        self._used_bytes = self.process.child.used_bytes()
         proof_bytes = self.process.memory_bytes
-        if not proof_bytes or self._resident_bytes <= excess_limit_bytes(proof_bytes):
+        if not proof_bytes or self._used_bytes <= excess_limit_bytes(proof_bytes):
             self._excess_since = None
         elif self._excess_since is None:
             self._excess_since = now
@@ -373,7 +373,7 @@ class EngineTracker:
             fault=self.fault,
             peak_bytes=self.health.peak_bytes if self.health else 0,
             proof_bytes=self.process.memory_bytes,
-            resident_bytes=self._resident_bytes,
+            used_bytes=self._used_bytes,
             excess_s=0.0 if self._excess_since is None else now - self._excess_since,
             stalled_s=0.0 if self._progress_at is None else self.answered_at - self._progress_at,
             slowest_s=self.health.slowest_s if self.health else 0.0,

@@ -132,10 +132,10 @@ class ObservedEngine:
     """The peak memory of this process; 0 if unknown."""
     proof_bytes: int = 0
     """The memory that the proof grants it; 0 if unknown."""
-    resident_bytes: int = 0
-    """Its resident memory at the last reading; 0 if unknown."""
+    used_bytes: int = 0
+    """Its memory at the last reading; 0 if unknown."""
     excess_s: float = 0.0
-    """Seconds for which its resident memory has been far beyond its proof."""
+    """Seconds for which its memory has been far beyond its proof."""
     stalled_s: float = 0.0
     """Seconds for which it had been busy without progress at its last answer."""
     slowest_s: float = 0.0

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import psutil
 from pydantic import ValidationError
 
 from machinery.clock import Clock
+from machinery.footprint import footprint_bytes
 from manifests.documents import Document
 from reconciler.services.gitops.fetch_messages import (
     FetchFailure,
@@ -135,9 +135,8 @@ async def _watch(process: Process, clock: Clock) -> None:
     """Kill the process if it uses more memory than it may."""
     while True:
         await clock.sleep(_MEMORY_CHECK_S)
-        try:
-            used = psutil.Process(process.pid).memory_info().rss
-        except psutil.Error:
+        used = footprint_bytes(process.pid)
+        if used is None:
             return
         if used > _MEMORY:
             process.kill()

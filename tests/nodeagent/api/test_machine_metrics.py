@@ -32,7 +32,7 @@ async def test_figures_and_logs_of_a_rank(desk: Desk, agent: AgentProcess) -> No
         # The first token by which the agent finds out that it serves, and the answer above.
         assert rank["tokens"] >= 2
         assert rank["tokensPerSecond"] > 0
-        assert 0 < rank["activeBytes"] < rank["rssBytes"] < 2**31
+        assert 0 < rank["activeBytes"] < rank["footprintBytes"] < 2**31
         metrics = (await process_client.fetch(holder, "/metrics")).decode()
         assert 'fleet_agent_engine_ready{replica="tiny-0"} 1\n' in metrics
 

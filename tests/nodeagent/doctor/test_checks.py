@@ -38,7 +38,7 @@ AGENT = ServiceFacts(
 )
 ENGINE = EngineFacts(
     replica="qwen-0", pid=400, started_at=STARTED, port=4100, is_expected=True,
-    resident_bytes=40 * GIB, has_fast_synch=False, in_flight=0, last_lines=("loaded",),
+    used_bytes=40 * GIB, has_fast_synch=False, in_flight=0, last_lines=("loaded",),
 )  # fmt: skip
 PROBE = NeighbourProbe(address="192.168.1.7", port=4001, own=Reach.REACHED)
 HEALTHY = HostFacts(

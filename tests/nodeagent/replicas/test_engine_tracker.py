@@ -278,7 +278,7 @@ async def test_the_agent_measures_the_memory_of_an_engine_itself(
             await greedy.observe(client, clock)
             await clock.advance(1)
         observed = greedy.view(clock)
-    assert observed.resident_bytes > 1126 * 2**20
+    assert observed.used_bytes > 1126 * 2**20
     (stop,) = (a for a in plan(observed_replica(observed)).actions if isinstance(a, StopEngine))
     assert stop.fault is not None
     assert stop.fault.reason == "MemoryExceeded"
