@@ -40,6 +40,7 @@ SUMMARIES: dict[str, str] = {
     "label": "Set and remove labels of objects.",
     "launch": "Start a coding agent on a model of the fleet.",
     "logs": "Print the log of an engine or another process.",
+    "mac-report": "Write a report of this Mac for the developers.",
     "models": "Fetch, search, list, check and remove models.",
     "node": "Add Macs over ssh; upgrade, restart and remove them.",
     "patch": "Change fields of objects; all other fields stay the same.",
