@@ -129,6 +129,9 @@ lint: $(TEST_READY)  ## ruff, mypy (for Linux and for macOS), import-linter and 
 	@for platform in $(PLATFORMS); do \
 	  $(BIN)/mypy --platform $$platform --cache-dir .mypy_cache/$$platform || exit 1; done
 	@$(BIN)/lint-imports
+	@$(BIN)/shellcheck --exclude=SC2009,SC2024 .ci/run $$(git ls-files '*.sh')
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/actionlint
+	@$(BIN)/zizmor --offline --no-progress --quiet .github
 	@$(BIN)/pytest --quiet --numprocesses=0 tests/lint
 
 format: $(TEST_READY)  ## put the code in the house's format
@@ -236,6 +239,10 @@ lock-site: $(SITE)/.ready  ## renew requirements-docs.txt
 SBOM := .venv-dist
 dist: $(SBOM)/.ready  ## build wheel, sdist and installer into dist, with SHA256SUMS and an SBOM
 	@UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" packaging/build.sh dist $(BIN)/python $(BIN)/uv $(SBOM)/bin/cyclonedx-py
+
+# From a fresh clone: 15 minutes at most.
+release-check: $(SBOM)/.ready  ## build, sign and verify a release, and install it for a clean user with uv, pipx and install.sh
+	@UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" packaging/release_check.sh build/release $(BIN)/python $(BIN)/uv $(SBOM)/bin/cyclonedx-py
 
 check-mac-wheels: $(READY)  ## ask the package index whether every dependency has an arm64 macOS wheel for Python 3.11 to 3.14
 	@UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/python -m fleetctl.bundle.mac_wheels --uv $(BIN)/uv requirements.txt

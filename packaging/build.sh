@@ -6,6 +6,8 @@
 # PYTHON has mlx-fleet's dependencies; without CYCLONEDX (the program cyclonedx-py) there is no SBOM. The wheel says its
 # commit and carries the lock files, so that `fleetctl bundle create` needs nothing else. Same commit, same bytes.
 # RELEASE_URL is the folder that the Homebrew formula downloads from; by default OUT on this machine.
+# ARCHIVES names platforms to write archives for, with all packages (macos-arm64, linux-x86_64). PARTS is the folder of
+# packaging/parts.sh: Python and etcd for them.
 set -eu
 umask 022
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -24,7 +26,7 @@ test -z "$(git status --porcelain)" || commit="$commit-dirty"
 echo "$commit" >"$tree/machinery/commit.txt"
 cp requirements.txt requirements-build.txt "$tree/fleetctl/bundle/"
 
-rm -f "$out"/mlx_fleet-* "$out"/mlx-fleet-* "$out/SHA256SUMS"
+rm -f "$out"/mlx_fleet-* "$out"/mlx-fleet-* "$out"/SHA256SUMS*
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 "$uv" build --quiet --no-config --python "$python" --build-constraints requirements-build.txt --require-hashes \
@@ -34,6 +36,16 @@ wheel=$(ls "$out"/mlx_fleet-*.whl)
 version=${wheel##*/mlx_fleet-}
 version=${version%%-*}
 PYTHONPATH=$tree "$python" -P -m fleetctl bundle create --online --wheel "$wheel" --out "$out/mlx-fleet-$version.tar"
+for platform in ${ARCHIVES-}; do
+  set --
+  for part in python etcd; do
+    for file in "${PARTS-}/$platform-$part".*; do
+      [ -z "${PARTS-}" ] || [ ! -f "$file" ] || set -- "$@" "--$part-archive" "$file"
+    done
+  done
+  PYTHONPATH=$tree "$python" -P -m fleetctl bundle create --platform "$platform" --wheel "$wheel" \
+    --out "$out/mlx-fleet-$version-$platform.tar" "$@"
+done
 if [ -n "$sbom" ]; then
   PYTHONWARNINGS=ignore "$sbom" requirements --output-reproducible --pyproject pyproject.toml --validate \
     --output-file "$out/mlx-fleet-$version.cdx.json" requirements.txt
