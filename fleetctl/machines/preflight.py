@@ -122,7 +122,7 @@ def _identity(facts: MachineFacts, context: NodeContext) -> Iterator[str]:
 
 def _settings(facts: MachineFacts) -> Iterator[str]:
     if facts.is_encrypted:
-        yield "FileVault is on: after a restart nothing of the fleet runs until a person unlocks the disk"
+        yield "FileVault is on: after a restart nothing of the fleet runs until the disk is unlocked, at its keyboard or with `fleetctl node unlock` (macOS 26)"
     if facts.sleep_minutes:
         yield f"it sleeps after {facts.sleep_minutes} min on mains; the service turns that off"
     if facts.updates_itself:

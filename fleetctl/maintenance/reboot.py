@@ -199,8 +199,8 @@ class Restarter:
             await self.watch.wait(lacks, limit_s=limit_s)
         except NotReadyError as error:
             raise FleetctlError(
-                f"node/{self.node}: {error}. It stays drained. If its disk is locked by FileVault, a person unlocks it at its "
-                f"keyboard; `fleetctl uncordon {self.node}` ends the drain"
+                f"node/{self.node}: {error}. It stays drained. If its disk is locked by FileVault, `fleetctl node unlock "
+                f"{self.node}` does that; `fleetctl uncordon {self.node}` ends the drain"
             ) from error
 
     async def _lease(self) -> str:

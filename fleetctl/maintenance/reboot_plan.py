@@ -84,8 +84,8 @@ def plan_reboot(facts: RebootFacts, wishes: RebootWishes) -> RebootPlan | PlanRe
         return PlanRefusal(
             f"node/{facts.node}: FileVault is on, so nothing of the fleet runs after a restart until a person unlocks the "
             "disk. Run this in a terminal, which asks for the password of a FileVault user (fdesetup authrestart, good for "
-            "one restart), or add --leave-locked if somebody unlocks it there, or from macOS 26 on by an ssh login with a "
-            "password"
+            "one restart), or add --leave-locked if somebody unlocks it there, or from macOS 26 on with `fleetctl node "
+            f"unlock {facts.node}`"
         )
     return RebootPlan(lines=tuple(_lines(facts, asks=asks)), asks_password=asks)
 
@@ -98,8 +98,8 @@ def _lines(facts: RebootFacts, *, asks: bool) -> list[str]:
         lines.append("  FileVault is on: its password is asked here, and unlocks the disk once")
     elif facts.file_vault == "On":
         lines.append(
-            "  FileVault is on: the Mac waits for its password after the restart (at its keyboard, or from macOS 26 on by an "
-            "ssh login with a password), and nothing of the fleet runs until then"
+            "  FileVault is on: the Mac waits for its password after the restart (at its keyboard, or from macOS 26 on by "
+            f"`fleetctl node unlock {facts.node}`), and nothing of the fleet runs until then"
         )
     elif facts.file_vault == "Unknown":
         lines.append("  whether FileVault is on is unknown")

@@ -105,7 +105,7 @@ async def connect(target: RemoteTarget, policy: SshPolicy) -> "AsyncIterator[Rem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Route:
+class Route:
     """The way of a session: the host that is dialled, the connection that it goes through, and the policy."""
 
     host: SshHost
@@ -125,22 +125,42 @@ async def _open(
     tunnel: asyncssh.SSHClientConnection | None = None,
     depth: int = 0,
 ) -> AsyncIterator[asyncssh.SSHClientConnection]:
-    """Connect to a host, and before that to those of its ProxyJump; every one of them has to prove its host key."""
+    """Log in to a host, for the duration of a block."""
+    async with reach(target, policy, tunnel, depth) as (route, key):
+        connection = await _log_in(route, key)
+        try:
+            yield connection
+        finally:
+            connection.abort()
+
+
+@asynccontextmanager
+async def reach(
+    target: RemoteTarget,
+    policy: SshPolicy,
+    tunnel: asyncssh.SSHClientConnection | None = None,
+    depth: int = 0,
+) -> AsyncIterator[tuple[Route, asyncssh.SSHKey]]:
+    """Log in to the hosts of a host's ProxyJump, and yield the way to it and its host key; all have to prove theirs.
+
+    Raises:
+        UnreachableHostError: nothing answers in time.
+        HostKeyError: a host key is refused.
+
+    """
     if depth > MAX_JUMPS:
         raise RemoteError(f"{policy.config}: the hosts of ProxyJump lead to each other in a circle")
     host = await read_ssh_host(target, policy.config)
     async with AsyncExitStack() as stack:
         for jump in host.jumps if tunnel is None else ():
             tunnel = await stack.enter_async_context(_open(jump, policy, tunnel, depth + 1))
-        route = _Route(host=host, policy=policy, tunnel=tunnel)
+        route = Route(host=host, policy=policy, tunnel=tunnel)
         key = await _shown_key(route)
         await host_keys.check(route.target, key, policy.hosts, policy.prompts)
-        connection = await _log_in(route, key)
-        stack.callback(connection.abort)
-        yield connection
+        yield route, key
 
 
-async def _shown_key(route: _Route) -> asyncssh.SSHKey:
+async def _shown_key(route: Route) -> asyncssh.SSHKey:
     """Return the host key; of the type that is known, if the server still has one."""
     known = host_keys.algorithms(route.target, route.policy.hosts)
     try:
@@ -151,7 +171,7 @@ async def _shown_key(route: _Route) -> asyncssh.SSHKey:
     return await _ask_key(route, ())
 
 
-async def _ask_key(route: _Route, known: Sequence[str]) -> asyncssh.SSHKey:
+async def _ask_key(route: Route, known: Sequence[str]) -> asyncssh.SSHKey:
     target, limit_s = route.target, route.policy.connect_limit_s
     try:
         async with asyncio.timeout(limit_s):
@@ -165,15 +185,16 @@ async def _ask_key(route: _Route, known: Sequence[str]) -> asyncssh.SSHKey:
     except (asyncssh.KeyExchangeFailed, TimeoutError) as error:
         if known and isinstance(error, asyncssh.KeyExchangeFailed):
             raise
-        raise _unreachable(target, error, limit_s) from error
+        raise unreachable(target, error, limit_s) from error
     except (OSError, asyncssh.Error) as error:
-        raise _unreachable(target, error, limit_s) from error
+        raise unreachable(target, error, limit_s) from error
     if key is None:
         raise HostKeyError(f"{target.host} shows no host key, so it cannot be verified")
     return key
 
 
-def _unreachable(target: RemoteTarget, error: Exception, limit_s: float) -> UnreachableHostError:
+def unreachable(target: RemoteTarget, error: Exception, limit_s: float) -> UnreachableHostError:
+    """Return the error of a host that cannot be reached within a time."""
     reason = f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
     return UnreachableHostError(
         f"cannot reach {target.host} port {target.port} over ssh: {reason}. Check the name and the network; on a Mac, "
@@ -181,7 +202,7 @@ def _unreachable(target: RemoteTarget, error: Exception, limit_s: float) -> Unre
     )
 
 
-async def _log_in(route: _Route, key: asyncssh.SSHKey) -> asyncssh.SSHClientConnection:
+async def _log_in(route: Route, key: asyncssh.SSHKey) -> asyncssh.SSHClientConnection:
     target, policy = route.target, route.policy
     asked = _Asked(target, policy.prompts)
     keys = policy.identities or route.host.identities
@@ -214,7 +235,7 @@ async def _log_in(route: _Route, key: asyncssh.SSHKey) -> asyncssh.SSHClientConn
         names = ", ".join(map(str, keys))
         raise LoginRefusedError(f"{names}: not a usable private key: {error}") from error
     except (OSError, TimeoutError, asyncssh.Error) as error:
-        raise _unreachable(target, error, policy.connect_limit_s) from error
+        raise unreachable(target, error, policy.connect_limit_s) from error
 
 
 def _refused(target: RemoteTarget, asked: "_Asked") -> str:

@@ -76,7 +76,7 @@ def lost_advice(name: str, tried: LostNode | None) -> tuple[str, str]:
         return (
             f", its Mac answers SSH at {tried.host}, and its agent's port does not answer: the Mac waits for the password "
             "of its disk (FileVault) after a restart, or the agent does not run",
-            f"`ssh {tried.host}` with a password unlocks the disk from macOS 26 on; then `fleetctl service status` there",
+            f"`fleetctl node unlock {name}` gives the password from macOS 26 on; else `fleetctl service status` there",
         )
     return (
         f", its Mac answers at {tried.host}, and its agent does not run",

@@ -38,7 +38,8 @@ CHECKS: Final[Sequence[Check]] = (
           source="`defaults read /Library/Preferences/com.apple.SoftwareUpdate`"),
     Check(name="filevault", run=system_checks.check_filevault, needs=("has_filevault",), systems=MAC,
           unknown=unknown("`fdesetup status` did not tell the state of FileVault"),
-          remedy="restart planned with `sudo fdesetup authrestart`, which unlocks it once",
+          remedy="restart with `fleetctl node reboot`, which unlocks it once; after a power cut `fleetctl node unlock` "
+                 "does (macOS 26 and newer)",
           purpose="after a restart nothing runs until someone unlocks the disk",
           source="`fdesetup status`"),
     Check(name="service definition", run=engine_checks.check_service_definitions, needs=("services",),

@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import asyncssh
 from typing_extensions import override
@@ -37,6 +38,15 @@ else
   [ "$given" = "$rule" ] || { echo "sudo: 1 incorrect password attempt" >&2; exit 1; }
 fi
 exec "$@"
+"""
+_Challenge: TypeAlias = tuple[str, str, str, Sequence[tuple[str, bool]]]
+# As shoon/fv-ssh-unlock recorded them from macOS 26.
+_LOCKED = """This system is locked. To unlock it, use a local
+account name and password. Once successfully
+unlocked, you will be able to connect normally.
+"""
+_UNLOCKED = """System successfully unlocked.
+You may now use SSH to authenticate normally.
 """
 
 
@@ -65,6 +75,12 @@ class SshServer:
         self.key_file = root / "id_test"
         self.host_key = asyncssh.generate_private_key("ssh-ed25519")
         self.password = ""
+        self.locked_with = ""
+        """The password of FileVault while the disk is locked: nothing else counts, as on macOS 26."""
+        self.attempts: list[str] = []
+        """Passwords for the locked disk."""
+        self.is_silent = False
+        """True if a locked Mac ends the connection without a word."""
         self.logins: list[str] = []
         """Users with which clients have begun to log in."""
         self.most_commands = 0
@@ -193,21 +209,52 @@ async def _copy(
 
 
 class _Login(asyncssh.SSHServer):
+    _connection: asyncssh.SSHServerConnection
+
     def __init__(self, server: SshServer) -> None:
         self._server = server
+        self._is_unlocked = False
 
     @override
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
         self._server.connections.append(conn)
 
     @override
     def begin_auth(self, username: str) -> bool:
         self._server.logins.append(username)
+        if self._server.locked_with:
+            self._connection.send_auth_banner(_LOCKED)
         return True
 
     @override
+    def kbdint_auth_supported(self) -> bool:
+        return bool(self._server.locked_with)
+
+    @override
+    def get_kbdint_challenge(self, username: str, lang: str, submethods: str) -> "_Challenge":
+        return "", "", "", [("Password:", False)]
+
+    @override
+    def validate_kbdint_response(
+        self, username: str, responses: Sequence[str]
+    ) -> "bool | _Challenge":
+        if self._is_unlocked:
+            self._connection.abort()
+            return False
+        self._server.attempts.append(*responses)
+        self._is_unlocked = list(responses) == [self._server.locked_with]
+        if not self._is_unlocked:
+            return False
+        self._server.locked_with = ""
+        if self._server.is_silent:
+            self._connection.abort()
+            return False
+        return "", _UNLOCKED, "", []
+
+    @override
     def public_key_auth_supported(self) -> bool:
-        return True
+        return not self._server.locked_with
 
     @override
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:

@@ -6,8 +6,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from fleetctl.remote.disk_unlock import unlock
 from fleetctl.remote.errors import (
     HostKeyError,
+    LoginRefusedError,
     RemoteError,
     SudoRefusedError,
     UnreachableHostError,
@@ -92,6 +94,27 @@ async def test_sudo_takes_the_password_from_standard_input(machine: SshMachine) 
     async with connect(target(machine), policy(machine, prompts=person)) as mac:
         with pytest.raises(SudoRefusedError, match="not in the sudoers file"):
             await mac.run(("true",), sudo=True)
+
+
+async def test_openssh_gets_the_password_for_filevault_and_no_key(machine: SshMachine) -> None:
+    machine.inside("/bin/sh", "-c", f"echo 'admin:{PASSWORD}' | chpasswd")
+    machine.stop()
+    settings = machine.upper / "etc" / "machine-sshd"
+    text = settings.read_text().replace("PasswordAuthentication no", "PasswordAuthentication yes")
+    settings.write_text(text + "Banner /etc/machine-banner\n")
+    machine.write("/etc/machine-banner", "This system is locked.\n")
+    init = machine.upper / "etc" / "machine-init"  # it closes the account to passwords
+    init.write_text(init.read_text().replace("usermod -p '*' admin\n", ""))
+    machine.start()
+    person = Answers(password="wrong")
+    with pytest.raises(LoginRefusedError, match="refuses the password of admin"):
+        await unlock(target(machine), policy(machine, prompts=person))
+    person.password = PASSWORD
+    assert await unlock(target(machine), policy(machine, prompts=person)) == "Unlocked"
+    ways = re.findall(r"(?:Accepted|Failed) \w+ for \w+", machine.log)
+    assert ways == ["Failed password for admin", "Accepted password for admin"]
+    assert len(person.questions) == 2
+    assert PASSWORD not in machine.log
 
 
 async def test_a_full_disk_ends_an_upload_in_words(machine: SshMachine, tmp_path: Path) -> None:

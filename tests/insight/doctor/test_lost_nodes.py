@@ -58,7 +58,7 @@ async def test_only_nodes_without_a_lease_are_tried(listening: int) -> None:
 def test_a_mac_that_answers_ssh_alone_waits_for_its_password(agent: PortState) -> None:
     words, advice = lost_advice("mac-2", tried(OPEN, agent))
     assert "FileVault" in words
-    assert "`ssh 10.0.0.2` with a password unlocks the disk" in advice
+    assert "`fleetctl node unlock mac-2`" in advice
 
 
 @pytest.mark.parametrize(
