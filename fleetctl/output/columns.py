@@ -369,6 +369,15 @@ def _node_field(field: str) -> Cell:
     return cell
 
 
+def _node_mlx_build(node: Tree, _: TableContext) -> str:
+    """Return the oldest macOS that its MLX is built for, and what the build can do: "26.2,jaccl,nax"."""
+    build = field_at(node, "status", "mlxBuild")
+    if not build:
+        return UNKNOWN
+    words = [name for name in ("jaccl", "nax") if build.get(f"has{name.title()}")]
+    return ",".join((str(build.get("minimumSystem") or build.get("tag") or "?"), *words))
+
+
 def _node_tiers(node: Tree, _: TableContext) -> str:
     """Return the size tiers of models whose minimum the Mac has."""
     if node.get("status") is None:
@@ -460,6 +469,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("GPU", _node_field("gpuCores"), is_wide=True),
         Column("TIERS", _node_tiers, is_wide=True),
         Column("OS", _node_field("osVersion"), is_wide=True),
+        Column("MLX BUILD", _node_mlx_build, is_wide=True),
         Column("ADDRESS", _node_field("address"), is_wide=True),
         Column("TAINTS", _taints, is_wide=True),
         Column("POOLS", _node_pools, is_wide=True),

@@ -120,7 +120,8 @@ def cable_speed(cable: Cable) -> int:
 
 _COMPARED = {
     *("machine", "chip", "cpu_cores", "gpu_cores", "memory_bytes", "allocatable_bytes"),
-    *("os", "os_version", "mlx_version", "mlx_lm_version", "agent_version", "fabric"),
+    *("os", "os_version", "mlx_version", "mlx_build", "mlx_lm_version"),
+    *("agent_version", "fabric"),
 }
 """The fields that are compared between the Macs of a group."""
 

@@ -196,6 +196,8 @@ class HostFacts:
     """True if macOS installs updates, and restarts, by itself."""
     has_filevault: bool | None = None
     metal: MetalVerdict | None = None
+    system_version: tuple[int, int] | None = None
+    """The version of macOS, such as (26, 2)."""
     fabric: NodeFabric | None = None
     gpu: Macmon | None = None
     """The GPU's use and power; None if macmon does not show both."""

@@ -25,7 +25,7 @@ from nodeagent.hardware import load, macos, macos_fabric, macos_settings
 from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.readings import RebootReading
-from nodeagent.hardware.system_text import parse_pairs
+from nodeagent.hardware.system_text import parse_pairs, parse_system_version
 
 _MAX_NEIGHBOURS: Final = 3
 # A neighbour found by ARP answers there: with SSH, or with a refusal.
@@ -45,6 +45,9 @@ def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[]
     readings: dict[str, Callable[[], Awaitable[Any]]] = {
         # Rosetta translates what a translated process starts.
         "is_translated": lambda: read(parse_translation, macos_commands.TRANSLATED),
+        "system_version": lambda: read(
+            lambda text: parse_system_version(macos.parse_os_version(text)), macos_commands.VERSION
+        ),
         "firewall": lambda: read_firewall(run),
         "sleep": lambda: read_sleep(run),
         "installs_updates": lambda: read(

@@ -16,12 +16,15 @@ from nodeagent.doctor.host_facts import (
     SleepFacts,
     System,
 )
+from nodeagent.hardware.macos import RDMA_SINCE
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading
+from nodeagent.hardware.system_text import parse_system_version
 from schemas import quantity
 from schemas.node import NodeFabric
 from schemas.wire.findings import Finding, Level
 
+METAL_CHECK: Final = "python -m engine.device_check shows what MLX says"
 POWER_FIX: Final = "power"
 """The power settings of `fleetctl service install`."""
 FIREWALL_FIX: Final = "firewall"
@@ -234,6 +237,36 @@ def check_rosetta(python: PythonFacts) -> Iterator[Finding]:
 def check_metal(metal: MetalVerdict) -> Iterator[Finding]:
     """Yield whether MLX computes on the GPU."""
     yield ok(metal.message) if metal.is_available else fail(f"{metal.reason}: {metal.message}")
+
+
+def check_mlx_build(metal: MetalVerdict, system_version: tuple[int, int]) -> Iterator[Finding]:
+    """Yield whether MLX is the build for this macOS: the wheels of one release differ in what they contain."""
+    build = metal.build
+    minimum = None if build is None else parse_system_version(build.minimum_system)
+    if build is None or minimum is None:
+        yield unknown("the device check did not tell the macOS that MLX is built for", METAL_CHECK)
+        return
+    system = "{}.{}".format(*system_version)
+    name = f"MLX is built for macOS {build.minimum_system} and newer ({build.tag or 'no wheel'})"
+    if minimum > system_version:
+        # The tag cannot say 26.2, so installers take it for 26.0 and 26.1 (mlx#4525).
+        yield fail(
+            f"{name}, and this is macOS {system}: the kernels of an M5 do not run here",
+            f"update macOS to {build.minimum_system}, or install mlx-fleet again from its archive",
+        )
+    elif (26, 0) <= system_version < RDMA_SINCE:
+        yield warn(
+            f"{name}; macOS {system} has neither RDMA nor what the M5's neural accelerators need",
+            "update macOS to 26.2 or newer, and install mlx-fleet again from its archive",
+        )
+    elif minimum < RDMA_SINCE <= system_version:
+        yield warn(
+            f"{name}, and this is macOS {system}: it has no RDMA (JACCL), and no kernels for the M5's neural accelerators",
+            "install mlx-fleet again from an archive of `fleetctl bundle create`, which has the wheels of all versions; in "
+            "a checkout `make clean setup`",
+        )
+    else:
+        yield ok(name)
 
 
 def check_thunderbolt_bridge(fabric: NodeFabric) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from nodeagent.hardware.readings import (
     PowerSource,
     RebootReading,
 )
-from nodeagent.hardware.system_text import parse_pairs, parse_positive
+from nodeagent.hardware.system_text import parse_pairs, parse_positive, parse_system_version
 from schemas import chips
 from schemas.node import MemoryLimitSource, WiredLimit
 from schemas.wire import wired_limit
@@ -167,8 +167,7 @@ def gpu_memory_limit(
 
 def supports_rdma(os_version: str) -> bool:
     """Return whether this macOS has RDMA over Thunderbolt; an unknown version has not."""
-    match = re.match(r"(\d+)(?:\.(\d+))?", os_version, re.ASCII)
-    return match is not None and (int(match[1]), int(match[2] or 0)) >= RDMA_SINCE
+    return (parse_system_version(os_version) or (0, 0)) >= RDMA_SINCE
 
 
 def assemble_facts(seen: FactsOutput) -> HardwareFacts:

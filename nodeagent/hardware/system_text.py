@@ -33,6 +33,12 @@ def parse_positive(text: str | None) -> int | None:
     return (int(match[1]) or None) if match else None
 
 
+def parse_system_version(text: str) -> tuple[int, int] | None:
+    """Return the first two numbers of a version of macOS, such as (26, 1) of "26.1 (25B78)"; None if there is none."""
+    match = re.match(r"(\d{1,9})(?:\.(\d{1,9}))?", text, re.ASCII)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
 log = logging.getLogger(__name__)
 
 

@@ -440,8 +440,8 @@ def _ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def rdma_faults(name: str, status: NodeStatus) -> Iterator[FabricFault]:
-    """Yield the first reason why a Mac cannot do RDMA with any cable; further reasons would follow from it."""
-    fabric = status.fabric
+    """Yield the first reason why a Mac cannot do RDMA with any cable, and whether its MLX can; the rest would follow."""
+    fabric, build = status.fabric, status.mlx_build
     if status.os != "macOS":
         yield FabricFault(
             reason="NotAMac",
@@ -470,6 +470,15 @@ def rdma_faults(name: str, status: NodeStatus) -> Iterator[FabricFault]:
             reason="NoRdmaDevice",
             message=f"rdma_ctl says that RDMA is on at {name}, but ibv_devinfo lists no device; restart it, and if "
             "that does not help switch RDMA off and on again in Recovery (mlx#3777)",
+        )
+    # Before macOS 26.2, and without Thunderbolt 5, no build has it.
+    has_rdma = fabric.is_rdma_enabled is not None and fabric.thunderbolt >= 5
+    if has_rdma and build is not None and not build.has_jaccl:
+        yield FabricFault(
+            reason="NoJacclInMlx",
+            message=f"the MLX of {name} has no JACCL: it is of {build.tag or 'no wheel'}, and {name} runs macOS "
+            f"{status.os_version}. The wheels for macOS 26 have JACCL: install mlx-fleet there from an archive of "
+            "`fleetctl bundle create`, or in a checkout by `make clean setup`",
         )
 
 

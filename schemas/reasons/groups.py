@@ -175,6 +175,12 @@ CABLES: Final = ReasonSection(
             "Restart the Mac. If that does not help, switch RDMA off and on again in Recovery.",
         ),
         problem(
+            "NoJacclInMlx",
+            "The MLX of the Mac was built for macOS 14 or 15, without JACCL. Only the wheels for macOS 26 have it.",
+            "Install mlx-fleet there from an archive with the wheels of all versions, which `fleetctl bundle create` "
+            "writes.",
+        ),
+        problem(
             "BuildsDiffer",
             "The Macs run different builds of macOS.",
             "Install the same version on all of them.",

@@ -28,7 +28,7 @@ from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading, RebootReading
-from schemas.node import NodeFabric, ThunderboltPort
+from schemas.node import MlxBuild, NodeFabric, ThunderboltPort
 from schemas.wire.findings import Finding
 
 GIB = 2**30
@@ -41,6 +41,10 @@ ENGINE = EngineFacts(
     used_bytes=40 * GIB, has_fast_synch=False, in_flight=0, last_lines=("loaded",),
 )  # fmt: skip
 PROBE = NeighbourProbe(address="192.168.1.7", port=4001, own=Reach.REACHED)
+METAL = MetalVerdict(
+    is_available=True, reason="MetalWorks", message="MLX computes on M4",
+    build=MlxBuild(minimum_system="26.2"),
+)  # fmt: skip
 HEALTHY = HostFacts(
     system="macOS",
     is_agent=True,
@@ -56,7 +60,8 @@ HEALTHY = HostFacts(
     sleep=SleepFacts(sleep_minutes=0),
     installs_updates=False,
     has_filevault=False,
-    metal=MetalVerdict(is_available=True, reason="MetalWorks", message="MLX computes on M4"),
+    metal=METAL,
+    system_version=(26, 2),
     fabric=NodeFabric(),
     gpu=Macmon(gpu_ratio=0.9, gpu_watts=40.0),
     wired=RebootReading(total_bytes=64 * GIB, wired_bytes=3 * GIB),
@@ -66,6 +71,12 @@ HEALTHY = HostFacts(
     engine_ports=range(4100, 4200),
     api_port=4001,
 )
+
+
+def mlx(minimum: str, system: tuple[int, int]) -> dict[str, Any]:
+    """Return the facts of a Mac with this build of MLX and this macOS."""
+    build = MlxBuild(tag="macosx", minimum_system=minimum)
+    return {"metal": replace(METAL, build=build), "system_version": system}
 
 
 def found(check: str, facts: HostFacts) -> Finding:
@@ -167,6 +178,15 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("login session", {**service(kind=ServiceKind.GUI), "is_user_at_screen": True}, "WARN"),
     # 10, 11
     ("metal", {"metal": MetalVerdict(is_available=False, reason="MetalMissing", message="no")}, "FAIL"),
+    ("mlx build", {"metal": replace(METAL, build=None)}, "UNKNOWN"),
+    ("mlx build", mlx("", (26, 2)), "UNKNOWN"),
+    ("mlx build", mlx("14.0", (14, 5)), "OK"),
+    ("mlx build", mlx("14.0", (15, 1)), "OK"),
+    ("mlx build", mlx("14.0", (26, 2)), "WARN"),
+    ("mlx build", mlx("15.0", (27, 0)), "WARN"),
+    ("mlx build", mlx("15.0", (26, 1)), "WARN"),
+    ("mlx build", mlx("26.2", (26, 1)), "FAIL"),
+    ("mlx build", mlx("26.2", (26, 5)), "OK"),
     ("rosetta", {"python": PythonFacts(path="p", machine="x86_64", is_translated=True)}, "FAIL"),
     ("rosetta", {"python": PythonFacts(path="p", machine="x86_64", is_translated=False)}, "FAIL"),
     # 12

@@ -14,6 +14,7 @@ from nodeagent.doctor.collector import collect_facts
 from nodeagent.doctor.host_facts import HostFacts, NeighbourProbe, Reach, ServiceKind
 from nodeagent.doctor.readers import CollectionScope
 from nodeagent.hardware.metal import MetalVerdict
+from schemas.node import MlxBuild
 from tests.support.clock import FakeClock
 from tests.support.launchd_jobs import job
 
@@ -25,6 +26,7 @@ FILES = {
     "sysctl sysctl.proc_translated": "translated.txt",
     "sysctl kern.memorystatus_vm_pressure_level hw.memsize": "memory.txt",
     "vm_stat": "vm_stat.txt",
+    "sw_vers": "sw_vers.txt",
     "socketfilterfw --getglobalstate": "globalstate.txt",
     "socketfilterfw --getblockall": "blockall.txt",
     "socketfilterfw --listapps": "listapps.txt",
@@ -56,7 +58,8 @@ CLOCK = FakeClock()
 
 
 async def works() -> MetalVerdict:
-    return MetalVerdict(is_available=True, reason="MetalWorks", message="MLX computes on M4")
+    build = MlxBuild(tag="macosx_26_0_arm64", minimum_system="26.2", has_jaccl=True, has_nax=True)
+    return MetalVerdict(is_available=True, reason="MetalWorks", message="on M4", build=build)
 
 
 async def facts_of(folder: str, root: Path) -> HostFacts:
@@ -78,7 +81,7 @@ async def test_a_mac_that_is_well(tmp_path: Path) -> None:
     facts = await facts_of("well", tmp_path)
     levels = {check.check: check.level for check in run_checks(facts)}
     good = (
-        "metal", "firewall", "sleep", "updates", "filevault", "service definition", "login session",
+        "metal", "mlx build", "firewall", "sleep", "updates", "filevault", "service definition", "login session",
         "models folder", "clock", "ports",
     )  # fmt: skip
     assert {name: levels[name] for name in good} == dict.fromkeys(good, "OK")
@@ -90,7 +93,7 @@ async def test_a_mac_that_is_ill(tmp_path: Path) -> None:
     facts = await facts_of("ill", tmp_path)
     findings = {check.check: check for check in reversed(run_checks(facts)) if check.level != "OK"}
     levels = {
-        "rosetta": "FAIL", "firewall": "FAIL", "sleep": "WARN", "updates": "WARN", "filevault": "WARN",
+        "rosetta": "FAIL", "mlx build": "FAIL", "firewall": "FAIL", "sleep": "WARN", "updates": "WARN", "filevault": "WARN",
         "service definition": "WARN", "crash loop": "FAIL", "clock": "FAIL", "ports": "WARN",
     }  # fmt: skip
     assert {name: findings[name].level for name in levels} == levels

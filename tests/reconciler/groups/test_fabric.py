@@ -18,7 +18,7 @@ from reconciler.groups.fabric import (
     ring_pairs,
 )
 from schemas.formation import Formation, Seat, rendezvous
-from schemas.node import FabricInterface, NodeFabric, ThunderboltPort
+from schemas.node import FabricInterface, MlxBuild, NodeFabric, ThunderboltPort
 from schemas.shardgroup import Backend, GroupMember, ShardGroupSpec
 from tests.support.golden_cases import Golden
 from tests.support.reconciler_fabric import (
@@ -69,6 +69,7 @@ def with_own_address(macs: list[Mac]) -> list[Mac]:
     return with_fabric(macs, 0, interfaces=(ethernet, same, *others))
 
 
+OLD_BUILD = MlxBuild(tag="macosx_14_0_arm64", minimum_system="14.0")
 BREAKS: dict[str, Callable[[list[Mac]], list[Mac]]] = {
     "Linux": lambda m: with_status(m, 1, os="Linux"),
     "no report": lambda m: with_status(m, 1, fabric=NodeFabric()),
@@ -76,6 +77,13 @@ BREAKS: dict[str, Callable[[list[Mac]], list[Mac]]] = {
     "an old macOS": lambda m: with_fabric(m, 1, is_rdma_enabled=None, rdma=()),
     "RDMA is off": lambda m: with_fabric(m, 1, is_rdma_enabled=False, rdma=()),
     "no device at all": lambda m: with_fabric(m, 1, rdma=()),
+    "MLX for macOS 14": lambda m: with_status(m, 1, mlx_build=OLD_BUILD),
+    "RDMA is off, and MLX for macOS 14": lambda m: with_fabric(
+        with_status(m, 1, mlx_build=OLD_BUILD), 1, is_rdma_enabled=False, rdma=()
+    ),
+    "Thunderbolt 4, and MLX for macOS 14": lambda m: with_fabric(
+        with_status(m, 1, mlx_build=OLD_BUILD), 1, thunderbolt=4
+    ),
     "another build": lambda m: with_fabric(m, 2, os_build="25C56"),
     "an unknown build": lambda m: with_fabric(m, 2, os_build=""),
     "a slow cable": lambda m: with_port(m, 0, speed_gbps=40),
