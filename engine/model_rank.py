@@ -3,9 +3,13 @@
 A model on one machine is a single rank that leads no others.
 """
 
+import gc
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import mlx.core as mx
 
 from engine.batch.embedder import Embedder
 from engine.batch.executor import StepExecutor
@@ -32,7 +36,10 @@ from engine.ranks.rendezvous import RankLink, WaitContext
 from machinery.clock import Clock
 from models import fingerprint, model_files
 from models.model_files import ModelFacts, ModelUnusableError
+from schemas.memory import Wired
 from schemas.wire.engine_config import EngineConfig
+
+log = logging.getLogger(__name__)
 
 # Larger than any real share of memory; JSON has no infinity.
 _AMPLE = 1e9
@@ -288,7 +295,11 @@ def load(
     )
 
 
-def free() -> None:
-    """Free the memory of a rank without references."""
-    allocation.release_wired_memory()
-    loader.free()
+def free(wired: Wired) -> None:
+    """Free the memory of a rank without references; `wired` is that of its configuration."""
+    if wired != "Off":
+        allocation.release_wired_memory()
+    gc.unfreeze()  # the service froze all objects when the model was ready, the model included
+    gc.collect()
+    allocation.clear_buffers()
+    log.info("model unloaded", extra={"active_bytes": mx.get_active_memory()})

@@ -144,7 +144,7 @@ class Worker:
             runner.close()
             del runner
         del rank
-        model_rank.free()
+        model_rank.free(self.config.wired)
 
     def _serve(self, runner: JobRunner, listener: WorkerListener) -> None:
         while not self._stopping.is_set():

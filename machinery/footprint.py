@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import psutil
 
+_IS_MAC: bool = sys.platform == "darwin"
 _LIBRARY: Final = "/usr/lib/libproc.dylib"
 # The newest version of the structure that every supported macOS fills (<sys/resource.h> of XNU).
 _FLAVOR: Final = 4
@@ -57,7 +58,7 @@ def mac_footprint(pid: int, read: ReadRusage) -> Footprint | None:
 @cache
 def _mac_reader() -> ReadRusage | None:
     """Return the function of macOS; None on other systems."""
-    if sys.platform != "darwin":
+    if not _IS_MAC:
         return None
     try:
         read = ctypes.CDLL(_LIBRARY).proc_pid_rusage
@@ -86,5 +87,5 @@ def peak_bytes() -> int:
     footprint = None if read is None else mac_footprint(os.getpid(), read)
     if footprint is not None:
         return footprint.peak_bytes
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of each system
+    unit = 1 if _IS_MAC else 1024  # getrusage(2) of each system
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

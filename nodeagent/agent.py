@@ -72,6 +72,7 @@ class Agent:
             self._dependencies.report_models,
             RankReports(transport, clock, config.name),
         )
+        self._node.wiring = self._dependencies.wiring
         self._node.starts.limit = config.start_concurrency
         if self._dependencies.tls is not None:
             self._node.advertised = self._dependencies.tls.advertised
@@ -374,5 +375,7 @@ class Agent:
         await self._replicas.wait_synced()
         # They have the priorities by which engines start.
         await self._dependencies.uses.wait_synced()
+        if self._dependencies.limits is not None:
+            await self._dependencies.limits.is_applied.wait()
         for name in self._node.engines:
             self._queue.add(name)

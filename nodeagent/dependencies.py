@@ -30,6 +30,7 @@ from nodeagent.engines.prefix_folders import PrefixFolders
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
 from nodeagent.engines.stop_order import StopOrder
 from nodeagent.engines.tls import NodeTls
+from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware import metal
 from nodeagent.hardware.load import LoadSampler
@@ -158,7 +159,9 @@ class Dependencies:
     pulls: ModelPulls | None = None
     """The fetches that people ask for; None where there is no store of models."""
     limits: PoolLimits | None = None
-    """The limits of model files that pools set; None where nothing is transferred."""
+    """The limits that pools set; None where nothing is transferred."""
+    wiring: WiringPolicy = field(default_factory=WiringPolicy)
+    """The wiring of engines that start."""
     quantizations: Quantizations | None = None
     """The quantizations that people ask for; None where there is no store of models."""
     prefixes: PrefixFolders | None = None
@@ -206,6 +209,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         return await asyncio.to_thread(report)
 
     tls, preflight = _node_tls(config, clock), metal.preflight_of(clock)
+    wiring = WiringPolicy()
     return Dependencies(
         tls=tls,
         metal=preflight,
@@ -220,7 +224,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         preloads=preloads,
         pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
         quantizations=_quantizations(collector, clock, fetches.exchange),
-        limits=_pool_limits(transport, clock, config, fetches, collector),
+        limits=_pool_limits(transport, clock, config, fetches, collector, wiring),
+        wiring=wiring,
         prefixes=_prefix_folders(config, uses, clock),
         collector=collector,
         snapshots=snapshots,
@@ -362,6 +367,7 @@ def _pool_limits(
     config: AgentConfig,
     fetches: ModelFetches,
     collector: ModelCollector,
+    wiring: WiringPolicy,
 ) -> PoolLimits:
     return PoolLimits(
         transport=transport,
@@ -371,6 +377,7 @@ def _pool_limits(
         download=fetches.bandwidth,
         uploads=None if fetches.exchange is None else fetches.exchange.uploads,
         collector=collector,
+        wiring=wiring,
     )
 
 

@@ -38,6 +38,7 @@ from nodeagent.status import describe_end
 from schemas.deployment import adapter_names
 from schemas.formation import EpochSecret
 from schemas.kv_cache import KvCache
+from schemas.memory import Wired
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from schemas.sampling import Sampling
@@ -233,7 +234,8 @@ class ActionExecutor:
         rank = group_launch.rank_of_node(replica, self._node.name)
         assert rank is not None
         try:
-            return engine_order(replica, self._node.models_dir, rank, secret)
+            wired = self._node.wiring.wired(replica.spec.memory)
+            return engine_order(replica, self._node.models_dir, rank, secret, wired=wired)
         except ValueError as error:
             self._record_start_error(replica, error)
             raise OSError(str(error)) from error
@@ -329,7 +331,12 @@ def new_endpoint(
 
 
 def engine_order(
-    replica: Replica, models_dir: Path, rank: int = 0, secret: str = ""
+    replica: Replica,
+    models_dir: Path,
+    rank: int = 0,
+    secret: str = "",
+    *,
+    wired: Wired = "Auto",
 ) -> EngineOrder:
     """Return the parameters of the replica's engine: every field of its spec that an engine takes.
 
@@ -349,6 +356,7 @@ def engine_order(
         concurrency=spec.concurrency,
         queue_depth=spec.queue_depth,
         memory_limit_bytes=spec.ranks[rank].memory.total_bytes,
+        wired=wired,
         sampling=spec.sampling or Sampling(),
         unknown_parameters=spec.unknown_parameters,
         performance=spec.performance,

@@ -9,6 +9,7 @@ from machinery.clock import Clock
 from nodeagent.dependencies import Dependencies, ReportModels
 from nodeagent.engines import group_launch
 from nodeagent.engines.references import ReferenceState, ReferenceTasks
+from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.node import registration
 from nodeagent.node.machine_conditions import LeakedResources
 from nodeagent.replicas.engine_tracker import EngineTracker
@@ -75,6 +76,7 @@ class NodeState:
         self.advertised: Callable[[EngineAddress], EngineAddress] = lambda address: address
         """Returns the address of an engine as gateways shall dial it."""
         self.leaked = LeakedResources()
+        self.wiring = WiringPolicy()
         self.start_errors: dict[str, StartError] = {}
         """Errors of engines that could not be started, by replica name."""
         self.starts = StartQueue()

@@ -1,13 +1,14 @@
-"""The limits that the pools of a node set on its model files: bytes a second received and sent, and bytes on its disk."""
+"""The limits that the pools of a node set: bytes a second of model files, bytes on its disk, wired memory of engines."""
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
+from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.peers.uploads import Uploads
 from schemas import quantity
@@ -43,6 +44,10 @@ class PoolLimits:
     """Its uploads; None if it sends nothing."""
     collector: ModelCollector
     """The collection of its models."""
+    wiring: WiringPolicy
+    """The wiring of its engines."""
+    is_applied: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the pools were read for the first time."""
 
     async def run(self) -> None:
         """Follow the pools, forever."""
@@ -63,6 +68,7 @@ class PoolLimits:
                     self._apply(pools.items.values(), await self._read_node())
                 except (StoreError, codec.UndecodableError) as error:
                     log.info("limits of pools not applied", extra={"why": str(error)})
+                self.is_applied.set()
                 try:
                     async with asyncio.timeout(_LOOK_S):
                         await changed.wait()
@@ -82,6 +88,8 @@ class PoolLimits:
         self.download.set_rate(_lowest(spec.download_limit for spec in own))
         limit = _lowest(spec.model_disk_limit for spec in own)
         self.collector.policy = replace(self.collector.policy, limit_bytes=limit)
+        memories = [spec.memory for spec in own if spec.memory is not None]
+        self.wiring.pools = "Off" if any(each.wired == "Off" for each in memories) else "Auto"
         if self.uploads is not None:
             self.uploads.set_pool_limit(_lowest(spec.upload_limit for spec in own))
 

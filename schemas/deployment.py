@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 from schemas.autoscaling import Autoscaling
 from schemas.guesses import GUESS_FIELDS, MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
+from schemas.memory import EngineMemory
 from schemas.meta import ApiModel, ApiObject, ModelPath, ObjectName, Status
 from schemas.objectives import Objectives
 from schemas.placement import Placement
@@ -350,6 +351,8 @@ class ModelDeploymentSpec(ApiModel):
     of it restarts nothing."""
     routing: Routing = Routing()
     """The distribution of requests over the replicas by gateways."""
+    memory: EngineMemory | None = None
+    """The memory of its engines, whatever the pools of a Mac say. Default: as the pools say."""
     sampling: Annotated[Sampling | None, AfterValidator(_none_if_unset)] = None
     """Values for requests that leave them out, such as maxTokens and temperature."""
     unknown_parameters: UnknownParameters = "Warn"
@@ -533,6 +536,7 @@ class RevisionTemplate(ApiModel):
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
     prefixes: tuple[PinnedPrefix, ...] = ()
+    memory: EngineMemory | None = None
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
     performance: Performance = "OnRequest"

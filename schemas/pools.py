@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from schemas import quantity
 from schemas.autoscaling import TimeZone
+from schemas.memory import EngineMemory
 from schemas.meta import ApiModel, ApiObject, Examples, Labels, ObjectName, Status
 from schemas.node import Node, effective_labels, matches
 from schemas.quantity import PositiveQuantity, Quantity
@@ -94,6 +95,9 @@ class NodePoolSpec(ApiModel):
     wired_limit: WiredLimitSize | None = None
     """Memory that the GPU of each Mac should be able to wire, such as "100Gi". Setting it needs root: a Mac with another
     limit gets the condition WiredLimitDiffers with the command. Placement uses the effective limit. Default: left alone."""
+    memory: EngineMemory | None = None
+    """The memory of engines that start from now on, unless their deployment has its own. Off counts if several pools of a
+    Mac differ. Default: wired is Auto."""
     download_limit: PositiveQuantity | None = None
     """Bytes a second of model files that each Mac of the pool receives, from hubs and other Macs, such as "100M". The
     lowest limit of a Mac's pools counts. Default: no limit."""

@@ -8,6 +8,7 @@ from schemas import duration, sizes
 from schemas.deployment import ModelSource
 from schemas.formation import Formation, GoldenAnswer, Seat
 from schemas.kv_cache import KvCache
+from schemas.memory import EngineMemory
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
 from schemas.prefixes import PinnedPrefix
 from schemas.sampling import Performance, Sampling, UnknownParameters
@@ -88,6 +89,7 @@ class ReplicaSpec(ApiModel):
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
     prefixes: tuple[PinnedPrefix, ...] = ()
+    memory: EngineMemory | None = None
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
     performance: Performance = "OnRequest"

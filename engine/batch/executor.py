@@ -20,6 +20,7 @@ from engine.gauges import Gauges
 from engine.grammar.background import BackgroundGrammars
 from engine.grammar.interface import GrammarCompiler
 from engine.jobs import Job, JobFailure, TokenOutput
+from engine.memory import allocation
 from engine.model.adapter_bank import AdapterBank
 from engine.vision.vision_model import VisionModel
 
@@ -81,7 +82,7 @@ class StepExecutor:
         if plan.prefix_bytes is not None:
             self.prefix.trim(plan.prefix_bytes)
         if plan.clears:
-            mx.clear_cache()
+            allocation.clear_buffers()
 
     def run(self, plan: StepPlan) -> list[TokenOutput]:
         """Execute a whole plan, in the order in which rank 0 executes its parts; return the new known tokens."""

@@ -19,6 +19,7 @@ from engine.batch.step_plan import PromptChunk, StepPlan
 from engine.errors import summarize
 from engine.gauges import Gauges
 from engine.jobs import EmbedJob, Job, JobFailure, TokenOutput, WorkerEvent
+from engine.memory import allocation
 from engine.memory.guard import MemoryGuard
 from machinery.clock import Clock
 
@@ -141,7 +142,7 @@ class BatchLoop:
         self.gauges.steps += 1
         if self.is_idle:
             # Return the buffers of finished sequences to the system while no request waits for a token.
-            mx.clear_cache()
+            allocation.clear_buffers()
         gauges = self.gauges
         update_gauges(gauges, self.executor)
         self._decisions.note_prefix(self.executor.prefix.stats)
@@ -247,5 +248,5 @@ class BatchLoop:
             self._forget(job_id)
         self.executor.drop(ids)
         self.gauges.faults += 1
-        mx.clear_cache()
+        allocation.clear_buffers()
         return [JobFailure(job_id=job_id, reason=summarize(error)) for job_id in ids]

@@ -28,6 +28,7 @@ from models.footprint import (
 )
 from models.model_files import ModelFacts, ModelUnusableError
 from schemas import quantity
+from schemas.memory import Wired
 from schemas.wire.engine_config import EngineConfig
 
 # The least unused buffers to keep: with fewer, every step would allocate again.
@@ -44,10 +45,11 @@ class MlxLimits:
 
     arrays: int
     buffers: int
-    wired: int
+    wired: int | None
+    """None: MLX's default stays, and nothing is wired."""
 
 
-def find_limits(shared: MemoryBudget) -> MlxLimits:
+def find_limits(shared: MemoryBudget, wired: Wired = "Auto") -> MlxLimits:
     """Return the limits for a budget.
 
     The wired limit is exactly what the model needs: other processes cannot use wired memory, and a part of it may stay
@@ -58,7 +60,9 @@ def find_limits(shared: MemoryBudget) -> MlxLimits:
     return MlxLimits(
         arrays=shared.limit_bytes,
         buffers=max(_MIN_BUFFER_BYTES, shared.activation_bytes),
-        wired=min(shared.limit_bytes, shared.weights_bytes + shared.activation_bytes + caches),
+        wired=None
+        if wired == "Off"
+        else min(shared.limit_bytes, shared.weights_bytes + shared.activation_bytes + caches),
     )
 
 
@@ -81,9 +85,19 @@ def apply_limits(limits: MlxLimits) -> None:
     """Set MLX's limits."""
     mx.set_memory_limit(limits.arrays)
     mx.set_cache_limit(limits.buffers)
-    wired = _set_wired_limit(limits.wired)
+    wired = 0 if limits.wired is None else _set_wired_limit(limits.wired)
     sizes = {"arrays_bytes": limits.arrays, "buffers_bytes": limits.buffers, "wired_bytes": wired}
     log.info("memory limits set", extra=sizes)
+
+
+def clear_buffers() -> None:
+    """Give unused buffers back to the system; nothing else may call `mx.clear_cache` (tests/lint/test_mlx_calls.py).
+
+    A buffer that a command in flight still uses must not be freed: it is a trigger of the kernel panic "completeMemory()
+    prepare count underflow" (mlx#3186, omlx PR 648). The worker computes on its default stream only.
+    """
+    mx.synchronize()
+    mx.clear_cache()
 
 
 def release_wired_memory() -> None:
@@ -130,7 +144,7 @@ def allocate(
 
     """
     memory_budget = plan_budget(models, config, ranks=ranks)
-    apply_limits(find_limits(memory_budget))
+    apply_limits(find_limits(memory_budget, config.wired))
     return MemoryGuard(budget=memory_budget)
 
 

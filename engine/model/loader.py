@@ -1,6 +1,5 @@
 """Loads a model from its folder into memory with mlx-lm: weights, tokenizer and LoRA adapter. Worker thread only."""
 
-import gc
 import importlib.metadata
 import logging
 import sys
@@ -220,14 +219,6 @@ def raise_unusable(culprit: Path | str) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ModelUnusableError(f"{culprit}: {summarize(error)}") from error
-
-
-def free() -> None:
-    """Free the memory of a model without references."""
-    gc.unfreeze()  # the service froze all objects when the model was ready, the model included
-    gc.collect()
-    mx.clear_cache()
-    log.info("model unloaded", extra={"active_bytes": mx.get_active_memory()})
 
 
 def materialize(model: Model, gauges: Gauges, *, is_stopping: Callable[[], bool]) -> None:

@@ -3,11 +3,10 @@
 import socket
 from dataclasses import dataclass, field
 
-import mlx.core as mx
-
 from engine.batch.executor import StepExecutor, update_gauges
 from engine.errors import GroupError, StoppedError
 from engine.gauges import Gauges
+from engine.memory import allocation
 from engine.ranks import messages
 from engine.ranks.messages import StepMessage, StopMessage, TokenChecksum
 from engine.ranks.rendezvous import WaitContext
@@ -55,7 +54,7 @@ class Follower:
                     self.gauges.steps += 1
                     self.gauges.slowest_s = max(self.gauges.slowest_s, clock.monotonic() - start_s)
                     if not self.executor.jobs:
-                        mx.clear_cache()
+                        allocation.clear_buffers()
                     update_gauges(self.gauges, self.executor)
                 case StopMessage():
                     return

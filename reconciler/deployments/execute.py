@@ -360,6 +360,7 @@ def make_replica(
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
             prefixes=content.prefixes,
+            memory=content.memory,
             sampling=content.sampling,
             unknown_parameters=content.unknown_parameters,
             performance=content.performance,

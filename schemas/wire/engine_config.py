@@ -18,6 +18,7 @@ import platformdirs
 from pydantic import Field, model_validator
 
 from schemas.kv_cache import KvCache
+from schemas.memory import Wired
 from schemas.meta import ApiModel
 from schemas.sampling import Performance, Sampling, UnknownParameters
 from schemas.shardgroup import Backend, Parallelism
@@ -129,6 +130,8 @@ class EngineConfig(ApiModel):
     """Folder of prompts cached on disk, which engines of one machine and user may share."""
     memory_limit_bytes: Positive | None = None
     """Memory that the memory proof promised this process, with weights and Python; None without a proof."""
+    wired: Wired = "Auto"
+    """Off: the model is never wired."""
     identity_dir: Path | None = None
     """Folder of the node's identity, with which the engine serves TLS; None: plain HTTP."""
     adapter: Path | None = None

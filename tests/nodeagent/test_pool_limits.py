@@ -11,11 +11,13 @@ import pytest
 from machinery.clock import SystemClock
 from models.hub.bandwidth import BandwidthLimit
 from models.model_store.store import ModelStore
+from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.usage import read_users
 from nodeagent.peers.uploads import Uploads
 from nodeagent.pool_limits import PoolLimits
 from schemas.event import Event
+from schemas.memory import EngineMemory
 from schemas.meta import ObjectMeta
 from schemas.node import Node
 from schemas.pools import NodePool, NodePoolSpec, NodeSelector
@@ -47,6 +49,7 @@ async def limits(
         collector=ModelCollector(
             models, recorder, lambda: read_users(store, models.root, None), node="mac-1"
         ),
+        wiring=WiringPolicy(),
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pool_limits.run())
@@ -138,3 +141,15 @@ async def test_models_above_the_limit_of_a_pool_go_the_longest_unused_first(tmp_
         await store.commit([], [Delete(key=keys.spec_key("NodePool", "mac"))])
         await store.commit([], [Delete(key=keys.spec_key("NodePool", "other"))])
         await until(lambda: collector.policy.limit_bytes is None, what="no limit")
+
+
+async def test_one_pool_that_forbids_wiring_is_enough_and_a_deployment_overrides_it() -> None:
+    store = MemoryTransport(CLOCK)
+    await put(store, "all", NodePoolSpec(nodes=("mac-1",), memory=EngineMemory(wired="Auto")))
+    async with limits(store) as found:
+        async with asyncio.timeout(60):
+            await found.is_applied.wait()
+        assert found.wiring.wired(None) == "Auto"
+        await put(store, "own", NodePoolSpec(nodes=("mac-1",), memory=EngineMemory(wired="Off")))
+        await until(lambda: found.wiring.wired(None) == "Off", what="the pool")
+        assert found.wiring.wired(EngineMemory(wired="Auto")) == "Auto"

@@ -115,6 +115,7 @@ def content_of(deployment: ModelDeployment) -> RevisionTemplate:
         queue_depth=spec.queue_depth,
         kv_cache=spec.kv_cache,
         prefixes=spec.prefixes,
+        memory=spec.memory,
         sampling=spec.sampling,
         unknown_parameters=spec.unknown_parameters,
         performance=spec.performance,

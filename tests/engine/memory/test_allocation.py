@@ -136,3 +136,13 @@ def test_the_wired_limit_is_the_need_of_the_model(model: Any, folder: Path) -> N
     allocation.apply_limits(limits)
     allocation.release_wired_memory()  # twice is once
     allocation.release_wired_memory()
+    unwired = allocation.find_limits(shared, "Off")
+    assert (unwired.wired, unwired.arrays) == (None, limits.arrays)
+
+
+def test_buffers_are_cleared_when_nothing_computes_any_more() -> None:
+    product = mx.random.normal((512, 512)) @ mx.random.normal((512, 512))
+    mx.async_eval(product)
+    del product
+    allocation.clear_buffers()
+    assert mx.get_cache_memory() == 0
