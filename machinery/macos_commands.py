@@ -232,6 +232,11 @@ KERNEL: Final = _read("uname", "/usr/bin/uname", "-sm")
 PROCESS: Final = _read("ps-args", _PS, "-ww", "-o", "args=", "-p", "{pid}", pid="1")
 RESTART_UNLOCKED: Final = _change("fdesetup-authrestart", _FDESETUP, "authrestart", "-inputplist")
 
+# `fleetctl up`. -s holds on mains power only; -w ends it with the process.
+KEEP_AWAKE: Final = _change(
+    "caffeinate", "/usr/bin/caffeinate", "-i", "-s", "-w", "{pid}", rights="User"
+)
+
 # The gateway's floating address.
 ALL_INTERFACES: Final = _read("ifconfig-all", _IFCONFIG, "-a")
 ADDRESS_ADD: Final = _change(

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -11,8 +13,8 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.local_fleet import LocalFleet, stop_engines
 from fleetctl.fleets.local_programs import LocalFleetSettings
+from machinery import macos_commands, processes
 from machinery import process_log as house_logging
-from machinery import processes
 from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
 from machinery.process_main import run_until_signal
@@ -33,7 +35,7 @@ def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], Await
     house_logging.setup("up", "warning")
     # The local fleet has its own etcd: variables that point to another store must not reach its processes.
     drop_secrets(VARIABLE_PREFIX)
-    with settings.data_dir.lock():
+    with settings.data_dir.lock(), _awake(settings.data_dir):
         fleet = LocalFleet(settings, SystemClock(), os.getpid())
         failures: list[FleetctlError] = []
 
@@ -47,6 +49,26 @@ def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], Await
     if failures:
         raise failures[0]
     return code
+
+
+@contextmanager
+def _awake(data_dir: DataDir) -> Iterator[None]:
+    """Keep a Mac from sleeping by itself while the block runs, and no longer than this process lives."""
+    name, *flags = macos_commands.KEEP_AWAKE.words(pid=str(os.getpid()))
+    program = macos_commands.find_program(name)
+    if program is None:  # as on Linux
+        yield
+        return
+    try:
+        child = processes.spawn((program, *flags), log=data_dir.log(name))
+    except OSError as error:
+        click.echo(f"warning: this Mac may sleep: cannot run {program}: {error.strerror}", err=True)
+        yield
+        return
+    try:
+        yield
+    finally:
+        child.send(signal.SIGTERM)
 
 
 def start_detached(data_dir: DataDir, flags: Sequence[str], clock: Clock) -> FleetRecord:

@@ -109,6 +109,18 @@ def test_no_announce_reaches_the_processes(tmp_path: Path) -> None:
         assert "--no-announce" in make(settings, "unix:/s").command
 
 
+CAFFEINATE = """#!/bin/sh
+echo "$@" >> "{folder}/calls"
+echo $$ >> "{folder}/pids"
+while kill -0 "$4"; do sleep 0.02; done
+"""
+
+
+def awake(folder: Path) -> int:
+    """Return the number of stand-ins for caffeinate that run."""
+    return sum(psutil.pid_exists(int(pid)) for pid in (folder / "pids").read_text().split())
+
+
 @pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.timeout(240)
@@ -116,6 +128,11 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
     tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, port = tmp_path / "data", free_port()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "caffeinate").write_text(CAFFEINATE.format(folder=tools))
+    (tools / "caffeinate").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     try:
         done = await up(folder, models_dir, port, "--nodes", "2")
         assert done.code == 0, done.err
@@ -133,6 +150,8 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
         second = await up(folder, models_dir, port)
         assert second.code == 1
         assert "already runs" in second.err
+        assert (tools / "calls").read_text() == f"-i -s -w {supervisor(folder)}\n"
+        assert awake(tools) == 1
         applied = await on(folder, "apply", "-f", "-", stdin=MANIFEST)
         assert applied.code == 0, applied.err
         waited = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=60s")
@@ -166,16 +185,19 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
         one = Stream()
         await stream(f"http://127.0.0.1:{port}", "tiny", "x", max_tokens=4, into=one)
         assert one.succeeded, one.error
+        await until(lambda: awake(tools) == 0, what="the end of caffeinate")
         again = await fleetctl("up", "--detach", "--data-dir", str(folder), limit_s=120)
         assert again.code == 0, again.err
         assert f"flags of the last start: --nodes 2 --port {port} " in again.err
         assert again.out.startswith(f"fleet ready: http://127.0.0.1:{port}/v1")
         assert pids(folder) == {**before, **pids(folder)}, "what ran was not adopted"
+        assert awake(tools) == 1
     finally:
         down = await on(folder, "down")
     assert (down.code, down.out) == (0, "stopped\n")
     assert pids(folder) == {}
     assert engines(folder) == []
+    await until(lambda: awake(tools) == 0, what="the end of caffeinate")
     nothing = await on(folder, "down")
     assert nothing.out.startswith("no fleet runs in")
 
