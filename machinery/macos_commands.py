@@ -159,6 +159,11 @@ POWER_SETTINGS: Final = _read("pmset-custom", _PMSET, "-g", "custom")
 ASSERTIONS: Final = _read("pmset-assertions", _PMSET, "-g", "assertions")
 UPDATES: Final = _read("defaults-updates", _DEFAULTS, "read", UPDATES_FILE)
 FILEVAULT: Final = _read("fdesetup-status", _FDESETUP, "status")
+DISABLED_SERVICES: Final = _read("launchctl-disabled", _LAUNCHCTL, "print-disabled", "system")
+# Without root it asks for the password of an administrator, in a window.
+BACKGROUND_ITEMS: Final = MacCommand(
+    name="sfltool", program="/usr/bin/sfltool", arguments=("dumpbtm",), timeout_s=6.0, rights="Root"
+)
 SCREEN_USER: Final = _read("stat-console", "/usr/bin/stat", "-f", "%Su", "/dev/console")
 # It sets nothing.
 CLOCK: Final = _read(

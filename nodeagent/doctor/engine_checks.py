@@ -4,11 +4,19 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nodeagent.doctor.check import fail, finding, ok, unknown, warn
-from nodeagent.doctor.host_facts import EngineFacts, Listener, ServiceFacts, ServiceKind, System
+from nodeagent.doctor.check import fail, finding, listed, ok, unknown, warn
+from nodeagent.doctor.host_facts import (
+    BackgroundFacts,
+    EngineFacts,
+    Listener,
+    ServiceFacts,
+    ServiceKind,
+    System,
+)
 from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.readings import RebootReading
+from nodeagent.hardware.service_definitions import label_of
 from nodeagent.node.machine_conditions import stranded_thresholds
 from schemas import quantity
 from schemas.quantity import counted
@@ -86,6 +94,31 @@ def check_login_session(
         + (", and nobody is" if is_alone else ""),
         f"fleetctl service uninstall --user {names[0]}; sudo fleetctl service install {names[0]} -- FLAGS",
     )
+
+
+def check_background_items(
+    services: Sequence[ServiceFacts], background: BackgroundFacts
+) -> Iterator[Finding]:
+    """Yield the services that macOS does not start at its next boot, although they may run now."""
+    labels = {label_of(service.name): service.name for service in services}
+    disallowed = sorted(labels.keys() & (background.disallowed or ()))
+    disabled = sorted(labels.keys() & background.disabled)
+    if disallowed:
+        yield fail(
+            f"{listed(disallowed)} is switched off in Login Items & Extensions: it does not start at the next boot",
+            'System Settings > General > Login Items & Extensions: allow it in the background; it may be called "python" or '
+            '"Item from unidentified developer"',
+        )
+    if disabled:
+        yield fail(
+            f"{listed(disabled)} is disabled in launchd: it does not start at the next boot",
+            f"sudo launchctl enable system/{disabled[0]} && sudo fleetctl service start {labels[disabled[0]]}",
+        )
+    if not (disallowed or disabled):
+        rest = "" if background.disallowed is not None else (
+            "; `sudo fleetctl doctor --local` also reads Login Items & Extensions"
+        )  # fmt: skip
+        yield ok(f"launchd has disabled no service of the fleet{rest}")
 
 
 def check_gpu_spin(engines: Sequence[EngineFacts] | None, gpu: Macmon | None) -> Iterator[Finding]:

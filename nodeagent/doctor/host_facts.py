@@ -78,6 +78,16 @@ class SleepFacts:
     is_low_power: bool | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundFacts:
+    """The labels of services that macOS does not start."""
+
+    disabled: frozenset[str]
+    """Those disabled with launchctl."""
+    disallowed: frozenset[str] | None = None
+    """Those switched off in Login Items & Extensions; None without root."""
+
+
 class ServiceKind(StrEnum):
     """The manager of a service."""
 
@@ -182,6 +192,7 @@ class HostFacts:
     open_files: OpenFileFacts | None = None
     clock: ClockFacts | None = None
     services: Sequence[ServiceFacts] | None = None
+    background: BackgroundFacts | None = None
     is_user_at_screen: bool | None = None
     """True if a user is logged in at the screen."""
     neighbours: Sequence[NeighbourProbe] | None = None

@@ -13,6 +13,7 @@ from machinery import macos_commands
 from machinery.macos_commands import MacCommand
 from nodeagent.doctor import process_facts
 from nodeagent.doctor.host_facts import (
+    BackgroundFacts,
     ClockFacts,
     FirewallFacts,
     Listener,
@@ -54,6 +55,7 @@ def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[]
             macos_settings.parse_installs_updates, macos_commands.UPDATES
         ),
         "has_filevault": lambda: read(macos_settings.parse_filevault, macos_commands.FILEVAULT),
+        "background": lambda: read_background(scope, run),
         "is_user_at_screen": lambda: read(parse_screen_user, macos_commands.SCREEN_USER),
         # It sets nothing.
         "clock": lambda: read(parse_clock, macos_commands.CLOCK),
@@ -106,6 +108,18 @@ async def read_firewall(run: CommandRunner) -> FirewallFacts | None:
         is_python_allowed=macos_settings.parse_firewall_apps(apps).get(path, False)
         if apps
         else None,
+    )
+
+
+async def read_background(scope: CollectionScope, run: CommandRunner) -> BackgroundFacts | None:
+    """Return the services that macOS does not start."""
+    printed = await run(macos_commands.DISABLED_SERVICES.argv())
+    disabled = macos_settings.parse_disabled_services(printed or "")
+    items = await run(macos_commands.BACKGROUND_ITEMS.argv()) if scope.is_root else None
+    if disabled is None:
+        return None
+    return BackgroundFacts(
+        disabled=disabled, disallowed=macos_settings.parse_disallowed_items(items or "")
     )
 
 

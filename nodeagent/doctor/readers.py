@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class CollectionScope:
     """None without an agent: `fleetctl doctor --local`."""
     root: Path = Path("/")
     home: Path = field(default_factory=Path.home)
+    is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 
     @property
     def ports(self) -> set[int]:

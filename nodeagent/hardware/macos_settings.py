@@ -85,6 +85,28 @@ def parse_filevault(text: str) -> bool | None:
     return found[1] == "On" if found else None
 
 
+def parse_disabled_services(text: str) -> frozenset[str] | None:
+    """Return the labels that `launchctl print-disabled` lists as disabled: "true" until macOS 12, "disabled" from 13 on."""
+    if "disabled services = {" not in text:
+        return None
+    return frozenset(re.findall(r'^\s*"([^"]+)" => (?:true|disabled)\b', text, re.MULTILINE))
+
+
+def parse_disallowed_items(text: str) -> frozenset[str] | None:
+    """Return the labels of services in `sfltool dumpbtm` that an owner has switched off in Login Items & Extensions.
+
+    A record names its property list as a URL, or as a path until macOS 13; the groups of developers have none.
+    """
+    if "Records for UID" not in text:
+        return None
+    labels = set()
+    for record in re.split(r"^\s*#\d+:\s*$", text, flags=re.MULTILINE):
+        url = re.search(r"^\s*URL: \S.*/([^/]+)\.plist\s*$", record, re.MULTILINE)
+        if url and re.search(r"^\s*Disposition: \[[^\]]*\bdisallowed\b", record, re.MULTILINE):
+            labels.add(url[1])
+    return frozenset(labels)
+
+
 def parse_clock_offset(text: str) -> float | None:
     """Return the seconds in `sntp time.apple.com`: "+0.001234 +/- 0.012345 time.apple.com 17.253.14.125"."""
     found = re.search(r"^([+-]\d{1,12}(?:\.\d{1,9})?) \+/- ", text, re.ASCII | re.MULTILINE)

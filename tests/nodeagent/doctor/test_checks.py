@@ -9,6 +9,7 @@ import pytest
 from nodeagent.doctor.checks import CHECKS, run_checks
 from nodeagent.doctor.engine_checks import ORPHAN_FIX
 from nodeagent.doctor.host_facts import (
+    BackgroundFacts,
     ClockFacts,
     EngineFacts,
     FirewallFacts,
@@ -54,6 +55,7 @@ HEALTHY = HostFacts(
     open_files=OpenFileFacts(soft=65536, hard=65536),
     clock=ClockFacts(offset_s=0.02),
     services=(AGENT,),
+    background=BackgroundFacts(disabled=frozenset(), disallowed=frozenset()),
     is_user_at_screen=False,
     neighbours=(PROBE,),
     firewall=FirewallFacts(is_on=True, is_python_allowed=True),
@@ -137,9 +139,14 @@ OOM = "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kI
 TIMEOUT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"
 SPIN = {"gpu": Macmon(gpu_ratio=1.0, gpu_watts=4.1)}
 WIRED = {"wired": RebootReading(total_bytes=64 * GIB, wired_bytes=40 * GIB)}
+LABELS = frozenset(("io.mlxfleet.nodeagent", "com.example.other"))
 OLLAMA = Listener(port=4100, pid=77, program="ollama")
 
 SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("background item", {"background": BackgroundFacts(disabled=frozenset())}, "OK"),
+    ("background item", {"background": BackgroundFacts(disabled=LABELS)}, "FAIL"),
+    ("background item", {"background": BackgroundFacts(disabled=frozenset(), disallowed=LABELS)}, "FAIL"),
+    ("background item", {"background": BackgroundFacts(disabled=LABELS), "services": ()}, "OK"),
     # 1: errno 65 for our own socket, while Apple's nc passes.
     ("local network", probes(Reach.UNREACHABLE, Reach.REACHED), "FAIL"),
     ("local network", probes(Reach.SILENT, Reach.REACHED), "FAIL"),

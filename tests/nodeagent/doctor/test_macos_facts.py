@@ -36,6 +36,8 @@ FILES = {
     "sntp -t 3 time.apple.com": "sntp.txt",
     "netstat -anv -p tcp": "netstat.txt",
     "macmon pipe -s 1 -i 200": "macmon.json",
+    "launchctl print-disabled system": "print_disabled.txt",
+    "sfltool dumpbtm": "sfltool.txt",
     "launchctl print system/io.mlxfleet.nodeagent": "launchctl_print.txt",
 }
 
@@ -73,6 +75,7 @@ async def facts_of(folder: str, root: Path) -> HostFacts:
     scope = CollectionScope(
         models_dir=root / "models", engine_folders=(root / "engines",), engine_ports=range(4100, 4200),
         api_port=4001, metal=works, root=root, home=root / "home",
+        is_root=True,
     )  # fmt: skip
     return await collect_facts(scope, CLOCK, run=Recorded(folder), platform="darwin")
 
@@ -81,7 +84,7 @@ async def test_a_mac_that_is_well(tmp_path: Path) -> None:
     facts = await facts_of("well", tmp_path)
     levels = {check.check: check.level for check in run_checks(facts)}
     good = (
-        "metal", "mlx build", "firewall", "sleep", "updates", "filevault", "service definition", "login session",
+        "metal", "mlx build", "firewall", "sleep", "updates", "filevault", "service definition", "login session", "background item",
         "models folder", "clock", "ports",
     )  # fmt: skip
     assert {name: levels[name] for name in good} == dict.fromkeys(good, "OK")
@@ -94,7 +97,7 @@ async def test_a_mac_that_is_ill(tmp_path: Path) -> None:
     findings = {check.check: check for check in reversed(run_checks(facts)) if check.level != "OK"}
     levels = {
         "rosetta": "FAIL", "mlx build": "FAIL", "firewall": "FAIL", "sleep": "WARN", "updates": "WARN", "filevault": "WARN",
-        "service definition": "WARN", "crash loop": "FAIL", "clock": "FAIL", "ports": "WARN",
+        "service definition": "WARN", "background item": "FAIL", "crash loop": "FAIL", "clock": "FAIL", "ports": "WARN",
     }  # fmt: skip
     assert {name: findings[name].level for name in levels} == levels
     assert (

@@ -55,6 +55,18 @@ def test_the_firewall_in_both_wordings() -> None:
     }
 
 
+def test_services_that_macos_does_not_start() -> None:
+    ours, theirs = "io.mlxfleet.nodeagent", "com.apple.ManagedClientAgent.enrollagent"
+    parse = macos_settings.parse_disabled_services
+    assert parse(well("print_disabled.txt")) == frozenset((theirs,))
+    assert parse(ill("print_disabled.txt")) == frozenset((theirs, ours))
+    assert parse("Could not find domain for") is None
+    parse = macos_settings.parse_disallowed_items
+    assert parse(well("sfltool.txt")) == frozenset(("com.example.chat-helper",))
+    assert parse(ill("sfltool.txt")) == frozenset(("com.muse.authservice", ours))
+    assert parse("Error: not authorized") is None
+
+
 def test_updates_and_filevault_are_on_off_or_unknown() -> None:
     assert macos_settings.parse_installs_updates(ill("software_update.txt")) is True
     assert macos_settings.parse_installs_updates(well("software_update.txt")) is False
