@@ -10,6 +10,8 @@ from machinery import unix_sockets
 from schemas.wire.engine_address import EngineAddress
 
 _MAX_ENGINES = 100
+# This machine answers itself at once.
+_CONNECT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,4 +89,8 @@ def _is_in_use(address: EngineAddress) -> bool:
             raise OSError(
                 f"engines cannot listen on {address.host}: {error.strerror}; is it an address of this Mac?"
             ) from error
-    return False
+    # With SO_REUSEADDR, BSDs bind an address beside a listener on all addresses, such as AirPlay's on port 5000. Only a
+    # connection shows it.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
+        client.settimeout(_CONNECT_S)
+        return client.connect_ex((address.host, address.port)) == 0
