@@ -1,12 +1,12 @@
 """HTTP client of the fleet's processes: their addresses, answers and streams, for both doors."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -20,7 +20,7 @@ from machinery.http_body import BodyTooLargeError, read_limited
 from machinery.tcp_keepalive import enable_keepalive
 from machinery.tls_client import untrusted_reason
 from manifests.suggestions import not_found_message
-from schemas import kinds
+from schemas import kinds, local_network
 from schemas.node import NodeStatus
 from schemas.records import DashboardLease, GatewayLease, ReconcilerLease
 from schemas.wire.errors import ErrorBody
@@ -269,7 +269,9 @@ async def open_stream(
                 _unreachable_text(address, f"no answer within {answer_s:g} s")
             ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ProcessUnreachableError(_unreachable_text(address, _cause(error))) from error
+            raise ProcessUnreachableError(
+                _unreachable_text(address, _cause(error, address.url))
+            ) from error
         watch_peer(response)
         async with response:
             yield _pieces(address, response)
@@ -287,7 +289,7 @@ async def _pieces(
             yield piece
     except (aiohttp.ClientError, OSError) as error:
         raise ProcessUnreachableError(
-            f"{address.label}: the connection to {address.url} broke ({_cause(error)}); the output is incomplete"
+            f"{address.label}: the connection to {address.url} broke ({_cause(error, address.url)}); the output is incomplete"
         ) from error
 
 
@@ -320,14 +322,11 @@ def untrusted_text(error: Exception) -> str:
     )
 
 
-def _cause(error: Exception) -> str:
-    # aiohttp's message repeats host, port and TLS; only the operating system's reason is new.
+def _cause(error: Exception, url: str) -> str:
     if untrusted := untrusted_text(error):
         return untrusted
-    inner = getattr(error, "os_error", error)
-    if isinstance(inner, OSError) and (inner.errno or 0) > 0:
-        return os.strerror(inner.errno or 0).lower()
-    return str(error) or type(error).__name__
+    text = local_network.failure_text(error, urlsplit(url).hostname or "")
+    return text if text == str(error) else text[:1].lower() + text[1:]
 
 
 def _unreachable_text(address: ProcessAddress, why: str) -> str:

@@ -33,14 +33,14 @@ from fleetctl.services.port import Services, ServiceState
 from fleetctl.services.programs import PARTS, PROGRAMS, Part, build_command
 from fleetctl.services.systemd import SystemdServices
 from machinery.clock import SystemClock
-from schemas import quantity
+from schemas import local_network, quantity
 
 # The exit code of `systemctl status` for a service that does not run.
 _NOT_RUNNING: Final = 3
 _TITLES: Final = ("NAME", "STATE", "PID", "RESTARTS", "LAST EXIT", "LOG")
 _SECOND_BEST: Final = (
     "warning: --user is second best: the service runs only while you are logged in, and macOS may keep it from "
-    "reaching other Macs (local network privacy)"
+    f"reaching other Macs ({local_network.NAME})"
 )
 
 _part = click.argument("part", type=click.Choice(PARTS))

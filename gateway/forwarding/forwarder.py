@@ -550,7 +550,7 @@ def _terms_until(request: InferenceRequest, model_state: ModelState, now_s: floa
 
 def _outcome(error: UpstreamError) -> str:
     if isinstance(error, UnreachableError):
-        return "unreachable"
+        return error.outcome
     return "silent" if error.is_silence else "broken"
 
 

@@ -231,7 +231,7 @@ class Resumption(ResumeSearch):
             outcome = "resumed" if self._is_fit(result) else "turned_away"
             why = "" if outcome == "resumed" else self._last_reason
         except UnreachableError as error:
-            outcome, why = "unreachable", str(error)
+            outcome, why = error.outcome, str(error)
         except BrokenResponseError as error:
             outcome, why = "silent" if error.is_silence else "broken", str(error)
             self._record_death(endpoint, error)

@@ -5,7 +5,7 @@ An `Exchange` is a call whose reader waits, for health checks. Requests of clien
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 from typing_extensions import override
@@ -39,13 +39,20 @@ class UnreachableError(Exception):
     """The engine accepted no connection, so it has not seen the request."""
 
     def __init__(
-        self, message: str, *, is_timeout: bool = False, is_own_fault: bool = False
+        self,
+        message: str,
+        *,
+        is_timeout: bool = False,
+        is_own_fault: bool = False,
+        has_no_route: bool = False,
     ) -> None:
         super().__init__(message)
         self.is_timeout = is_timeout
         """True if the connection was not refused but timed out: the engine may be there and hang."""
         self.is_own_fault = is_own_fault
         """True if the gateway could not open a connection: it says nothing about the engine."""
+        self.outcome: Final = "no_route" if has_no_route else "unreachable"
+        """As in fleet_gateway_attempts_total; no_route is EHOSTUNREACH, with which macOS keeps a program from a network."""
 
 
 UpstreamError: TypeAlias = UnreachableError | BrokenResponseError

@@ -7,7 +7,6 @@ handshake takes milliseconds, and no request shall wait for one.
 import asyncio
 import errno
 import logging
-import os
 import socket
 import ssl
 import sys
@@ -29,6 +28,7 @@ from gateway.upstream.tls import (
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
 from machinery.clock import NEVER, Clock
+from schemas import local_network
 from schemas.wire.connections import POOL_IDLE_S
 from schemas.wire.engine_address import EngineAddress
 
@@ -287,9 +287,11 @@ class ConnectionPool(KeptConnections):
         except UnicodeError as error:
             raise UnreachableError(f"{origin.host[:100]!r} is no host name") from error
         except OSError as error:
-            # Not asyncio's message, which repeats the address and leaves out the reason.
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise UnreachableError(reason, is_own_fault=error.errno in _NO_FILES) from error
+            raise UnreachableError(
+                local_network.failure_text(error, origin.host),
+                is_own_fault=error.errno in _NO_FILES,
+                has_no_route=local_network.has_no_route(error),
+            ) from error
         if not origin.socket:
             # Without it a request to such a Mac waits for the full time limit before it is retried.
             sock = transport.get_extra_info("socket")

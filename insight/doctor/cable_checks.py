@@ -12,6 +12,7 @@ from typing import Final
 
 from insight.doctor.findings import Finding
 from nodeagent.doctor.check import ok, warn
+from schemas import local_network
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import FabricInterface, Node, NodeFabric
 from schemas.quantity import counted
@@ -57,7 +58,8 @@ def check_links(links: Sequence[LinkProbe]) -> Iterator[Finding]:
     for link in failed:
         yield warn(
             f"{link.other} is not reached over {link.interface}, from {link.source} to {link.target}: {link.error}",
-            f"compare the masks of both ends, and macOS's local network permission: `ping -c 3 -S {link.source} {link.target}`",
+            f"compare the masks of both ends: `ping -c 3 -S {link.source} {link.target}`. If only ping works, it is macOS's "
+            f"{local_network.NAME}: {local_network.REMEDY}",
             node=link.node,
         )
     if links and not failed:
@@ -79,8 +81,8 @@ KNOWN_FAILURES: Final = (
         name="errno 60 or 65",
         pattern=_words(r"\berrno:? (?:60|65)\b|no route to host|operation timed out"),
         cause="a rank cannot reach another one over the address of its cable, though both Macs have it (mlx#3755)",
-        advice="on NODE: `ping -c 3 -S ITS-ADDRESS OTHER-ADDRESS` for each cable; compare masks and macOS's local network "
-        "permission (docs/operations/shardgroups.md)",
+        advice="on NODE: `ping -c 3 -S ITS-ADDRESS OTHER-ADDRESS` for each cable, and compare masks. If only ping works, it is "
+        f"macOS's {local_network.NAME}: {local_network.REMEDY}",
     ),
     KnownFailure(
         name="errno 16",

@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from machinery.clock import Clock
 from nodeagent.doctor import macos_facts, process_facts, service_facts
-from nodeagent.doctor.host_facts import ClockFacts, EngineFacts, HostFacts, ServiceFacts
+from nodeagent.doctor.host_facts import (
+    ClockFacts,
+    EngineFacts,
+    HostFacts,
+    Reach,
+    ServiceFacts,
+)
 from nodeagent.doctor.readers import (
     CollectionScope,
     CommandRunner,
@@ -74,7 +80,11 @@ async def collect_facts(
     values = await asyncio.gather(*(read_bounded(name, read) for name, read in readers.items()))
     facts: dict[str, Any] = dict(zip(readers, values, strict=True))
     translated = facts.pop("is_translated", None)
-    if any(neighbour.is_denied for neighbour in facts.get("neighbours") or ()):
+    neighbours = facts.get("neighbours") or ()
+    if any(neighbour.own is not Reach.REACHED for neighbour in neighbours):
+        pids = [service.pid for service in facts.get("services") or ()]
+        facts["origin"] = await read_bounded("origin", lambda: macos_facts.read_origin(pids))
+    if any(neighbour.is_denied for neighbour in neighbours):
         # The system's log takes seconds to search.
         facts["denials"] = await read_bounded("denials", lambda: macos_facts.count_denials(run))
     return HostFacts(

@@ -57,6 +57,15 @@ class NeighbourProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOrigin:
+    """The start of this process, by which macOS decides whether it may use the local network."""
+
+    is_orphan: bool
+    """True if its first ancestor below process 1 is a program of the fleet and no service: its terminal has ended."""
+    reaches_loopback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirewallFacts:
     """The application firewall of macOS."""
 
@@ -197,6 +206,8 @@ class HostFacts:
     """True if a user is logged in at the screen."""
     neighbours: Sequence[NeighbourProbe] | None = None
     """None if this machine knows no neighbour."""
+    origin: ProcessOrigin | None = None
+    """None if every neighbour is reached, or none is known."""
     denials: int | None = None
     """Entries of the system's log that say that macOS kept a process from the local network."""
     firewall: FirewallFacts | None = None
@@ -210,6 +221,8 @@ class HostFacts:
     system_version: tuple[int, int] | None = None
     """The version of macOS, such as (26, 2)."""
     fabric: NodeFabric | None = None
+    default_interface: str | None = None
+    """Interface of the IPv4 default route."""
     gpu: Macmon | None = None
     """The GPU's use and power; None if macmon does not show both."""
     wired: RebootReading | None = None

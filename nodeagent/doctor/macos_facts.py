@@ -5,7 +5,7 @@ Tested on captures only, not on a Mac: docs/hardware.md says what the first Mac 
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from nodeagent.doctor.host_facts import (
     FirewallFacts,
     Listener,
     NeighbourProbe,
+    ProcessOrigin,
     Reach,
     SleepFacts,
 )
@@ -61,6 +62,9 @@ def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[]
         "clock": lambda: read(parse_clock, macos_commands.CLOCK),
         "neighbours": lambda: read_neighbours(scope, run),
         "fabric": macos_fabric.read_fabric,
+        "default_interface": lambda: read(
+            lambda text: parse_pairs(text).get("interface") or None, macos_commands.DEFAULT_ROUTE
+        ),
         "wired": lambda: read_wired(run),
         "listeners": lambda: read_listeners(scope, run),
         "jetsam": lambda: in_thread(lambda: read_jetsam(scope.root / _REPORTS)),
@@ -215,6 +219,20 @@ async def connect(address: str, port: int) -> Reach:
     if error is None or isinstance(error, ConnectionError):
         return Reach.REACHED
     return Reach.UNREACHABLE if error.errno in _UNREACHABLE else Reach.SILENT
+
+
+async def read_origin(services: Iterable[int | None]) -> ProcessOrigin:
+    """Return what started this process; `services` are the processes that launchd or systemd runs.
+
+    Raises:
+        OSError, psutil.Error: this machine has no loopback, or the processes cannot be read.
+
+    """
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as own:
+        reached = await connect(*own.sockets[0].getsockname()[:2])
+    return ProcessOrigin(
+        is_orphan=process_facts.is_orphan(services), reaches_loopback=reached is Reach.REACHED
+    )
 
 
 def parse_nc(text: str) -> Reach:

@@ -147,6 +147,24 @@ def _modified_at(path: Path) -> datetime:
         return datetime.fromtimestamp(0, UTC)
 
 
+def is_orphan(services: Iterable[int | None]) -> bool:
+    """Return whether this process outlived its terminal: process 1 is the parent of a program of the fleet, not of a shell.
+
+    macOS judges a process by its first ancestor. `services` are the processes of the service manager, which are
+    children of process 1, too. Raises psutil.Error.
+    """
+    first = psutil.Process()
+    own = first.exe()
+    while (parent := first.parent()) is not None and parent.pid != 1:
+        first = parent
+    if parent is None or first.pid in services:
+        return False
+    try:
+        return first.exe() == own
+    except psutil.AccessDenied:
+        return False  # of root: sshd or login
+
+
 def read_sockets() -> list[tuple[int, int | None]]:
     """Return (port, pid) of the listening sockets; the pid is None for those of other users. Raises psutil.Error."""
     return [

@@ -11,6 +11,7 @@ from nodeagent.doctor.host_facts import (
     FolderFacts,
     NeighbourProbe,
     OpenFileFacts,
+    ProcessOrigin,
     PythonFacts,
     Reach,
     SleepFacts,
@@ -20,7 +21,7 @@ from nodeagent.hardware.macos import RDMA_SINCE
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading
 from nodeagent.hardware.system_text import parse_system_version
-from schemas import quantity
+from schemas import local_network, quantity
 from schemas.node import NodeFabric
 from schemas.wire.findings import Finding, Level
 
@@ -62,19 +63,37 @@ def clock_level(offset_s: float) -> Level:
 
 
 def check_local_network(
-    neighbours: Sequence[NeighbourProbe], denials: int | None
+    neighbours: Sequence[NeighbourProbe], origin: ProcessOrigin | None, denials: int | None
 ) -> Iterator[Finding]:
-    """Yield whether macOS lets this process reach its neighbours: Apple's own tools pass where it may not."""
-    denied = [probe for probe in neighbours if probe.is_denied]
+    """Yield whether macOS lets this process reach its neighbours: Apple's own tools pass where it may not.
+
+    A process that outlived its terminal is known without them: EHOSTUNREACH, while loopback works.
+    """
+    is_reached = any(probe.own is Reach.REACHED for probe in neighbours)
+    is_orphan = origin is not None and origin.is_orphan and origin.reaches_loopback
+    denied = [
+        probe
+        for probe in neighbours
+        if probe.is_denied
+        or (
+            is_orphan
+            and not is_reached
+            and probe.own is Reach.UNREACHABLE
+            and local_network.is_local(probe.address)
+        )
+    ]
     if denied:
         where = ", ".join(f"{probe.address}:{probe.port}" for probe in denied[:_MAX_NAMES])
         log = f"; the system's log has {denials} denials" if denials else ""
+        why = ", and /usr/bin/nc does" if any(probe.is_denied for probe in denied) else ""
+        if is_orphan:
+            why += "; it is an orphaned process: its terminal or ssh session has ended"
         yield fail(
-            f"macOS keeps this program from other Macs: its own socket does not reach {where}, and /usr/bin/nc does{log}",
-            "run it as a LaunchDaemon (`sudo fleetctl service install nodeagent`), or allow it in System Settings > "
-            "Privacy & Security > Local Network",
+            f"macOS keeps this program from other Macs ({local_network.NAME}): its own socket does not reach {where}"
+            f"{why}{log}",
+            local_network.REMEDY,
         )
-    elif any(probe.own is Reach.REACHED for probe in neighbours):
+    elif is_reached:
         yield ok("this program reaches another machine on its network")
     elif neighbours:
         yield unknown(
@@ -267,6 +286,20 @@ def check_mlx_build(metal: MetalVerdict, system_version: tuple[int, int]) -> Ite
         )
     else:
         yield ok(name)
+
+
+def check_default_route(fabric: NodeFabric, default_interface: str) -> Iterator[Finding]:
+    """Yield whether the default route leads over a cable between Macs: a bridge with DHCP may take it (dnet#66)."""
+    cables = {port.interface for port in fabric.ports}
+    cables |= {interface.name for interface in fabric.interfaces if interface.is_thunderbolt}
+    if default_interface in cables:
+        yield fail(
+            f"the default route leads over {default_interface}, a Thunderbolt interface, to another Mac and not to the Internet"
+        )
+    else:
+        yield ok(
+            f"the default route leads over {default_interface}, which is no Thunderbolt interface"
+        )
 
 
 def check_thunderbolt_bridge(fabric: NodeFabric) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """Health and probe requests to engines over HTTP, with a time limit on each."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -10,9 +11,12 @@ import orjson
 from models import golden_question
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
+from schemas import local_network
 from schemas.formation import GoldenAnswer
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.errors import ErrorBody
+
+log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 2.0
 FIRST_STEP_LIMIT_S: Final = 120.0
@@ -77,6 +81,8 @@ class HealthClient:
     def __init__(self, tls: NodeTls | None = None) -> None:
         """`tls`: the node's identity, for engines that serve TLS."""
         self._http = EngineHttp(tls)
+        self._without_route: set[EngineAddress] = set()
+        """Engines whose log line about EHOSTUNREACH is written."""
 
     async def ask(
         self, address: EngineAddress, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
@@ -90,6 +96,7 @@ class HealthClient:
                 address, "/health", limit_s=limit_s, max_bytes=_MAX_BODY_BYTES
             )
             tree = orjson.loads(raw)
+            self._without_route.discard(address)
             if tree["replicaUid"] != replica_uid:
                 return None
             total_bytes = int(tree.get("totalBytes", 0))
@@ -104,7 +111,11 @@ class HealthClient:
                 prefixes=(str(tree.get("prefixes", "")), str(tree.get("prefixesMessage", ""))),
                 loaded=int(tree.get("loadedBytes", 0)) / total_bytes if total_bytes > 0 else 0.0,
             )
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
+            if local_network.has_no_route(error) and address not in self._without_route:
+                self._without_route.add(address)
+                why = local_network.failure_text(error, address.host)
+                log.warning("no route to an engine", extra={"url": address.url, "why": why})
             return None
 
     async def probe(self, address: EngineAddress, model: str) -> str:

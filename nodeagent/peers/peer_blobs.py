@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -14,6 +15,7 @@ from machinery.http_body import BodyTooLargeError, read_limited
 from models.hub.digests import BlobDigest
 from models.hub.threads import run_in_thread
 from models.model_store.piece_list import MAX_LIST_BYTES, PieceList, decode_list
+from schemas import local_network
 from schemas.wire.blobs import PATH, RECEIVED
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=300.0, sock_connect=5.0, sock_read=15.0)
@@ -22,6 +24,13 @@ _READ_BYTES: Final = 1 << 18
 
 class PeerError(Exception):
     """A peer did not answer, or broke off."""
+
+
+def peer_error(node: str, url: str, error: Exception) -> PeerError:
+    """Return the error for a failed connection to a node."""
+    return PeerError(
+        f"{node} at {url}: {local_network.failure_text(error, urlsplit(url).hostname or '')}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +106,7 @@ class HttpPeerBlobs:
                 chunks = _bounded(response.content.iter_chunked(_READ_BYTES), count)
                 yield PeerAnswer(status=206, received=received, chunks=chunks)
         except (TimeoutError, aiohttp.ClientError, ssl.SSLError, OSError) as error:
-            raise PeerError(f"{node} at {url}: {str(error) or type(error).__name__}") from error
+            raise peer_error(node, url, error) from error
         except UntrustedAddressError as error:
             raise PeerError(str(error)) from error
 
@@ -120,7 +129,7 @@ class HttpPeerBlobs:
                 content = await read_limited(response.content.iter_any(), MAX_LIST_BYTES)
             return await run_in_thread(_checked_list, content, sha256)
         except (TimeoutError, aiohttp.ClientError, ssl.SSLError, OSError) as error:
-            raise PeerError(f"{node} at {url}: {str(error) or type(error).__name__}") from error
+            raise peer_error(node, url, error) from error
         except (UntrustedAddressError, BodyTooLargeError, ValueError) as error:
             raise PeerError(f"{node}: {error}") from error
 

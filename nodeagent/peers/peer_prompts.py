@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from identity.dialer import Dialer, UntrustedAddressError
 from machinery.http_body import read_limited
-from nodeagent.peers.peer_blobs import PeerError
+from nodeagent.peers.peer_blobs import PeerError, peer_error
 from schemas.wire.recent_prompts import MAX_BODY_BYTES, PATH, RecentPrompts
 
 _TIMEOUT = aiohttp.ClientTimeout(total=4.0, sock_connect=2.0)
@@ -43,7 +43,7 @@ class HttpPeerPrompts:
                     raise PeerError(f"{node} answered {response.status}: {text}")
             return RecentPrompts.model_validate_json(body)
         except (TimeoutError, aiohttp.ClientError, ssl.SSLError, OSError) as error:
-            raise PeerError(f"{node} at {url}: {str(error) or type(error).__name__}") from error
+            raise peer_error(node, url, error) from error
         except UntrustedAddressError as error:
             raise PeerError(f"{node}: {error}") from error
         except ValidationError as error:

@@ -5,15 +5,23 @@ network of the clients, which is ours too. Either leg can be taken away; packets
 a word. Needs root on Linux; `available()` tells. Everything made here bears our process id.
 """
 
+import asyncio
+import ctypes
 import os
 import random
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tests.support.cluster import Place
+
+T = TypeVar("T")
+# CLONE_NEWNET of unshare(2).
+_NEW_NETWORK = 0x40000000
 
 
 class NoNamespaceError(Exception):
@@ -214,3 +222,17 @@ def _inside(space: str, line: str) -> None:
     )
     if done.returncode:
         raise NoNamespaceError(done.stderr.strip())
+
+
+def without_route(address: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run the work in a network of its own, in which the address is EHOSTUNREACH and only loopback is up."""
+
+    def run() -> T:
+        # Of this thread only; its sockets and its children are in the new network.
+        if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
+            raise NoNamespaceError(os.strerror(ctypes.get_errno()))
+        _ip("link set lo up", f"route add unreachable {address}")
+        return asyncio.run(work())
+
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        return threads.submit(run).result(timeout=60)

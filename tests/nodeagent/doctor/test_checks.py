@@ -18,6 +18,7 @@ from nodeagent.doctor.host_facts import (
     Listener,
     NeighbourProbe,
     OpenFileFacts,
+    ProcessOrigin,
     PythonFacts,
     Reach,
     ServiceFacts,
@@ -29,7 +30,7 @@ from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading, RebootReading
-from schemas.node import MlxBuild, NodeFabric, ThunderboltPort
+from schemas.node import FabricInterface, MlxBuild, NodeFabric, ThunderboltPort
 from schemas.wire.findings import Finding
 
 GIB = 2**30
@@ -65,6 +66,7 @@ HEALTHY = HostFacts(
     metal=METAL,
     system_version=(26, 2),
     fabric=NodeFabric(),
+    default_interface="en0",
     gpu=Macmon(gpu_ratio=0.9, gpu_watts=40.0),
     wired=RebootReading(total_bytes=64 * GIB, wired_bytes=3 * GIB),
     engines=(),
@@ -140,6 +142,12 @@ TIMEOUT = "[METAL] Command buffer execution failed: Caused GPU Timeout Error (00
 SPIN = {"gpu": Macmon(gpu_ratio=1.0, gpu_watts=4.1)}
 WIRED = {"wired": RebootReading(total_bytes=64 * GIB, wired_bytes=40 * GIB)}
 LABELS = frozenset(("io.mlxfleet.nodeagent", "com.example.other"))
+ORPHAN = ProcessOrigin(is_orphan=True, reaches_loopback=True)
+OFFLINE = replace(ORPHAN, reaches_loopback=False)
+CABLED = NodeFabric(
+    ports=(ThunderboltPort(receptacle="1", interface="en3"),),
+    interfaces=(FabricInterface(name="bridge0", address="192.168.1.9", is_thunderbolt=True),),
+)
 OLLAMA = Listener(port=4100, pid=77, program="ollama")
 
 SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
@@ -152,6 +160,13 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("local network", probes(Reach.SILENT, Reach.REACHED), "FAIL"),
     ("local network", probes(Reach.UNREACHABLE, Reach.UNREACHABLE), "UNKNOWN"),
     ("local network", probes(Reach.UNREACHABLE, None), "UNKNOWN"),
+    ("local network", {**probes(Reach.UNREACHABLE, Reach.UNREACHABLE), "origin": ORPHAN}, "FAIL"),
+    ("local network", {**probes(Reach.SILENT, Reach.SILENT), "origin": ORPHAN}, "UNKNOWN"),
+    ("local network", {**probes(Reach.UNREACHABLE, None), "origin": OFFLINE}, "UNKNOWN"),
+    *(
+        ("default route", {"fabric": CABLED, "default_interface": name}, level)
+        for name, level in (("bridge0", "FAIL"), ("en3", "FAIL"), ("en0", "OK"), (None, "UNKNOWN"))
+    ),
     # 2
     ("firewall", {"firewall": FirewallFacts(is_on=True, blocks_all=True)}, "FAIL"),
     ("firewall", {"firewall": FirewallFacts(is_on=True, is_python_allowed=False)}, "WARN"),
