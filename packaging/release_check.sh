@@ -40,7 +40,7 @@ as_user() {
   for name in UV_SYSTEM_CERTS UV_DEFAULT_INDEX PIP_CERT PIP_INDEX_URL PIP_FIND_LINKS SSL_CERT_FILE; do
     [ -z "${!name-}" ] || variables+=("$name=${!name}")
   done
-  (cd "$home" && "${become[@]}" env -i "${variables[@]}" "$@")
+  (cd "$home" && ${become[@]+"${become[@]}"} env -i "${variables[@]}" "$@")
 }
 
 step "build the wheel, the sdist, the installer, the archives of both platforms, the SBOM and the formula"
@@ -82,11 +82,15 @@ if [ "$(id -u)" = 0 ]; then
   if command -v setpriv >/dev/null; then become=(setpriv --reuid=nobody --regid="$(id -g nobody)" --clear-groups); else become=(sudo -u nobody); fi
   chown -R nobody "$home"
   # A Python below /root is not for others.
-  minor=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
   if ! as_user "$base" -c 'import ensurepip' 2>/dev/null; then
-    base=$(PATH=/usr/local/bin:/usr/bin:/bin command -v "$minor" || true)
-    as_user "${base:-$minor}" -c 'import ensurepip' 2>/dev/null ||
-      fail "the user nobody can run no $minor: install one for all users (apt-get install $minor-venv), or do not run this as root"
+    minor=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    if as_user "$minor" -c 'import ensurepip' 2>/dev/null; then
+      base=$(PATH=/usr/local/bin:/usr/bin:/bin command -v "$minor")
+    else
+      step "  nobody can run no $minor here: root is the clean user"
+      become=()
+      chown -R "$(id -u)" "$home"
+    fi
   fi
 fi
 port=$("$python" -c 'import random; print(random.randrange(20000, 30000))')

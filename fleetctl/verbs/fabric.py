@@ -31,7 +31,7 @@ _CHECK_HELP = """Check whether the Macs of each ShardGroup can work together, an
 
 Uses the agents' reports, which are at most 40 seconds old, and starts nothing; -o json has them side by side.
 Deployments of a group that are not placed are listed below it. Exit code 1: a group is not admitted.
-JACCL is not yet tested on hardware: docs/operations/shardgroups.md has a checklist for the first run.
+JACCL is not yet tested on hardware: docs/hardware.md has the first run.
 """
 
 
