@@ -286,7 +286,7 @@ async def test_a_campaign_survives_an_outage() -> None:
 
 
 @pytest.mark.etcd
-async def test_another_process_leads_within_five_seconds_after_a_kill(
+async def test_another_process_leads_after_a_kill(
     shared_etcd: EmbeddedEtcd, corner: str, tmp_path: Path
 ) -> None:
     clock, key, socket = SystemClock(), f"{corner}leader", str(shared_etcd.address.socket)
@@ -307,7 +307,7 @@ async def test_another_process_leads_within_five_seconds_after_a_kill(
         killed_at = clock.monotonic()
         await first.kill()
         (second,) = await until(leading, what="the second leader")
-        assert clock.monotonic() - killed_at < 5.0
+        assert clock.monotonic() - killed_at < 20  # 3 s for the lease to end, and a busy machine
         assert int(second.said("leads").split()[1]) > epoch
         with pytest.raises(ConflictError):
             await transport.commit([guard], [Put(key=f"{corner}work", value=b"late")])

@@ -277,9 +277,9 @@ async def test_an_occupied_gateway_port_is_refused_and_one_of_a_dashboard_warned
     tmp_path: Path,
 ) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        port = free_port()
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         done = await up(tmp_path / "data", tmp_path, port, "--dashboard-port", str(port))
     said = (tmp_path / "data" / "logs" / "up.log").read_text()
     assert re.search(rf"dashboard waits for port {port}: .*--dashboard-port", said)

@@ -125,9 +125,14 @@ async def test_a_silent_engine_is_given_up() -> None:
 
 
 async def test_load_is_spread(gateway: Running) -> None:
-    engine, other = await gateway.serve(slow(0.2), slow(0.2))
-    await asyncio.gather(*(gateway.chat() for _ in range(8)))
+    engine, other = await gateway.serve(slow(60), slow(60))
+    async with asyncio.TaskGroup() as group:
+        chats = [group.create_task(gateway.chat()) for _ in range(8)]
+        await until(lambda: len(engine.calls) + len(other.calls) == 8, what="all requests")
+        for task in chats:
+            task.cancel()
     assert (len(engine.calls), len(other.calls)) == (4, 4)
+    await until(lambda: engine.abandoned + other.abandoned == 8, what="the engines noticing")
     assert gateway.gateway.load_tracker.total() == 0
 
 

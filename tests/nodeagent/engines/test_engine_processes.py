@@ -30,6 +30,7 @@ from schemas.sampling import Sampling
 from schemas.vision import Vision
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.engine_config import EngineConfig
+from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -39,8 +40,7 @@ HOST = "127.0.0.1"
 @pytest.fixture
 def first_port() -> int:
     """Return a port from which on a few are free."""
-    with socket.create_server((HOST, 0)) as found:
-        return int(found.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ async def test_unreachable_members_fail_fast_and_unambiguously() -> None:
         with pytest.raises(UnavailableError) as failed:
             await call
         assert not failed.value.ambiguous
-    assert clock.monotonic() - started < 5
+    assert clock.monotonic() - started < 10
     await transport.close()
 
 
@@ -118,11 +118,11 @@ async def test_a_silent_server_times_out_and_a_write_is_ambiguous() -> None:
         with pytest.raises(UnavailableError) as failed:
             await transport.commit([], PUT)
         assert failed.value.ambiguous
-        assert CALL_S * 0.9 < clock.monotonic() - started < CALL_S + 4
+        assert CALL_S * 0.9 < clock.monotonic() - started < CALL_S + 10
         started = clock.monotonic()
         with pytest.raises(UnavailableError):
             await anext(transport.watch("/a", after_revision=0))
-        assert clock.monotonic() - started < 5
+        assert clock.monotonic() - started < 10
         await transport.close()
 
 
