@@ -123,6 +123,7 @@ async def test_roles_without_rights_see_no_buttons(browser: Browser) -> None:
                 await expect(page.get_by_role("button", name="Apply these")).to_have_count(0)
 
 
+@pytest.mark.ci
 async def test_the_command_line_taints_a_mac_and_deletes_a_model(
     browser: Browser, running: RunningDashboard
 ) -> None:

@@ -44,6 +44,7 @@ async def scroll_to_end(page: Page) -> None:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width", [1280, 360])
 async def test_rows_in_sight_are_in_the_document_and_all_can_be_reached(
     browser: Browser, running: RunningDashboard, width: int
@@ -65,6 +66,7 @@ async def test_rows_in_sight_are_in_the_document_and_all_can_be_reached(
         await check_access(page)
 
 
+@pytest.mark.ci
 async def test_the_keyboard_reaches_rows_that_were_not_in_the_document(
     browser: Browser, running: RunningDashboard
 ) -> None:

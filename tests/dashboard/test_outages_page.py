@@ -92,6 +92,7 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
         await store.close()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_dashboard_that_starts_without_etcd_shows_what_was_known(
     browser: Browser, tmp_path: Path

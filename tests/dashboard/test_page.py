@@ -65,6 +65,7 @@ async def show(page: Page, path: str, heading: str) -> None:
     await expect(page.locator("[data-state]")).to_have_text("live")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("width", "theme"),
     [
@@ -226,6 +227,7 @@ _NOTE_ANNOUNCEMENTS = """
 """
 
 
+@pytest.mark.ci
 async def test_problems_that_change_often_are_announced_once_in_five_seconds(
     browser: Browser,
 ) -> None:

@@ -33,6 +33,7 @@ async def ask_until_cancelled(http: aiohttp.ClientSession, url: str) -> None:
                 return
 
 
+@pytest.mark.ci
 async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
         await check_access(page)
 
 
+@pytest.mark.ci
 async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser: Browser) -> None:
     """The metrics that an agent exports of a Mac with macmon, from captures of its tools."""
     ioreg, macmon = (capture.read_text() for capture in LOAD_CAPTURES)
@@ -219,6 +220,7 @@ async def test_a_mac_has_its_models_its_pools_and_the_age_of_its_last_word(
         await check_access(page)
 
 
+@pytest.mark.ci
 async def test_two_revisions_and_two_moments_of_a_model_are_compared(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -262,6 +264,7 @@ def put_replica(of: ModelDeployment, number: int, created: datetime) -> Put:
     return codec.put_spec(Replica(metadata=metadata, spec=spec))
 
 
+@pytest.mark.ci
 async def test_the_traffic_of_a_rollout_is_shown_by_version(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
@@ -318,6 +321,7 @@ async def test_a_thousand_macs_are_cells_and_lead_to_a_mac(browser: Browser) -> 
         await expect(page.locator("h1")).to_have_text("m0000")
 
 
+@pytest.mark.ci
 async def test_an_earlier_moment_is_shown_without_actions(browser: Browser, tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)

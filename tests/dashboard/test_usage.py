@@ -86,6 +86,7 @@ async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
         await store.close()
 
 
+@pytest.mark.ci
 @needs_browser
 @pytest.mark.browser
 async def test_the_page_shows_usage_objectives_and_energy(browser: Browser, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_it_is_read_from_standard_input_or_a_file(tmp_path: Path) -> None:
         assert EngineConfig.model_validate_json(done.stdout) == large, done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("raw", "arguments", "error"),
     [

@@ -22,6 +22,7 @@ def answers(engine: Engine) -> list[str]:
     return [str(reply.json["choices"][0]["message"]["content"]) for reply in replies]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.ci), signal.SIGKILL]
 )

@@ -98,6 +98,7 @@ def test_an_unknown_id(engine: Engine) -> None:
     assert reply.status == 403
 
 
+@pytest.mark.ci
 def test_one_that_waits_is_cancelled(start: Start, tiny: Any) -> None:
     engine = start(tiny, concurrency=1)
     eventually(engine.is_ready, within_s=60)

@@ -67,6 +67,7 @@ def over_tls(port: int, context: ssl.SSLContext, name: str) -> bytes:
             return b""
 
 
+@pytest.mark.ci
 def test_probes_answer_while_the_model_loads(start_process: Start, tiny: Path) -> None:
     engine = start_process(tiny)
     eventually(engine.answers, within_s=READY_S)
@@ -181,6 +182,7 @@ def test_a_drain_waits_for_every_choice_and_for_deadlines(start: Start, tiny: Pa
     assert unloaded["active_bytes"] < loaded / 10
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("is_hurried", [True, False], ids=["second signal", "timeout"])
 def test_a_drain_is_bounded(start: Start, tiny: Path, *, is_hurried: bool) -> None:
     engine = ready(start(tiny, drain_timeout_s=60 if is_hurried else 0.2))
@@ -233,6 +235,7 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
     assert engine.last_words().startswith(f"engine: port {port} is in use on 127.0.0.1")
 
 
+@pytest.mark.ci
 def test_a_wrong_configuration(start_process: Start, tiny: Path) -> None:
     engine = start_process(tiny, concurrency=0)
     assert engine.wait() == 2

@@ -130,6 +130,7 @@ def check_tree(collector: Collector, prompt_tokens: int) -> None:
     assert decode.end_time_unix_nano <= request.end_time_unix_nano
 
 
+@pytest.mark.ci
 def test_a_wrong_variable_is_refused_at_the_start(start_process: Start, tiny: Path) -> None:
     engine = start_process(tiny, variables={"OTEL_TRACES_EXPORTER": "zipkin"})
     assert engine.wait() == ExitCode.UNUSABLE

@@ -69,6 +69,7 @@ async def wanted(fleet: Fleet) -> list[str]:
     return texts
 
 
+@pytest.mark.ci
 async def test_a_pair_outlives_a_rank(fleet: Fleet, wanted: list[str]) -> None:
     await fleet.applied(sharded("big", "pair", "size: 2"))
     async with group_of(fleet, "big") as group:

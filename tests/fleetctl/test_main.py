@@ -28,6 +28,7 @@ spec:
 """
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.timeout(120)
 async def test_describe_and_wait_show_reasons(store: Fleet) -> None:

@@ -162,6 +162,7 @@ LINES = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 @pytest.mark.parametrize("line", LINES)
 def test_rules_are_linear(agent: Any, line: str) -> None:

@@ -202,6 +202,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="a Mac's loopback has one address")
 async def test_a_flood_of_handshakes_delays_other_addresses_only(
     stand: Stand, tmp_path: Path

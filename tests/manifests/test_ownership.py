@@ -449,7 +449,7 @@ def content(obj: ApiObject) -> tuple[object, ...]:
 
 
 @every_kind
-@many
+@settings(many, max_examples=samples(12, quick=1))
 @given(data=st.data())
 def test_any_manifest_can_be_applied_over_any_other(kind: Kind, data: st.DataObject) -> None:
     first, second, other = (data.draw(manifests(kind)) for _ in range(3))

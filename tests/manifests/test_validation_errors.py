@@ -278,7 +278,12 @@ FLEET_NAMES = {ObjectMeta.model_fields[name].alias or name for name in FLEET_OWN
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.written_by_users], ids=lambda kind: kind.name
+    "kind",
+    [
+        pytest.param(kind, id=kind.name, marks=[pytest.mark.ci] * (kind.name == "ModelDeployment"))
+        for kind in KINDS
+        if kind.written_by_users
+    ],
 )
 def test_every_remedy_is_valid(kind: Kind) -> None:
     """Each value that a hint offers passes the next validation at its place, and so does a line that it removes."""

@@ -76,6 +76,7 @@ async def test_endpoint_appears_when_engine_has_made_token(desk: Desk, agent: Ag
     await desk.remove("tiny-0")
 
 
+@pytest.mark.ci
 async def test_a_replica_that_vanishes_is_ended(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:
@@ -85,6 +86,7 @@ async def test_a_replica_that_vanishes_is_ended(
     assert await desk.condition(serving.name) == ("", "")
 
 
+@pytest.mark.ci
 async def test_a_crashed_engine_is_withdrawn_and_restarted(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:

@@ -47,6 +47,7 @@ async def serving(desk: Desk, agent: AgentProcess) -> Replica:
     return replica
 
 
+@pytest.mark.ci
 async def test_engines_outlive_their_agent(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:

@@ -175,6 +175,7 @@ async def check_tickets(store: Transport, http: aiohttp.ClientSession, id_: str,
         assert "There is no reconciler/none" in missing["error"]["message"]
 
 
+@pytest.mark.ci
 async def test_without_etcd_it_is_alive_and_not_ready(http: aiohttp.ClientSession) -> None:
     port = free_port()
     child = await asyncio.create_subprocess_exec(
@@ -202,6 +203,7 @@ async def test_without_etcd_it_is_alive_and_not_ready(http: aiohttp.ClientSessio
         await child.communicate()
 
 
+@pytest.mark.ci
 async def test_beyond_loopback_it_needs_an_identity(tmp_path: Path) -> None:
     """The port stays closed; reconciling goes on."""
     port = free_port()

@@ -335,6 +335,7 @@ async def leader_of(store: Transport, children: list[ChildProcess]) -> ChildProc
     return next(child for child in children if child.record.pid == pid)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(120)
 async def test_the_work_of_a_killed_leader_is_finished_once(tmp_path: Path) -> None:
     async with running_etcd(tmp_path / "etcd") as etcd:

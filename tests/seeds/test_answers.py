@@ -123,6 +123,7 @@ def check_length(answer: dict[str, Any], limit: int) -> None:
     assert tokens == limit if finish == "length" else 0 < tokens < limit
 
 
+@pytest.mark.ci
 async def test_the_request_of_the_mesh(site: Site) -> None:
     body = body_of_curl(literals.MESH_REQUEST.text)
     answer = await site.chat({**body, "max_tokens": 4})

@@ -54,7 +54,7 @@ def same(ours: object, pydantics: object) -> bool:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=samples(100, quick=4))
+@settings(max_examples=samples(100, quick=2))
 @given(data=st.data())
 def test_it_makes_what_pydantic_makes(model: type[ApiModel], data: st.DataObject) -> None:
     obj = data.draw(objects(model))

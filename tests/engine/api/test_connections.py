@@ -354,6 +354,7 @@ def test_a_stream_that_nobody_reads_gives_up_its_slot(start: Start, tmp_path: Pa
     unread_.close()
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 def test_a_low_limit_of_files_is_told(start_process: Start, tiny: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))"

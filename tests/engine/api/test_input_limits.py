@@ -49,6 +49,7 @@ def limited(
         yield engine
 
 
+@pytest.mark.ci
 def test_what_waits_for_a_lane_is_counted_and_refused(limited: Engine) -> None:
     def send(_: int) -> Any:
         reply = limited.post("/v1/chat/completions", **COSTLY)

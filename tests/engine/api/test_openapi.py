@@ -242,6 +242,7 @@ def assert_no_leak(engine: Engine, requests: list[FuzzRequest]) -> None:
     assert last_rss <= rss + (8 << 20), rounds
 
 
+@pytest.mark.ci
 def test_the_document_has_every_route_and_every_parameter(own: Engine, document: Json) -> None:
     assert document["openapi"] == "3.1.0"
     paths = document["paths"]

@@ -51,6 +51,7 @@ def comparable(raw: bytes) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.parametrize(("path", "fields"), CASES, ids=str)
 def test_a_whole_answer_continues_from_any_interim_response(
@@ -77,6 +78,7 @@ def test_a_whole_answer_continues_from_any_interim_response(
         assert point.tokens <= resume_point.tokens <= 600 * choices
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 def test_progress_is_shown_only_to_those_that_ask(engine: Engine) -> None:
     body = json.dumps({"model": "tiny"} | MESSAGES).encode()
@@ -87,6 +89,7 @@ def test_progress_is_shown_only_to_those_that_ask(engine: Engine) -> None:
     assert set(ask(engine, "/v1/chat/completions", logprobs, ASKS)[0]) == {b""}
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 def test_a_stream_shows_progress_until_its_first_event(start: Start, tiny: Path) -> None:
     """Also while the request waits for a slot that another has."""

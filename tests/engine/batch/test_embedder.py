@@ -114,6 +114,7 @@ def test_a_failed_step_fails_the_jobs_of_the_embedder_only(loaded: Any) -> None:
     assert len(run(embedder, 8)[0]) == 1
 
 
+@pytest.mark.ci
 def test_generation_continues_beside_a_long_list(loaded: Any, folder: Path) -> None:
     batch = new_batch(loaded, folder)
     batch.add(Job(id=1, prompt=TEXTS[1], max_tokens=4000, sampling=SamplingParams(temperature=0)))

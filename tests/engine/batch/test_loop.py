@@ -39,6 +39,7 @@ def test_a_batch_equals_mlx_lms_plain_generation(loaded: Any, batch: Any) -> Non
         assert found[number][-1].finish == "length"
 
 
+@pytest.mark.ci
 def test_32_jobs_at_once_give_the_answers_of_single_jobs(new: NewBatch) -> None:
     prompts = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(2 + 5 * n)] for n in range(32)]
     jobs = [job(n, prompt, max_tokens=12) for n, prompt in enumerate(prompts)]
@@ -48,6 +49,7 @@ def test_32_jobs_at_once_give_the_answers_of_single_jobs(new: NewBatch) -> None:
     assert run(batch, *jobs) == alone
 
 
+@pytest.mark.ci
 def test_the_layout_of_the_caches_changes_no_answer(new: NewBatch) -> None:
     alike = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(40 + n)] for n in range(4)]
     jobs = [job(n, prompt, max_tokens=100) for n, prompt in enumerate(alike)]
@@ -213,6 +215,7 @@ def test_a_prompt_that_cannot_be_read_loses_only_its_own_job(loaded: Any, new: N
     assert tokens(made[1]) == run(new(), job(1, PROMPTS[1]))[1]
 
 
+@pytest.mark.ci
 def test_a_job_that_gives_up_its_memory_continues_as_if_nothing_had_happened(new: NewBatch) -> None:
     prompts = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(250)] for n in range(3)]
     seeded = SamplingParams(temperature=0.9, seed=7)

@@ -83,6 +83,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arch", "sampling"),
     [("mimo", sampling) for sampling in SAMPLINGS]
@@ -191,6 +192,7 @@ def test_a_long_text_keeps_a_bounded_number_of_states(
     assert states.keep_next_prompt(8, 0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_caches_take_guesses_back(tmp_path: Path, bits: Literal[4, 8]) -> None:
     folder = module("tests.support.mtp_models").make(tmp_path / "wide", hidden=128, influence=0.2)

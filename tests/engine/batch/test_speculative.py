@@ -103,6 +103,7 @@ def test_an_answer_is_the_same_with_ngrams(
         assert batch.gauges.draft_accepted_tokens == proposer.accepted_tokens
 
 
+@pytest.mark.ci
 def test_ngrams_pause_in_a_batch_and_resume_after_it(loaded: Any, tiny: Path) -> None:
     jobs = [job(0, PROMPTS[5], max_tokens=300), job(1, PROMPTS[3], max_tokens=10)]
     wanted = run(new_batch(loaded, tiny), *jobs)
@@ -114,6 +115,7 @@ def test_ngrams_pause_in_a_batch_and_resume_after_it(loaded: Any, tiny: Path) ->
     assert run(batch, job(2, longer, max_tokens=50)) == {2: wanted[0][250:]}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("bits", [4, 8])
 def test_ngrams_take_guesses_back_from_quantized_caches(
     tmp_path: Path, bits: Literal[4, 8]

@@ -131,6 +131,7 @@ def test_rows_become_padded_and_single_again(kind: str) -> None:
     assert 5 * theirs.caches.nbytes == 6 * ours.caches.nbytes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_neither_layout_takes_more_memory_than_its_rows_were_promised(kind: str) -> None:
     model = build(BASE)

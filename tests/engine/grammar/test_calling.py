@@ -45,6 +45,7 @@ def check(calls: Any) -> None:
     assert len({call.id for call in calls}) == len(calls)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", range(2))
 def test_a_required_call_is_made_and_matches(client: openai.OpenAI, seed: int) -> None:
     choice = ask(client, tools=TOOLS, tool_choice="required", seed=seed, max_tokens=400)

@@ -57,6 +57,7 @@ def test_a_forbidden_token_is_a_fault_of_one_output(grammars: Any) -> None:
     assert len(allowed(other)) > 0
 
 
+@pytest.mark.ci
 def test_text_that_is_too_costly_to_match_is_a_fault_of_the_grammar(
     loaded: Any, grammars: Any
 ) -> None:

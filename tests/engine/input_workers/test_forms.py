@@ -51,6 +51,7 @@ async def test_a_form_is_tried_once_and_compiled_once(tmp_path: Path) -> None:
         processor.close()
 
 
+@pytest.mark.ci
 async def test_a_schema_that_cannot_be_enforced_is_refused_each_time(tmp_path: Path) -> None:
     codec = load(tmp_path, byte_level(), chat_template=TEMPLATE)
     wanted = {

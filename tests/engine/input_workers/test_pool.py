@@ -143,6 +143,7 @@ async def test_no_library_of_workers_starts_threads_before_the_fork(tmp_path: Pa
         assert server.environ()["VECLIB_MAXIMUM_THREADS"] == "1"
 
 
+@pytest.mark.ci
 async def test_another_fork_server_replaces_one_that_is_killed(tmp_path: Path) -> None:
     async with running(codec_of(tmp_path, LOOP)) as workers:
         await tokens(workers, chat(messages=[TURN]))

@@ -51,6 +51,7 @@ def salted(number: int, prompt: list[int], adapter: str) -> Any:
     return job(number, prompt, adapter=adapter, cache_salt=adapter)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rows", [ROWS, ["law"] * 4, [""] * 4, ["code", "poems"]])
 def test_each_row_of_a_batch_is_as_with_its_adapter_alone(
     tiny: Path, bank: Any, alone: dict[str, Any], rows: list[str]

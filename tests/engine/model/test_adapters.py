@@ -108,6 +108,7 @@ def test_an_adapter_may_not_declare_more_than_it_has(tiny: Path, tmp_path: Path)
     assert not gauges.loaded_bytes
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 40.0}}])
 def test_pefts_format_is_applied_as_peft_does(
     tiny: Path, adapter: Path, tmp_path: Path, config: dict[str, Any]

@@ -303,6 +303,7 @@ def test_a_tokenizers_own_code_is_not_run(tiny: Path, tmp_path: Path, blas_cache
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", ["cut short", "broken tokenizer", "template of a huge range"])
 def test_the_process_ends_with_one_line(
     start: Start, tiny: Path, tmp_path: Path, fault: str

@@ -49,6 +49,7 @@ def sliding(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("changes", "damage", "message"),
     [

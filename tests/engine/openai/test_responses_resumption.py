@@ -56,6 +56,7 @@ def comparable(raw: bytes) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_response_cut_after_any_event_continues_equally(

@@ -73,6 +73,7 @@ def vectors(own: Engine, texts: list[str]) -> Any:
     return np.array([item["embedding"] for item in answer["data"]])
 
 
+@pytest.mark.ci
 def test_scores_are_the_cosines_of_the_embeddings(own: Engine) -> None:
     rows = vectors(own, ["hello world", *DOCUMENTS])
     answer = own.post("/v1/score", text_1="hello world", text_2=DOCUMENTS).json

@@ -93,6 +93,7 @@ def test_a_request_whose_client_is_gone_leaves_all_ranks(pair: list[Engine]) -> 
     assert pair[0].chat().status == 200
 
 
+@pytest.mark.ci
 def test_every_rank_follows_a_grammar(pair: list[Engine]) -> None:
     """Ranks above 0 get it with the step, and compile it themselves; forty need more room than their cache has."""
     for at in range(40):
@@ -191,6 +192,7 @@ def test_all_ranks_end_when_one_is_killed(
     assert lose(ranks, victim) == [(4, lost)] * 2
 
 
+@pytest.mark.ci
 def test_a_frozen_rank_stops_the_progress_of_all(fork: Start, make: Make, tmp_path: Path) -> None:
     ranks = form(fork, make(), tmp_path, 2)
     with streaming(ranks[0]):

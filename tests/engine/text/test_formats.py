@@ -150,6 +150,7 @@ def test_calls_come_back_as_they_were_written(
         assert (content, reasoning, parsed(written)) == expected
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "renderer"), CASES, ids=IDS)
 @given(calls=CALLS, at=st.integers(0, 3000), cuts=st.lists(st.integers(0, 3000), max_size=20))
 def test_a_cut_answer_does_not_depend_on_its_pieces(
@@ -215,6 +216,7 @@ def test_what_waits_for_more_text_is_bounded(name: str) -> None:
         assert size >= 8 * len(piece), element
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", [*STRANGE, "none"])
 def test_the_cost_of_text_is_linear(name: str) -> None:
     def cost(element: str, size: int) -> float:
@@ -238,6 +240,7 @@ LITERALS = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("element", LITERALS)
 def test_8_mib_of_literals_never_hold_the_event_loop_for_long(element: str) -> None:
     """A value of an XML form is converted in one step; other values are read as they come, in pieces like tokens."""

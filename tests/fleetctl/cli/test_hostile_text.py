@@ -54,6 +54,7 @@ async def test_a_verb_shows_control_characters_instead_of_sending_them(
         assert "\x07" not in shown.seen
 
 
+@pytest.mark.ci
 async def test_a_model_name_in_a_request_cannot_write_to_the_terminal_of_routes() -> None:
     async with (
         running_gateway(MemoryTransport(SystemClock())) as gateway,

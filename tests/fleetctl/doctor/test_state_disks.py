@@ -41,6 +41,7 @@ async def _start(stack: AsyncExitStack, folder: Path, mib: int, *words: str) -> 
     stack.push_async_callback(end)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not _can_mount(), reason="needs mount namespaces of users")
 async def test_doctor_names_the_full_disks_of_gateways_and_dashboards(
     shared: Fleet, transport: Transport, tmp_path: Path

@@ -138,6 +138,7 @@ async def test_an_interrupted_rotation_can_be_repeated(
     await check_accounts(etcd, out, "mac-1")
 
 
+@pytest.mark.ci
 async def test_a_killed_process_can_be_repeated(etcd: TcpEtcd, out: Path) -> None:
     for files in (1, 3, 5):
         await killed_at(etcd, out, files)

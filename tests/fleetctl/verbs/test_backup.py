@@ -153,6 +153,7 @@ async def test_a_backup_under_load_has_one_revision_and_can_be_restored(
         assert any(line.strip().startswith("uid:") for line in after)
 
 
+@pytest.mark.ci
 async def test_overwriting_needs_force(store: Fleet, tmp_path: Path) -> None:
     file = tmp_path / "fleet.backup"
     file.write_text("precious")
@@ -277,6 +278,7 @@ async def test_a_killed_restore_can_be_stopped_with_down(tmp_path: Path) -> None
     await until(lambda: not etcd.supervisor.running, what="its end")
 
 
+@pytest.mark.ci
 async def test_a_flag_is_stronger_than_the_environment(
     store: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +310,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.ci
 async def test_a_full_disk_leaves_no_partial_file(store: Fleet, tiny: Path, tmp_path: Path) -> None:
     filled = await store.ctl("restore", str(write(tmp_path / "large", 200)))
     assert filled.code == 0, filled.err

@@ -114,6 +114,7 @@ async def test_a_restore_keeps_revocations_and_bindings_of_the_store(
     assert await signing.issued(signing.identity()) is not None
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_restored_data_folder_keeps_the_revocations_of_the_one_before(
     tmp_path: Path,

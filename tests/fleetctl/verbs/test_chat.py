@@ -223,6 +223,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
         assert engine.abandoned == 1
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_at_a_terminal_a_model_is_chosen_from_a_list() -> None:
     async with talking() as (url, _), terminal("chat", "--gateway", url, "--no-history") as shown:
@@ -236,6 +237,7 @@ async def test_at_a_terminal_a_model_is_chosen_from_a_list() -> None:
         assert await shown.ended() == 0
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_a_model_cannot_write_to_the_terminal() -> None:
     async def hostile(call: Call) -> None:

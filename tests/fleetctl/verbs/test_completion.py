@@ -127,6 +127,7 @@ printf '<%s>\n' "${COMPREPLY[@]}"
 """
 
 
+@pytest.mark.ci
 @shell("bash")
 @pytest.mark.parametrize(
     ("line", "reply"),
@@ -200,6 +201,7 @@ async def interactive(*command: str) -> AsyncIterator[Keyboard]:
         os.close(ours)
 
 
+@pytest.mark.ci
 @shell("zsh")
 async def test_zsh_at_a_terminal() -> None:
     """zsh's completion works only at a terminal."""

@@ -70,6 +70,7 @@ async def test_a_link_is_printed_only_if_a_login_is_needed() -> None:
     assert done.out == "http://10.0.0.5:4003\n"
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_browser_is_opened_logged_in_and_sees_no_secret_among_its_arguments(
     tmp_path: Path,

@@ -90,6 +90,7 @@ async def test_ctrl_c_ends_the_wait_but_not_the_drain(shared: Fleet, transport: 
     assert node.spec.draining
 
 
+@pytest.mark.ci
 async def test_a_drain_that_another_user_ends(shared: Fleet, transport: Transport) -> None:
     await fleet_of(transport, "kept", ("ended-1",))
     async with streaming(shared, "drain", "ended-1") as running:

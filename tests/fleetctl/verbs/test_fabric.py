@@ -114,6 +114,7 @@ def test_warnings_do_not_prevent_admission(macs: list[Mac], spec: str, words: st
     assert said in fabric.admission_text(verdict)
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.timeout(120)
 async def test_check_uses_the_reports_of_real_agents(store: Fleet) -> None:

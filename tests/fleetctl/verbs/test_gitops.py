@@ -12,6 +12,7 @@ from tests.support.gitrepo import Repository, deployment
 from tests.support.reconciler_gitops import leading, source
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_commands_beside_a_source(fleet: MemoryFleet, tmp_path: Path, golden: Golden) -> None:
     repo = Repository(tmp_path / "repo.git")

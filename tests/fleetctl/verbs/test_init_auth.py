@@ -100,6 +100,7 @@ async def test_it_creates_users_and_can_run_again(etcd: TcpEtcd, out: Path) -> N
     assert before.items() < contents(out).items()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_the_dashboard_may_write_only_if_that_was_said(etcd: TcpEtcd, out: Path) -> None:
     words = ("init-auth", "--etcd", etcd.url, "--out", str(out), "--prepare")
@@ -158,6 +159,7 @@ async def step(etcd: TcpEtcd, out: Path, *words: str) -> Done:
     return await fleetctl("init-auth", *words, "--etcd", etcd.url, "--out", str(out))
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_each_run_without_a_step_says_which_one_is_next(etcd: TcpEtcd, out: Path) -> None:
     await register(etcd, with_passwords=False)
@@ -178,6 +180,7 @@ async def test_each_run_without_a_step_says_which_one_is_next(etcd: TcpEtcd, out
     assert "enforces passwords, as before" in last.out
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_enable_refuses_while_a_process_has_no_password(etcd: TcpEtcd, out: Path) -> None:
     early = await step(etcd, out, "--enable")

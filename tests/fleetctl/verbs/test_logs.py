@@ -77,6 +77,7 @@ async def status_of(transport: Transport, node: str) -> NodeStatus | None:
     return None if item is None else codec.decode(NodeStatus, item)
 
 
+@pytest.mark.ci
 async def test_a_log_is_raw_in_a_pipe_and_harmless_at_a_terminal(
     fleet: Fleet, transport: Transport
 ) -> None:

@@ -13,6 +13,7 @@ from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.store_guarded_etcd import guarded_etcd
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.timeout(180)
 async def test_the_admin_backs_up_and_root_restores(tmp_path: Path) -> None:

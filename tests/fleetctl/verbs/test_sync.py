@@ -35,6 +35,7 @@ async def answer(transport: Transport, name: str, reason: str) -> None:
     await transport.commit([], [put])
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_each_problem_is_printed_once_in_a_pipe(shared: Fleet, transport: Transport) -> None:
     await shared.applied(source("away", "https://git.invalid/r"))

@@ -190,6 +190,7 @@ async def test_a_dead_agent_is_a_warning(fleet: Fleet) -> None:
     assert done.err.startswith("warning: node/node-3")
 
 
+@pytest.mark.ci
 async def test_live_at_a_terminal(fleet: Fleet, transport: Transport) -> None:
     where = ("--over", "100ms", "--etcd", str(fleet.etcd.address))
     async with served(transport), terminal("top", "model/qwen", "-w", *where) as shown:

@@ -272,6 +272,7 @@ def test_a_model_of_up_is_found_by_an_agent_and_vice_versa() -> None:
     assert defaults == {Path("~/models")}
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_an_occupied_gateway_port_is_refused_and_one_of_a_dashboard_warned_of(
     tmp_path: Path,

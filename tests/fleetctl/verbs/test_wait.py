@@ -154,6 +154,7 @@ async def write_condition(store: Transport, truth: ConditionStatus, reason: str)
     await store.commit([], [Put(key=key, value=codec.encode(status))])
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.timeout(180)
 async def test_a_terminal_shows_the_progress(shared: Fleet, transport: Transport) -> None:

@@ -57,6 +57,7 @@ async def post(gateway: Running, path: str, **fields: Any) -> tuple[int, bytes]:
         return response.status, await response.read()
 
 
+@pytest.mark.ci
 async def test_a_completion_with_a_suffix(engine: Engine, gateway: Running) -> None:
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
         whole = await client.completions.create(
@@ -116,6 +117,7 @@ async def test_llama_cpps_infill_as_its_editor_extension_asks(
     assert (await post(gateway, "/infill", input_prefix=1))[0] == 400
 
 
+@pytest.mark.ci
 async def test_a_model_without_the_tokens_refuses_and_names_some_that_have_them(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -131,6 +131,7 @@ async def test_texts_as_they_are_formats_and_vectors(
     assert loaded.done_reason == "load"
 
 
+@pytest.mark.ci
 async def test_100_concurrent_requests_are_answered(
     engine: Engine, http: aiohttp.ClientSession
 ) -> None:

@@ -35,6 +35,7 @@ def read(path: Path) -> dict[str, Any]:
 LONG_ANSWERS = ("claude_code", "open_webui_title")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "path",
     [

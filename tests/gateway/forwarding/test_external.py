@@ -40,6 +40,7 @@ def at(engine: FakeEngine, **more: Any) -> dict[str, Any]:
     return {"url": f"http://127.0.0.1:{engine.port}/v1", "model": "theirs", **more}
 
 
+@pytest.mark.ci
 async def test_mlx_lm_server_answers_and_after_kill_9_the_fleet_does(
     gateway: Running, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ async def serving(script: LongAnswer, queueing: Queueing | None) -> AsyncIterato
         yield gateway
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("waits_at", ["gateway", "engine"])
 async def test_a_client_that_reads_nothing_frees_the_engine_for_others(waits_at: str) -> None:
     script = LongAnswer()

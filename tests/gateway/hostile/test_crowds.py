@@ -4,6 +4,8 @@ import asyncio
 import resource
 from contextlib import AsyncExitStack
 
+import pytest
+
 from tests.support.gateway_raw_stand import BODY, LAST, Stand, post
 from tests.support.gateway_recording_engine import ENDLESS
 from tests.support.waiting import until
@@ -24,6 +26,7 @@ async def test_idle_connections(stand: Stand) -> None:
         assert stand.rss() - before < count * 40_000
 
 
+@pytest.mark.ci
 async def test_idle_connections_hold_no_request_data(stand: Stand) -> None:
     # Answered bodies of 1 MB: anything kept of one would be kept a thousand times.
     before = stand.rss()

@@ -253,6 +253,7 @@ async def check(stand: Stand, pieces: list[bytes]) -> None:
     pytest.fail(f"others waited {stalls_s} s of the gateway's processor time")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("path", "what"), [(path, what) for path, found in _BODIES.items() for what in found]
 )
@@ -262,6 +263,7 @@ async def test_bodies(served: Stand, path: str, what: str) -> None:
     await check(served, [post(body, _AUTHORIZATION, close, path=path.encode())])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", _RAW)
 async def test_connections(served: Stand, what: str) -> None:
     await check(served, _RAW[what])

@@ -91,6 +91,7 @@ async def test_unfinished_bodies_of_all_clients_have_one_bound(keyed: Stand) -> 
     await until_async(lambda: _is_free(keyed), what="the memory of clients that left")
 
 
+@pytest.mark.ci
 async def test_requests_of_clients_that_read_no_answer_are_not_kept(keyed: Stand) -> None:
     """One such connection filled 550 MB: reading went on after each response, and a read was parsed whole."""
     before = keyed.rss()
@@ -114,6 +115,7 @@ async def _is_free(stand: Stand) -> bool:
     return await metric(stand, "fleet_gateway_body_bytes") == 0
 
 
+@pytest.mark.ci
 async def test_complete_bodies_are_counted_until_they_are_answered_and_given_back(
     keyed: Stand,
 ) -> None:
@@ -150,6 +152,7 @@ async def short(tmp_path: Path) -> AsyncIterator[Stand]:
         yield made
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/messages", b"/api/chat"])
 async def test_bodies_larger_than_the_models_context_are_neither_kept_nor_translated(
     short: Stand, path: bytes

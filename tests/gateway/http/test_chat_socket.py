@@ -192,6 +192,7 @@ async def test_long_messages_and_binary_ones_end_the_connection() -> None:
         assert gateway.gateway.handler.body_memory.used == 0
 
 
+@pytest.mark.ci
 async def test_a_client_that_reads_nothing_stops_its_engine(gateway: Running) -> None:
     script = streams(2000, pause_s=0, size=20_000)
     await gateway.serve(script)

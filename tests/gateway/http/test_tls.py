@@ -38,6 +38,7 @@ async def stand(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand
         yield made
 
 
+@pytest.mark.ci
 async def test_models_health_and_the_admin_api(stand: Stand) -> None:
     assert await stand.is_well()
     assert await stand.statuses(LAST) == [200]
@@ -98,6 +99,7 @@ async def test_a_stranger_certificate_is_not_trusted(stand: Stand, tmp_path: Pat
         await asyncio.open_connection("127.0.0.1", stand.port, ssl=stranger)
 
 
+@pytest.mark.ci
 async def test_sigterm_lets_streams_finish_and_waits_for_no_idle_client(tmp_path: Path) -> None:
     port, authority = free_port(), Authority(tmp_path, "ours")
     files = authority.issue("gateway")

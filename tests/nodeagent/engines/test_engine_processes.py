@@ -189,7 +189,10 @@ async def ready(client: HealthClient, engine: EngineProcess) -> None:
 
 @pytest.mark.mlx
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("is_tcp", [True, False], ids=["port", "socket"])
+@pytest.mark.parametrize(
+    "is_tcp",
+    [pytest.param(True, marks=pytest.mark.ci, id="port"), pytest.param(False, id="socket")],
+)
 async def test_the_life_of_an_engine(
     folder: Path,
     short_folder: Path,

@@ -47,6 +47,7 @@ async def test_an_answer_is_made_once_and_kept(tmp_path: Path, models_dir: Path)
     assert running(tmp_path) == []
 
 
+@pytest.mark.ci
 async def test_the_error_of_a_failed_reference_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"ended with 2: .*does not exist"):
         await GoldenReferences(tmp_path).make(order(tmp_path))

@@ -93,7 +93,9 @@ async def test_killing_a_member_keeps_history_linearizable(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("harm", [replace_leader, freeze_leader])
+@pytest.mark.parametrize(
+    "harm", [pytest.param(replace_leader, marks=pytest.mark.ci), freeze_leader]
+)
 async def test_a_new_leader_keeps_history_linearizable(
     way: str, times: int, harm: Callable[[Cluster], Awaitable[None]], cluster: Cluster, corner: str
 ) -> None:

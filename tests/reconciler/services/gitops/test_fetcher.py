@@ -247,6 +247,7 @@ def test_names_that_would_escape_are_only_names(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.yaml")) == []
 
 
+@pytest.mark.ci
 def test_a_tree_that_repeats_itself_is_counted(tmp_path: Path) -> None:
     """Ten names for the same folder, ten levels deep: ten thousand million files in a kilobyte."""
     repo = Repository(tmp_path / "r.git")
@@ -263,6 +264,7 @@ def test_a_tree_that_repeats_itself_is_counted(tmp_path: Path) -> None:
     assert refused(repo, repo.commit_tree(below)).reason == "TooLarge"
 
 
+@pytest.mark.ci
 async def test_a_pack_bomb_ends_only_the_process(tmp_path: Path) -> None:
     """A delta that copies sixteen megabytes of zeros 256 times: four gigabytes in seventeen kilobytes."""
     async with tcp_server(_serve_bomb) as port:
@@ -336,6 +338,7 @@ def test_public_addresses(address: str, public: bool) -> None:
     assert egress.is_public(address) is public
 
 
+@pytest.mark.ci
 async def test_a_source_out_of_git_reaches_no_private_address(tmp_path: Path) -> None:
     """Neither by its number, nor by a name, nor by a redirect of its parent's own server."""
     calls = {"private": 0, "parent": 0}

@@ -134,6 +134,7 @@ async def test_a_commit_converges_without_further_writes(store: Transport, folde
     assert [await store.get(keys.spec_key(*member)) for member in members] == before
 
 
+@pytest.mark.ci
 async def test_a_broken_commit_changes_nothing_and_names_the_line(
     store: Transport, folder: Path
 ) -> None:
@@ -217,6 +218,7 @@ async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path
     await becomes(store, "e", 1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("first", "old", "new"),
     [
