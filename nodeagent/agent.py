@@ -38,6 +38,7 @@ from schemas.node import NodeFabric, NodeLease
 from schemas.replica import Replica
 from store import keys
 from store.errors import StoreError
+from store.events import EventRecorder
 from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 
@@ -96,7 +97,12 @@ class Agent:
         self._queue: WorkQueue[str] = WorkQueue(clock, Backoff(first_s=0.05, limit_s=1.0))
         self._replicas = self._dependencies.replicas
         self._describer = NodeDescriber(
-            config, self._dependencies, self._node, self._registration, clock
+            config,
+            self._dependencies,
+            self._node,
+            self._registration,
+            clock,
+            EventRecorder(transport, clock, source=f"Node/{config.name}"),
         )
         self._registered = asyncio.Event()
         self._upkeep = self._new_upkeep()

@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from nodeagent.engines.stop_order import StopOrder
 from nodeagent.engines.tls import NodeTls
 from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.fabric.node_tests import NodeFabricTests
-from nodeagent.hardware import metal
+from nodeagent.hardware import metal, panic_reports
 from nodeagent.hardware.load import LoadSampler
 from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader, available_memory_bytes
@@ -47,6 +48,7 @@ from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.model_uses import ModelUses
+from nodeagent.node import machine_conditions
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.peer_prompts import HttpPeerPrompts
 from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
@@ -210,6 +212,9 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
     tls, preflight = _node_tls(config, clock), metal.preflight_of(clock)
     wiring = WiringPolicy()
+    # Before the first reading of the machine, which engines do not wait for.
+    with suppress(OSError):
+        wiring.has_panics = machine_conditions.are_many(panic_reports.read_panics(), clock.now())
     return Dependencies(
         tls=tls,
         metal=preflight,

@@ -16,9 +16,12 @@ from nodeagent.node import machine_conditions
 from nodeagent.node.machine_conditions import MachineHistory, RebootReason
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState
+from schemas.event import ObjectReference
+from schemas.meta import is_true
 from schemas.node import LocalModel, NodeFabric, NodeStatus
 from store.codec import NewerDocumentError
 from store.errors import PermissionDeniedError, StoreError
+from store.events import EventRecorder
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +69,16 @@ class MachineStatus:
         self._past = replace(
             self._past,
             conditions=tuple(
-                c for c in described.conditions if c.type in machine_conditions.CONDITION_TYPES
+                c
+                for c in described.conditions
+                if c.type in (*machine_conditions.CONDITION_TYPES, machine_conditions.KERNEL_PANICS)
             ),
             disk_bytes=described.disk_bytes,
             disk_free_bytes=described.disk_free_bytes if described.disk_bytes else None,
             power=described.power,
             is_owner_active=described.is_owner_active,
             wired_limit=described.wired_limit,
+            panics=described.panics,
         )
 
     @property
@@ -147,6 +153,7 @@ class MachineStatus:
                 ),
                 "allocatable_source": source,
                 "wired_limit": past.wired_limit,
+                "panics": past.panics,
                 "disk_bytes": past.disk_bytes,
                 "disk_free_bytes": past.disk_free_bytes or 0,
                 "power": past.power,
@@ -166,7 +173,10 @@ class NodeDescriber:
         node: NodeState,
         registration: NodeRegistration,
         clock: Clock,
+        recorder: EventRecorder,
     ) -> None:
+        """Record events by `recorder`, which is that of this node."""
+        self._recorder = recorder
         self._config = config
         self._dependencies = dependencies
         self._node = node
@@ -220,7 +230,9 @@ class NodeDescriber:
                     status = await dependencies.fabric.fill(status, self._registration)
                 if api is not None:
                     status = api.fill(status)
+                before = await self._registration.described()
                 await self._registration.describe(status)
+                await self._announce_panics(status, before)
                 retries.reset()
                 last_error, wait_s = "", self._config.inspect_every_s
                 if self._dependencies.is_inspecting():
@@ -238,6 +250,17 @@ class NodeDescriber:
                     await self._requested.wait()
             except TimeoutError:
                 continue
+
+    async def _announce_panics(self, status: NodeStatus, before: NodeStatus | None) -> None:
+        """Record an event for each recent panic that the status in the store did not have."""
+        known = () if before is None else before.panics
+        about = ObjectReference(kind="Node", name=self._config.name)
+        for panic in machine_conditions.recent_panics(status.panics, self._clock.now()):
+            if panic in known:
+                continue
+            log.error("the kernel panicked", extra={"at": panic.at.isoformat(), "why": panic.text})
+            message = f"the kernel panicked at {panic.at:%Y-%m-%d %H:%M:%S} UTC: {panic.text or 'its report cannot be read'}"
+            await self._recorder.record(about, "MacPanicked", message, type_="Warning")
 
     async def _with_machine_status(
         self, status: NodeStatus, references: ReferenceTasks
@@ -258,4 +281,6 @@ class NodeDescriber:
         now = self._clock.monotonic()
         reboot_reason = self._node.leaked.find(self._machine.fabric, unkillable, now)
         await self._machine.update(has_engines=has_engines, reboot_reason=reboot_reason)
-        return self._machine.fill(status)
+        filled = self._machine.fill(status)
+        self._node.wiring.has_panics = is_true(filled.conditions, machine_conditions.KERNEL_PANICS)
+        return filled

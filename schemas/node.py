@@ -1,5 +1,6 @@
 """Node: one Mac, its inventory and cables as its agent reports them, and the owner's decisions about it."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -235,6 +236,16 @@ class MemoryLimitSource(StrEnum):
     CHOSEN = "Chosen"
 
 
+class KernelPanic(ApiModel):
+    """A panic of the kernel, after which the Mac restarted by itself."""
+
+    at: datetime
+    """Time of the report."""
+    text: str = ""
+    """The beginning of the panic string, such as "completeMemory() prepare count underflow" @IOGPUMemory.cpp:550; empty if
+    the agent may not read the report."""
+
+
 class MetalDevice(ApiModel):
     """The GPU as Metal describes it, without what an owner has changed since the agent started."""
 
@@ -319,6 +330,8 @@ class NodeStatus(Status):
     """True while someone uses the machine: keyboard or mouse within the last minutes."""
     wired_limit: WiredLimit | None = None
     """The limit of memory that the GPU may wire; None where there is none, as on Linux, or if it is unknown."""
+    panics: tuple[KernelPanic, ...] = ()
+    """The last five kernel panics of which macOS has reports, the newest first."""
     labels: Labels = Field(default_factory=dict)
     """Labels the agent was started with."""
     fabric: NodeFabric = NodeFabric()

@@ -63,6 +63,9 @@ class PoolPolicy(ApiModel):
     """Nothing runs here while a Mac is on battery."""
     owner_active: Literal["Ignore", "Yield"] = "Ignore"
     """Yield: nothing runs on a Mac while its owner uses it."""
+    after_panics: Literal["StartUnwired", "Withhold"] = "StartUnwired"
+    """After two kernel panics within three days, Withhold: nothing runs on the Mac; StartUnwired: engines that start do
+    not wire their models, whatever `memory` says."""
 
 
 _LEAST_WIRED = "1Gi"

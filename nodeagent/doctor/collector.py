@@ -71,7 +71,7 @@ async def collect_facts(
         "services": read_services,
     }
     if is_mac:
-        readers |= macos_facts.readers(scope, run)
+        readers |= macos_facts.readers(scope, run, now)
     else:
         readers["clock"] = lambda: in_thread(read_linux_clock)
         readers["listeners"] = lambda: in_thread(

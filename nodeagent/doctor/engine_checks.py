@@ -19,6 +19,7 @@ from nodeagent.hardware.readings import RebootReading
 from nodeagent.hardware.service_definitions import label_of
 from nodeagent.node.machine_conditions import stranded_thresholds
 from schemas import quantity
+from schemas.node import KernelPanic
 from schemas.quantity import counted
 from schemas.wire.findings import Finding
 
@@ -194,6 +195,17 @@ def check_memory_kills(
         yield unknown("the engines' logs or the system's reports cannot be read")
     else:
         yield ok("no engine ran out of memory since its start")
+
+
+def check_panics(panics: Sequence[KernelPanic]) -> Iterator[Finding]:
+    """Yield the recent panics of the kernel; macOS says nothing about them after the restart."""
+    level = fail if len(panics) > 1 else warn
+    for panic in panics:
+        yield level(
+            f"the kernel panicked: {panic.text or 'its report cannot be read'}", since=panic.at
+        )
+    if not panics:
+        yield ok("the kernel did not panic within three days")
 
 
 def _failed_engines(

@@ -13,7 +13,7 @@ from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading, RebootReading
-from schemas.node import NodeFabric
+from schemas.node import KernelPanic, NodeFabric
 
 System: TypeAlias = Literal["macOS", "Linux"]
 
@@ -229,6 +229,8 @@ class HostFacts:
     """The memory that the system cannot reclaim."""
     engines: Sequence[EngineFacts] | None = None
     jetsam: Sequence[JetsamReport] | None = None
+    panics: Sequence[KernelPanic] | None = None
+    """Kernel panics of the last three days; None if their reports cannot be read."""
     listeners: Sequence[Listener] | None = None
     engine_ports: range = field(default_factory=lambda: range(0))
     """Ports for engines; empty if they listen on sockets."""

@@ -6,6 +6,7 @@ Tested on captures only, not on a Mac: docs/hardware.md says what the first Mac 
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,11 +24,12 @@ from nodeagent.doctor.host_facts import (
     SleepFacts,
 )
 from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread, try_connect
-from nodeagent.hardware import load, macos, macos_fabric, macos_settings
+from nodeagent.hardware import load, macos, macos_fabric, macos_settings, panic_reports
 from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.readings import RebootReading
 from nodeagent.hardware.system_text import parse_pairs, parse_system_version
+from nodeagent.node.machine_conditions import recent_panics
 
 _MAX_NEIGHBOURS: Final = 3
 # A neighbour found by ARP answers there: with SSH, or with a refusal.
@@ -38,7 +40,9 @@ _REPORTS: Final = Path("Library") / "Logs" / "DiagnosticReports"
 _UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
-def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[], Awaitable[Any]]]:
+def readers(
+    scope: CollectionScope, run: CommandRunner, now: datetime
+) -> dict[str, Callable[[], Awaitable[Any]]]:
     """Return the readers by the field of HostFacts that each fills."""
 
     async def read(parse: Callable[[str], Any], command: MacCommand) -> Any:
@@ -67,6 +71,9 @@ def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[]
         ),
         "wired": lambda: read_wired(run),
         "listeners": lambda: read_listeners(scope, run),
+        "panics": lambda: in_thread(
+            lambda: recent_panics(panic_reports.read_panics(scope.root / _REPORTS), now)
+        ),
         "jetsam": lambda: in_thread(lambda: read_jetsam(scope.root / _REPORTS)),
         "gpu": lambda: read(parse_gpu, macos_commands.MACMON),
     }

@@ -12,13 +12,15 @@ import psutil
 
 from machinery.single_query import SingleQuery
 from models.model_files import model_folders
-from nodeagent.hardware import linux, macos, macos_fabric
+from nodeagent.hardware import linux, macos, macos_fabric, panic_reports
 from nodeagent.hardware.readings import DiskReading, HardwareError, HardwareFacts, MachineReading
-from schemas.node import LocalModel, NodeFabric
+from schemas.node import KernelPanic, LocalModel, NodeFabric
 
 # Every third reading, so every 30 s: system_profiler is expensive. Once at the start is not enough, because ports go dead
 # while a group idles (exo#1973) and addresses change (exo#2067).
 _READINGS_PER_FABRIC: Final = 3
+# Every five minutes: macOS writes the report within minutes after the start that follows the panic.
+_READINGS_PER_PANICS: Final = 30
 
 
 async def read_machine_facts(platform: str = sys.platform) -> HardwareFacts:
@@ -48,7 +50,9 @@ class SystemMachineReader:
         self._models = SingleQuery(lambda: read_local_models(models_dir))
         self._linux = SingleQuery(linux.read_reading)
         self._linux_fabric = SingleQuery(linux.read_fabric)
+        self._panics = SingleQuery(panic_reports.read_panics)
         self._fabric_due_in = 0
+        self._panics_due_in = 0
 
     async def take(self) -> MachineReading:
         """Return a reading; a part that cannot be read, or takes too long, is None."""
@@ -57,12 +61,14 @@ class SystemMachineReader:
             models = group.create_task(self._models.ask())
             rest = group.create_task(self._system())
             fabric = group.create_task(self._cables())
+            panics = group.create_task(self._reports())
         disk, state_disk = (*(disks.result() or ()), None, None)[:2]
         return replace(
             rest.result(),
             disk=disk,
             state_disk=state_disk,
             fabric=fabric.result(),
+            panics=panics.result(),
             local_models=models.result(),
         )
 
@@ -75,6 +81,14 @@ class SystemMachineReader:
         node_fabric = await (macos_fabric.read_fabric() if is_mac else self._linux_fabric.ask())
         self._fabric_due_in = 0 if node_fabric is None else _READINGS_PER_FABRIC - 1
         return node_fabric
+
+    async def _reports(self) -> tuple[KernelPanic, ...] | None:
+        """Return the reports of kernel panics if they are due."""
+        if self._panics_due_in > 0 or self._platform != "darwin":
+            self._panics_due_in -= 1
+            return None
+        self._panics_due_in = _READINGS_PER_PANICS - 1
+        return await self._panics.ask()
 
     async def _system(self) -> MachineReading:
         if self._platform == "darwin":

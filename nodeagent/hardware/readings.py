@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, Protocol, TypeAlias
 
-from schemas.node import LocalModel, MemoryLimitSource, NodeFabric, WiredLimit
+from schemas.node import KernelPanic, LocalModel, MemoryLimitSource, NodeFabric, WiredLimit
 
 
 class MemoryPressure(IntEnum):
@@ -128,6 +128,8 @@ class MachineReading:
     """The limit of memory that the GPU may wire; None on Linux, and if it could not be read."""
     fabric: NodeFabric | None = None
     """The cables; None if they were not read this time."""
+    panics: tuple[KernelPanic, ...] | None = None
+    """The newest kernel panics; None if they were not read this time, or may not be read."""
     local_models: tuple[LocalModel, ...] | None = None
     """The models below the models folder; None if they could not be read."""
 

@@ -21,7 +21,7 @@ from nodeagent.hardware.readings import (
     RebootReading,
 )
 from schemas.meta import Condition, ConditionStatus, find_condition, is_true, with_condition
-from schemas.node import MemoryLimitSource, NodeFabric, WiredLimit
+from schemas.node import KernelPanic, MemoryLimitSource, NodeFabric, WiredLimit
 from schemas.quantity import show
 
 _GIB: Final = 2**30
@@ -115,6 +115,8 @@ CONDITION_TYPES: Final = (MEMORY_PRESSURE, DISK_PRESSURE, THERMAL_PRESSURE, NEED
 """The conditions that each node has, and that the next run of the agent continues."""
 CABLES_UNSTABLE: Final = "CablesUnstable"
 """Only a node whose cables are or were unstable has it; the next run of the agent counts anew."""
+KERNEL_PANICS: Final = "KernelPanics"
+"""Only a Mac that panicked repeatedly has it."""
 
 MEMORY_STRANDED: Final = "MemoryStranded"
 
@@ -129,6 +131,9 @@ _UNWIRE_TIME: Final = timedelta(seconds=60)
 # cables makes changes within minutes, and then none.
 _CHANGES_TIME: Final = timedelta(hours=2)
 _MANY_CHANGES, _FEW_CHANGES = 4, 1
+# Macs that panic under MLX do so again within hours (mlx#3346: nine panics in six days).
+_PANICS_TIME: Final = timedelta(hours=72)
+_MANY_PANICS: Final = 2
 # An owner that only reads the screen is active, too.
 _OWNER_ACTIVE_S: Final = 300.0
 
@@ -160,6 +165,8 @@ class MachineHistory:
     """Interface and address of each cable; None before the first reading."""
     cable_changes: tuple[datetime, ...] = ()
     """The times of their last changes."""
+    panics: tuple[KernelPanic, ...] = ()
+    """The newest kernel panics."""
     wired_limit: WiredLimit | None = None
     """As at the last reading that had it."""
 
@@ -219,9 +226,12 @@ def next_history(
         condition = _new_condition(type_, verdicts.get(type_), after, now)
         if condition is not None:
             conditions = with_condition(conditions, condition)
-    cables = _cables_verdict(after, was=is_true(past.conditions, CABLES_UNSTABLE))
-    if cables is not None:
-        condition = _new_condition(CABLES_UNSTABLE, cables, after, now)
+    rare = {
+        CABLES_UNSTABLE: _cables_verdict(after, was=is_true(past.conditions, CABLES_UNSTABLE)),
+        KERNEL_PANICS: _panics_verdict(after, now, was=is_true(past.conditions, KERNEL_PANICS)),
+    }
+    for type_, verdict in rare.items():
+        condition = None if verdict is None else _new_condition(type_, verdict, after, now)
         conditions = conditions if condition is None else with_condition(conditions, condition)
     return replace(after, conditions=conditions)
 
@@ -300,7 +310,11 @@ def _remember(
         if after.cable_addresses is not None and found != after.cable_addresses:
             recent.append(now)
         after = replace(after, cable_addresses=found, cable_changes=tuple(recent[-_MANY_CHANGES:]))
-    after = replace(after, wired_limit=reading.wired_limit or past.wired_limit)
+    after = replace(
+        after,
+        wired_limit=reading.wired_limit or past.wired_limit,
+        panics=past.panics if reading.panics is None else reading.panics,
+    )
     # Update power and owner; replicas may be moved because of them, so one failed command must not
     # change them.
     power, idle_s = reading.power, reading.owner_idle_s
@@ -326,6 +340,30 @@ def _cables_verdict(past: MachineHistory, *, was: bool) -> ConditionVerdict | No
         )
     if was:
         return ConditionVerdict(holds=False, reason="AddressesStable", message="")
+    return None
+
+
+def recent_panics(panics: Iterable[KernelPanic], now: datetime) -> tuple[KernelPanic, ...]:
+    """Return the panics of the last three days."""
+    return tuple(panic for panic in panics if now - panic.at < _PANICS_TIME)
+
+
+def are_many(panics: Iterable[KernelPanic], now: datetime) -> bool:
+    """Return whether the Mac panics so often that engines must not wire memory."""
+    return len(recent_panics(panics, now)) >= _MANY_PANICS
+
+
+def _panics_verdict(past: MachineHistory, now: datetime, *, was: bool) -> ConditionVerdict | None:
+    """Return the result for kernel panics; None as long as there were few."""
+    recent = recent_panics(past.panics, now)
+    if are_many(recent, now):
+        message = (
+            f"the kernel panicked {len(recent)} times within three days, last at {recent[0].at:%Y-%m-%d %H:%M} UTC: "
+            f"{recent[0].text or 'the agent may not read the report'}. New engines start with memory.wired Off"
+        )
+        return ConditionVerdict(holds=True, reason="PanicsRepeatedly", message=message)
+    if was:
+        return ConditionVerdict(holds=False, reason="NoMorePanics", message="")
     return None
 
 

@@ -15,7 +15,7 @@ from machinery.version import is_compatible, parse_release
 from reconciler.nodes.liveness import Flapping
 from reconciler.placement.inputs import NodeHold
 from schemas import quantity
-from schemas.meta import ConditionStatus, find_condition
+from schemas.meta import ConditionStatus, find_condition, is_true
 from schemas.node import Node, NodeStatus
 from schemas.pools import NodePool, QuietHours
 
@@ -251,6 +251,8 @@ def _rules(pool: NodePool, status: NodeStatus, context: NodeContext) -> Iterator
         yield "mainsOnly, until it runs on mains power again"
     if policy.owner_active == "Yield" and status.is_owner_active:
         yield "ownerActive, until its owner has been away for some minutes"
+    if policy.after_panics == "Withhold" and is_true(status.conditions, "KernelPanics"):
+        yield "afterPanics, until three days without two kernel panics have passed"
 
 
 def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHold | None:

@@ -111,6 +111,18 @@ SECTION: Final = ReasonSection(
             "CablesUnstable: the addresses of Thunderbolt cables change again and again, which ends groups.",
             "Set them by hand instead of DHCP, with a small network of its own for each cable.",
         ),
+        problem(
+            "MacPanicked",
+            "The kernel of the Mac panicked, and the Mac restarted (event). The message has the beginning of the panic string.",
+            "Update macOS. For IOGPUMemory.cpp:550, `memory: {wired: Off}` in the pool or the deployment; see "
+            "[nodes.md](../operations/nodes.md#kernel-panics).",
+        ),
+        problem(
+            "PanicsRepeatedly",
+            "KernelPanics: the kernel panicked twice or more within three days; engines start unwired.",
+            "As for MacPanicked. `spec.policy.afterPanics: Withhold` of the pool moves replicas away instead.",
+        ),
+        normal("NoMorePanics", "KernelPanics: no two panics within three days any more."),
         normal("AddressesStable", "CablesUnstable: the addresses of the cables no longer change."),
         problem(
             "LimitDiffers",

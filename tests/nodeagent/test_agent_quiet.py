@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig, real_dependencies
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.hardware.readings import HeatReading
+from schemas.event import Event, EventSpec
 from schemas.meta import is_true
-from schemas.node import NodeStatus
+from schemas.node import KernelPanic, NodeStatus
 from store import codec, keys
 from store.etcd.connect import connect
 from store.port import Transport
@@ -96,3 +98,29 @@ async def test_an_idle_agent_writes_nothing(store: Transport, tmp_path: Path) ->
     async with running(store, tmp_path, machine):
         await ten_readings()
     assert await store.get(keys.status_key("Node", NAME)) == before
+
+
+async def test_a_kernel_panic_is_an_event_once(store: Transport, tmp_path: Path) -> None:
+    machine = FakeMachineReader()
+    panics = tuple(
+        KernelPanic(at=CLOCK.now().replace(microsecond=0) - timedelta(hours=age), text=text)
+        for age, text in ((1, "underflow"), (100, "of last week"))
+    )
+    machine.now = replace(WELL, panics=panics)
+
+    async def events() -> list[EventSpec]:
+        items = (await store.list(keys.EVENT_PREFIX)).items
+        recorded = [codec.decode_object(Event, item).spec for item in items]
+        return [event for event in recorded if event.reason == "MacPanicked"]
+
+    async def more_readings() -> None:
+        enough = machine.taken + 3
+        await until(lambda: machine.taken >= enough, what="more readings")
+
+    for _ in range(2):  # another run of the agent finds it in the status
+        async with running(store, tmp_path, machine):
+            (event,) = await until_async(events, what="the event")
+            assert event.message.endswith("UTC: underflow")
+            await more_readings()
+    (event,) = await events()
+    assert event.count == 1

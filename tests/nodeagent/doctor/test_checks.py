@@ -30,7 +30,7 @@ from nodeagent.hardware.load import Macmon
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading, RebootReading
-from schemas.node import FabricInterface, MlxBuild, NodeFabric, ThunderboltPort
+from schemas.node import FabricInterface, KernelPanic, MlxBuild, NodeFabric, ThunderboltPort
 from schemas.wire.findings import Finding
 
 GIB = 2**30
@@ -71,6 +71,7 @@ HEALTHY = HostFacts(
     wired=RebootReading(total_bytes=64 * GIB, wired_bytes=3 * GIB),
     engines=(),
     jetsam=(),
+    panics=(),
     listeners=(),
     engine_ports=range(4100, 4200),
     api_port=4001,
@@ -150,6 +151,7 @@ CABLED = NodeFabric(
 )
 OLLAMA = Listener(port=4100, pid=77, program="ollama")
 
+PANIC = KernelPanic(at=STARTED, text="userspace watchdog timeout")
 SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("background item", {"background": BackgroundFacts(disabled=frozenset())}, "OK"),
     ("background item", {"background": BackgroundFacts(disabled=LABELS)}, "FAIL"),
@@ -233,6 +235,9 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("memory kills", engine(last_lines=(OOM,), pid=None, is_past=True), "WARN"),
     ("memory kills", {**engine(), "jetsam": (JetsamReport(at=STARTED + timedelta(hours=1), killed=("python3.11",)),)}, "WARN"),
     ("memory kills", {**engine(), "jetsam": (JetsamReport(at=STARTED - timedelta(hours=1), killed=("python3.11",)),)}, "OK"),
+    ("kernel panics", {"panics": (PANIC,)}, "WARN"),
+    ("kernel panics", {"panics": (PANIC, PANIC)}, "FAIL"),
+    ("kernel panics", {"panics": None}, "UNKNOWN"),
     # 29
     ("gpu timeout", engine(last_lines=(TIMEOUT,)), "FAIL"),
     ("gpu timeout", engine(last_lines=("a request timed out",)), "OK"),

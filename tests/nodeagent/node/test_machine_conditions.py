@@ -22,6 +22,7 @@ from nodeagent.node import machine_conditions
 from nodeagent.node.machine_conditions import (
     CONDITION_TYPES,
     DISK_PRESSURE,
+    KERNEL_PANICS,
     MEMORY_PRESSURE,
     NEEDS_REBOOT,
     THERMAL_PRESSURE,
@@ -31,7 +32,7 @@ from nodeagent.node.machine_conditions import (
     next_history,
 )
 from schemas.meta import Condition, find_condition
-from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
+from schemas.node import FabricInterface, KernelPanic, NodeFabric, RdmaDevice, ThunderboltPort
 from tests.support.nodeagent_groups import NOW
 from tests.support.nodeagent_readings import WELL
 from tests.support.values import present
@@ -279,6 +280,19 @@ def test_stranded_memory_is_not_forgotten_while_an_engine_runs() -> None:
     assert machine.condition(NEEDS_REBOOT).status == "True"
     machine.say(wired(3), has_engines=True)
     assert machine.condition(NEEDS_REBOOT).status == "False"
+
+
+def test_two_kernel_panics_within_three_days_are_a_condition() -> None:
+    machine = Machine()
+    first, second = (KernelPanic(at=START - timedelta(hours=hours), text="x") for hours in (71, 1))
+    machine.say(MachineReading(panics=(first,)))
+    assert find_condition(machine.history.conditions, KERNEL_PANICS) is None
+    machine.say(MachineReading(panics=(second, first)), MachineReading())
+    condition = machine.condition(KERNEL_PANICS)
+    assert (condition.status, condition.reason) == ("True", "PanicsRepeatedly")
+    assert "panicked 2 times within three days" in condition.message
+    machine.say(*[MachineReading()] * 361)  # an hour of readings: the first one is three days old
+    assert machine.condition(KERNEL_PANICS).reason == "NoMorePanics"
 
 
 FREE = "were free when this began. Close programs that are not needed on this machine, or move its replicas away (fleetctl drain)"

@@ -77,6 +77,9 @@ HOLDS = {
     "quiet hours": (node(), around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT)),
     "on battery": (node(power="Battery"), around(policy(mains_only=True))),
     "owner active": (node(is_owner_active=True), around(policy(owner_active="Yield"))),
+    "kernel panics": (
+        node(conditions=pressed("KernelPanics")), around(policy(after_panics="Withhold")),
+    ),
     "two pools": (
         node(is_owner_active=True, power="Battery"), around(policy(owner_active="Yield"), policy("lab", mains_only=True)),
     ),
@@ -113,6 +116,7 @@ def test_holds(golden: Golden) -> None:
         (node(power="Mains", is_owner_active=True), around(policy(mains_only=True))),
         (node(power="Unknown"), around(policy(mains_only=True, owner_active="Yield"))),
         (node(power="Battery"), around(pool("desk"))),
+        (node(conditions=pressed("KernelPanics")), around(policy(mains_only=True), pool("lab"))),
         # The older of two nodes keeps its replicas; for equal age and unregistered nodes the name decides.
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=1),))),
         (node("a", hardware_uuid="M", created=0), around(peers=(node("b", created=0),))),
