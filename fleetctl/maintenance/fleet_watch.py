@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from nodeagent.doctor.readers import try_connect
 from schemas.node import NodeLease, NodeStatus
 from schemas.records import GatewayLease, ReconcilerLease
 from schemas.replica import Replica
@@ -30,6 +32,8 @@ class Sighting:
     endpoints: frozenset[str] = field(default=frozenset())
     leases: frozenset[tuple[str, int]] = field(default=frozenset())
     """The leases of all gateways and reconcilers: key and lease."""
+    is_reachable: bool = False
+    """True if its agent took a connection from this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,18 @@ class FleetWatch:
                     for item in (await self.transport.list(prefix)).items
                 ]
             ),
+            is_reachable=await self._is_reachable(await self._status(node)),
+        )
+
+    async def _status(self, node: str) -> NodeStatus | None:
+        item = await self.transport.get(keys.status_key("Node", node))
+        return None if item is None else codec.decode(NodeStatus, item)
+
+    @staticmethod
+    async def _is_reachable(status: NodeStatus | None) -> bool:
+        url = urlsplit(status.agent_url if status is not None else "")
+        return bool(url.hostname and url.port) and (
+            await try_connect(url.hostname or "", url.port or 0) is None
         )
 
     async def wait_ready(
@@ -91,10 +107,15 @@ class FleetWatch:
         now = await self.look(node)
         if now.session in ("", before.session):
             return "its new agent holds no lease"
-        item = await self.transport.get(keys.status_key("Node", node))
-        found = "" if item is None else codec.decode(NodeStatus, item).agent_version
-        if found != version:
+        status = await self._status(node)
+        found = "" if status is None else status.agent_version
+        if status is None or found != version:
             return f"its agent reports version {found or '(none)'}"
+        if before.is_reachable and not now.is_reachable:
+            return (
+                f"this machine no longer reaches its agent at {status.agent_url}: the firewall of the Mac may not let its new "
+                "program through (`fleetctl doctor --local` there)"
+            )
         gone = [key for key in before.endpoints - now.endpoints if await self._is_here(key, node)]
         return f"{len(gone)} of {len(before.endpoints)} endpoints are missing" if gone else ""
 
