@@ -210,7 +210,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
         return await asyncio.to_thread(report)
 
-    tls, preflight = _node_tls(config, clock), metal.preflight_of(clock)
+    tls, preflight = _node_tls(config, clock), metal.preflight_of(clock, config.state_dir)
     wiring = WiringPolicy()
     # Before the first reading of the machine, which engines do not wait for.
     with suppress(OSError):

@@ -3,7 +3,8 @@
 The table has one row per chip, and one per GPU bin where bins differ in bandwidth. Sources: huggingface.js
 `hardware-apple.ts` (PR #1937) for cores and memory options; Ars Technica (M4 Max), TechPowerUp (M3 Ultra, M4 Max) and
 mikeshouts.com, techdeskweekly, cputronic (M5 family) for bandwidth; Apple TN3205 and exo's README for Thunderbolt 5,
-which RDMA needs. An M4 Ultra was never sold, and the M5 Ultra is a rumour: neither is listed.
+which RDMA needs; Apple's newsroom of 2026-08-25 and its pages as chimeraforge's tests quote them (M6, M5 Ultra). An M4
+Ultra was never sold. A chip that is not listed is measured (engine/device_check.py), and `rdma_ctl` says what it can do.
 
 Points and size tiers are those of the mlx-serving proposal. Its "GB" are GiB here: Apple sells memory in GiB, and
 `hw.memsize` reports 2**30 bytes for each. The gateway (strategy HardwareAware) and the reconciler (score `hardware`,
@@ -92,6 +93,10 @@ CHIPS: Final = (
     _chip("M5 Pro", ((15, 18), (16, 20)), (24, 48, 64), 307, "5"),
     _chip("M5 Max", ((18,), (32,)), (36,), 460, "5"),  # 460 is not verified
     _chip("M5 Max", ((18,), (40,)), (48, 64, 128), 614, "5"),
+    _chip("M5 Ultra", ((36,), (64, 80)), (96, 256, 512), 1200, "5"),
+    # Its ports are not verified.
+    _chip("M6", ((12,), (12,)), (16,), 153, "4 or 5"),
+    _chip("M6", ((12,), (12,)), (24, 32), 170, "4 or 5"),
 )
 
 
@@ -131,9 +136,9 @@ def find_chip(name: str, *, gpu_cores: int | None, memory_bytes: int | None) -> 
     rows = [chip for chip in CHIPS if chip.name == _normalize(name)]
     if not rows:
         return None
-    by_cores = [chip for chip in rows if gpu_cores in chip.gpu_cores]
-    by_memory = [chip for chip in rows if memory_bytes in {gib * GIB for gib in chip.memory_gib}]
-    return min(by_cores or by_memory or rows, key=lambda chip: chip.bandwidth_gbps)
+    by_cores = [chip for chip in rows if gpu_cores in chip.gpu_cores] or rows
+    by_memory = [c for c in by_cores if memory_bytes in {gib * GIB for gib in c.memory_gib}]
+    return min(by_memory or by_cores, key=lambda chip: chip.bandwidth_gbps)
 
 
 def chip_points(name: str) -> int:
@@ -195,4 +200,4 @@ MOST_POINTS: Final = max(
     )
     for chip in CHIPS
 )
-"""The points of the best Mac that was sold: an M3 Ultra with 80 GPU cores and 512 GiB has 50 + 40 + 128 = 218."""
+"""The points of the best Mac that was sold: an M5 Ultra with 80 GPU cores and 512 GiB has 60 + 40 + 128 = 228."""

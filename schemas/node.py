@@ -257,6 +257,8 @@ class MetalDevice(ApiModel):
     """The working set that Metal recommends, with any `iogpu.wired_limit_mb` of that moment; 0 if unknown."""
     max_buffer_bytes: int = 0
     """The largest single buffer, and so the largest array; 0 if unknown."""
+    copy_gbps: float = 0.0
+    """Memory bandwidth of a chip that is not listed, in GB/s, as a copy measured it once; 0 for a listed chip."""
 
 
 class WiredLimit(ApiModel):

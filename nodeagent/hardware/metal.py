@@ -12,6 +12,7 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -197,6 +198,9 @@ class MetalPreflight:
         )
 
 
-def preflight_of(clock: Clock, platform: str = sys.platform) -> MetalPreflight | None:
-    """Return the preflight of this machine; None where MLX computes on the processor."""
-    return MetalPreflight(clock) if platform == "darwin" else None
+def preflight_of(
+    clock: Clock, state_dir: Path, platform: str = sys.platform
+) -> MetalPreflight | None:
+    """Return the preflight of this machine, which keeps what it measures; None where MLX computes on the processor."""
+    argv = (sys.executable, "-m", engine_config.DEVICE_CHECK_MODULE, str(state_dir))
+    return MetalPreflight(clock, argv) if platform == "darwin" else None

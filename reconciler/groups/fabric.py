@@ -452,11 +452,11 @@ def rdma_faults(name: str, status: NodeStatus) -> Iterator[FabricFault]:
             reason="FabricUnknown",
             message=f"{name} has not reported its cables; its agent's log says why, or it is of an older version",
         )
-    elif fabric.thunderbolt < 5:
-        speaks = f"speaks Thunderbolt {fabric.thunderbolt}" if fabric.thunderbolt else "has none"
+    elif 0 < fabric.thunderbolt < 5:  # of a new chip it may be unknown: rdma_ctl decides
         yield FabricFault(
             reason="NoThunderbolt5",
-            message=f"RDMA needs Thunderbolt 5, and {name} ({status.chip}) {speaks}; write backend: ring",
+            message=f"RDMA needs Thunderbolt 5, and {name} ({status.chip}) speaks Thunderbolt {fabric.thunderbolt}; write "
+            "backend: ring",
         )
     elif fabric.is_rdma_enabled is None:
         yield FabricFault(
@@ -472,7 +472,7 @@ def rdma_faults(name: str, status: NodeStatus) -> Iterator[FabricFault]:
             "that does not help switch RDMA off and on again in Recovery (mlx#3777)",
         )
     # Before macOS 26.2, and without Thunderbolt 5, no build has it.
-    has_rdma = fabric.is_rdma_enabled is not None and fabric.thunderbolt >= 5
+    has_rdma = fabric.is_rdma_enabled is not None and not 0 < fabric.thunderbolt < 5
     if has_rdma and build is not None and not build.has_jaccl:
         yield FabricFault(
             reason="NoJacclInMlx",

@@ -288,6 +288,7 @@ class NodeViewCache:
         chip = chips.find_chip(
             status.chip, gpu_cores=status.gpu_cores, memory_bytes=status.memory_bytes
         )
+        measured = 0.0 if status.metal_device is None else status.metal_device.copy_gbps
         return NodeView(
             name=node.metadata.name,
             is_ready=is_ready,
@@ -307,7 +308,7 @@ class NodeViewCache:
             chip=status.chip,
             gpu_cores=status.gpu_cores,
             memory_bytes=status.memory_bytes,
-            bandwidth_gbps=chip.bandwidth_gbps if chip is not None else 0.0,
+            bandwidth_gbps=chip.bandwidth_gbps if chip is not None else measured,
             taints=node.spec.taints,
             pool_priority=max((pool.spec.priority for pool in pools), default=0),
             reserved_by_group=group,

@@ -30,6 +30,9 @@ def test_generation_and_variant_are_read_from_name(name: str, expected: Designat
     pytest.param("Apple M4 Max", None, None, 410, id="neither-is-the-slower"),
     pytest.param("Apple M3 Max", 30, 96, 300, id="m3-max"),
     pytest.param("Apple M5 Max", 40, 128, 614, id="m5-max"),
+    pytest.param("Apple M5 Ultra", 64, 256, 1200, id="m5-ultra"),
+    pytest.param("Apple M6", 12, 16, 153, id="bins-of-memory-with-equal-cores"),
+    pytest.param("Apple M6", 12, 32, 170, id="the-larger-of-them"),
     pytest.param("Apple M1", 7, 8, 68.25, id="one-row"),
     pytest.param("Apple M1", 99, 99, 68.25, id="one-row-whatever-else"),
 ])  # fmt: skip
@@ -42,7 +45,7 @@ def test_a_machine_finds_its_row(
 
 
 @pytest.mark.parametrize(
-    "name", ["Apple M6 Max", "Apple M4 Ultra", "Apple M5 Ultra", "Apple M1 (Virtual)", "M4", ""]
+    "name", ["Apple M6 Max", "Apple M4 Ultra", "Apple M7", "Apple M1 (Virtual)", "M4", ""]
 )
 def test_a_chip_that_is_not_listed_is_none(name: str) -> None:
     assert chips.find_chip(name, gpu_cores=40, memory_bytes=64 * GIB) is None
@@ -74,7 +77,7 @@ def test_chip_points(name: str, points: int) -> None:
 
 
 @pytest.mark.parametrize(("chip", "gpu_cores", "memory_gib", "points"), [
-    pytest.param("Apple M3 Ultra", 80, 512, 218, id="the-best-mac-that-was-sold"),
+    pytest.param("Apple M5 Ultra", 80, 512, 228, id="the-best-mac-that-was-sold"),
     pytest.param("Apple M1", 8, 16, 10 + 4 + 4, id="m1"),
     pytest.param("Apple M2 Ultra", 76, 192, 45 + 38 + 48, id="m2-ultra"),
     pytest.param("Apple M3 Max", 40, 128, 40 + 20 + 32, id="m3-max"),

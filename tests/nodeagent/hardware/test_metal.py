@@ -132,8 +132,8 @@ async def test_no_engine_starts_until_the_gpu_works(tmp_path: Path) -> None:
 
 
 def test_only_macs_are_checked() -> None:
-    assert metal.preflight_of(CLOCK, "linux") is None
-    assert metal.preflight_of(CLOCK, "darwin") is not None
+    assert metal.preflight_of(CLOCK, Path(), "linux") is None
+    assert metal.preflight_of(CLOCK, Path(), "darwin") is not None
 
 
 def test_an_unknown_signal_has_its_number() -> None:

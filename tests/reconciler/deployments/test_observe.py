@@ -12,7 +12,7 @@ from reconciler.nodes.node_views import NodeViewCache
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.table import NodeTable
 from schemas.meta import ObjectKey, ObjectMeta
-from schemas.node import Node, NodeSpec, Taint
+from schemas.node import MetalDevice, Node, NodeSpec, Taint
 from schemas.placement import AntiAffinity, Placement
 from schemas.pools import NodeSelector, ReservedResources
 from schemas.shardgroup import ShardGroup, ShardGroupSpec
@@ -185,11 +185,16 @@ async def test_hardware_taints_and_pool_priority(world: CachedStore) -> None:
         pool("high", nodes=("a",), priority=50),
     )
     odd = node_status("b", chip="Intel Xeon")
-    await world.write(put_node("a", node_status("a", chip="Apple M4 Max")), put_node("b", odd))
-    a, b = nodes_of(world)
+    # The measured bandwidth of a listed chip, from before it was listed, does not count.
+    measured = {"metal_device": MetalDevice(copy_gbps=250.5)}
+    known = node_status("a", chip="Apple M4 Max").model_copy(update=measured)
+    newer = node_status("c", chip="Apple M9").model_copy(update=measured)
+    await world.write(put_node("a", known), put_node("b", odd), put_node("c", newer))
+    a, b, c = nodes_of(world)
     assert (a.chip, a.gpu_cores, a.memory_bytes) == ("Apple M4 Max", 10, 8 * GIB)
     assert (a.bandwidth_gbps, a.taints, a.pool_priority) == (410, (taint,), 50)
     assert (b.bandwidth_gbps, b.taints, b.pool_priority) == (0, (), 0)
+    assert c.bandwidth_gbps == 250.5
 
 
 async def test_allocations_have_priority_and_version(world: CachedStore) -> None:

@@ -117,6 +117,13 @@ def test_missing_settings_and_cables_are_named(golden: Golden) -> None:
     golden.check("reconciler/fabric_faults.txt", sections)
 
 
+def test_a_chip_that_is_not_listed_does_rdma_if_rdma_ctl_says_so() -> None:
+    macs = with_fabric(meshed(2), 1, thunderbolt=0)
+    assert seated("jaccl", macs) == seated("jaccl", meshed(2))
+    off = with_fabric(macs, 1, is_rdma_enabled=None, rdma=())
+    assert faults("jaccl", off)[0].startswith("NoRdma: mac-1 has no working rdma_ctl")
+
+
 def test_one_end_that_saw_the_cable_is_enough() -> None:
     macs = with_port(meshed(2), 0, peer="")
     assert seated("jaccl", macs)[0].rdma == ((), ("rdma_en2",))

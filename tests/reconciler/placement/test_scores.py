@@ -198,7 +198,7 @@ def test_a_model_of_unknown_size_has_no_tier() -> None:
 
 
 def test_the_best_mac_that_was_sold_has_a_hundred_points() -> None:
-    best = node("a", chip="Apple M3 Ultra", gpu_cores=80, memory_bytes=512 * GIB)
+    best = node("a", chip="Apple M5 Ultra", gpu_cores=80, memory_bytes=512 * GIB)
     assert machine(make_request(), best) == pytest.approx(100)
     newer = replace(best, chip="Apple M9 Ultra", gpu_cores=200, memory_bytes=2**50)
     assert machine(make_request(), newer) == 100
