@@ -17,7 +17,7 @@ fail() { printf 'error: check-mac: %s\n' "$*" >&2 && exit 1; }
 machine() {
   pmset -g custom
   dscl . -list /Users UniqueID
-  sudo find /Library/LaunchDaemons /Library/Logs/mlx-fleet /opt/mlx-fleet /usr/local/bin -maxdepth 1 2>/dev/null | sort || true
+  sudo find /Library/LaunchDaemons /Library/Logs/mlx-fleet /opt/mlx-fleet /usr/local/bin -mindepth 1 -maxdepth 1 2>/dev/null | sort || true
 }
 
 fleet='' data=$HOME/check-mac-fleet

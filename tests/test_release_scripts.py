@@ -1,11 +1,14 @@
-"""The scripts that make a release: what they refuse."""
+"""The scripts that make a release and try it: what they refuse, and the commands that they use."""
 
 import hashlib
+import re
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.command_lines import problems
 
 PACKAGING = Path(__file__).parent.parent / "packaging"
 
@@ -98,3 +101,19 @@ def test_a_tag_needs_a_complete_release_of_its_version(
     done = run("tag_check.sh", tmp_path, tag)
     assert done.returncode == (1 if refusal else 0)
     assert refusal in done.stderr
+
+
+def test_commands_for_the_mac_exist() -> None:
+    """The script runs on Macs only."""
+    text = (PACKAGING / "check_mac.sh").read_text()
+    array = re.search(r"(?m)^over_ssh=\((.*)\)$", text)
+    assert array is not None
+    text = text.replace('"${over_ssh[@]}"', array[1])
+    lines = re.findall(r"(?m)^ *(?:if |sudo )?(?:fleetctl|mlx-fleet) .*", text)
+    commands = [re.split(r" (?:[|&>2]|then)", line, maxsplit=1)[0] for line in lines]
+    cleaned = [re.sub(r"^.*?(?:fleetctl|mlx-fleet) ", "fleetctl ", line) for line in commands]
+    wrong = [
+        f"{line}: {word}" for line in cleaned for word in problems(line.rstrip(";"), is_whole=True)
+    ]
+    assert wrong == []
+    assert len(cleaned) > 12
