@@ -44,7 +44,8 @@ as_user() {
 }
 
 step "build the wheel, the sdist, the installer, the archives of both platforms, the SBOM and the formula"
-ARCHIVES="macos-arm64 linux-x86_64" quietly "$here/build.sh" "$out" "$python" "$uv" "$cyclonedx"
+ARCHIVES="macos-arm64 linux-x86_64" "$here/build.sh" "$out" "$python" "$uv" "$cyclonedx" 2>&1 |
+  sed 's/^/release-check:         /' || fail "packaging/build.sh failed; the lines above say why"
 out=$(cd "$out" && pwd)
 wheel=$(ls "$out"/mlx_fleet-*.whl)
 version=${wheel##*/mlx_fleet-} version=${version%%-*}

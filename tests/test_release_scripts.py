@@ -1,6 +1,7 @@
 """The scripts that make a release and try it: what they refuse, and the commands that they use."""
 
 import hashlib
+import io
 import re
 import subprocess
 import tarfile
@@ -82,24 +83,28 @@ def test_a_part_with_another_hash_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "members", "refusal"),
+    ("tag", "commit", "members", "refusal"),
     [
-        pytest.param("v1.2.3", ("python.tar.gz", "etcd.zip"), "", id="complete"),
-        pytest.param("v1.2.4", ("python.tar.gz", "etcd.zip"), "set project.version", id="version"),
-        pytest.param("v1.2.3", ("python.tar.gz",), "has no etcd", id="no-etcd"),
-        pytest.param("v1.2.3", ("etcd.zip",), "has no python", id="no-python"),
+        pytest.param("v1.2.3", "0123ab", ("python.tar.gz", "etcd.tar.gz"), "", id="complete"),
+        pytest.param("v1.2.4", "0123ab", (), "set project.version", id="version"),
+        pytest.param("v1.2.3", "0123ab-dirty", (), "not from the tag as it is", id="changed"),
+        pytest.param("v1.2.3", "0123ab", ("python.tar.gz",), "has no etcd", id="no-etcd"),
+        pytest.param("v1.2.3", "0123ab", ("etcd.tar.gz",), "has no python", id="no-python"),
     ],
 )
 def test_a_tag_needs_a_complete_release_of_its_version(
-    tag: str, members: tuple[str, ...], refusal: str, tmp_path: Path
+    tag: str, commit: str, members: tuple[str, ...], refusal: str, tmp_path: Path
 ) -> None:
     for name in ("mlx_fleet-1.2.3-py3-none-any.whl", "mlx-fleet-1.2.3.cdx.json"):
         (tmp_path / name).touch()
+    release = f"version=1.2.3\ncommit={commit}\n".encode()
     with tarfile.open(tmp_path / "mlx-fleet-1.2.3-macos-arm64.tar", "w") as archive:
-        for name in members:
-            archive.addfile(tarfile.TarInfo(f"mlx-fleet-1.2.3-macos-arm64/{name}"))
+        for name in ("release.txt", *members):
+            member = tarfile.TarInfo(f"mlx-fleet-1.2.3-macos-arm64/{name}")
+            member.size = len(release)
+            archive.addfile(member, io.BytesIO(release))
     done = run("tag_check.sh", tmp_path, tag)
-    assert done.returncode == (1 if refusal else 0)
+    assert done.returncode == (1 if refusal else 0), done.stderr
     assert refusal in done.stderr
 
 
