@@ -16,6 +16,7 @@ from nodeagent.node import machine_conditions
 from nodeagent.node.machine_conditions import MachineHistory, RebootReason
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState
+from nodeagent.replicas.engine_tracker import EngineLife
 from schemas.event import ObjectReference
 from schemas.meta import is_true
 from schemas.node import LocalModel, NodeFabric, NodeStatus
@@ -278,6 +279,9 @@ class NodeDescriber:
             or any(engine.process.child.running() for engine in engines.values())
         )
         unkillable = [name for name, one in engines.items() if one.is_unkillable(self._clock)]
+        for name, engine in engines.items():
+            if engine.life is EngineLife.READY:
+                self._node.leaked.record_ready(name)
         now = self._clock.monotonic()
         reboot_reason = self._node.leaked.find(self._machine.fabric, unkillable, now)
         await self._machine.update(has_engines=has_engines, reboot_reason=reboot_reason)

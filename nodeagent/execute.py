@@ -221,6 +221,9 @@ class ActionExecutor:
                 cables = replica.spec.ranks[rank].rdma if rank is not None else ()
                 devices = [device for names in cables for device in names]
                 self._node.leaked.record_devices(devices, self._clock.monotonic())
+                if devices:
+                    epoch = group_launch.wanted_epoch(replica)
+                    self._node.leaked.record_end(name, epoch, epoch_end.message)
             case MakeReference():
                 assert replica is not None
                 self._background.references.start(self._order(replica))

@@ -12,6 +12,7 @@ from typing import Final
 
 from insight.doctor.findings import Finding
 from nodeagent.doctor.check import ok, warn
+from nodeagent.hardware.rdma_failures import QUEUE_PAIRS, RESTART, find_failure
 from schemas import local_network
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import FabricInterface, Node, NodeFabric
@@ -19,21 +20,7 @@ from schemas.quantity import counted
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 
-_RESTART: Final = "`fleetctl node reboot NODE --drain`"
-# A device of Apple's driver has ten queue pairs; each connection of a rank takes one (mlx#4209, #3162).
-_QUEUE_PAIRS: Final = 10
 _THUNDERBOLT_5: Final = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownFailure:
-    """A failure of RDMA that MLX reports in words which do not tell its cause."""
-
-    name: str
-    pattern: re.Pattern[str]
-    cause: str
-    advice: str
-    """The remedy; NODE is the name of the Mac."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,39 +53,6 @@ def check_links(links: Sequence[LinkProbe]) -> Iterator[Finding]:
         yield ok(f"{counted(len(links), 'cable', 'cables')} of this machine can be connected over")
 
 
-def _words(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.ASCII | re.IGNORECASE)
-
-
-KNOWN_FAILURES: Final = (
-    KnownFailure(
-        name="errno 22",
-        pattern=_words(r"\berrno:? 22\b|queue pair to RTR.*invalid argument"),
-        cause="the port of a cable has no IPv4 address when the ranks connect (mlx#3467)",
-        advice="`fleetctl fabric check` names the port; give each cable a small network of its own",
-    ),
-    KnownFailure(
-        name="errno 60 or 65",
-        pattern=_words(r"\berrno:? (?:60|65)\b|no route to host|operation timed out"),
-        cause="a rank cannot reach another one over the address of its cable, though both Macs have it (mlx#3755)",
-        advice="on NODE: `ping -c 3 -S ITS-ADDRESS OTHER-ADDRESS` for each cable, and compare masks. If only ping works, it is "
-        f"macOS's {local_network.NAME}: {local_network.REMEDY}",
-    ),
-    KnownFailure(
-        name="errno 16",
-        pattern=_words(r"\berrno:? 16\b|resource busy"),
-        cause=f"an RDMA device has no queue pair left of its {_QUEUE_PAIRS}: killed ranks keep theirs (mlx#4209)",
-        advice=f"{_RESTART}: another attempt cannot help",
-    ),
-    KnownFailure(
-        name="protection domain",
-        pattern=_words(r"protection domain|ibv_alloc_pd"),
-        cause="an RDMA device cannot be used any more, or has another name since the Mac was restarted (mlx#3207)",
-        advice=f"`fleetctl fabric check` compares names; if they are right, {_RESTART}",
-    ),
-)
-
-
 def check_cables(
     nodes: Sequence[Node], replicas: Sequence[Replica], groups: Sequence[ShardGroup] = ()
 ) -> Iterator[Finding]:
@@ -111,9 +65,9 @@ def check_cables(
         for rank in replica.spec.ranks:
             used.update((rank.node, device) for towards in rank.rdma for device in towards)
     for (name, device), count in sorted(used.items()):
-        if count > _QUEUE_PAIRS:
+        if count > QUEUE_PAIRS:
             yield warn(
-                f"ranks use {device} for {count} connections, and it has {_QUEUE_PAIRS} queue pairs",
+                f"ranks use {device} for {count} connections, and it has {QUEUE_PAIRS} queue pairs",
                 "move one of its groups to other Macs, or use backend: jaccl-ring, which needs fewer connections",
                 node=name,
             )
@@ -142,7 +96,7 @@ def _fabric_findings(node: str, fabric: NodeFabric) -> Iterator[Finding]:
         else:
             yield warn(
                 "RDMA is on, but macOS has no RDMA device",
-                f"{_RESTART.replace('NODE', node)}; if that does not help, switch RDMA off and on again in Recovery",
+                f"{RESTART.replace('NODE', node)}; if that does not help, switch RDMA off and on again in Recovery",
                 node=node,
             )
     # An active device whose port has no IPv4 address: ranks fail with errno 22 (mlx#3467, exo#1390).
@@ -192,9 +146,7 @@ def _known_failures(replicas: Sequence[Replica]) -> Iterator[Finding]:
             if condition is None or condition.status is not bad:
                 continue
             text = condition.message
-            known = next(
-                (failure for failure in KNOWN_FAILURES if failure.pattern.search(text)), None
-            )
+            known = find_failure(text)
             if known is None:
                 continue
             # The Mac that the message names; else that of rank 0.

@@ -80,6 +80,11 @@ SECTION: Final = ReasonSection(
             "Pull and replug the cable. If that does not help, `fleetctl node reboot NODE --drain`.",
         ),
         problem(
+            "RdmaExhausted",
+            "NeedsReboot: ranks on this Mac failed in two epochs in a row with an error of RDMA that only a restart mends.",
+            "`fleetctl node reboot NODE --drain`. The message names the error and its cause.",
+        ),
+        problem(
             "CameBackTooOften",
             "Flapping: the node was lost and came back too often.",
             "Look for sleep, a bad cable or a restarting agent. The message has the time of its return.",

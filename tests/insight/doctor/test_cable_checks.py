@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from insight.doctor.cable_checks import KNOWN_FAILURES, check_cables
+from insight.doctor.cable_checks import check_cables
 from insight.doctor.findings import Finding
+from nodeagent.hardware.rdma_failures import KNOWN_FAILURES
 from schemas.formation import Formation
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import FabricInterface, Node
@@ -108,6 +109,7 @@ def test_more_connections_than_queue_pairs(connections: int, count: int) -> None
     ("words", "name"),
     [
         ("rank 1 on mac-1: [jaccl] Changing queue pair to RTR failed with errno 22", "errno 22"),
+        ("rank 1 on mac-1: [jaccl] Changing queue pair to RTR failed with errno 96", "queue pair"),
         ("rank 1 on mac-1: [jaccl] connect failed (errno: 65)", "errno 60 or 65"),
         ("rank 1 on mac-1: socket: No route to host", "errno 60 or 65"),
         ("rank 1 on mac-1: ibv_create_qp: Resource busy", "errno 16"),

@@ -95,6 +95,36 @@ def test_a_port_that_came_back_is_forgiven() -> None:
     assert leaked.find(cables("Down"), [], 100) is None
 
 
+BUSY = "its rank ended with 1: [jaccl] Creating the queue pair failed with errno 16. Thunderbolt RDMA devices"
+INVALID = "its rank ended with 1: [jaccl] Changing queue pair to RTR failed with errno 22"
+LINKED = cables("Active").model_copy(
+    update={"interfaces": (FabricInterface(name="en5", address="10.0.1.1"),)}
+)
+
+
+@pytest.mark.parametrize(("fabric", "ends", "is_exhausted"), [
+    (None, [(1, BUSY), (2, BUSY)], True),
+    (None, [(1, BUSY), (1, BUSY)], False),  # written twice
+    (None, [(1, BUSY)], False),
+    (None, [(1, BUSY), (2, "its rank ended with 1"), (3, BUSY)], False),
+    (None, [(1, BUSY), (2, INVALID)], False),
+    (None, [(1, "Couldn't allocate protection domain"), (2, "ibv_alloc_pd failed")], True),
+    (LINKED, [(1, INVALID), (2, INVALID), (3, INVALID)], True),
+    (cables("Active"), [(1, INVALID), (2, INVALID)], False),  # no address: another cure
+    (LINKED, [(1, "connect: errno 65"), (2, "connect: errno 65")], False),  # privacy: another cure
+])  # fmt: skip
+def test_rdma_that_fails_in_two_epochs_in_a_row_needs_a_reboot(
+    fabric: NodeFabric | None, ends: list[tuple[int, str]], is_exhausted: bool
+) -> None:
+    leaked = LeakedResources()
+    for epoch, words in ends:
+        leaked.record_end("qwen-0", epoch, words)
+    reason = leaked.find(fabric, [], 0)
+    assert (reason is not None and reason.reason == "RdmaExhausted") == is_exhausted
+    leaked.record_ready("qwen-0")
+    assert leaked.find(fabric, [], 0) is None
+
+
 def test_an_engine_that_does_not_die_needs_a_reboot_until_it_is_gone() -> None:
     undying = present(LeakedResources().find(None, ["qwen-0"], 0))
     assert undying.reason == "ProcessUndying"
