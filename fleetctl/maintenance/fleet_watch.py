@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from nodeagent.doctor.readers import try_connect
-from schemas.node import NodeLease, NodeStatus
+from schemas.node import NodeLease
 from schemas.records import GatewayLease, ReconcilerLease
 from schemas.replica import Replica
 from store import codec, keys, objects
@@ -21,6 +24,15 @@ _POLL: Final = Backoff(first_s=0.2, limit_s=1.0)
 
 class NotReadyError(Exception):
     """A service did not become Ready in time; the message says what was missing."""
+
+
+class _AgentReport(BaseModel):
+    """The part of a node's status that is read here: a newer agent reports more than this release knows."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore")
+
+    agent_version: str = ""
+    agent_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +69,16 @@ class FleetWatch:
                     for item in (await self.transport.list(prefix)).items
                 ]
             ),
-            is_reachable=await self._is_reachable(await self._status(node)),
+            is_reachable=await self._is_reachable(await self._report(node)),
         )
 
-    async def _status(self, node: str) -> NodeStatus | None:
+    async def _report(self, node: str) -> "_AgentReport":
         item = await self.transport.get(keys.status_key("Node", node))
-        return None if item is None else codec.decode(NodeStatus, item)
+        return _AgentReport() if item is None else _AgentReport.model_validate_json(item.value)
 
     @staticmethod
-    async def _is_reachable(status: NodeStatus | None) -> bool:
-        url = urlsplit(status.agent_url if status is not None else "")
+    async def _is_reachable(report: "_AgentReport") -> bool:
+        url = urlsplit(report.agent_url)
         return bool(url.hostname and url.port) and (
             await try_connect(url.hostname or "", url.port or 0) is None
         )
@@ -107,13 +119,12 @@ class FleetWatch:
         now = await self.look(node)
         if now.session in ("", before.session):
             return "its new agent holds no lease"
-        status = await self._status(node)
-        found = "" if status is None else status.agent_version
-        if status is None or found != version:
-            return f"its agent reports version {found or '(none)'}"
+        report = await self._report(node)
+        if report.agent_version != version:
+            return f"its agent reports version {report.agent_version or '(none)'}"
         if before.is_reachable and not now.is_reachable:
             return (
-                f"this machine no longer reaches its agent at {status.agent_url}: the firewall of the Mac may not let its new "
+                f"this machine no longer reaches its agent at {report.agent_url}: the firewall of the Mac may not let its new "
                 "program through (`fleetctl doctor --local` there)"
             )
         gone = [key for key in before.endpoints - now.endpoints if await self._is_here(key, node)]

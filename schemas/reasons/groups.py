@@ -158,7 +158,7 @@ CABLES: Final = ReasonSection(
         ),
         problem(
             "NoThunderbolt5",
-            "The Mac has no Thunderbolt 5 port. M4 Pro, M4 Max, M3 Ultra, M5 Pro and M5 Max have one.",
+            "The Mac has no Thunderbolt 5 port. M4 Pro, M4 Max, M3 Ultra, M5 Pro, M5 Max and M5 Ultra have one.",
             "Use `backend: ring`, or another Mac.",
         ),
         problem(

@@ -40,7 +40,11 @@ async def test_an_agent_behind_a_firewall_is_not_ready(transport: Transport) -> 
         await agent_there(transport, port, "new")
         await watch.wait_ready("mac-1", "nodeagent", "0.2.0", before=before, limit_s=30)
     with pytest.raises(NotReadyError, match="no longer reaches its agent at https"):
-        await watch.wait_ready("mac-1", "nodeagent", "0.2.0", before=before, limit_s=0.5)
-    # One that this machine has never reached, such as behind a jump host, is judged by its lease.
+        await watch.wait_ready("mac-1", "nodeagent", "0.2.0", before=before, limit_s=5)
+    # An agent that this machine has never reached, such as behind a jump host, is judged by its lease.
     unseen = replace(before, is_reachable=False)
+    await watch.wait_ready("mac-1", "nodeagent", "0.2.0", before=unseen, limit_s=30)
+    # So is one whose status has a field of a later release.
+    newer = b'{"agentVersion": "0.2.0", "agentUrl": "", "ofALaterRelease": 1}'
+    await transport.commit([], [Put(key=keys.status_key("Node", "mac-1"), value=newer)])
     await watch.wait_ready("mac-1", "nodeagent", "0.2.0", before=unseen, limit_s=30)
