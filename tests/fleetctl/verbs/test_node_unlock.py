@@ -1,6 +1,7 @@
 """`fleetctl node unlock` against a Mac that is locked as macOS 26 is; its agent is this test."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -60,8 +61,10 @@ async def unlock(fleet: Fleet, server: SshServer, name: str, *words: str) -> Don
     ],
 )
 async def test_a_locked_mac_takes_the_password_and_comes_back(
-    shared: Fleet, transport: Transport, mac: SshServer, words: str, *, is_silent: bool
-) -> None:
+    shared: Fleet, transport: Transport, mac: SshServer, words: str,
+    caplog: pytest.LogCaptureFixture, *, is_silent: bool,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
     name = f"locked-{is_silent:d}"
     mac.is_silent = is_silent
     await node_there(transport, name)
@@ -73,7 +76,8 @@ async def test_a_locked_mac_takes_the_password_and_comes_back(
     assert first.startswith(words)
     assert last == f"node/{name} is back"
     assert mac.attempts == [PASSWORD]
-    assert PASSWORD not in done.out + done.err
+    assert PASSWORD not in done.out + done.err + caplog.text
+    assert "asyncssh" in caplog.text
     again = await unlock(shared, mac, name)
     assert again.out == f"node/{name} is not locked: its agent holds a lease\n"
 
