@@ -40,10 +40,6 @@ class Chip:
     bandwidth_gbps: float
     thunderbolt: str  # "3 or 4" where it depends on the Mac the chip sits in
 
-    @property
-    def rdma_capable(self) -> bool:
-        return self.thunderbolt == "5"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTier:

@@ -93,7 +93,6 @@ def read_facts(root: Path = ROOT) -> HardwareFacts:
         hardware_uuid=parse_machine_id(read_text(root / "etc/machine-id")),
         hostname=read_text(root / "proc/sys/kernel/hostname").strip(),
         thunderbolt=None,
-        rdma_capable=False,
     )
 
 

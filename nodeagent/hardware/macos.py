@@ -26,7 +26,7 @@ from nodeagent.hardware.readings import (
     PowerSource,
     RebootReading,
 )
-from nodeagent.hardware.system_text import parse_pairs, parse_positive, parse_system_version
+from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
 from schemas.node import MemoryLimitSource, WiredLimit
 from schemas.wire import wired_limit
@@ -165,11 +165,6 @@ def gpu_memory_limit(
     return min(memory_bytes * percent // 100, most_bytes), MemoryLimitSource.ESTIMATE
 
 
-def supports_rdma(os_version: str) -> bool:
-    """Return whether this macOS has RDMA over Thunderbolt; an unknown version has not."""
-    return (parse_system_version(os_version) or (0, 0)) >= RDMA_SINCE
-
-
 def assemble_facts(seen: FactsOutput) -> HardwareFacts:
     """Return the facts, each from the best source that answered.
 
@@ -211,7 +206,6 @@ def assemble_facts(seen: FactsOutput) -> HardwareFacts:
         hostname=seen.hostname.strip(),
         metal=profile.metal,
         thunderbolt=chip.thunderbolt if chip else None,
-        rdma_capable=chip is not None and chip.rdma_capable and supports_rdma(os_version),
     )
 
 

@@ -35,7 +35,6 @@ class HardwareFacts:
     memory_bandwidth_gbps: None if the chip is not in the table.
     hardware_uuid: "" if it could not be read; then the identity is derived from the host name, with a notice.
     thunderbolt: the generation by chip; None if unknown.
-    rdma_capable: Thunderbolt 5 and macOS 26.2. It does not say whether RDMA was enabled in Recovery.
     """
 
     chip: str
@@ -53,7 +52,6 @@ class HardwareFacts:
     hostname: str
     metal: str = ""
     thunderbolt: str | None
-    rdma_capable: bool
 
 
 PowerSource: TypeAlias = Literal["Mains", "Battery", "Unknown"]

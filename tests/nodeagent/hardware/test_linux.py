@@ -54,7 +54,6 @@ def test_a_whole_machine(tmp_path: Path) -> None:
     assert (facts.hostname, facts.cpu_cores, facts.gpu_cores) == ("build-7", 2, 0)
     assert (facts.memory_bytes, facts.gpu_memory_limit_bytes) == (16 * GIB, 12 * GIB)
     assert (facts.thunderbolt, facts.memory_bandwidth_gbps) == (None, None)
-    assert not facts.rdma_capable
 
 
 def test_a_bare_machine_degrades_field_by_field(tmp_path: Path) -> None:

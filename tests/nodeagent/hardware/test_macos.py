@@ -18,6 +18,7 @@ from nodeagent.hardware.readings import (
     MemoryPressure,
     RebootReading,
 )
+from nodeagent.hardware.system_text import parse_system_version
 from schemas.node import MemoryLimitSource, WiredLimit
 from tests.support.golden_cases import Golden
 from tests.support.values import present
@@ -60,9 +61,7 @@ def test_each_command_alone_may_fail(machine: str) -> None:
     assert macos.assemble_facts(output._replace(sysctl="")) == without_sysctl
     assert macos.assemble_facts(output._replace(profiler="")) == replace(whole, metal="")
     assert macos.assemble_facts(output._replace(ioreg="")) == whole
-    assert macos.assemble_facts(output._replace(sw_vers="")) == replace(
-        whole, os_version="unknown", rdma_capable=False
-    )
+    assert macos.assemble_facts(output._replace(sw_vers="")) == replace(whole, os_version="unknown")
 
 
 def test_a_known_chip_without_counts_has_its_smallest_bin() -> None:
@@ -146,7 +145,7 @@ def test_the_working_set_of_metal_decides(
     ("26.1 (25B78)", False), ("26", False), ("15.7", False), ("unknown", False),
 ])  # fmt: skip
 def test_rdma_needs_macos_26_2(version: str, *, supported: bool) -> None:
-    assert macos.supports_rdma(version) is supported
+    assert ((parse_system_version(version) or (0, 0)) >= macos.RDMA_SINCE) is supported
 
 
 @pytest.mark.mac
