@@ -129,6 +129,9 @@ HID_REGISTRY: Final = _read("ioreg-hid", _IOREG, "-rd1", "-c", "IOHIDSystem")
 GPU_LOAD: Final = _read(
     "ioreg-gpu-load", _IOREG, "-r", "-c", "IOAccelerator", "-d", "1", timeout_s=_SAMPLE_S
 )
+MEMORY_FREE: Final = _read(
+    "sysctl-memory-free", _SYSCTL, "kern.memorystatus_level", timeout_s=_SAMPLE_S
+)
 MACMON: Final = MacCommand(
     name="macmon",
     program="macmon",

@@ -35,7 +35,7 @@ _MAX_CELSIUS: Final = 200.0
 NO_MACMON: Final = "macmon gave nothing: install it with `brew install macmon`"
 NO_GPU_ON_LINUX: Final = "this agent looks for no GPU on Linux"
 NO_POWER_ON_LINUX: Final = "this agent reads no power on Linux"
-NO_LEVEL_ON_LINUX: Final = "Linux has no thermal levels"
+NO_LEVEL_ON_LINUX: Final = "Linux has no such level"
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class SensorReading:
     system_watts: float | None = None
     thermal_level: int | None = None
     """0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping."""
+    memory_free_ratio: float | None = None
+    """The share of memory that macOS counts as free (`memory_pressure -Q`), without what it would have to compress."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """The reason by field."""
 
@@ -133,8 +135,14 @@ def parse_gpu_ratio(ioreg: str) -> float | None:
     return max((percent / 100 for percent in found if percent <= 100), default=None)
 
 
-def mac_sensors(ioreg: str, macmon: str, thermal: str) -> SensorReading:
-    """Return the sensors of a Mac from the outputs of three commands; "" stands for one that failed. Pure."""
+def parse_free_ratio(sysctl: str) -> float | None:
+    """Return `sysctl kern.memorystatus_level` as a share; it is what `memory_pressure -Q` prints in percent."""
+    match = re.search(r"^kern\.memorystatus_level: (\d{1,3})$", sysctl, re.ASCII | re.MULTILINE)
+    return int(match[1]) / 100 if match and int(match[1]) <= 100 else None
+
+
+def mac_sensors(ioreg: str, macmon: str, thermal: str, free: str = "") -> SensorReading:
+    """Return the sensors of a Mac from the outputs of four commands; "" stands for one that failed. Pure."""
     seen, level = parse_macmon(macmon), macos.parse_thermal_level(thermal)
     ratio = parse_gpu_ratio(ioreg)
     values = seen._asdict() | {"gpu_ratio": seen.gpu_ratio if ratio is None else ratio}
@@ -143,12 +151,20 @@ def mac_sensors(ioreg: str, macmon: str, thermal: str) -> SensorReading:
         unknown = dict.fromkeys(unknown, "macmon does not report it on this Mac")
     if level is None:
         unknown["thermal_level"] = "notifyutil printed no thermal level"
-    return SensorReading(**values, thermal_level=level, unknown=unknown)
+    ratio = parse_free_ratio(free)
+    if ratio is None:
+        unknown["memory_free_ratio"] = "sysctl printed no kern.memorystatus_level"
+    return SensorReading(**values, thermal_level=level, memory_free_ratio=ratio, unknown=unknown)
 
 
 async def read_mac_sensors() -> SensorReading:
-    """Run the three commands concurrently; one that hangs is killed at its timeout and leaves its values unknown."""
-    commands = (macos_commands.GPU_LOAD, macos_commands.MACMON, macos_commands.THERMAL_LEVEL)
+    """Run the four commands concurrently; one that hangs is killed at its timeout and leaves its values unknown."""
+    commands = (
+        macos_commands.GPU_LOAD,
+        macos_commands.MACMON,
+        macos_commands.THERMAL_LEVEL,
+        macos_commands.MEMORY_FREE,
+    )
     return mac_sensors(*await system_text.command_texts(commands))
 
 
@@ -158,7 +174,7 @@ async def read_linux_sensors() -> SensorReading:
     gpu, power = NO_GPU_ON_LINUX, NO_POWER_ON_LINUX
     unknown = {
         "gpu_ratio": gpu, "gpu_celsius": gpu, "gpu_watts": gpu, "cpu_watts": power, "system_watts": power,
-        "thermal_level": NO_LEVEL_ON_LINUX,
+        "thermal_level": NO_LEVEL_ON_LINUX, "memory_free_ratio": NO_LEVEL_ON_LINUX,
     }  # fmt: skip
     if not heat.hottest:
         unknown["cpu_celsius"] = (
@@ -277,6 +293,8 @@ def node_families(load: LoadReading) -> Iterator[MetricFamily]:
     yield from _by("power_watts", "Power by part; system is the whole Mac.", "part", power)
     level = "Thermal level of macOS: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping."
     yield from _gauge("thermal_level", level, reading.thermal_level)
+    free = "Share of memory that macOS counts as free, as memory_pressure -Q."
+    yield from _gauge("memory_free_ratio", free, reading.memory_free_ratio)
     yield from _gauge("swap_used_bytes", "Swap in use.", now.swap_used_bytes)
     yield from _gauge("uptime_seconds", "Seconds since the start of the machine.", now.uptime_s)
     for name, help_, value in (

@@ -18,17 +18,18 @@ CAPTURES = Path(__file__).parent / "captures"
 IOREG = (CAPTURES / "load" / "ioaccelerator.txt").read_text()
 MACMON = (CAPTURES / "load" / "macmon.json").read_text()
 THERMAL = "com.apple.system.thermalpressurelevel 2\n"
+FREE = "kern.memorystatus_level: 41\n"  # a Mac of 48 GB at the pressure level 2
 
 
 def test_sensors_of_a_mac() -> None:
-    assert load.mac_sensors(IOREG, MACMON, THERMAL) == SensorReading(
+    assert load.mac_sensors(IOREG, MACMON, THERMAL, FREE) == SensorReading(
         gpu_ratio=0.63, cpu_celsius=51.25, gpu_celsius=47.5, cpu_watts=2.5, gpu_watts=28.25, system_watts=41.5,
-        thermal_level=2,
+        thermal_level=2, memory_free_ratio=0.41,
     )  # fmt: skip
 
 
 def test_a_mac_without_macmon_says_why_values_are_missing() -> None:
-    reading = load.mac_sensors(IOREG, "", THERMAL)
+    reading = load.mac_sensors(IOREG, "", THERMAL, FREE)
     assert (reading.gpu_ratio, reading.thermal_level) == (0.63, 2)
     assert set(reading.unknown) == {
         "cpu_celsius", "gpu_celsius", "cpu_watts", "gpu_watts", "system_watts",
@@ -55,7 +56,12 @@ def test_nonsense_is_unknown(text: str) -> None:
 
 @given(st.text())
 def test_parsers_accept_any_text(text: str) -> None:
-    load.mac_sensors(text, text, text)
+    load.mac_sensors(text, text, text, text)
+
+
+@pytest.mark.parametrize("printed", ["", "kern.memorystatus_level: 101", "sysctl: unknown oid"])
+def test_free_memory_that_is_no_percentage_is_unknown(printed: str) -> None:
+    assert load.parse_free_ratio(printed) is None
 
 
 def test_the_busiest_gpu_counts() -> None:
