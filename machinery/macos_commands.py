@@ -213,6 +213,17 @@ GROUP_ADD: Final = _change(
     "dseditgroup-create", _DSEDITGROUP, "-o", "create", "-i", "{number}", "-r", "mlx-fleet", "{name}"
 )  # fmt: skip
 GROUP_DELETE: Final = _change("dseditgroup-delete", _DSEDITGROUP, "-o", "delete", "{name}")
+MEMBER: Final = _read(
+    *("dseditgroup-member", _DSEDITGROUP, "-o", "checkmember", "-m", "{user}", "{group}"),
+    user="root",
+    group="_analyticsusers",
+)
+MEMBER_ADD: Final = _change(
+    "dseditgroup-add", _DSEDITGROUP, "-o", "edit", "-a", "{user}", "-t", "user", "{group}"
+)
+MEMBER_REMOVE: Final = _change(
+    "dseditgroup-remove", _DSEDITGROUP, "-o", "edit", "-d", "{user}", "-t", "user", "{group}"
+)
 USER_ADD: Final = _change(
     "sysadminctl-add", _SYSADMINCTL, "-addUser", "{name}", "-fullName", "mlx-fleet", "-UID", "{number}",
     "-GID", "{number}", "-home", "/var/empty", "-shell", "/usr/bin/false", "-roleAccount",

@@ -97,6 +97,14 @@ class ExclusionChange(Recorded):
     """Rules that left it out before."""
 
 
+class MembershipChange(Recorded):
+    """A user that becomes a member of a group of the system."""
+
+    kind: Literal["membership"] = "membership"
+    user: str
+    group: str
+
+
 class WiredLimitChange(Recorded):
     """The memory that the GPU may wire, in MiB; 0 is the default of macOS."""
 
@@ -121,10 +129,11 @@ Change: TypeAlias = (
     | PowerChange
     | FirewallChange
     | ExclusionChange
+    | MembershipChange
     | WiredLimitChange
     | ServiceChange
 )
-BEST_EFFORT: Final = (PowerChange, FirewallChange, ExclusionChange)
+BEST_EFFORT: Final = (PowerChange, FirewallChange, ExclusionChange, MembershipChange)
 """Changes that a managed Mac (MDM) may refuse; a service works without them."""
 
 
@@ -137,6 +146,8 @@ def key_of(change: Change) -> str:
             return f"{change.kind}:{change.name}"
         case PowerChange():
             return f"{change.kind}:{change.key}"
+        case MembershipChange():
+            return f"{change.kind}:{change.user}:{change.group}"
         case WiredLimitChange():
             return change.kind
 

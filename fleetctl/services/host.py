@@ -17,6 +17,7 @@ from fleetctl.services.changes import (
     FirewallChange,
     FolderChange,
     FolderMode,
+    MembershipChange,
     PowerChange,
     ServiceChange,
     UserChange,
@@ -74,7 +75,13 @@ class Host:
                 return None if old == change.content else change.model_copy(update={"old": old})
             case UserChange():
                 return change if await find_user(change.name) is None else None
-            case PowerChange() | FirewallChange() | ExclusionChange() | WiredLimitChange():
+            case (
+                PowerChange()
+                | FirewallChange()
+                | ExclusionChange()
+                | MembershipChange()
+                | WiredLimitChange()
+            ):
                 return await macos_settings.with_old(change)
             case ServiceChange():
                 return change
@@ -105,7 +112,13 @@ class Host:
                     definition_files.write(Path(change.path), change.content.encode())
                 case UserChange():
                     await self._add_user(change.name)
-                case PowerChange() | FirewallChange() | ExclusionChange() | WiredLimitChange():
+                case (
+                    PowerChange()
+                    | FirewallChange()
+                    | ExclusionChange()
+                    | MembershipChange()
+                    | WiredLimitChange()
+                ):
                     await macos_settings.make(change)
                 case ServiceChange():
                     pass  # the caller installs it: it knows the definition
@@ -137,7 +150,13 @@ class Host:
                     return ""
                 case UserChange():
                     await self._delete_user(change.name)
-                case PowerChange() | FirewallChange() | ExclusionChange() | WiredLimitChange():
+                case (
+                    PowerChange()
+                    | FirewallChange()
+                    | ExclusionChange()
+                    | MembershipChange()
+                    | WiredLimitChange()
+                ):
                     return await macos_settings.undo(change)
                 case ServiceChange():
                     await self._services.remove(change.name)

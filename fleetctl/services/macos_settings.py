@@ -13,6 +13,7 @@ from fleetctl.services import commands
 from fleetctl.services.changes import (
     ExclusionChange,
     FirewallChange,
+    MembershipChange,
     PowerChange,
     WiredLimitChange,
 )
@@ -20,7 +21,11 @@ from fleetctl.services.port import ServiceError
 from machinery import macos_commands
 from nodeagent.hardware.macos_settings import parse_firewall_apps, parse_power
 
-MacSetting: TypeAlias = PowerChange | FirewallChange | ExclusionChange | WiredLimitChange
+MacSetting: TypeAlias = (
+    PowerChange | FirewallChange | ExclusionChange | MembershipChange | WiredLimitChange
+)
+REPORTS_GROUP: Final = "_analyticsusers"
+"""The group that may read /Library/Logs/DiagnosticReports."""
 NEVER_INDEX: Final = ".metadata_never_index"
 """The file with which Spotlight leaves out a folder."""
 
@@ -47,6 +52,8 @@ async def with_old(change: MacSetting) -> MacSetting | None:
         case ExclusionChange():
             before = await _exclusions(change.path)
             return None if len(before) == 2 else change.model_copy(update={"old": before})
+        case MembershipChange():
+            return None if await _is_member(change) else change
         case WiredLimitChange():
             limit = await _wired_limit()
             return None if limit == change.new else change.model_copy(update={"old": limit})
@@ -73,6 +80,10 @@ async def make(change: MacSetting) -> None:
         case ExclusionChange():
             await commands.must_run(*macos_commands.BACKUP_EXCLUDE.words(path=change.path))
             _mark(change.path, is_indexed=False)
+        case MembershipChange():
+            await commands.must_run(
+                *macos_commands.MEMBER_ADD.words(user=change.user, group=change.group)
+            )
         case WiredLimitChange():
             await commands.must_run(
                 *macos_commands.WIRED_LIMIT_SET.words(mebibytes=str(change.new))
@@ -101,6 +112,11 @@ async def undo(change: MacSetting) -> str:
                 await commands.must_run(*macos_commands.BACKUP_INCLUDE.words(path=change.path))
             if is_there and "index" not in change.old:
                 _mark(change.path, is_indexed=True)
+        case MembershipChange():
+            # It fails for a user that is no member any more, which is what is wanted.
+            await commands.run(
+                *macos_commands.MEMBER_REMOVE.words(user=change.user, group=change.group)
+            )
         case WiredLimitChange():
             if await _wired_limit() == change.new:
                 await commands.must_run(
@@ -118,6 +134,12 @@ async def _power() -> dict[str, str]:
 async def _is_allowed(path: str) -> bool:
     listed = await commands.must_run(*macos_commands.FIREWALL_APPS.words())
     return parse_firewall_apps(listed.out).get(path, False)
+
+
+async def _is_member(change: MembershipChange) -> bool:
+    words = macos_commands.MEMBER.words(user=change.user, group=change.group)
+    # It answers "yes _mlxfleet is a member of ...", or "no ..." with a failure.
+    return (await commands.run(*words)).out.startswith("yes")
 
 
 async def _exclusions(path: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from fleetctl.services.changes import (
     FileChange,
     FirewallChange,
     FolderChange,
+    MembershipChange,
     PowerChange,
     ServiceChange,
     UserChange,
@@ -20,7 +21,7 @@ from fleetctl.services.changes import (
 )
 from fleetctl.services.host import ROLE_USER
 from fleetctl.services.layout import Backend, Layout
-from fleetctl.services.macos_settings import POWER_SETTINGS
+from fleetctl.services.macos_settings import POWER_SETTINGS, REPORTS_GROUP
 from fleetctl.services.port import ServiceSpec
 from fleetctl.services.programs import PROGRAMS, Part, ServiceCommand
 from machinery import macos_commands
@@ -83,6 +84,9 @@ def desired_changes(settings: InstallSettings) -> list[Change]:
     changes: list[Change] = []
     if settings.user == ROLE_USER:
         changes.append(UserChange(name=ROLE_USER))
+        if settings.is_mac and settings.part == "nodeagent":
+            # Reports of kernel panics and of memory that ran out belong to this group (docs/operations/nodes.md).
+            changes.append(MembershipChange(user=ROLE_USER, group=REPORTS_GROUP))
     changes += _folders(settings)
     if settings.is_mac and settings.is_system:
         changes += _settings_of_macos(settings)
@@ -182,6 +186,8 @@ def sentence(change: Change) -> str:
             text = f"let {change.path} through the application firewall"
         case ExclusionChange():
             text = f"keep {change.path} out of Time Machine and Spotlight"
+        case MembershipChange():
+            text = f"make {change.user} a member of {change.group}, which may read macOS's reports"
         case WiredLimitChange():
             text = f"set sysctl iogpu.wired_limit_mb: {change.old} -> {change.new}"
         case ServiceChange():

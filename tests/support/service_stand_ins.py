@@ -49,6 +49,7 @@ def install_tools(
         "power": POWER,
         "allowed": [],
         "excluded": [],
+        "members": [],
         "refused": [],
         "wired": 0,
         "users": {"root": [0, 0]},
@@ -392,6 +393,16 @@ def settings(state: Path, tool: str, words: list[str]) -> int:  # noqa: C901 - o
         name = words[-1]
         if words[1] == "read":
             return 0 if name in groups else 1
+        if words[1] == "checkmember":
+            is_member = words[3] in machine["members"]
+            word, negation = ("yes", "") if is_member else ("no", "NOT ")
+            print(f"{word} {words[3]} is {negation}a member of {name}")
+            return 0 if is_member else 67
+        if words[1] == "edit":
+            members = [member for member in machine["members"] if member != words[3]]
+            machine["members"] = members + ([words[3]] if words[2] == "-a" else [])
+            _write(state / "machine.json", machine)
+            return 0
         if words[1] == "create":
             groups[name] = int(words[words.index("-i") + 1])
         else:

@@ -107,6 +107,17 @@ async def test_a_managed_mac_gets_the_service_with_warnings(world: World) -> Non
     assert difference(before, world.snapshot()) == []
 
 
+async def test_the_agents_user_may_read_the_reports_of_macos(world: World) -> None:
+    await world.install()
+    assert service_stand_ins.machine_of(world.state)["members"] == ["_mlxfleet"]
+    await world.uninstall()
+    assert service_stand_ins.machine_of(world.state)["members"] == []
+    service_stand_ins.change_machine(world.state, members=["_mlxfleet"])
+    await world.install()
+    await world.uninstall()
+    assert service_stand_ins.machine_of(world.state)["members"] == ["_mlxfleet"]
+
+
 async def test_backup_and_index_leave_out_models_and_state(world: World) -> None:
     models, state = (world.layout.state / name for name in ("models", "nodeagent"))
     models.mkdir(parents=True)
