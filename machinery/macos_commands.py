@@ -96,6 +96,9 @@ _TMUTIL: Final = "/usr/bin/tmutil"
 _PROFILER_S: Final = 20.0
 # Below the period of the load's samples.
 _SAMPLE_S: Final = 4.0
+_PLIST_BUDDY: Final = "/usr/libexec/PlistBuddy"
+_NETWORK_FILE: Final = "/Library/Preferences/SystemConfiguration/preferences.plist"
+_BRIDGES: Final = ":VirtualNetworkInterfaces:Bridge"
 _WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
 UPDATES_FILE: Final = "/Library/Preferences/com.apple.SoftwareUpdate"
 """The settings of updates, for `defaults`."""
@@ -232,6 +235,44 @@ USER_DELETE: Final = _change("sysadminctl-delete", _SYSADMINCTL, "-deleteUser", 
 ACCOUNT_IDS: Final = _read(
     *("dscl-ids", "/usr/bin/dscl", ".", "-list", "{kind}", "{key}"), kind="/Users", key="UniqueID"
 )
+
+# Network services and bridges of Thunderbolt ports.
+SERVICE_ORDER: Final = _read("networksetup-order", _NETWORKSETUP, "-listnetworkserviceorder")
+SERVICE_INFO: Final = _read(
+    "networksetup-info", _NETWORKSETUP, "-getinfo", "{service}", service="Wi-Fi"
+)
+STORED_BRIDGES: Final = _read(
+    "plistbuddy-bridges", _PLIST_BUDDY, "-x", "-c", f"Print {_BRIDGES}", _NETWORK_FILE
+)
+SERVICE_CREATE: Final = _change(
+    "networksetup-create", _NETWORKSETUP, "-createnetworkservice", "{service}", "{port}"
+)
+SERVICE_DELETE: Final = _change(
+    "networksetup-remove", _NETWORKSETUP, "-removenetworkservice", "{service}"
+)
+# Without a router: a cable between two Macs must never carry the default route.
+SERVICE_ADDRESS: Final = _change(
+    "networksetup-manual", _NETWORKSETUP, "-setmanual", "{service}", "{address}", "{netmask}"
+)
+SERVICE_DHCP: Final = _change("networksetup-dhcp", _NETWORKSETUP, "-setdhcp", "{service}")
+SERVICE_SWITCH: Final = _change(
+    "networksetup-switch", _NETWORKSETUP, "-setnetworkserviceenabled", "{service}", "{state}"
+)
+BRIDGE_CREATE: Final = _change("ifconfig-create", _IFCONFIG, "{bridge}", "create")
+BRIDGE_ADD: Final = _change("ifconfig-addm", _IFCONFIG, "{bridge}", "addm", "{interface}")
+BRIDGE_REMOVE: Final = _change("ifconfig-deletem", _IFCONFIG, "{bridge}", "deletem", "{interface}")
+BRIDGE_DESTROY: Final = _change("ifconfig-destroy", _IFCONFIG, "{bridge}", "destroy")
+BRIDGE_UP: Final = _change("ifconfig-up", _IFCONFIG, "{bridge}", "up")
+BRIDGE_FORGET: Final = _change(
+    "plistbuddy-delete", _PLIST_BUDDY, "-c", f"Delete {_BRIDGES}:{{bridge}}", _NETWORK_FILE
+)
+BRIDGES_ADD: Final = _change(
+    "plistbuddy-add", _PLIST_BUDDY, "-c", f"Add {_BRIDGES} dict", _NETWORK_FILE
+)
+BRIDGE_STORE: Final = _change(
+    "plistbuddy-merge", _PLIST_BUDDY, "-c", f"Merge {{path}} {_BRIDGES}", _NETWORK_FILE
+)
+SLEEP: Final = _change("sleep", "/bin/sleep", "{seconds}", rights="User")
 
 # A Mac before anything is on it, over SSH.
 HOST_NAME: Final = _read("hostname", "/bin/hostname")

@@ -31,7 +31,7 @@ SUMMARIES: dict[str, str] = {
     "events": "Show events of objects, the latest last.",
     "explain": "Describe a field of a kind, or why a replica does not fit.",
     "export": "Write the fleet's objects as manifests.",
-    "fabric": "Check and measure the Macs and cables of ShardGroups.",
+    "fabric": "Set up, check and measure the Macs and cables of ShardGroups.",
     "get": "Show objects.",
     "help": "Show the help of a command, the same as its --help.",
     "import": "Convert configuration files of other tools to manifests.",

@@ -113,6 +113,40 @@ class WiredLimitChange(Recorded):
     old: int = 0
 
 
+class BridgeChange(Recorded):
+    """A bridge over Thunderbolt ports that is dissolved, now and in the stored settings."""
+
+    kind: Literal["bridge"] = "bridge"
+    name: str
+    members: tuple[str, ...]
+    """Members of the running bridge."""
+    stored: str = ""
+    """A property list with its stored settings; empty if there were none."""
+
+
+class NetworkServiceChange(Recorded):
+    """A network service that is created for one Thunderbolt port."""
+
+    kind: Literal["networkService"] = "networkService"
+    name: str
+    port: str
+    """Hardware port, such as "Thunderbolt 2"."""
+    address: str = ""
+    """IPv4 address with the length of its network; empty while no cable leads to a Mac."""
+    salt: str = ""
+    """The salt from which the address is derived."""
+
+
+class NetworkSwitchChange(Recorded):
+    """A foreign network service that is switched off, because it holds a Thunderbolt port."""
+
+    kind: Literal["networkSwitch"] = "networkSwitch"
+    name: str
+
+
+NetworkChange: TypeAlias = BridgeChange | NetworkServiceChange | NetworkSwitchChange
+
+
 class ServiceChange(Recorded):
     """A service that is installed."""
 
@@ -131,6 +165,7 @@ Change: TypeAlias = (
     | ExclusionChange
     | MembershipChange
     | WiredLimitChange
+    | NetworkChange
     | ServiceChange
 )
 BEST_EFFORT: Final = (PowerChange, FirewallChange, ExclusionChange, MembershipChange)
@@ -142,7 +177,13 @@ def key_of(change: Change) -> str:
     match change:
         case FolderChange() | FileChange() | FirewallChange() | ExclusionChange():
             return f"{change.kind}:{change.path}"
-        case UserChange() | ServiceChange():
+        case (
+            UserChange()
+            | ServiceChange()
+            | BridgeChange()
+            | NetworkServiceChange()
+            | NetworkSwitchChange()
+        ):
             return f"{change.kind}:{change.name}"
         case PowerChange():
             return f"{change.kind}:{change.key}"

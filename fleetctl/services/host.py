@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
-from fleetctl.services import commands, definition_files, macos_settings
+from fleetctl.services import commands, definition_files, macos_network, macos_settings
 from fleetctl.services.changes import (
+    BridgeChange,
     Change,
     ExclusionChange,
     FileChange,
@@ -18,6 +19,8 @@ from fleetctl.services.changes import (
     FolderChange,
     FolderMode,
     MembershipChange,
+    NetworkServiceChange,
+    NetworkSwitchChange,
     PowerChange,
     ServiceChange,
     UserChange,
@@ -83,6 +86,8 @@ class Host:
                 | WiredLimitChange()
             ):
                 return await macos_settings.with_old(change)
+            case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
+                return await macos_network.with_old(change)
             case ServiceChange():
                 return change
             case _:
@@ -120,6 +125,8 @@ class Host:
                     | WiredLimitChange()
                 ):
                     await macos_settings.make(change)
+                case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
+                    await macos_network.make(change)
                 case ServiceChange():
                     pass  # the caller installs it: it knows the definition
                 case _:
@@ -158,6 +165,8 @@ class Host:
                     | WiredLimitChange()
                 ):
                     return await macos_settings.undo(change)
+                case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
+                    return await macos_network.undo(change)
                 case ServiceChange():
                     await self._services.remove(change.name)
                     if change.engines:

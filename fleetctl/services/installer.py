@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from fleetctl.services.changes import (
     key_of,
 )
 from fleetctl.services.host import Host
-from fleetctl.services.layout import Layout
+from fleetctl.services.layout import Backend, Layout
 from fleetctl.services.plan import InstallSettings, desired_changes, sentence, service_spec
 from fleetctl.services.port import ServiceError, Services
 from machinery import processes
@@ -52,12 +52,12 @@ class ServiceInstaller:
         self._clock = clock
         self._record = ChangeRecord(layout.home)
 
-    async def preview(self, settings: InstallSettings) -> list[Change]:
-        """Return the changes that an installation would make now; nothing is written."""
+    async def preview(self, changes: Sequence[Change]) -> list[Change]:
+        """Return those of the changes that would be made now; nothing is written."""
         document = self._record.read()
         return [
             found
-            for change in desired_changes(settings)
+            for change in changes
             if (found := await self._preview(_recorded(document, change) or change)) is not None
         ]
 
@@ -78,25 +78,34 @@ class ServiceInstaller:
         """
         spec = service_spec(settings)
         with self._locked():
-            await self._claim(settings)
-            for change in desired_changes(settings):
-                await self._attempt(change, settings.part, say)
+            await self._apply_all(desired_changes(settings), settings.part, settings.backend, say)
             await self._services.install(spec)
             await self._services.start(settings.part)
         await self._check_settled(settings)
 
-    async def prepare(self, settings: InstallSettings, say: Say) -> None:
-        """Make every change that the service needs, and leave the service to `install`: its user has work to do before.
+    async def apply(self, changes: Sequence[Change], part: str, backend: Backend, say: Say) -> None:
+        """Make the changes of a part, without its service; `uninstall` undoes them.
 
         Raises:
             ServiceError: a change is refused.
 
         """
         with self._locked():
-            await self._claim(settings)
-            for change in desired_changes(settings):
-                if not isinstance(change, ServiceChange):
-                    await self._attempt(change, settings.part, say)
+            rest = [change for change in changes if not isinstance(change, ServiceChange)]
+            await self._apply_all(rest, part, backend, say)
+
+    async def _apply_all(
+        self, changes: Sequence[Change], part: str, backend: Backend, say: Say
+    ) -> None:
+        document = self._record.read()
+        if document.backend != backend:
+            self._record.write(document.model_copy(update={"backend": backend}))
+        for change in changes:
+            await self._attempt(change, part, say)
+
+    def recorded(self, part: str) -> list[Change]:
+        """Return the recorded changes of a part. Raises ServiceError: the record cannot be read."""
+        return [entry.change for entry in self._record.read().entries if part in entry.needed_by]
 
     async def renew_firewall(self, part: str, say: Say) -> None:
         """Let the program of a service through the firewall at its path of today; to be called before it starts.
@@ -124,11 +133,6 @@ class ServiceInstaller:
                 if not Path(change.path).exists():
                     await self._undo(entry, say, is_purge=False)
                     self._forget(entry, ())
-
-    async def _claim(self, settings: InstallSettings) -> None:
-        document = self._record.read()
-        if document.backend != settings.backend:
-            self._record.write(document.model_copy(update={"backend": settings.backend}))
 
     async def _attempt(self, change: Change, part: str, say: Say) -> None:
         """Record and make a change; a managed Mac may refuse one that is no condition of the service."""

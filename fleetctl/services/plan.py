@@ -7,12 +7,15 @@ from typing import assert_never
 
 from fleetctl.services import launchd_plist
 from fleetctl.services.changes import (
+    BridgeChange,
     Change,
     ExclusionChange,
     FileChange,
     FirewallChange,
     FolderChange,
     MembershipChange,
+    NetworkServiceChange,
+    NetworkSwitchChange,
     PowerChange,
     ServiceChange,
     UserChange,
@@ -190,6 +193,14 @@ def sentence(change: Change) -> str:
             text = f"make {change.user} a member of {change.group}, which may read macOS's reports"
         case WiredLimitChange():
             text = f"set sysctl iogpu.wired_limit_mb: {change.old} -> {change.new}"
+        case BridgeChange():
+            members = f" of {', '.join(change.members)}" if change.members else ""
+            text = f"dissolve the bridge {change.name}{members}"
+        case NetworkServiceChange():
+            how = f"the address {change.address}" if change.address else "no fixed address"
+            text = f"give {change.port} a network service of its own, {change.name}, with {how}"
+        case NetworkSwitchChange():
+            text = f"switch off the network service {change.name}"
         case ServiceChange():
             text = f"install and start the service {change.name}"
         case _:

@@ -1,4 +1,4 @@
-"""The verb `fleetctl fabric check`, and the group that loads `bench` on use."""
+"""The verb `fleetctl fabric check`, and the group that loads `bench` and `setup` on use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -183,12 +183,13 @@ def _indent(table: str) -> str:
 _VERBS = {
     "bench": "fleetctl.fabric.bench:bench",
     "check": "fleetctl.verbs.fabric:check",
+    "setup": "fleetctl.verbs.fabric_setup:setup",
 }
 
 
 @click.group(cls=LazyGroup, verbs=_VERBS)
 def fabric() -> None:
-    """Check and measure the Macs and cables of ShardGroups.
+    """Set up, check and measure the Macs and cables of ShardGroups.
 
     GROUP is a ShardGroup; left out, all of them are looked at.
     """

@@ -15,6 +15,7 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.output import printers
+from fleetctl.services import link_plan
 from fleetctl.services.changes import ChangeRecord
 from fleetctl.services.host import ROLE_USER, Host, find_user
 from fleetctl.services.installer import ServiceInstaller, installed_parts
@@ -28,7 +29,7 @@ from fleetctl.services.layout import (
     system_layout,
     user_layout,
 )
-from fleetctl.services.plan import InstallSettings, sentence, service_spec
+from fleetctl.services.plan import InstallSettings, desired_changes, sentence, service_spec
 from fleetctl.services.port import Services, ServiceState
 from fleetctl.services.programs import PARTS, PROGRAMS, Part, build_command
 from fleetctl.services.systemd import SystemdServices
@@ -102,7 +103,7 @@ class Installation:
         return ServiceInstaller(self.layout, self.services, host, clock)
 
 
-def _installation(root: Path, backend: Backend, *, is_user: bool) -> Installation:
+def installation_at(root: Path, backend: Backend, *, is_user: bool) -> Installation:
     """Return the installation of a backend."""
     user_home = Path.home() if root == Path("/") else root / "home"
     layout = (
@@ -120,10 +121,10 @@ def _existing(root: Path, *, is_user: bool) -> Installation:
     """Return the installation that has services: the machine's before the user's."""
     for is_of_user in (True,) if is_user else (False, True):
         for backend in BACKENDS:
-            installation = _installation(root, backend, is_user=is_of_user)
+            installation = installation_at(root, backend, is_user=is_of_user)
             if ChangeRecord(installation.layout.home).read().backend == backend:
                 return installation
-    return _installation(root, default_backend(sys.platform), is_user=is_user)
+    return installation_at(root, default_backend(sys.platform), is_user=is_user)
 
 
 @service.command()
@@ -172,11 +173,11 @@ def install(*, part: Part, dry_run: bool, **options: Any) -> None:
 
 async def _install(part: Part, options: dict[str, Any], *, is_dry_run: bool) -> None:
     backend: Backend = options["backend"] or running_backend(sys.platform)
-    installation = _installation(options["root"], backend, is_user=options["is_user"])
+    installation = installation_at(options["root"], backend, is_user=options["is_user"])
     settings = await _settings(part, installation, options, is_dry_run=is_dry_run)
     if options["is_user"]:
         click.echo(_SECOND_BEST, err=True)
-    changes = await installation.installer.preview(settings)
+    changes = await installation.installer.preview(desired_changes(settings))
     if is_dry_run:
         scope = "need root" if installation.is_system else "need no root"
         click.echo(f"These changes {scope}:")
@@ -201,7 +202,7 @@ def open_installation(root: Path) -> Installation:
         FleetctlError: it needs root.
 
     """
-    installation = _installation(root, running_backend(sys.platform), is_user=False)
+    installation = installation_at(root, running_backend(sys.platform), is_user=False)
     _require_root(installation, "install")
     return installation
 
@@ -300,12 +301,14 @@ def prepare(part: Part, **options: Any) -> None:
 
 
 async def _prepare(part: Part, options: dict[str, Any]) -> None:
-    installation = _installation(
+    installation = installation_at(
         options["root"], running_backend(sys.platform), is_user=options["is_user"]
     )
     _require_root(installation, f"prepare {part}")
     settings = await _settings(part, installation, options, is_dry_run=False)
-    await installation.installer.prepare(settings, click.echo)
+    await installation.installer.apply(
+        desired_changes(settings), part, settings.backend, click.echo
+    )
 
 
 @service.command()
@@ -315,7 +318,8 @@ async def _prepare(part: Part, options: dict[str, Any]) -> None:
 def uninstall(*, parts: tuple[Part, ...], root: Path, is_user: bool, purge: bool) -> None:
     """Stop services, and undo every change of the machine that they needed; all of them without a name.
 
-    Engines of the node agent end. Models and the data of etcd stay.
+    Without a name, what `fleetctl fabric setup` changed is undone, too. Engines of the node agent end. Models and the data
+    of etcd stay.
     """
     installation = _existing(root, is_user=is_user)
     _require_root(installation, "uninstall")
@@ -323,10 +327,15 @@ def uninstall(*, parts: tuple[Part, ...], root: Path, is_user: bool, purge: bool
     async def work() -> None:
         recorded = installed_parts(ChangeRecord(installation.layout.home).read())
         was_installed = False
-        for part in parts or PARTS:
+        names: tuple[str, ...] = parts or (*PARTS, link_plan.PART)
+        for part in names:
             if await installation.installer.uninstall(part, click.echo, is_purge=purge):
                 was_installed = True
-                click.echo(f"{part} uninstalled" if part in recorded else f"{part}: rest removed")
+                click.echo(
+                    f"{part} uninstalled"
+                    if part in (*recorded, link_plan.PART)
+                    else f"{part}: rest removed"
+                )
             elif parts:
                 click.echo(f"{part} is not installed")
         if not was_installed and not parts:

@@ -43,8 +43,7 @@ def check_bridges(nodes: Sequence[Node]) -> Iterator[Finding]:
         shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         yield fail(
             f"cables between the Thunderbolt Bridges of {shown} make a loop, which floods all their networks",
-            "on each of them: sudo networksetup -deletenetworkservice 'Thunderbolt Bridge', and give each port an "
-            "address (docs/operations/shardgroups.md)",
+            "on each of them: `sudo fleetctl fabric setup`",
         )
     if not looped:
         yield ok(f"{len(cables)} cables join bridges, without a loop")

@@ -105,8 +105,7 @@ def _fabric_findings(node: str, fabric: NodeFabric) -> Iterator[Finding]:
         if device.state == "Active" and device.interface and device.interface not in addressed:
             yield warn(
                 f"{device.name} leads to another Mac, and {device.interface} has no IPv4 address: ranks fail with errno 22",
-                f"on {node}: `sudo ifconfig {device.interface} inet 10.0.1.1 netmask 255.255.255.252` (until the next restart), "
-                "with another network for each cable",
+                f"on {node}: `sudo fleetctl fabric setup`",
                 node=node,
             )
     # Cables in one network: packets take the wrong one, and addresses change (exo#2067).
@@ -120,7 +119,7 @@ def _fabric_findings(node: str, fabric: NodeFabric) -> Iterator[Finding]:
         if len(names) > 1:
             yield warn(
                 f"the cables at {', '.join(sorted(names))} are in one network, {network}: packets take any of them",
-                "give each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30, by hand and not by DHCP",
+                f"on {node}: `sudo fleetctl fabric setup` gives each cable a small network of its own",
                 node=node,
             )
 

@@ -81,7 +81,7 @@ CHECKS: Final[Sequence[Check]] = (
           source="`sntp -t 3 time.apple.com`; the kernel's clock state on Linux"),
     Check(name="thunderbolt bridge", run=system_checks.check_thunderbolt_bridge, needs=("fabric",), systems=MAC,
           unknown=unknown("system_profiler or ifconfig did not tell about cables and the bridge"),
-          remedy="sudo networksetup -deletenetworkservice 'Thunderbolt Bridge', and give each port an address",
+          remedy="sudo fleetctl fabric setup",
           purpose="cables in one Thunderbolt Bridge make a loop that floods all networks",
           source="`system_profiler SPThunderboltDataType`, `ifconfig`"),
     Check(name="default route", run=system_checks.check_default_route, needs=("fabric", "default_interface"), systems=MAC,

@@ -35,7 +35,7 @@ KNOWN_FAILURES: Final = (
         restart="IfLinked",
         pattern=_words(r"\berrno:? 22\b|queue pair to RTR.*invalid argument"),
         cause="the port of a cable has no IPv4 address when the ranks connect (mlx#3467)",
-        advice="`fleetctl fabric check` names the port; give each cable a small network of its own",
+        advice="`fleetctl fabric check` names the port; `sudo fleetctl fabric setup` gives each cable a small network of its own",
     ),
     KnownFailure(
         name="queue pair",

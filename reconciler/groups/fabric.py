@@ -165,8 +165,8 @@ def cable_faults(cable: Cable) -> Iterator[FabricFault]:
     if same:
         yield FabricFault(
             reason="SameAddress",
-            message=f"both ends of the cable from {here.place} to {there.place} have the address {min(same)}; give "
-            "each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30",
+            message=f"both ends of the cable from {here.place} to {there.place} have the address {min(same)}; "
+            "run `sudo fleetctl fabric setup` on both Macs",
         )
 
 
@@ -190,15 +190,13 @@ def _wrong_end(end: CableEnd, other: CableEnd) -> Iterator[FabricFault]:
         yield FabricFault(
             reason="InBridge",
             message=f"{end.interface} of {end.node}, the cable to {other.node}, belongs to the Thunderbolt Bridge; "
-            "delete the bridge in System Settings, Network, ..., Manage Virtual Interfaces (`sudo ifconfig bridge0 "
-            "down` does until the next restart)",
+            f"run `sudo fleetctl fabric setup` on {end.node}",
         )
     if end.interface and not end.addresses:
         yield FabricFault(
             reason="NoLinkAddress",
             message=f"{end.interface} of {end.node}, the cable to {other.node}, has no IPv4 address, without which "
-            f"JACCL cannot use it; give each cable a small network of its own, such as `sudo ifconfig {end.interface} "
-            "inet 10.0.1.1 netmask 255.255.255.252` (until the next restart), or the same by hand in System Settings",
+            f"JACCL cannot use it; run `sudo fleetctl fabric setup` on {end.node}",
         )
 
 

@@ -100,18 +100,17 @@ CABLES: Final = ReasonSection(
         problem(
             "InBridge",
             "The cable's interface belongs to an active Thunderbolt Bridge.",
-            "Delete the bridge in System Settings, Network, Manage Virtual Interfaces. `sudo ifconfig bridge0 down` "
-            "lasts until a restart.",
+            "`sudo fleetctl fabric setup` on that Mac.",
         ),
         problem(
             "NoLinkAddress",
             "The cable's interface has no IPv4 address, by which JACCL finds a cable (mlx #3467, #4191).",
-            "Give each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30.",
+            "`sudo fleetctl fabric setup` on that Mac.",
         ),
         problem(
             "SameAddress",
             "Both ends of a cable have the same address.",
-            "Give each end an address of its own, such as 10.0.1.1/30 and 10.0.1.2/30.",
+            "`sudo fleetctl fabric setup` on both Macs.",
         ),
         problem(
             "NoDevice",

@@ -9,6 +9,7 @@ import json
 import os
 import plistlib
 import pwd
+import re
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 TOOLS = (
     *("launchctl", "systemctl", "pmset", "socketfilterfw", "sysadminctl", "dseditgroup", "dscl", "id"),
+    *("networksetup", "ifconfig", "PlistBuddy", "system_profiler"),
     *("sysctl", "useradd", "userdel", "tmutil"),
 )  # fmt: skip
 POWER = {"sleep": "10", "disksleep": "10", "womp": "0", "powernap": "1", "autorestart": "0", "tcpkeepalive": "1"}  # fmt: skip
@@ -54,6 +56,7 @@ def install_tools(
         "wired": 0,
         "users": {"root": [0, 0]},
         "groups": {},
+        "network": {},
     }
     _write(state / "machine.json", machine)
     _write(state / "delays.json", dict(zip(("shown_s", "refused_s"), delays, strict=True)))
@@ -421,6 +424,128 @@ def settings(state: Path, tool: str, words: list[str]) -> int:  # noqa: C901 - o
     return 0
 
 
+def plug_cables(state: Path, capture: Path) -> None:
+    """Let the machine have the Thunderbolt ports of a capture, with the bridge and the services that macOS makes."""
+    members = re.findall(r"member: (\S+) ", (capture / "ifconfig.txt").read_text())
+    ports = re.findall(
+        r"Hardware Port: (.+)\nDevice: (.+)", (capture / "hardware_ports.txt").read_text()
+    )
+    named = [(port, device) for port, device in ports if not re.match(r"Thunderbolt \d", port)]
+    stored = {
+        "Interfaces": members,
+        "SCNetworkInterfaceType": "Bridge",
+        "UserDefinedName": "Thunderbolt Bridge",
+    }
+    network = {
+        "capture": str(capture), "stored": {"bridge0": stored} if members else {},
+        "running": {"bridge0": members} if members else {},
+        "services": {port: _service(port, device) for port, device in named},
+    }  # fmt: skip
+    _write(state / "machine.json", {**machine_of(state), "network": network})
+
+
+def _service(port: str, device: str) -> Tree:
+    return {"port": port, "device": device, "on": True, "method": "DHCP", "address": "", "mask": ""}
+
+
+def networks(state: Path, tool: str, words: list[str]) -> int:
+    """Answer as networksetup(8), ifconfig(8), PlistBuddy(8) and system_profiler(8) do, from one state."""
+    machine = machine_of(state)
+    network = machine["network"]
+    capture = Path(network["capture"])
+    if tool == "system_profiler":
+        print((capture / "thunderbolt.json").read_text())
+        return 0
+    if words == ["-listallhardwareports"]:
+        print((capture / "hardware_ports.txt").read_text())
+        return 0
+    code = {"networksetup": _networksetup, "ifconfig": _ifconfig, "PlistBuddy": _plist_buddy}[tool](network, words)  # fmt: skip
+    _write(state / "machine.json", machine)
+    return code
+
+
+def _networksetup(network: Tree, words: list[str]) -> int:
+    verb, services = words[0], network["services"]
+    if verb == "-listnetworkserviceorder":
+        print("An asterisk (*) denotes that a network service is disabled.")
+        for number, (name, service) in enumerate(services.items(), 1):
+            print(f"({number if service['on'] else '*'}) {name}")
+            print(f"(Hardware Port: {service['port']}, Device: {service['device']})\n")
+        return 0
+    name = words[1]
+    if verb == "-createnetworkservice":
+        text = (Path(network["capture"]) / "hardware_ports.txt").read_text()
+        device = re.search(rf"Hardware Port: {words[2]}\nDevice: (.+)", text)
+        if device is None or name in services:
+            return _answer(4, "** Error: The parameters were not valid.")
+        services[name] = _service(words[2], device[1])
+        return 0
+    if name not in services:
+        print(
+            f"{name} is not a recognized network service.\n** Error: The parameters were not valid."
+        )
+        return 4
+    service = services[name]
+    if verb == "-getinfo":
+        print(
+            f"{service['method']} Configuration\nIP address: {service['address']}\nSubnet mask: {service['mask']}"
+        )
+        print("Router: (null)\nIPv6: Automatic\nIPv6 IP address: none")
+    elif verb == "-setmanual" and network.get("is_managed"):
+        print("** Error: a profile forbids it.")  # some refusals end with 0
+    elif verb == "-setmanual":
+        service |= {"method": "Manual", "address": words[2], "mask": words[3]}
+    elif verb == "-setdhcp":
+        service |= {"method": "DHCP", "address": "", "mask": ""}
+    elif verb == "-setnetworkserviceenabled":
+        service["on"] = words[2] == "on"
+    elif verb == "-removenetworkservice":
+        del services[name]
+    return 0
+
+
+def _ifconfig(network: Tree, words: list[str]) -> int:
+    running = network["running"]
+    if not words:
+        text = (Path(network["capture"]) / "ifconfig.txt").read_text()
+        print(re.sub(r"^bridge\d+: .*\n(?:\s.*\n)*", "", text, flags=re.MULTILINE), end="")
+        for name, members in running.items():
+            print(f"{name}: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500")
+            for number, member in enumerate(members, 8):
+                print(
+                    f"\tmember: {member} flags=3<LEARNING,DISCOVER>\n\t        ifmaxaddr 0 port {number} priority 0 path cost 0"
+                )
+        return 0
+    name, verb = words[:2]
+    if verb == "create":
+        running[name] = []
+    elif name not in running:
+        return _answer(1, f"ifconfig: interface {name} does not exist")
+    elif verb == "addm":
+        running[name].append(words[2])
+    elif verb == "deletem":
+        running[name].remove(words[2])
+    elif verb == "destroy":
+        del running[name]
+    return 0
+
+
+def _plist_buddy(network: Tree, words: list[str]) -> int:
+    verb, *rest = words[words.index("-c") + 1].split(" ")
+    stored = network["stored"]
+    if verb == "Print":
+        print(plistlib.dumps(stored).decode(), end="")
+    elif verb == "Add":
+        return _answer(1, 'Add: ":VirtualNetworkInterfaces:Bridge" Entry Already Exists')
+    elif verb == "Merge":
+        stored |= plistlib.loads(Path(rest[0]).read_bytes())
+    elif (name := rest[0].rpartition(":")[2]) in stored:
+        del stored[name]
+    else:
+        return _answer(1, f'Delete: Entry, "{rest[0]}", Does Not Exist')
+    return 0
+
+
 def main() -> int:
     """Run `service_stand_ins.py STATE TOOL WORD...`; return the exit code."""
     state, tool, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -431,6 +556,8 @@ def main() -> int:
         return 0
     if tool == "launchctl":
         return launchctl(state, words)
+    if tool in ("networksetup", "ifconfig", "PlistBuddy", "system_profiler"):
+        return networks(state, tool, words)
     return systemctl(state, words) if tool == "systemctl" else settings(state, tool, words)
 
 

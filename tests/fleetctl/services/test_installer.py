@@ -14,7 +14,7 @@ import pytest
 
 from fleetctl.services.changes import ChangeRecord
 from fleetctl.services.macos_settings import NEVER_INDEX
-from fleetctl.services.plan import InstallSettings, service_spec
+from fleetctl.services.plan import InstallSettings, desired_changes, service_spec
 from fleetctl.services.port import ServiceError
 from fleetctl.services.programs import ServiceCommand
 from tests.support import service_stand_ins
@@ -97,7 +97,7 @@ async def test_a_managed_mac_gets_the_service_with_warnings(world: World) -> Non
     service_stand_ins.change_machine(world.state, refused=refused)
     before = world.snapshot()
     said: list[str] = []
-    assert len(await world.installer().preview(world.settings())) > len(refused)
+    assert len(await world.installer().preview(desired_changes(world.settings()))) > len(refused)
     await world.installer().install(world.settings(), said.append)
     warnings = [line for line in said if line.startswith("warning: this Mac refuses to ")]
     assert len(warnings) == 9
@@ -146,13 +146,17 @@ async def test_the_file_for_spotlight_follows_no_link(world: World) -> None:
 async def test_a_machine_is_prepared_before_its_service_is_installed(world: World) -> None:
     before = world.snapshot()
     said: list[str] = []
-    await world.installer().prepare(world.settings(), said.append)
+    await world.installer().apply(
+        desired_changes(world.settings()), "nodeagent", "launchd", said.append
+    )
     prepared = world.snapshot()
     assert prepared["jobs"] == []
     assert (world.layout.state / "nodeagent").is_dir()
     assert "create user and group _mlxfleet, which cannot log in" in said
     said.clear()
-    await world.installer().prepare(world.settings(), said.append)
+    await world.installer().apply(
+        desired_changes(world.settings()), "nodeagent", "launchd", said.append
+    )
     assert said == []
     assert difference(prepared, world.snapshot()) == []
     await world.install()
