@@ -18,8 +18,7 @@ trap 'rm -rf "$tree"' EXIT
 
 # The work tree without ignored files: a commit that was not pushed is built as well, and marked if it is not clean.
 cd "$root"
-git ls-files -z --cached --others --exclude-standard -- \
-  '*.py' '*.pyi' '*.proto' '*.sh' 'examples/quickstart' pyproject.toml README.md LICENSE |
+git ls-files -z --cached --others --exclude-standard -- . ':!tests' ':!docs' ':!bench' ':!.*' ':!requirements*' |
   tar -c -f - --null -T - | tar -x -f - -C "$tree"
 commit=$(git rev-parse --short=12 HEAD)
 test -z "$(git status --porcelain)" || commit="$commit-dirty"

@@ -74,6 +74,16 @@ print(f"release-check:         the SBOM names {len(known)} packages")
 sys.exit(f"not in the SBOM: {sorted(locked - known)}" if locked - known or not locked else 0)
 PY
 
+"$python" -P - "$wheel" "$here/.." <<'PY' || fail "the wheel lacks files that pyproject.toml names as its data"
+import pathlib, sys, tomllib, zipfile
+root, packed = pathlib.Path(sys.argv[2]), set(zipfile.ZipFile(sys.argv[1]).namelist())
+data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+folders = {name: root / name.replace(".", "/") for name in data}
+files = {path.relative_to(root).as_posix() for name, folder in folders.items() for glob in data[name] for path in folder.glob(glob + "/*" * glob.endswith("**")) if path.is_file()}
+print(f"release-check:         the wheel has {len(files)} files of data")
+sys.exit(f"not in the wheel: {sorted(files - packed)}" if files - packed or not files else 0)
+PY
+
 home=$scratch/home become=()
 mkdir -p "$home/.local/bin" "$home/tmp" "$home/release"
 cp "$uv" "$home/.local/bin/uv"
