@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Final
+from typing import Final, assert_never
 
 from fleetctl.services.changes import (
     BridgeChange,
     Change,
+    NetworkChange,
     NetworkServiceChange,
     NetworkSwitchChange,
     key_of,
@@ -115,6 +116,21 @@ def plan_links(
     wanted: tuple[Change, ...] = (*switched, *bridges)
     fresh = [change for change in wanted if key_of(change) not in known]
     return LinkPlan(changes=(*before, *fresh, *services), links=tuple(links), notes=tuple(notes))
+
+
+def sentence(change: NetworkChange) -> str:
+    """Return one line about a change, for people."""
+    match change:
+        case BridgeChange(name=name, members=members):
+            of = f" of {', '.join(members)}" if members else ""
+            return f"dissolve the bridge {name}{of}"
+        case NetworkServiceChange(name=name, port=port, address=address):
+            how = f"the address {address}" if address else "no fixed address"
+            return f"give {port} a network service of its own, {name}, with {how}"
+        case NetworkSwitchChange(name=name):
+            return f"switch off the network service {name}"
+        case _:
+            assert_never(change)
 
 
 def boot_command(plan: LinkPlan) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-from fleetctl.services import launchd_plist
+from fleetctl.services import launchd_plist, link_plan
 from fleetctl.services.changes import (
     BridgeChange,
     Change,
@@ -193,14 +193,8 @@ def sentence(change: Change) -> str:
             text = f"make {change.user} a member of {change.group}, which may read macOS's reports"
         case WiredLimitChange():
             text = f"set sysctl iogpu.wired_limit_mb: {change.old} -> {change.new}"
-        case BridgeChange():
-            members = f" of {', '.join(change.members)}" if change.members else ""
-            text = f"dissolve the bridge {change.name}{members}"
-        case NetworkServiceChange():
-            how = f"the address {change.address}" if change.address else "no fixed address"
-            text = f"give {change.port} a network service of its own, {change.name}, with {how}"
-        case NetworkSwitchChange():
-            text = f"switch off the network service {change.name}"
+        case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
+            text = link_plan.sentence(change)
         case ServiceChange():
             text = f"install and start the service {change.name}"
         case _:
