@@ -109,7 +109,9 @@ SIZE_TIERS: Final = (
 _POINTS_PER_GENERATION: Final = 5
 _VARIANT_POINTS: Final = {"": 5, "Pro": 15, "Max": 25, "Ultra": 35}
 
-FASTEST_GBPS: Final = max(chip.bandwidth_gbps for chip in CHIPS)
+# That of an M3 Ultra, and not of the fastest chip in the table: a new row would change which of two older Macs is chosen.
+FULL_SPEED_GBPS: Final = 819.0
+"""The bandwidth from which on a Mac has the best score for speed."""
 
 
 # A fleet has few kinds of machines, and many of each.

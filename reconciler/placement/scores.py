@@ -63,7 +63,7 @@ def count_spread(request: PlacementRequest, nodes: Iterable[NodeView]) -> Spread
 
 def speed(_: PlacementRequest, node: NodeView) -> float:
     """Estimate the decoding speed: a token reads all weights once, so memory bandwidth decides."""
-    return min(100.0, 100.0 * node.bandwidth_gbps / chips.FASTEST_GBPS)
+    return min(100.0, 100.0 * node.bandwidth_gbps / chips.FULL_SPEED_GBPS)
 
 
 def machine(_: PlacementRequest, node: NodeView) -> float:
