@@ -33,6 +33,10 @@ from schemas.wire.engine_config import EngineConfig
 
 # The least unused buffers to keep: with fewer, every step would allocate again.
 _MIN_BUFFER_BYTES = 64 << 20
+# A 16 GB Mac flickered, froze and restarted with its whole working set wired, 10.6 GB, and not with 8 GB left unwired
+# (osaurus-ai/vmlx-swift#421). Larger Macs have more than that beyond the working set.
+_SMALL_MAC_BYTES = 32 << 30
+_UNWIRED_BYTES = 8 << 30
 # The first macOS on which Metal wires memory for a process (mlx: set_wired_limit).
 _WIRED_SINCE_MACOS = 15
 
@@ -105,6 +109,13 @@ def release_wired_memory() -> None:
     _set_wired_limit(0)
 
 
+def wirable_bytes(memory_bytes: int, recommended_bytes: int) -> int:
+    """Return the most memory that a process may wire on a Mac of this size: the rest of a model can be paged out."""
+    if memory_bytes > _SMALL_MAC_BYTES:
+        return recommended_bytes
+    return max(0, min(recommended_bytes, memory_bytes - _UNWIRED_BYTES))
+
+
 def _set_wired_limit(wanted_bytes: int) -> int:
     """Set the wired limit; return the limit that was set, 0 if the system has none."""
     recommended = _recommended_bytes()
@@ -113,7 +124,7 @@ def _set_wired_limit(wanted_bytes: int) -> int:
         or int(platform.mac_ver()[0].partition(".")[0] or 0) < _WIRED_SINCE_MACOS
     ):
         return 0
-    limit = min(wanted_bytes, recommended)
+    limit = min(wanted_bytes, wirable_bytes(int(mx.device_info()["memory_size"]), recommended))
     try:
         mx.set_wired_limit(limit)
     except ValueError as error:

@@ -221,11 +221,15 @@ def _refusal_section(deployment: ModelDeployment) -> str:
 
 
 async def _pool_lines(transport: Transport, node: Node) -> list[str]:
-    """Return the pools of the node, and the wired limit that they ask for beside the effective one."""
+    """Return the pools of the node, its memory, and the wired limit that they ask for beside the effective one."""
     pools = [pool for pool in await _read_all(transport, NodePool) if in_pool(pool, node)]
     names = ", ".join(sorted(pool.name for pool in pools))
     lines = [f"Pools: {names or '<none>'}"]
-    limit = None if node.status is None else node.status.wired_limit
+    status = node.status
+    if status is not None and status.allocatable_source is not None:
+        total, models = map(quantity.show, (status.memory_bytes, status.allocatable_bytes))
+        lines.append(f"Memory for models: {models} of {total} ({status.allocatable_source})")
+    limit = None if status is None else status.wired_limit
     if limit is not None:
         asked = [
             f"{node_pool.spec.wired_limit} (pool {node_pool.name})"

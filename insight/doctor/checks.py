@@ -122,6 +122,7 @@ _NODE_REMEDIES: Final = {
     "NeedsReboot": "`fleetctl node reboot NODE --drain`",
     "MemoryPressure": "quit programs on it, or `fleetctl drain NODE`",
     "DuplicateHardware": "`fleetctl describe node NODE` says which one to delete or to start anew",
+    "KernelPanics": "update macOS; docs/operations/nodes.md#kernel-panics",
     "Withheld": "wait, or change spec.policy of the pool",
     "WiredLimitDiffers": "run the command on NODE; or change spec.wiredLimit of the pool",
     "VersionSkew": "upgrade the older one",

@@ -41,8 +41,8 @@ _UNITS: Final = (("MB", 2**20), ("GB", 2**30), ("TB", 2**40))
 # 40200896512, 128 GB 115448725504 (antirez/ds4#893), 512 GB 498216.21 MB. Sizes between are taken as the next smaller
 # one. macOS 13 recommended 66 % up to 36 GB and 75 % above.
 _METAL_PERCENT: Final = ((512, 90), (128, 84), (64, 81), (32, 78), (16, 74), (0, 66))
-# What macOS keeps at least: a 16 GB Mac froze and restarted with 10.6 GB wired, and not with 8 GB free
-# (osaurus-ai/vmlx-swift#421; there the floor decides what is wired, here what is placed).
+# What macOS keeps at least, between the 5 GiB that Metal leaves on a 16 GB Mac and the 8 GiB with which such Macs did
+# not freeze (osaurus-ai/vmlx-swift#421); the engine wires less still (engine/memory/allocation.py).
 _RESERVE_BYTES: Final = 8 * 2**30
 _RESERVE_SHARE: Final = (3, 8)  # of a Mac so small that 8 GiB would leave too little for any model
 

@@ -140,6 +140,16 @@ def test_the_wired_limit_is_the_need_of_the_model(model: Any, folder: Path) -> N
     assert (unwired.wired, unwired.arrays) == (None, limits.arrays)
 
 
+@pytest.mark.parametrize(("memory_gib", "recommended_gib", "wirable_gib"), [
+    (8, 5, 0), (16, 11, 8), (24, 17, 16), (32, 24, 24), (36, 28, 28), (128, 107, 107),
+])  # fmt: skip
+def test_small_macs_wire_less_than_metal_recommends(
+    memory_gib: int, recommended_gib: int, wirable_gib: int
+) -> None:
+    wirable = allocation.wirable_bytes(memory_gib << 30, recommended_gib << 30)
+    assert wirable == wirable_gib << 30
+
+
 def test_buffers_are_cleared_when_nothing_computes_any_more() -> None:
     product = mx.random.normal((512, 512)) @ mx.random.normal((512, 512))
     mx.async_eval(product)
