@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.services.changes import ChangeRecord
+from fleetctl.services.changes import Change, ChangeRecord, ExclusionChange, FirewallChange
 from fleetctl.services.macos_settings import NEVER_INDEX
 from fleetctl.services.plan import InstallSettings, desired_changes, service_spec
 from fleetctl.services.port import ServiceError
@@ -92,6 +92,32 @@ async def test_the_firewall_lets_a_new_release_through_before_it_starts(
     assert service_stand_ins.machine_of(world.state)["allowed"] == rest
 
 
+async def test_etcd_of_homebrew_is_let_through_again_after_its_upgrade(world: World) -> None:
+    link = world.root / "homebrew-etcd"
+    paths = [world.root / "Cellar" / version / "etcd" for version in ("3.6.4", "3.6.5")]
+    command = replace(
+        world.settings().command, argv=(str(link),), state_folder=world.root, models_folder=None
+    )
+    settings = replace(world.settings(), part="etcd", command=command)
+    kinds = (FirewallChange, ExclusionChange)
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.touch()
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        if path is paths[0]:
+            changes = [one for one in desired_changes(settings) if isinstance(one, kinds)]
+            await world.installer().apply(changes, "etcd", "launchd", lambda _: None)
+    shutil.rmtree(paths[0].parent)  # as `brew cleanup` does
+    said: list[str] = []
+    await world.installer().renew_firewall("etcd", said.append)
+    assert service_stand_ins.machine_of(world.state)["allowed"] == [str(paths[1])]
+    assert said == [f"let {paths[1]} through the application firewall"]
+    assert service_stand_ins.machine_of(world.state)["excluded"] == [], "backups keep etcd's data"
+    await world.installer().uninstall("etcd", lambda _: None)
+    assert service_stand_ins.machine_of(world.state)["allowed"] == []
+
+
 async def test_a_managed_mac_gets_the_service_with_warnings(world: World) -> None:
     refused = ["pmset", "socketfilterfw", "tmutil"]
     service_stand_ins.change_machine(world.state, refused=refused)
@@ -118,11 +144,16 @@ async def test_the_agents_user_may_read_the_reports_of_macos(world: World) -> No
     assert service_stand_ins.machine_of(world.state)["members"] == ["_mlxfleet"]
 
 
+def changes_of_user(world: World) -> list[Change]:
+    """Return the changes of a service of a user: without an account, power and the firewall."""
+    return desired_changes(replace(world.settings(), user="", group=""))
+
+
 async def test_backup_and_index_leave_out_models_and_state(world: World) -> None:
     models, state = (world.layout.state / name for name in ("models", "nodeagent"))
     models.mkdir(parents=True)
     (models / NEVER_INDEX).write_text("by hand")
-    await world.install()
+    await world.installer().apply(changes_of_user(world), "nodeagent", "launchd", lambda _: None)
     assert service_stand_ins.machine_of(world.state)["excluded"] == [str(models), str(state)]
     assert (state / NEVER_INDEX).read_bytes() == b""
     assert (models / NEVER_INDEX).read_text() == "by hand"
@@ -137,7 +168,7 @@ async def test_the_file_for_spotlight_follows_no_link(world: World) -> None:
     target = world.root / "target"
     (models / NEVER_INDEX).symlink_to(target)
     said: list[str] = []
-    await world.installer().install(world.settings(), said.append)
+    await world.installer().apply(changes_of_user(world), "nodeagent", "launchd", said.append)
     assert not target.exists()
     assert [line for line in said if "warning" in line and "symbolic link" in line]
 
