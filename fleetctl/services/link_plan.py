@@ -16,10 +16,11 @@ from fleetctl.services.changes import (
 )
 from machinery import macos_commands
 from nodeagent.hardware.macos_network import MANUAL, NetworkService
+from nodeagent.hardware.service_definitions import CABLES_JOB
 from schemas.cable_address import cable_interface
 from schemas.node import ThunderboltPort
 
-PART: Final = "fabric"
+PART: Final = CABLES_JOB
 """The name under which changes.json has the changes; also that of the job at boot."""
 _PREFIX: Final = "mlx-fleet "
 # As long as exo's script waits for macOS to set up its networks after a boot.

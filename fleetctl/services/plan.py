@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import Final, assert_never
 
 from fleetctl.services import launchd_plist, link_plan
 from fleetctl.services.changes import (
@@ -31,6 +31,8 @@ from machinery import macos_commands
 from nodeagent.hardware.service_definitions import label_of
 from schemas.wire import wired_limit
 
+_USER_PATH: Final = "/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallSettings:
@@ -43,6 +45,8 @@ class InstallSettings:
     user: str = ""
     """User that the service runs as; empty for that of the installing process, with --user and the plain backend."""
     group: str = ""
+    user_home: Path = Path("/var/empty")
+    """Home of the user of a fleet."""
     has_power: bool = True
     has_firewall: bool = True
     wired_limit_mib: int | None = None
@@ -59,19 +63,24 @@ class InstallSettings:
 
 def service_spec(settings: InstallSettings) -> ServiceSpec:
     """Return the definition of the service."""
-    layout = settings.layout
+    layout, state = settings.layout, settings.command.state_folder
+    is_fleet = settings.part == "fleet"
+    home = settings.user_home if is_fleet else _home(layout)
+    # Where Homebrew installs etcd; launchd gives jobs a PATH without it.
+    path = (("PATH", _USER_PATH),) if is_fleet else ()
     return ServiceSpec(
         name=settings.part,
         command=settings.command.argv,
-        log=layout.logs / f"{settings.part}.log",
-        working_folder=layout.state,
+        log=state / "logs" / "up.log" if is_fleet else layout.logs / f"{settings.part}.log",
+        working_folder=state if is_fleet else layout.state,
         # The interpreter beside the program; one of another installation has other packages.
         python=_python(settings),
         writable=(layout.state, *settings.command.folders),
         user=settings.user,
         group=settings.group,
         environment=(
-            ("HOME", str(_home(layout))),
+            ("HOME", str(home)),
+            *path,
             ("LANG", "en_US.UTF-8" if settings.is_mac else "C.UTF-8"),
             # Engines never download: models come through the agent.
             ("HF_HUB_OFFLINE", "1"),
@@ -90,7 +99,8 @@ def desired_changes(settings: InstallSettings) -> list[Change]:
         if settings.is_mac and settings.part == "nodeagent":
             # Reports of kernel panics and of memory that ran out belong to this group (docs/operations/nodes.md).
             changes.append(MembershipChange(user=ROLE_USER, group=REPORTS_GROUP))
-    changes += _folders(settings)
+    if settings.part != "fleet":  # its folders are those of its user
+        changes += _folders(settings)
     if settings.is_mac and settings.is_system:
         changes += _settings_of_macos(settings)
     if settings.is_mac:

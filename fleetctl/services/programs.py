@@ -13,8 +13,10 @@ from fleetctl.services.layout import Layout
 from fleetctl.services.port import ServiceError
 from machinery.environment import is_secret_name
 
-Part: TypeAlias = Literal["nodeagent", "gateway", "reconciler", "etcd"]
+Part: TypeAlias = Literal["nodeagent", "gateway", "reconciler", "etcd", "fleet"]
 PARTS: Final[tuple[Part, ...]] = ("nodeagent", "gateway", "reconciler", "etcd")
+SERVICES: Final[tuple[Part, ...]] = (*PARTS, "fleet")
+"""The parts, and the whole fleet of `fleetctl up`, which belongs to the user of its data folder."""
 _USER_INFO: Final = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 
@@ -23,6 +25,8 @@ class ServiceProgram:
     """One program of the fleet."""
 
     executable: str
+    words: tuple[str, ...] = ()
+    """Words before its flags."""
     command: str
     """Its click command as "module:function"; empty for a program that is not ours."""
     state_flag: str
@@ -51,6 +55,14 @@ PROGRAMS: Final[Mapping[Part, ServiceProgram]] = {
     ),
     "etcd": ServiceProgram(
         executable="etcd", command="", state_flag="--data-dir", keeps_state=True
+    ),
+    "fleet": ServiceProgram(
+        executable="fleetctl",
+        words=("up",),
+        command="fleetctl.verbs.up:up",
+        state_flag="--data-dir",
+        keeps_state=True,
+        stop_timeout_s=120,  # engines drain
     ),
 }
 
@@ -92,7 +104,12 @@ def build_command(
     added = {flag: value for flag, value in defaults.items() if flag not in given}
     paths = {**defaults, **{flag: value for flag, value in given.items() if value is not None}}
     return ServiceCommand(
-        argv=(str(executable), *(word for pair in added.items() for word in pair), *flags),
+        argv=(
+            str(executable),
+            *service_program.words,
+            *(word for pair in added.items() for word in pair),
+            *flags,
+        ),
         state_folder=Path(paths[service_program.state_flag]),
         models_folder=Path(paths["--models-dir"]) if service_program.has_models else None,
         identity_folder=_existing_folder(given.get("--identity-dir")),

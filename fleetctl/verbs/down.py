@@ -1,6 +1,7 @@
 """The verb `fleetctl down`: stops the fleet of this machine, or with --fleet that of all Macs."""
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -100,7 +101,8 @@ def down(data_dir: Path, *, is_fleet: bool, grace_period: str, **options: Any) -
         )
     folder = DataDir(data_dir)
     folder.check_version()
-    was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
+    was_service = lifecycle.stop_service(folder, has_terminal=sys.stdin.isatty())
+    was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock())) or was_service
     click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")
     local_context.leave(folder)
 

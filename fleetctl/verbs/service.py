@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pwd
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from fleetctl.services.layout import (
 )
 from fleetctl.services.plan import InstallSettings, desired_changes, sentence, service_spec
 from fleetctl.services.port import Services, ServiceState
-from fleetctl.services.programs import PARTS, PROGRAMS, Part, build_command
+from fleetctl.services.programs import PROGRAMS, SERVICES, Part, build_command
 from fleetctl.services.systemd import SystemdServices
 from machinery.clock import SystemClock
 from schemas import local_network, quantity
@@ -44,8 +45,8 @@ _SECOND_BEST: Final = (
     f"reaching other Macs ({local_network.NAME})"
 )
 
-_part = click.argument("part", type=click.Choice(PARTS))
-_parts = click.argument("parts", type=click.Choice(PARTS), nargs=-1)
+_part = click.argument("part", type=click.Choice(SERVICES))
+_parts = click.argument("parts", type=click.Choice(SERVICES), nargs=-1)
 
 
 def _where(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,6 +228,7 @@ async def _settings(
     program = options["program"] or _program(part, found)
     command = build_command(part, options["flags"], found.layout, program)
     user = options["service_user"] if found.is_system else ""
+    user_home = _owner_home(command.state_folder, user) if part == "fleet" else None
     group = await _group(user, is_dry_run=is_dry_run) if user else ""
     return InstallSettings(
         part=part,
@@ -235,10 +237,30 @@ async def _settings(
         layout=found.layout,
         user=user,
         group=group,
+        user_home=user_home or Path("/var/empty"),
         has_power=not options["no_power"],
         has_firewall=not options["no_firewall"],
         wired_limit_mib=_parse_wired_limit(options["wired_limit"], found),
     )
+
+
+def _owner_home(data_dir: Path, user: str) -> Path:
+    """Return the home of the user whose fleet the data folder is.
+
+    Raises:
+        FleetctlError: the service would run as root, or as another user.
+
+    """
+    try:
+        owner = pwd.getpwuid(data_dir.stat().st_uid)
+    except (OSError, KeyError) as error:
+        raise FleetctlError(f"--data-dir {data_dir}: {error}") from error
+    if owner.pw_name != user or (owner.pw_uid == 0 and sys.platform == "darwin"):
+        raise FleetctlError(
+            f"{data_dir} belongs to {owner.pw_name}: give --service-user {owner.pw_name}, which must not be root. "
+            "`fleetctl up --detach --join ADDRESS` gives all of it"
+        )
+    return Path(owner.pw_dir)
 
 
 def _program(part: Part, found: Installation) -> Path | None:
@@ -327,7 +349,7 @@ def uninstall(*, parts: tuple[Part, ...], root: Path, is_user: bool, purge: bool
     async def work() -> None:
         recorded = installed_parts(ChangeRecord(installation.layout.home).read())
         was_installed = False
-        names: tuple[str, ...] = parts or (*PARTS, link_plan.PART)
+        names: tuple[str, ...] = parts or (*SERVICES, link_plan.PART)
         for part in names:
             if await installation.installer.uninstall(part, click.echo, is_purge=purge):
                 was_installed = True

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from fleetctl.cli.connect import data_dir_option, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
-from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.join_material import create_token
 from fleetctl.fleets.local_programs import DASHBOARD_PORT, JoinSettings, LocalFleetSettings
 from fleetctl.fleets.local_trust import open_as_administrator, url_host
@@ -168,9 +168,7 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
     settings = build_settings(options, flags)
     settings.data_dir.prepare()
     if detach:
-        fleet = lifecycle.start_detached(
-            settings.data_dir, flag_words(context.command, options), SystemClock()
-        )
+        fleet = _start(settings, flag_words(context.command, options))
         if fleet.warning:
             click.echo(f"note: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
@@ -193,6 +191,22 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
     if not keep_context:
         local_context.leave(settings.data_dir)
     sys.exit(code)
+
+
+def _start(settings: LocalFleetSettings, flags: list[str]) -> FleetRecord:
+    """Start the fleet so that it outlives this process; on macOS with --join as a LaunchDaemon."""
+    data_dir, clock, is_mac = settings.data_dir, SystemClock(), sys.platform == "darwin"
+    if is_mac and settings.join is not None:
+        line = lifecycle.service_line(data_dir, flags)
+        has_terminal = sys.stdin.isatty()
+        return lifecycle.start_service(data_dir, line, clock, has_terminal=has_terminal)
+    if is_mac:
+        click.echo(
+            "note: once this terminal closes, macOS keeps the fleet from other Macs; to let some join later, start it again "
+            "with --join ADDRESS",
+            err=True,
+        )
+    return lifecycle.start_detached(data_dir, flags, clock)
 
 
 async def _print_join(settings: LocalFleetSettings) -> None:

@@ -14,6 +14,8 @@ from schemas.wire import wired_limit
 
 LABEL_PREFIX: Final = "io.mlxfleet"
 UNIT_PREFIX: Final = "mlx-fleet-"
+CABLES_JOB: Final = "fabric"
+"""The job that applies the settings of `fleetctl fabric setup` at boot."""
 OPEN_FILES: Final = 65536
 """launchd gives a job 256 open files; a gateway holds one for each client and each engine."""
 _MIN_STOP_S: Final = 30
@@ -56,7 +58,7 @@ def service_name(file_name: str) -> str | None:
         rf"{re.escape(LABEL_PREFIX)}\.(\w+)\.plist|{UNIT_PREFIX}(\w+)\.service", file_name
     )
     name = (found[1] or found[2]) if found else None
-    return None if name == wired_limit.JOB_NAME else name
+    return None if name in (wired_limit.JOB_NAME, CABLES_JOB) else name
 
 
 def job_differences(content: bytes) -> tuple[str, ...] | None:
