@@ -29,7 +29,7 @@ class MacCommand:
     is_change: bool = False
     """True if it changes the Mac: a report never runs it."""
     folders: str = ""
-    examples: Mapping[str, str] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Values of the parameters for a report."""
 
     def argv(self, **values: str) -> tuple[str, ...]:
@@ -296,6 +296,17 @@ RESTART_UNLOCKED: Final = _change("fdesetup-authrestart", _FDESETUP, "authrestar
 KEEP_AWAKE: Final = _change(
     "caffeinate", "/usr/bin/caffeinate", "-i", "-s", "-w", "{pid}", rights="User"
 )
+
+# Reports: other rights for the commands above.
+AS_ROOT: Final = _change("sudo-root", "/usr/bin/sudo", "-n", "--")
+AS_USER: Final = _change("sudo-user", "/usr/bin/sudo", "-n", "-u", "{user}", "--")
+ASK_PASSWORD: Final = _change("sudo-ask", "/usr/bin/sudo", "-v")
+ROOT_FOLDER: Final = _change("mktemp", "/usr/bin/mktemp", "-d", "{template}")
+ROOT_WRITE: Final = _change("tee", "/usr/bin/tee", "{path}")
+ROOT_MODE: Final = _change("chmod", "/bin/chmod", "{mode}", "{path}")
+ROOT_OWNER: Final = _change("chown", "/usr/sbin/chown", "{owner}", "{path}")
+ROOT_REMOVE: Final = _change("rm", "/bin/rm", "-rf", "--", "{path}")
+ROOT_SIGNAL: Final = _change("kill", "/bin/kill", "-{signal}", "{pid}")
 
 # The gateway's floating address.
 ALL_INTERFACES: Final = _read("ifconfig-all", _IFCONFIG, "-a")

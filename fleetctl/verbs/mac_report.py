@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -9,6 +10,7 @@ from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.mac_report import collect
 from fleetctl.mac_report.collect import ReportSettings
+from machinery.clock import SystemClock
 
 _HELP = """Run every macOS command that the fleet's programs run, compare each value with a second source, and write one file.
 
@@ -23,6 +25,13 @@ replaced, and writes nothing if a known secret is still in the report.
 
 The exit code is 0 only if all comparisons hold. Nothing is compared by eye: send the file.
 """
+
+
+IS_MAC: Final[bool] = sys.platform == "darwin"
+
+
+def _show(line: str) -> None:
+    click.echo(line, err=True)
 
 
 @click.command(
@@ -56,14 +65,14 @@ def mac_report(
     output: Path, *, force: bool, has_sudo: bool, with_model: Path | None, key: str
 ) -> None:
     """Write a report of this Mac."""
-    if sys.platform != "darwin":
+    if not IS_MAC:
         raise FleetctlError(
             f"mac-report reads macOS, and this machine runs {sys.platform}; run it on the Mac"
         )
     if output.exists() and not force:
         raise FleetctlError(f"{output} already exists; use --force to overwrite it")
     settings = ReportSettings(has_sudo=has_sudo, model=with_model, key=key)
-    report = run(collect.collect_report(settings, click.echo))
+    report = run(collect.collect_report(settings, SystemClock(), _show))
     try:
         report.write(output)
     except OSError as error:

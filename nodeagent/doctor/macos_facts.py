@@ -187,9 +187,12 @@ def read_jetsam(folder: Path) -> tuple[JetsamReport, ...]:
 async def count_denials(run: CommandRunner) -> int | None:
     """Return the number of entries about the local network in the system's log of the last ten minutes."""
     printed = await run(macos_commands.NETWORK_DENIALS.argv())
-    if printed is None:
-        return None
-    return sum("nehelper" in line for line in printed.splitlines())
+    return None if printed is None else parse_denials(printed)
+
+
+def parse_denials(log: str) -> int:
+    """Return the number of entries of nehelper in the output of `log show`."""
+    return sum("nehelper" in line for line in log.splitlines())
 
 
 async def read_neighbours(

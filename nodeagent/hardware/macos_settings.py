@@ -108,8 +108,11 @@ def parse_disallowed_items(text: str) -> frozenset[str] | None:
 
 
 def parse_clock_offset(text: str) -> float | None:
-    """Return the seconds in `sntp time.apple.com`: "+0.001234 +/- 0.012345 time.apple.com 17.253.14.125"."""
-    found = re.search(r"^([+-]\d{1,12}(?:\.\d{1,9})?) \+/- ", text, re.ASCII | re.MULTILINE)
+    """Return the seconds in `sntp time.apple.com`: "+0.001234 +/- 0.012345 time.apple.com 17.253.14.125".
+
+    Newer builds print the date and the time zone before it.
+    """
+    found = re.search(r"(?:^|\s)([+-]\d{1,12}(?:\.\d{1,9})?) \+/- ", text, re.ASCII)
     return float(found[1]) if found else None
 
 
