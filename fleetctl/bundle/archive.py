@@ -17,12 +17,13 @@ from typing import BinaryIO, Final
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from fleetctl.bundle.etcd_programs import pack_etcd
 from fleetctl.bundle.lock import Pin, Platform, read_pins, render_lock
 from fleetctl.cli.errors import FleetctlError
 from machinery.environment import environment_without_secrets
 
 _PARTS: Final = "fleetctl/bundle/"
-# 70 wheels for a Mac are 180 MB; a slow line gets half an hour.
+# 74 wheels for a Mac are 300 MB; a slow line gets half an hour.
 _DOWNLOAD_LIMIT_S: Final = 1800.0
 # Lock files and the script are 300 KB; uv is 60 MB.
 _MAX_PART_BYTES: Final = 10_000_000
@@ -40,6 +41,8 @@ class BundleContents:
     platform: Platform | None
     python: str
     python_archive: Path | None = None
+    etcd_archive: Path | None = None
+    """A release of etcd for the platform."""
 
     @property
     def version(self) -> str:
@@ -83,15 +86,18 @@ def fill(contents: BundleContents, folder: Path, report: Callable[[str], None]) 
     lock = parts["requirements.txt"].decode()
     if contents.platform is not None:
         _fill_offline(contents, contents.platform, parts, folder, report)
-        lock = render_lock(sorted(_pins_of(wheels), key=lambda pin: pin.name))
+        lock = render_lock(pins_of(wheels))
     shutil.copyfile(contents.wheel, wheels / contents.wheel.name)
-    ours = _pin_of(contents.wheel)
-    (folder / "requirements.txt").write_text(lock + render_lock([ours]), encoding="utf-8")
+    ours = render_lock([_pin_of([contents.wheel])])
+    (folder / "requirements.txt").write_text(lock + ours, encoding="utf-8")
     (folder / INSTALL).write_bytes(parts[INSTALL])
     if contents.python_archive is not None:
         shutil.copyfile(contents.python_archive, folder / "python.tar.gz")
     platform = contents.platform.name if contents.platform is not None else "any"
     fields = {"version": contents.version, "commit": commit, "platform": platform}
+    if contents.etcd_archive is not None:
+        assert contents.platform is not None, "an etcd is for one platform"
+        fields["etcd"] = pack_etcd(contents.etcd_archive, contents.platform, folder / "etcd.tar.gz")
     lines = [f"{name}={value}\n" for name, value in (fields | {"python": contents.python}).items()]
     (folder / "release.txt").write_text("".join(lines), encoding="utf-8")
     (folder / LISTING).write_text(_listing(folder), encoding="utf-8")
@@ -110,11 +116,12 @@ def _fill_offline(
     tools = read_pins(parts["requirements-build.txt"].decode(), source=f"-build, {source}")
     needed = [pin for pin in pins if platform.needs(pin, contents.python)]
     report(f"downloading {len(needed)} packages for {platform.name}, Python {contents.python}")
-    _download(needed, contents, platform, folder / "wheels")
+    download_packages(needed, platform, contents.python, folder / "wheels")
     report("downloading uv")
     tool_folder = folder / "bin"
     tool_folder.mkdir()
-    _download([pin for pin in tools if pin.name == "uv"], contents, platform, tool_folder)
+    uv = [pin for pin in tools if pin.name == "uv"]
+    download_packages(uv, platform, contents.python, tool_folder)
     for wheel in list(tool_folder.glob("*.whl")):
         target = tool_folder / "uv"
         with zipfile.ZipFile(wheel) as archive:
@@ -163,16 +170,27 @@ def _read_commit(archive: zipfile.ZipFile) -> str:
         return ""
 
 
-def _download(
-    pins: Sequence[Pin], contents: BundleContents, platform: Platform, folder: Path
-) -> None:
-    """Download the wheels of the packages; pip compares their hashes with the lock file's."""
+def download_packages(pins: Sequence[Pin], platform: Platform, python: str, folder: Path) -> None:
+    """Download the wheels of the packages, and all builds for newer systems; pip compares their hashes with the pins'.
+
+    Raises:
+        FleetctlError: a package cannot be had, or has another hash.
+
+    """
+    _download(pins, platform.tags, python, folder)
+    for tag in dict.fromkeys(tag for tags in platform.builds.values() for tag in tags):
+        builds = [pin for pin in pins if tag in platform.builds.get(pin.name, ())]
+        if builds:
+            _download(builds, (tag,), python, folder)
+
+
+def _download(pins: Sequence[Pin], tags: Sequence[str], python: str, folder: Path) -> None:
     lock = folder / "lock.txt"
     lock.write_text(render_lock(pins), encoding="utf-8")
     command = [*_pip_command(), "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", str(folder)]
-    command += ["--python-version", contents.python, "--implementation", "cp"]
-    for tag in platform.tags:
+    command += ["--python-version", python, "--implementation", "cp"]
+    for tag in tags:
         command += ["--platform", tag]
     command += ["--requirement", str(lock)]
     try:
@@ -192,7 +210,7 @@ def _download(
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
         raise FleetctlError(
-            f"pip could not download the packages for {platform.name}: {' '.join(lines[-2:]) or 'no output'}"
+            f"pip could not download the packages for {tags[0]}: {' '.join(lines[-2:]) or 'no output'}"
         )
 
 
@@ -214,14 +232,19 @@ def _pip_command() -> list[str]:
     return [uv, "tool", "run", "--quiet", "pip"]
 
 
-def _pins_of(folder: Path) -> Iterable[Pin]:
-    return [_pin_of(wheel) for wheel in sorted(folder.glob("*.whl"))]
+def pins_of(folder: Path) -> Iterable[Pin]:
+    """Return a pin for each package, with the hashes of all its wheels."""
+    wheels: dict[str, list[Path]] = {}
+    for wheel in sorted(folder.glob("*.whl")):
+        wheels.setdefault(parse_wheel_filename(wheel.name)[0], []).append(wheel)
+    return [_pin_of(wheels[name]) for name in sorted(wheels)]
 
 
-def _pin_of(wheel: Path) -> Pin:
-    """Return the pin of exactly this file."""
-    name, version, _, _ = parse_wheel_filename(wheel.name)
-    return Pin(name=name, version=str(version), marker="", hashes=(f"sha256:{_sha256(wheel)}",))
+def _pin_of(wheels: Sequence[Path]) -> Pin:
+    """Return the pin of exactly these files of one package."""
+    name, version, _, _ = parse_wheel_filename(wheels[0].name)
+    hashes = tuple(f"sha256:{_sha256(wheel)}" for wheel in wheels)
+    return Pin(name=name, version=str(version), marker="", hashes=hashes)
 
 
 def _listing(folder: Path) -> str:

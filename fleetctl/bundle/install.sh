@@ -43,6 +43,14 @@ check_mac() {
   esac
   [ "${macos%%.*}" -ge 14 ] ||
     fail "this Mac has macOS $macos; mlx needs macOS 14 or newer. Update in System Settings > General > Software Update"
+  mlx_system=${macos%%.*}.0
+  case $macos in
+    # MLX's wheel for macOS 26 needs 26.2, which its name cannot say (mlx#4525).
+    26 | 26.[01] | 26.[01].*)
+      mlx_system=15.0
+      say "warning: this Mac has macOS $macos. It gets MLX's build for macOS 15: RDMA and the neural accelerators of an M5 need macOS 26.2. Update, and run this script again"
+      ;;
+  esac
 }
 
 # Refuse a machine that cannot run the packages of this folder.
@@ -86,17 +94,35 @@ check_disk() {
 # macOS has shasum; its newer sha256sum takes other flags than Linux's.
 sha256() { if command -v shasum >/dev/null; then shasum -a 256 "$@"; else sha256sum "$@"; fi; }
 
-# Refuse a folder with a file that SHA256SUMS does not list, or lists with other bytes.
+# Refuse a folder with a file that SHA256SUMS does not list, or lists with other bytes. What Finder adds is not used.
 check_files() {
   cd "$here"
   [ -z "$(find . -type l)" ] || fail "$here has symbolic links, which the archive has not: $(find . -type l). Unpack it again"
-  find . -type f ! -name SHA256SUMS | sed 's|^\./||' | sort >"$scratch/found"
+  find . -type f ! -name SHA256SUMS ! -name .DS_Store ! -name '._*' ! -name "Icon$(printf '\r')" | sed 's|^\./||' | sort >"$scratch/found"
   sed 's/^[0-9a-f]*  //' SHA256SUMS | sort >"$scratch/listed"
   cmp -s "$scratch/found" "$scratch/listed" ||
     fail "the files of $here are not those of its SHA256SUMS: $(diff "$scratch/listed" "$scratch/found" | grep '^[<>]' | tr '\n' ' '). Unpack the archive again"
   sha256 --check SHA256SUMS >"$scratch/checked" 2>&1 ||
     fail "changed since the archive was made: $(grep FAILED "$scratch/checked" | tr '\n' ' '). Get the archive again, and compare its SHA-256"
   cd "$prefix"
+}
+
+# Gatekeeper does not start a downloaded program without a notarised signature, and asks in a window that ssh never shows.
+# The files are those of SHA256SUMS, so this takes the mark of the download from them.
+clear_quarantine() {
+  is_quarantined || return 0
+  say "step: remove com.apple.quarantine, the mark of a download, from $here"
+  xattr -dr com.apple.quarantine "$here" || true
+  ! is_quarantined ||
+    fail "$here is marked as a download, and macOS does not start its programs. Unpack the archive with tar in Terminal, or run: sudo xattr -dr com.apple.quarantine '$here'"
+}
+
+is_quarantined() {
+  [ "$system" = Darwin ] || return 1
+  for one in "$here/install.sh" "$here/bin/uv" "$here/python.tar.gz"; do
+    if [ -f "$one" ] && xattr -p com.apple.quarantine "$one" >/dev/null 2>&1; then return 0; fi
+  done
+  return 1
 }
 
 # One installation at a time. The lock is a link to the number of the process that holds it; one that is gone does not count.
@@ -131,11 +157,28 @@ isolate_uv() {
   unset PYTHONPATH PYTHONHOME VIRTUAL_ENV UV_PYTHON UV_PROJECT_ENVIRONMENT UV_CONSTRAINT UV_OVERRIDE UV_TARGET
   UV_CACHE_DIR=$scratch/cache UV_PYTHON_INSTALL_DIR=$prefix/python UV_TOOL_DIR=$prefix/tools
   UV_NO_CONFIG=1 UV_LINK_MODE=copy UV_PYTHON_PREFERENCE=only-managed UV_NO_PROGRESS=1
+  if [ -n "$mlx_system" ]; then
+    MACOSX_DEPLOYMENT_TARGET=$mlx_system
+    export MACOSX_DEPLOYMENT_TARGET
+  fi
   export UV_CACHE_DIR UV_PYTHON_INSTALL_DIR UV_TOOL_DIR UV_NO_CONFIG UV_LINK_MODE UV_PYTHON_PREFERENCE UV_NO_PROGRESS
   if [ "$platform" != any ]; then
     UV_OFFLINE=1 UV_NO_INDEX=1
     export UV_OFFLINE UV_NO_INDEX
   fi
+}
+
+# Unpack NAME.tar.gz, and set $shared to its folder. Versions with the same file share it: the application firewall of
+# macOS knows a program by its path.
+unpack_shared() {
+  shared=$prefix/$1/$(sha256 <"$here/$1.tar.gz" | cut -c 1-16)
+  if [ -d "$shared" ]; then return; fi
+  say "step: unpack $1"
+  mkdir "$scratch/$1"
+  tar -xzof "$here/$1.tar.gz" -C "$scratch/$1" || fail "$1.tar.gz cannot be unpacked. Is the disk full?" # -o: files belong to us
+  sync
+  mkdir -p "$prefix/$1"
+  mv "$scratch/$1" "$shared"
 }
 
 # Set $python to the Python of this version, or to what uv shall look for.
@@ -147,9 +190,8 @@ choose_python() {
       0:/Users/* | 0:/home/*) say "warning: services will run $python, which the owner of that home can change" ;;
     esac
   elif [ -f "$here/python.tar.gz" ]; then
-    say "step: unpack Python $wanted"
-    tar -xzof "$here/python.tar.gz" -C "$target" # -o: files belong to us
-    python=$target/python/bin/python3
+    unpack_shared python
+    python=$shared/python/bin/python3
     UV_PYTHON_PREFERENCE=system
   elif [ "$platform" != any ]; then
     fail "this archive has no Python. Give one with --python FILE (a Python $wanted), or create the archive with --python-archive"
@@ -168,13 +210,24 @@ install_packages() {
   "$uv" venv --quiet --allow-existing --python "$python" "$target" ||
     fail "no environment could be made with Python '$python'. Give a Python $wanted with --python FILE"
   say "step: install the packages"
-  "$uv" pip install --quiet --python "$target/bin/python" --require-hashes --no-deps --only-binary :all: \
-    --compile-bytecode --find-links "$here/wheels" --requirement "$here/requirements.txt" ||
-    fail "the packages could not be installed. The message above says why; $prefix/current is what it was"
+  install_wheels
   # etcd 3.5.1 must not hide a sound etcd on PATH; fleetctl up finds its own.
   rm -f "$target/bin/etcd" "$target/bin/etcdctl" "$target/bin/etcdutl"
+  if [ -f "$here/etcd.tar.gz" ]; then
+    unpack_shared etcd
+    ln -s "$shared"/etcd* "$target/bin"
+  fi
   cp "$uv" "$target/bin/uv"
   cp "$here/install.sh" "$target/install.sh"
+}
+
+# Arguments are further flags of uv. The version of macOS decides which builds of MLX fit (MACOSX_DEPLOYMENT_TARGET).
+install_wheels() {
+  [ -z "$mlx_system" ] || set -- "$@" --python-platform aarch64-apple-darwin
+  "$uv" pip install --quiet --python "$target/bin/python" --require-hashes --no-deps --only-binary :all: \
+    --compile-bytecode --find-links "$here/wheels" --requirement "$here/requirements.txt" "$@" ||
+    fail "the packages could not be installed. The message above says why; $prefix/current is what it was"
+  [ -z "$mlx_system" ] || echo "$mlx_system" >"$target/.mlx-system"
 }
 
 # Put the version into its folder, and mark it as complete.
@@ -183,6 +236,13 @@ install_version() {
   if [ -f "$target/.complete" ]; then
     [ "$(cat "$target/.complete")" = "$sum" ] ||
       fail "$target was installed from another archive. Give this one another version, or remove that folder if it is not in use"
+    if [ "$(cat "$target/.mlx-system" 2>/dev/null)" != "$mlx_system" ]; then
+      say "step: install MLX's build for this macOS"
+      find_uv
+      isolate_uv
+      install_wheels --reinstall-package mlx --reinstall-package mlx-metal
+      say "engines use it when they start again"
+    fi
     return
   fi
   check_disk
@@ -266,7 +326,7 @@ own_prefix() {
 }
 
 uninstall() {
-  for running in versions current; do
+  for running in versions current python etcd; do
     if ps -axww -o args= | grep -F "$prefix/$running/" | grep -v -e grep -e install.sh >"$scratch/running"; then
       fail "processes run from $prefix: $(head -n 3 "$scratch/running" | cut -c 1-120). Stop them first (fleetctl down)"
     fi
@@ -276,13 +336,13 @@ uninstall() {
       rm -f "$link_dir/$name"
     fi
   done
-  rm -rf "$prefix/current" "$prefix/versions" "$prefix/python" "$prefix/tools"
+  rm -rf "$prefix/current" "$prefix/versions" "$prefix/python" "$prefix/etcd" "$prefix/tools"
   say "removed the programs in $prefix; models and data of fleets stay"
 }
 
 here=$(cd "$(dirname "$0")" && pwd -P)
 # In a home, `mlx-fleet` is the data folder of fleetctl up, which only its owner may read.
-prefix='' link_dir='' python='' uv='' action=install chosen='' keeps=''
+prefix='' link_dir='' mlx_system='' python='' uv='' action=install chosen='' keeps=''
 while [ $# -gt 0 ]; do
   case $1 in
     --prefix | --link-dir | --python | --uv | --use)
@@ -340,6 +400,7 @@ case $action in
     check_machine
     take_lock
     check_files
+    clear_quarantine
     install_version
     if [ -n "$keeps" ] && [ -L "$prefix/current" ]; then
       say "mlx-fleet $version is installed in $prefix, beside $(readlink "$prefix/current" | sed 's|^versions/||')"

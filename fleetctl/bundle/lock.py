@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -41,6 +41,10 @@ class Platform:
     name: str
     tags: tuple[str, ...]
     markers: Mapping[str, str]
+    etcd: str
+    """The name that releases of etcd have for it."""
+    builds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tags of further wheels, by package; the installer takes the best for its machine."""
 
     def needs(self, pin: Pin, python: str) -> bool:
         """Return whether an installation with this Python, such as 3.11, needs the package."""
@@ -68,6 +72,9 @@ PLATFORMS: Final = {
             "platform_system": "Darwin",
             "platform_machine": "arm64",
         },
+        etcd="darwin-arm64",
+        # Only the build for 26 has JACCL and the M5's kernels, and that build does not run on 14 and 15.
+        builds=dict.fromkeys(("mlx", "mlx-metal"), ("macosx_15_0_arm64", "macosx_26_0_arm64")),
     ),
     "linux-x86_64": Platform(
         name="linux-x86_64",
@@ -85,6 +92,7 @@ PLATFORMS: Final = {
             "platform_system": "Linux",
             "platform_machine": "x86_64",
         },
+        etcd="linux-amd64",
     ),
 }
 

@@ -1,13 +1,14 @@
 """The preflight: whether a machine can become a node of this fleet. Pure, and before anything is changed there."""
 
 import ipaddress
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fleetctl.machines.facts import MachineFacts
+from nodeagent.hardware.macos import RDMA_SINCE
+from nodeagent.hardware.system_text import parse_system_version
 from schemas import quantity
 from schemas.wire.join import MAX_CLOCK_OFFSET_S
 
@@ -73,8 +74,8 @@ def _system(facts: MachineFacts, context: NodeContext) -> Iterator[str]:
         yield "its shell runs under Rosetta, where MLX does not exist. Give the user an arm64 login shell: chsh -s /bin/zsh"
     elif facts.architecture != "arm64":
         yield f"it has a {facts.architecture} processor; MLX needs Apple silicon"
-    major = re.match(r"\d+", facts.version)
-    if major is None or int(major[0]) < _OLDEST_MACOS:
+    system = parse_system_version(facts.version)
+    if system is None or system[0] < _OLDEST_MACOS:
         yield (
             f"it has macOS {facts.version or 'of an unknown version'}; mlx needs macOS {_OLDEST_MACOS} or newer. Update it "
             "in System Settings > General > Software Update"
@@ -121,6 +122,11 @@ def _identity(facts: MachineFacts, context: NodeContext) -> Iterator[str]:
 
 
 def _settings(facts: MachineFacts) -> Iterator[str]:
+    if facts.is_mac and (26, 0) <= (parse_system_version(facts.version) or (0, 0)) < RDMA_SINCE:
+        yield (
+            f"it has macOS {facts.version}, and gets MLX's build for macOS 15: RDMA and the neural accelerators of an M5 need "
+            "macOS 26.2. Update it in System Settings > General > Software Update"
+        )
     if facts.is_encrypted:
         yield "FileVault is on: after a restart nothing of the fleet runs until the disk is unlocked, at its keyboard or with `fleetctl node unlock` (macOS 26)"
     if facts.sleep_minutes:

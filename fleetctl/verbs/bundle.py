@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,7 +23,8 @@ _HELP = """Write an archive that installs mlx-fleet on machines without a networ
 
 It contains the wheel of mlx-fleet, all packages that it needs, uv, a list of SHA-256 hashes, and install.sh, which
 checks the list and installs. Without --python-archive (python-build-standalone's "install_only" archive), the machine
-needs a Python of its own: `install.sh --python FILE`. docs/install.md describes the installation.
+needs a Python of its own: `install.sh --python FILE`. Without --etcd-archive (a release of etcd), `fleetctl up` there
+needs an etcd on PATH. docs/install.md describes the installation.
 """
 
 
@@ -56,6 +58,11 @@ def bundle() -> None:
     help="Python to include: a .tar.gz with python/bin/python3.",
 )
 @click.option(
+    "--etcd-archive",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="etcd to include: a release of the etcd project for the platform, .zip or .tar.gz.",
+)
+@click.option(
     "--wheel",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Wheel of mlx-fleet (default: this version's in the folder dist, where `make dist` writes it).",
@@ -68,17 +75,17 @@ def bundle() -> None:
 def create(
     out: Path,
     platform: str,
-    python: str,
-    python_archive: Path | None,
     wheel: Path | None,
     online: bool,
+    **parts: Any,
 ) -> None:
     """Write an archive that installs mlx-fleet on machines without a network."""
+    if online and parts["etcd_archive"] is not None:
+        raise click.UsageError("--etcd-archive is for one platform; leave out --online")
     contents = BundleContents(
         wheel=wheel or _built_wheel(),
         platform=None if online else PLATFORMS[platform],
-        python=python,
-        python_archive=python_archive,
+        **parts,
     )
     name = contents.folder_name
     try:
@@ -90,8 +97,12 @@ def create(
     except OSError as error:
         raise FleetctlError(f"cannot write {out}: {error.strerror or error}") from error
     click.echo(f"{out}: {quantity.show(out.stat().st_size)}")
-    if python_archive is None and not online:
-        click.echo(f"without a Python: install.sh needs --python with a Python {python}", err=True)
+    if contents.python_archive is None and not online:
+        click.echo(
+            f"without a Python: install.sh needs --python with a Python {contents.python}", err=True
+        )
+    if contents.etcd_archive is None and not online:
+        click.echo("without an etcd: `fleetctl up` there needs one on PATH", err=True)
     click.echo(f"install it there with: tar -xf {out.name} && sudo {name}/install.sh", err=True)
 
 

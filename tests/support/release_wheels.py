@@ -1,9 +1,11 @@
 """Small real wheels: a release of mlx-fleet with one dependency, and a uv that runs the real one."""
 
 import hashlib
+import io
 import shutil
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import fleetctl.bundle
 from fleetctl.bundle import archive
 from fleetctl.bundle.archive import BundleContents
-from fleetctl.bundle.lock import PLATFORMS
+from fleetctl.bundle.lock import PLATFORMS, Platform
 from machinery.version import version
 
 PLATFORM = PLATFORMS["macos-arm64" if sys.platform == "darwin" else "linux-x86_64"]
@@ -50,11 +52,37 @@ def write_wheel(
     return path
 
 
-def locked(wheel: Path) -> str:
-    """Return the line of a lock file for this wheel."""
-    name, version = wheel.name.split("-")[:2]
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
+def locked(*wheels: Path) -> str:
+    """Return the lines of a lock file for the wheels of one package."""
+    name, version = wheels[0].name.split("-")[:2]
+    digests = sorted(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
+    hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in digests)
+    return f"{name.replace('_', '-')}=={version}{hashes}\n"
+
+
+# Beginnings of real programs: an ELF header, and the load commands of a library for arm64 Macs.
+_MACH_O = Path(__file__).parents[1] / "machinery" / "mach_o" / "libmlx-0.32.4-macosx_15_0.head"
+PROGRAMS = {"macos-arm64": _MACH_O.read_bytes(), "linux-x86_64": b"\x7fELF\2\1\1" + bytes(57)}
+
+
+def write_etcd_release(
+    path: Path, version: str, platform: Platform, *, program: bytes = b"", system: str = ""
+) -> Path:
+    """Write the archive of a release of etcd: a zip for macOS, as the project has them."""
+    top = f"etcd-v{version}-{system or platform.etcd}"
+    files = {f"{top}/{name}": program or PROGRAMS[platform.name] for name in ("etcd", "etcdctl")}
+    files[f"{top}/README.md"] = b"etcd"
+    if platform.name == "macos-arm64":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+        return path
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +100,16 @@ class Index:
             patch.setenv(f"{tool}_FIND_LINKS", str(folder))
         patch.setenv("PIP_CONFIG_FILE", "/dev/null")
         write_wheel(folder, "dependency-1.0", {"dependency.py": "ANSWER = 42\n"})
+        for system in (14, 15, 26):
+            tag = f"py3-none-macosx_{system}_0_arm64"
+            write_wheel(folder, "mlx_metal-1.0", {"mlx/system.txt": f"{system}"}, tag=tag)
         runs_uv = f'#!/bin/sh\nexec "{real_uv()}" "$@"\n'
         write_wheel(folder, "uv-0.1", {"uv-0.1.data/scripts/uv": runs_uv})
         return cls(folder)
 
-    def release(self, folder: Path, version: str, *, code: str = "") -> Path:
+    def release(
+        self, folder: Path, version: str, *, code: str = "", platform: Platform = PLATFORM
+    ) -> Path:
         """Write a wheel of mlx-fleet as `make dist` does, whose fleetctl runs `code` and says its version."""
         program = f"""\
 import dependency
@@ -91,7 +124,7 @@ def main():
             f"{stem}.dist-info/entry_points.txt": "[console_scripts]\n"
             "fleetctl = small_fleetctl:main\nmlx-fleet = small_fleetctl:main\n",
             "machinery/commit.txt": "0123456789ab\n",
-            **self._parts(),
+            **self._parts(platform),
         }
         return write_wheel(folder, stem, parts)
 
@@ -104,7 +137,7 @@ def main():
         parts = {
             "checkout.pth": "".join(f"{path}\n" for path in paths),
             f"{stem}.dist-info/entry_points.txt": f"[console_scripts]\n{lines}",
-            **self._parts(),
+            **self._parts(PLATFORM),
         }
         (root / "dist").mkdir()
         wheel = write_wheel(root / "dist", stem, parts)
@@ -117,26 +150,31 @@ def main():
             archive.write_tar(folder, contents.folder_name, file)
         return out
 
-    def _parts(self) -> dict[str, str]:
+    def _parts(self, platform: Platform) -> dict[str, str]:
         """Return the files of a wheel from which archives are made."""
+        lock = locked(self.folder / "dependency-1.0-py3-none-any.whl")
+        if platform.name == "macos-arm64":
+            lock += locked(*self.folder.glob("mlx_metal-*"))
         return {
             "fleetctl/bundle/install.sh": SCRIPT.read_text(),
-            "fleetctl/bundle/requirements.txt": locked(
-                self.folder / "dependency-1.0-py3-none-any.whl"
-            ),
+            "fleetctl/bundle/requirements.txt": lock,
             "fleetctl/bundle/requirements-build.txt": locked(
                 self.folder / "uv-0.1-py3-none-any.whl"
             ),
         }
 
     def unpacked(
-        self, root: Path, version: str, *, code: str = "", python_archive: Path | None = None
+        self,
+        root: Path,
+        version: str,
+        *,
+        code: str = "",
+        platform: Platform = PLATFORM,
+        **parts: Path,
     ) -> Path:
-        """Return the folder of a release's archive for this platform."""
-        wheel = self.release(root / "dist", version, code=code)
-        contents = BundleContents(
-            wheel=wheel, platform=PLATFORM, python=PYTHON, python_archive=python_archive
-        )
+        """Return the folder of a release's archive; `parts` are archives of Python and etcd."""
+        wheel = self.release(root / "dist", version, code=code, platform=platform)
+        contents = BundleContents(wheel=wheel, platform=platform, python=PYTHON, **parts)
         folder = root / contents.folder_name
         folder.mkdir()
         archive.fill(contents, folder, lambda _: None)

