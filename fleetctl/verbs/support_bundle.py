@@ -1,7 +1,10 @@
 """The verb `fleetctl support-bundle`: writes a redacted archive for the diagnosis of problems."""
 
+import asyncio
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -9,6 +12,7 @@ from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.fleets.dialer import open_dialer
+from fleetctl.mac_report.collect import ReportSettings, collect_report
 from fleetctl.support_bundle import contents
 from fleetctl.support_bundle.contents import BundleArchive, BundleRequest
 from insight.doctor import checks
@@ -18,8 +22,11 @@ from machinery.clock import SystemClock
 from schemas import duration, quantity
 from store.errors import StoreError
 
+IS_MAC: Final[bool] = sys.platform == "darwin"
+_MAC_LIMIT_S: Final = 180.0
+
 _HELP = """Write an archive for the diagnosis of problems: objects, events, versions, doctor's findings, and metrics and logs of
-agents, engines and gateways.
+agents, engines and gateways; on a Mac also what mac-report collects without --sudo.
 
 Secrets, prompts, answers, home folders and mail addresses are removed; names of machines and models stay. README.txt in
 the archive lists the contents, and processes that did not answer. Review the archive before you share it.
@@ -99,6 +106,19 @@ def _limit(text: str) -> int:
         raise click.UsageError(f"--max-size: {error}") from error
 
 
+async def add_mac(
+    archive: BundleArchive, settings: ReportSettings, show: Callable[[str], object]
+) -> None:
+    """Add what macOS says of this Mac, as mac-report does without --sudo."""
+    try:
+        async with asyncio.timeout(_MAC_LIMIT_S):
+            report = await collect_report(settings, SystemClock(), show)
+    except (FleetctlError, TimeoutError) as error:
+        archive.add_missing("mac-report.json", str(error) or f"not ready after {_MAC_LIMIT_S:g} s")
+        return
+    archive.add_tree("mac-report.json", report.tree)
+
+
 async def _fill(
     archive: BundleArchive, request: BundleRequest, progress: ProgressLine, options: dict[str, Any]
 ) -> None:
@@ -106,6 +126,8 @@ async def _fill(
     folder: Path | None = None if options["etcd"] else options["data_dir"]
     if folder is not None:
         contents.add_local_logs(archive, folder, request)
+    if IS_MAC:
+        await add_mac(archive, ReportSettings(), progress.show)
     try:
         async with open_store(options) as transport:
             dialer = await open_dialer(options, transport)

@@ -3,14 +3,19 @@
 import json
 import tarfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from fleetctl.mac_report.collect import ReportSettings, collect_report
 from fleetctl.mac_report.mac_programs import LABEL, MacPlace
 from fleetctl.mac_report.readings import SecondSources, Verdict
 from fleetctl.mac_report.report import FILE, Report
+from fleetctl.support_bundle.contents import BundleArchive
+from fleetctl.verbs.mac_report import mac_report
+from fleetctl.verbs.support_bundle import add_mac
 from machinery import macos_commands as mac
 from machinery.clock import SystemClock
 from machinery.macos_commands import COMMANDS, MacCommand
@@ -128,6 +133,32 @@ async def test_a_missing_source_is_no_agreement(tmp_path: Path) -> None:
     assert missing == ["gpu cores", "pages"]
     assert not report.holds
     assert "2 of" in report.summary()[-1]
+
+
+async def test_a_support_bundle_of_a_mac_holds_the_report(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, mac_transcripts.transcripts())
+    path = tmp_path / "bundle.tar.gz"
+    with path.open("wb") as file:
+        archive = BundleArchive(file, "bundle", datetime(2026, 11, 29, tzinfo=UTC), 64 << 20)
+        await add_mac(archive, settings, len)
+        archive.finish()
+    assert archive.missing == []
+    with tarfile.open(path) as opened:
+        content = opened.extractfile("bundle/mac-report.json")
+        assert content is not None
+        tree = json.loads(content.read())
+    assert tree["model"] == "Mac16,11"
+    assert tree["runs"]["user"]["vm_stat"]["out"].startswith("Mach Virtual")
+
+
+def test_on_another_system_the_verb_says_where_to_run_it(tmp_path: Path) -> None:
+    result = CliRunner().invoke(mac_report, ["-o", str(tmp_path / "mac.tar.gz")])
+    assert result.exit_code == 1
+    assert (
+        result.output
+        == "error: mac-report reads macOS, and this machine runs linux; run it on the Mac\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
