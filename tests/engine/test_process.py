@@ -236,16 +236,6 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_wrong_configuration(start_process: Start, tiny: Path) -> None:
-    engine = start_process(tiny, concurrency=0)
-    assert engine.wait() == 2
-    assert engine.last_words() == (
-        "engine: error: the configuration is wrong: "
-        "concurrency: Input should be greater than or equal to 1"
-    )
-
-
-@pytest.mark.ci
 def test_a_crash_of_the_worker_ends_the_process(
     start_process: Start, tiny: Path, tmp_path: Path
 ) -> None:

@@ -8,16 +8,14 @@ from machinery.backoff import Backoff
 from machinery.clock import SystemClock
 from models.inspection import model_use
 from nodeagent.model_uses import DeclaredUses, ModelUses
-from reconciler.listers.caches import decode_spec
 from reconciler.services.model_uses import model_use_keeper
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
-from store.informer import Informer
-from store.leases import Election
 from store.memory import MemoryTransport
 from store.port import Delete, Put
+from tests.support.assignments import leading
 from tests.support.waiting import until, until_async
 from tests.support.world import deployment
 
@@ -40,26 +38,6 @@ def group(*models: str, name: str = "pair") -> ShardGroup:
 
 async def write(store: MemoryTransport, *objects: ApiObject) -> None:
     await store.commit([], [codec.put_spec(obj) for obj in objects])
-
-
-@asynccontextmanager
-async def leading(store: MemoryTransport) -> AsyncIterator[None]:
-    """Lead, and keep the records, until the block ends."""
-    specs = Informer(store, keys.SPEC_PREFIX, decode_spec, CLOCK)
-    records = model_use_keeper(store, CLOCK, specs)
-    records.connect()
-    election = Election(store, CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
-    leadership = await election.campaign("host/1 0.1.0")
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(specs.run())]
-        await specs.wait_synced()
-        running.append(tasks.create_task(records.lead(leadership)))
-        try:
-            yield
-        finally:
-            for task in running:
-                task.cancel()
-    await leadership.resign()
 
 
 @asynccontextmanager
@@ -90,7 +68,7 @@ async def until_marked(store: MemoryTransport) -> None:
 async def test_a_change_that_concerns_no_mac_reaches_no_agent() -> None:
     store = MemoryTransport(CLOCK)
     await write(store, declared("a"), declared("b"))
-    async with leading(store):
+    async with leading(store, model_use_keeper):
         await until_marked(store)
         async with watching(store) as (cache, told):
             assert cache.is_narrow
@@ -109,7 +87,7 @@ async def test_a_change_that_concerns_no_mac_reaches_no_agent() -> None:
 async def test_records_follow_groups_and_deletions() -> None:
     store = MemoryTransport(CLOCK)
     await write(store, declared("a"), declared("b", sharding="pair"), declared("c"))
-    async with leading(store):
+    async with leading(store, model_use_keeper):
         await until_marked(store)
         async with watching(store) as (cache, told):
             told.clear()
@@ -123,13 +101,13 @@ async def test_records_follow_groups_and_deletions() -> None:
 async def test_a_new_leader_corrects_what_is_wrong_and_writes_nothing_else() -> None:
     store = MemoryTransport(CLOCK)
     await write(store, declared("a"), declared("b"))
-    async with leading(store):
+    async with leading(store, model_use_keeper):
         await until_marked(store)
     before = await records_of(store)
     gone = keys.named(keys.MODEL_USE_PREFIX, "gone")
     await store.commit([], [Put(key=gone, value=b"{}")])
     await write(store, declared("b", priority=1))
-    async with leading(store):
+    async with leading(store, model_use_keeper):
         await until_marked(store)
         after = await records_of(store)
     assert after["a"] == before["a"]

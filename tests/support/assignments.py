@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from machinery.clock import SystemClock
 from reconciler.listers.caches import decode_spec
 from reconciler.services.assignments import assignment_keeper
+from reconciler.services.kept_records import RecordKeeper
 from schemas.replica import LeavingRank, RankAssignment, Replica
 from store import codec, keys
 from store.informer import Informer
@@ -29,10 +30,12 @@ def replica(name: str, *nodes: str, leaving: tuple[str, ...] = ()) -> Replica:
 
 
 @asynccontextmanager
-async def leading(store: Transport) -> AsyncIterator[Leadership]:
-    """Lead, and keep the copies, until the block ends."""
+async def leading(
+    store: Transport, keeper: Callable[..., RecordKeeper] = assignment_keeper
+) -> AsyncIterator[Leadership]:
+    """Lead, and keep the copies that the keeper makes, until the block ends."""
     specs = Informer(store, keys.SPEC_PREFIX, decode_spec, CLOCK)
-    copies = assignment_keeper(store, CLOCK, specs)
+    copies = keeper(store, CLOCK, specs)
     copies.connect()
     election = Election(store, CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
     leadership = await election.campaign("host/1 0.1.0")
