@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from gateway.limits import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.support.gateway_world import Running, World, running_gateway
@@ -16,8 +17,17 @@ def world() -> World:
 
 
 @pytest.fixture
-async def gateway(world: World) -> AsyncIterator[Running]:
-    async with running_gateway(world.transport) as running:
+def patience_s() -> float:
+    """Return how long the gateway waits for engines; tests that wait for its end parametrize it."""
+    return 20.0
+
+
+@pytest.fixture
+async def gateway(world: World, patience_s: float) -> AsyncIterator[Running]:
+    limits = GatewayLimits(
+        drain_timeout_s=0.0, resume_timeout_s=patience_s, hold_timeout_s=patience_s
+    )
+    async with running_gateway(world.transport, limits) as running:
         yield running
 
 

@@ -75,13 +75,13 @@ async def test_a_running_recorder_writes_in_batches(
         assert len((await store.list(keys.EVENT_PREFIX)).items) == 1
 
         async def written() -> bool:
-            return len((await store.list(keys.EVENT_PREFIX)).items) == 90
+            items = (await store.list(keys.EVENT_PREFIX)).items
+            read = [codec.decode(Event, one) for one in items if one.key != item.key]
+            return sorted(event.spec.count for event in read) == [1] * 80 + [2] * 9
 
         await until_async(written)
         task.cancel()
     listing = await store.list(keys.EVENT_PREFIX)
-    read = [codec.decode(Event, one) for one in listing.items if one.key != item.key]
-    assert sorted(event.spec.count for event in read) == [1] * 80 + [2] * 9
     await recorder.record(ABOUT, "Placed", "on 5")
     (again,) = [
         one for one in (await store.list(keys.EVENT_PREFIX)).items if one not in listing.items

@@ -53,6 +53,7 @@ async def test_another_engine_answers(gateway: Running, script: Script, mode: st
     assert len(bad.calls) == 1
 
 
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_the_answering_replica_must_be_the_requested_one(gateway: Running) -> None:
     """Another engine took over the port of one that is gone."""
     (stranger,) = await gateway.start(chat, of="other")
@@ -64,6 +65,7 @@ async def test_the_answering_replica_must_be_the_requested_one(gateway: Running)
 
 
 @pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_an_engines_refusal_is_passed_on_if_no_other_remains(
     gateway: Running, status: int
 ) -> None:
@@ -80,6 +82,7 @@ async def test_a_clients_mistake_is_not_tried_twice(gateway: Running) -> None:
     assert (status, len(engine.calls), len(other.calls)) == (400, 1, 0)
 
 
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_when_all_are_dead_each_was_tried_once(gateway: Running) -> None:
     engine, other = await gateway.serve(dies_at_once, dies_at_once)
     status, body, response = await gateway.chat()
@@ -89,6 +92,7 @@ async def test_when_all_are_dead_each_was_tried_once(gateway: Running) -> None:
     assert (len(engine.calls), len(other.calls)) == (1, 1)
 
 
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_no_endpoint_is_reachable(gateway: Running) -> None:
     (engine,) = await gateway.serve(chat)
     await engine.kill()

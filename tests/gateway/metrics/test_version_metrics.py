@@ -56,6 +56,7 @@ async def never(_: Call) -> None:
         pytest.param(gives_up, True, {"error": 1}, id="no-done"),
     ],
 )
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_how_requests_end(
     gateway: Running, script: Script, *, is_streamed: bool, expected: dict[str, int]
 ) -> None:

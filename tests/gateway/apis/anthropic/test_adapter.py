@@ -396,6 +396,7 @@ async def test_refusals_teach(
         (503, "overloaded_error", anthropic.InternalServerError),
     ],
 )
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_engines_refusals(
     stage: Stage,
     messenger: anthropic.AsyncAnthropic,
