@@ -53,7 +53,7 @@ async def test_a_dry_run_shows_each_change_and_makes_none(
     before = mac.snapshot()
     done = await setup(mac, "--dry-run")
     text = re.sub(r"node: \S+,", "node: NAME,", done.out.replace(str(mac.root), "ROOT"))
-    matches_golden(request, "fabric_setup", text)
+    matches_golden(request, "worlds/fabric_setup", text)
     assert difference(before, mac.snapshot()) == []
 
 
