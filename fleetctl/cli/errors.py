@@ -25,6 +25,12 @@ def with_program_name(text: str, program: str) -> str:
     return _PROGRAM.sub(lambda _: program, text)
 
 
+def program_name() -> str:
+    """Return the name that the program was called by, for command lines that it prints."""
+    context = click.get_current_context(silent=True)
+    return (context.find_root().info_name if context is not None else None) or "fleetctl"
+
+
 class FleetctlError(click.ClickException):
     """A failure that ends the command; only its message is printed."""
 

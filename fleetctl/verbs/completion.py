@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem, ShellComplete, split_arg_stri
 from typing_extensions import override
 
 from fleetctl.cli.contexts import load
+from fleetctl.cli.errors import program_name
 from fleetctl.cli.resolve import config_path, resolve_options
 from fleetctl.objects.kind_args import API_KEYS, is_api_keys
 from schemas import kinds
@@ -398,8 +399,7 @@ Object names come from the store that the command line names (--context, --etcd,
 @click.argument("shell", type=click.Choice(sorted(SCRIPTS)))
 def completion(shell: str) -> None:
     """Print a script that completes verbs, flags, kinds, object names and contexts in your shell."""
-    program = click.get_current_context().find_root().info_name or "fleetctl"
-    click.echo(_PROGRAM.sub(program, SCRIPTS[shell]), nl=False)
+    click.echo(_PROGRAM.sub(program_name(), SCRIPTS[shell]), nl=False)
 
 
 @click.command("__complete", hidden=True)

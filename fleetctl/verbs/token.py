@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError, program_name
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.fleets.join_material import create_token, is_local_address, join_addresses
 from fleetctl.objects import key_values
@@ -123,7 +123,7 @@ def create(name: str | None, pool: str | None, **options: Any) -> None:
         return
     where = ",".join(addresses) or _UNKNOWN_ADDRESS
     click.echo("It is shown only once. Run this on the other machine:", err=True)
-    click.echo(f"fleetctl join {made.render()} {where}")
+    click.echo(f"{program_name()} join {made.render()} {where}")
     if addresses and all(map(is_local_address, addresses)):
         click.echo(
             f"warning: only this machine reaches {where}; start the reconciler with --api-host, or name its address with "

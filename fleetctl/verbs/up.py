@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from fleetctl.cli.connect import data_dir_option, run
-from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError, program_name
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.join_material import create_token
@@ -179,7 +179,7 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
         run(_print_join(settings))
         if not keep_context:
             local_context.enter(settings.data_dir)
-        click.echo(f"stop it with: fleetctl down --data-dir {settings.data_dir.path}")
+        click.echo(f"stop it with: {program_name()} down --data-dir {settings.data_dir.path}")
         return
 
     async def on_ready() -> None:
@@ -216,8 +216,8 @@ async def _print_join(settings: LocalFleetSettings) -> None:
         return
     where = f"{url_host(join.address)}:{join.api_port}"
     if not sys.stdout.isatty():
-        click.echo("add a Mac: run `fleetctl token create` here, and on the other Mac")
-        click.echo(f"  fleetctl join TOKEN {where}")
+        click.echo(f"add a Mac: run `{program_name()} token create` here, and on the other Mac")
+        click.echo(f"  {program_name()} join TOKEN {where}")
         return
     wanted = TokenOptions(uses=_JOINS, labels={}, created_by=current_user())
     try:
@@ -230,7 +230,7 @@ async def _print_join(settings: LocalFleetSettings) -> None:
     hours = wanted.lifetime.total_seconds() / 3600
     sudo = "sudo " if sys.platform == "darwin" else ""  # of the other machine, most likely the same
     click.echo(f"add up to {_JOINS} Macs, within {hours:g} h: run this on each (it is shown once)")
-    click.echo(f"  {sudo}fleetctl join --service {made.render()} {where}")
+    click.echo(f"  {sudo}{program_name()} join --service {made.render()} {where}")
 
 
 def keep_flags(
