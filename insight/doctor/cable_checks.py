@@ -60,6 +60,7 @@ def check_cables(
     for node in nodes:
         if node.status is not None and node.status.os == "macOS":
             yield from _fabric_findings(node.name, node.status.fabric)
+    yield from _split_cables(nodes)
     used: Counter[tuple[str, str]] = Counter()
     for replica in replicas:
         for rank in replica.spec.ranks:
@@ -122,6 +123,34 @@ def _fabric_findings(node: str, fabric: NodeFabric) -> Iterator[Finding]:
                 f"on {node}: `sudo fleetctl fabric setup` gives each cable a small network of its own",
                 node=node,
             )
+
+
+def _split_cables(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield cables whose ends are in different networks: one was moved, or `fabric setup` ran on one Mac only."""
+    ends = {
+        port.domain: (node.name, node.status.fabric, port)
+        for node in nodes
+        if node.status is not None
+        for port in node.status.fabric.ports
+        if port.domain
+    }
+    for domain, (name, fabric, port) in ends.items():
+        if port.peer not in ends or domain > port.peer:
+            continue
+        other, far_fabric, far_port = ends[port.peer]
+        here, there = _networks(fabric, port.interface), _networks(far_fabric, far_port.interface)
+        if here and there and not here & there:
+            yield warn(
+                f"the cable from {port.interface} to {far_port.interface} of {other} has two networks, {min(here)} and "
+                f"{min(there)}: its ends do not reach each other",
+                f"`sudo fleetctl fabric setup` on {name} and on {other}",
+                node=name,
+            )
+
+
+def _networks(fabric: NodeFabric, interface: str) -> set[IPv4Network]:
+    networks = (network_of(one) for one in fabric.interfaces if one.name == interface)
+    return {network for network in networks if network is not None}
 
 
 def network_of(interface: FabricInterface) -> IPv4Network | None:

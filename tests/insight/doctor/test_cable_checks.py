@@ -73,6 +73,25 @@ def test_a_macs_report(changes: dict[str, Any], message: str) -> None:
     assert all(finding.node == "mac-0" and finding.advice for finding in findings)
 
 
+@pytest.mark.parametrize(
+    ("there", "is_split"), [("10.82.0.226", False), ("10.82.0.230", True), ("", False)]
+)
+def test_a_cable_with_another_network_at_each_end(there: str, is_split: bool) -> None:
+    macs = meshed(2)
+    for at, address in enumerate(("10.82.0.225", there)):
+        end = FabricInterface(name="en2", address=address, prefix_length=30)
+        macs = with_fabric(macs, at, interfaces=(end,) if address else (), rdma=())
+    messages = [finding.message for finding in found_in(macs) if "two networks" in finding.message]
+    assert (
+        messages
+        == [
+            "the cable from en2 to en2 of mac-1 has two networks, 10.82.0.224/30 and 10.82.0.228/30: its ends do not reach "
+            "each other"
+        ]
+        * is_split
+    )
+
+
 def test_thunderbolt_4_gets_no_advice_that_cannot_help() -> None:
     (finding,) = found_in(with_fabric(meshed(2), 0, rdma=(), is_rdma_enabled=True, thunderbolt=4))
     assert finding.advice == "use it in groups with backend: ring"
