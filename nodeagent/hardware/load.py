@@ -337,6 +337,7 @@ _SENSORS: Final = {
     "gpu_watts": "gpuWatts",
     "system_watts": "systemWatts",
     "thermal_level": "thermalLevel",
+    "memory_free_ratio": "memoryFreeRatio",
 }
 
 

@@ -59,6 +59,12 @@ def test_parsers_accept_any_text(text: str) -> None:
     load.mac_sensors(text, text, text, text)
 
 
+async def test_each_missing_value_has_its_reason_in_json() -> None:
+    for sensors in (load.mac_sensors("", "", ""), await load.read_linux_sensors()):
+        unknown = load.load_tree(LoadReading(sensors=sensors))["unknown"]
+        assert set(sensors.unknown.values()) <= set(unknown.values())
+
+
 @pytest.mark.parametrize("printed", ["", "kern.memorystatus_level: 101", "sysctl: unknown oid"])
 def test_free_memory_that_is_no_percentage_is_unknown(printed: str) -> None:
     assert load.parse_free_ratio(printed) is None
