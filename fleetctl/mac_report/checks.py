@@ -244,7 +244,7 @@ def check_engine(readings: Readings) -> Iterator[Comparison]:
         return
     yield _claim(
         "footprint", memory.footprint >= memory.weights > 0,
-        f"phys_footprint: {memory.footprint}; weights: {memory.weights}; peak: {memory.peak}",
+        f"phys_footprint: {memory.footprint}; weights: {memory.weights}",
     )  # fmt: skip
     for name, after in (("SIGTERM", memory.wired_after_end), ("SIGKILL", memory.wired_after_kill)):
         left = after - memory.wired_before

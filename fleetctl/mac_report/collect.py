@@ -16,6 +16,7 @@ import psutil
 
 from fleetctl.mac_report import lan_probe
 from fleetctl.mac_report.anonymise import Anonymiser
+from fleetctl.mac_report.engine_load import measure_engine
 from fleetctl.mac_report.mac_programs import (
     Job,
     MacPlace,
@@ -62,6 +63,8 @@ class ReportSettings:
     model: Path | None = None
     key: str = ""
     """Words for the keyed hash; empty for random ones."""
+    load_s: float = 30.0
+    """Time for which the engine generates."""
     repetitions: int = 10
     """Ends and starts of a job of launchd."""
     place: MacPlace = field(default_factory=MacPlace)
@@ -88,6 +91,13 @@ async def collect_report(
     )
     if settings.has_sudo:
         readings = await _with_rights(readings, settings, programs, notes, show)
+    if settings.model is not None:
+        show(f"running an engine on {settings.model.name} for {settings.load_s:g} s, twice")
+        try:
+            engine = await measure_engine(programs, settings.model, settings.load_s)
+            readings = replace(readings, engine=engine)
+        except OSError as error:
+            notes.append(str(error))
     readings = replace(readings, notes=tuple(notes), asked=frozenset(asked))
     hosts = {
         socket.gethostname(),

@@ -87,7 +87,6 @@ class EngineMemory:
     """Memory around one engine, in bytes."""
 
     footprint: int = 0
-    peak: int = 0
     wired_before: int = 0
     wired_loaded: int = 0
     wired_after_end: int = 0

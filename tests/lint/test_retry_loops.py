@@ -52,6 +52,7 @@ PERIODS = {
     "fleetctl/maintenance/fleet_down.py": "polls the end of gateways for six seconds",
     "fleetctl/maintenance/upgrade.py": "looks whether a program that it restarted goes on",
     "fleetctl/mac_report/collect.py": "measures how soon launchd loads a job again",
+    "fleetctl/mac_report/engine_load.py": "polls the start of its own engine",
     "fleetctl/mac_report/mac_programs.py": "polls the end of own jobs and their files",
     "fleetctl/objects/git_preview.py": "polls the progress of a command until its timeout",
     "fleetctl/services/installer.py": "polls whether a program that it started goes on",

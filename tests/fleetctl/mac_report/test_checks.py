@@ -33,7 +33,7 @@ GOOD = LaunchdTimings(
     log_bytes_before=640, log_bytes_after_truncate=5,
 )  # fmt: skip
 ENGINE = EngineMemory(
-    footprint=9 * GIB, peak=10 * GIB, weights=8 * GIB, wired_before=2 * GIB, wired_loaded=10 * GIB,
+    footprint=9 * GIB, weights=8 * GIB, wired_before=2 * GIB, wired_loaded=10 * GIB,
     wired_after_end=2 * GIB, wired_after_kill=2 * GIB, thermal_before=0, thermal_after=1,
 )  # fmt: skip
 
