@@ -314,7 +314,7 @@ def test_only_one_run_uses_the_folder(out: Path) -> None:
 
 
 def refused(*words: str) -> str:
-    ran = CliRunner().invoke(main, ["init-auth", *words])
+    ran = CliRunner().invoke(main, ["init-auth", *words], prog_name="fleetctl")
     assert ran.exit_code in (1, 2), ran.output
     assert ran.exception is None or isinstance(ran.exception, SystemExit)
     return " ".join(ran.output.split())
