@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,18 +67,17 @@ print([panic.text for panic in read_panics(Path(sys.argv[1]))])
 @pytest.mark.parametrize(("mode", "file_mode", "printed"), [
     (0o755, 0o644, "['boom']"), (0o755, 0o600, "['']"), (0o700, 0o644, "PermissionError"),
 ])  # fmt: skip
-def test_what_the_role_account_may_read(
-    tmp_path: Path, mode: int, file_mode: int, printed: str
-) -> None:
-    folder = tmp_path / "DiagnosticReports"
-    folder.mkdir()
-    (folder / NAME).write_text('{"panicString":"boom"}')
-    (folder / NAME).chmod(file_mode)
-    folder.chmod(mode)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(parent.stat().st_mode | 0o011)
-    done = subprocess.run(
-        (sys.executable, "-c", CHILD, str(folder)),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def test_what_the_role_account_may_read(mode: int, file_mode: int, printed: str) -> None:
+    # Folders of pytest are closed to other users.
+    with tempfile.TemporaryDirectory() as parent:
+        Path(parent).chmod(0o711)
+        folder = Path(parent, "DiagnosticReports")
+        folder.mkdir()
+        (folder / NAME).write_text('{"panicString":"boom"}')
+        (folder / NAME).chmod(file_mode)
+        folder.chmod(mode)
+        done = subprocess.run(
+            (sys.executable, "-c", CHILD, str(folder)),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
     assert printed in done.stdout + done.stderr
