@@ -68,8 +68,8 @@ def copy_gbps(chip: str, folder: Path) -> float:
         return 0.0
     file = folder / _COPY_FILE
     # While engines run, a copy is slower: so it is measured before the first one, and not again.
-    if (kept := kept_gbps(chip, file)) is not None:
-        return kept
+    if (known := kept_gbps(chip, file)) is not None:
+        return known
     measured = round(measure_copy(), 1)
     with suppress(OSError):  # measured again at the next start
         write_atomically(file, json.dumps({"chip": chip, "copyGbps": measured}))

@@ -36,8 +36,8 @@ class MacCommand:
         """Return the argument list with the whole path. Raises KeyError: a parameter has no value."""
         program = self.program
         if "/" not in program:
-            found = shutil.which(program) or shutil.which(program, path=self.folders or None)
-            program = found or program
+            path = shutil.which(program) or shutil.which(program, path=self.folders or None)
+            program = path or program
         return (program, *self.words(**values)[1:])
 
     def words(self, **values: str) -> tuple[str, ...]:

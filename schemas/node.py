@@ -146,7 +146,7 @@ class ModelGeometry(ApiModel):
     is_attention_fused: bool = True
     """True if attention scores are never materialised, as in Metal's kernels for some head sizes."""
     has_mtp_head: bool | None = None
-    """True if the weights have a head for multi-token prediction that engines use; None in reports of older agents."""
+    """True if the weights have a head for multi-token prediction that engines use; None if unknown."""
     unknown: str = ""
     """The part of the model that is not understood; its memory need is then unknown."""
     splitting: SplitOptions | None = None
@@ -311,7 +311,7 @@ class NodeStatus(Status):
     allocatable_source: MemoryLimitSource | None = None
     """The origin of that part. Metal: the working set that Metal recommends, less a reserve for macOS. Estimate: the
     usual share, until Metal was asked. WiredLimit: `iogpu.wired_limit_mb`. Cgroup: the limit of a container. Chosen: the
-    agent's --memory. None in reports of older agents."""
+    agent's --memory."""
     metal_device: MetalDevice | None = None
     """The GPU as Metal describes it; None before it was asked, and where there is no Metal."""
     hardware_uuid: str = ""
@@ -321,7 +321,7 @@ class NodeStatus(Status):
     mlx_version: str = ""
     mlx_lm_version: str = ""
     mlx_build: MlxBuild | None = None
-    """The build of MLX; None where engines compute on the processor, before the first check, and for older agents."""
+    """The build of MLX; None where engines compute on the processor and before the first check."""
     disk_bytes: int = 0
     """Size of the disk that holds models; 0 if unknown."""
     disk_free_bytes: int = 0

@@ -212,17 +212,17 @@ class Anonymiser:
             return match[0]
         if int(address) < 2 or address.is_multicast:
             return match[0]
-        kept = 64 if address.is_link_local else 16
-        new = ipaddress.IPv6Address(self._flip(int(address), 128, kept))
+        prefix_bits = 64 if address.is_link_local else 16
+        new = ipaddress.IPv6Address(self._flip(int(address), 128, prefix_bits))
         return self._record("IPv6", match[0], str(new))
 
-    def _flip(self, number: int, width: int, kept: int) -> int:
+    def _flip(self, number: int, width: int, prefix_bits: int) -> int:
         """Return a number whose bits after the first ones are flipped by a hash of all bits before each.
 
         It is a bijection that keeps common prefixes (the scheme of Crypto-PAn).
         """
         flips = 0
-        for place in range(kept, width):
+        for place in range(prefix_bits, width):
             prefix = number >> (width - place)
             flips = flips << 1 | self._digest(f"{width}/{place}/{prefix}") & 1
         return number ^ flips

@@ -60,7 +60,7 @@ def check_machine(readings: Readings) -> Iterator[Comparison]:
     """Yield model, chip, processors, GPU cores, identity, memory and version."""
     sysctl = readings.parsed(mac.FACTS_SYSCTL) or {}
     profile = readings.parsed(mac.HARDWARE) or macos.SystemProfile()
-    own, version = readings.sources, parse_pairs(readings.out(mac.VERSION))
+    sources, version = readings.sources, parse_pairs(readings.out(mac.VERSION))
     device = readings.metal.device if readings.metal else None
     metal = {"Metal": device.memory_bytes} if device and device.memory_bytes else {}
     memory_bytes = parse_positive(sysctl.get("hw.memsize"))
@@ -68,7 +68,7 @@ def check_machine(readings: Readings) -> Iterator[Comparison]:
         "memory",
         sysctl=memory_bytes,
         profiler=profile.memory_bytes,
-        psutil=own.memory_bytes,
+        psutil=sources.memory_bytes,
         **metal,
     )
     yield _same("chip", sysctl=sysctl.get("machdep.cpu.brand_string"), profiler=profile.chip)
@@ -78,11 +78,11 @@ def check_machine(readings: Readings) -> Iterator[Comparison]:
     yield _same("gpu cores", ioreg=readings.parsed(mac.GPU_REGISTRY), profiler=profile.gpu_cores)
     uuid = readings.parsed(mac.BOARD_REGISTRY)
     yield _same("hardware UUID", ioreg=uuid, profiler=profile.platform_uuid)
-    yield _same("macOS", sw_vers=version.get("ProductVersion"), Python=own.version)
+    yield _same("macOS", sw_vers=version.get("ProductVersion"), Python=sources.version)
     build = readings.parsed(mac.BUILD)
     yield _same("build", sw_vers=version.get("BuildVersion"), sw_vers_buildVersion=build)
     translated = readings.parsed(mac.TRANSLATED)
-    yield _same("translated", sysctl=translated, Python=own.machine != "arm64")
+    yield _same("translated", sysctl=translated, Python=sources.machine != "arm64")
 
 
 def check_memory(readings: Readings) -> Iterator[Comparison]:
@@ -247,8 +247,8 @@ def check_engine(readings: Readings) -> Iterator[Comparison]:
         f"phys_footprint: {memory.footprint}; weights: {memory.weights}",
     )  # fmt: skip
     for name, after in (("SIGTERM", memory.wired_after_end), ("SIGKILL", memory.wired_after_kill)):
-        left = after - memory.wired_before
-        yield _claim(f"wired after {name}", left <= _GIB, f"{left} bytes more than before")
+        rest = after - memory.wired_before
+        yield _claim(f"wired after {name}", rest <= _GIB, f"{rest} bytes more than before")
     thermal = (memory.thermal_before, memory.thermal_after)
     yield _claim("thermal level", None not in thermal, f"before and after the load: {thermal}")
 

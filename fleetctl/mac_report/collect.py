@@ -236,11 +236,11 @@ async def probe_network(
     # A child of this shell is the Terminal's; a background process of a shell that has ended is launchd's.
     outputs = {"terminal": (await programs.run(argv, timeout_s=_PROBE_S)).out}
     detach = ("/bin/sh", "-c", 'f=$1; shift; "$@" >"$f" 2>/dev/null & exit 0', "sh")
-    own = Path(f"{jobs.folder}/orphan")
+    output = Path(f"{jobs.folder}/orphan")
     await jobs.write("orphan", b"", owner=str(os.getuid()))
-    await programs.start_detached((*detach, str(own), *argv))
-    await programs.wait_for(own, _PROBE_S)
-    outputs["orphan"] = read_text(own)
+    await programs.start_detached((*detach, str(output), *argv))
+    await programs.wait_for(output, _PROBE_S)
+    outputs["orphan"] = read_text(output)
     outputs["agent"] = await _probe_agent(programs, argv)
     if reason := untrusted(Path(argv[0])):
         notes.append(f"LaunchDaemons did not try the network: {reason}")

@@ -56,9 +56,9 @@ class ServiceInstaller:
         """Return those of the changes that would be made now; nothing is written."""
         document = self._record.read()
         return [
-            found
+            previewed
             for change in changes
-            if (found := await self._preview(_recorded(document, change) or change)) is not None
+            if (previewed := await self._preview(_recorded(document, change) or change)) is not None
         ]
 
     async def _preview(self, change: Change) -> Change | None:
@@ -155,23 +155,23 @@ class ServiceInstaller:
         if key_of(change) in keys:
             number = keys.index(key_of(change))
             # Only what was there before our first change is worth going back to.
-            found = _with_old_of(change, entries[number].change)
+            recorded = _with_old_of(change, entries[number].change)
             needed_by = tuple(dict.fromkeys((*entries[number].needed_by, part)))
-            entries[number] = Entry(change=found, needed_by=needed_by)
+            entries[number] = Entry(change=recorded, needed_by=needed_by)
         elif pending is not None:
-            found = pending
-            entries.append(Entry(change=found, needed_by=(part,)))
+            recorded = pending
+            entries.append(Entry(change=recorded, needed_by=(part,)))
         elif isinstance(change, FirewallChange):
             # Allowed by somebody else; the next release has another path, which nobody has allowed.
-            found = change.model_copy(update={"old": True})
-            entries.append(Entry(change=found, needed_by=(part,)))
+            recorded = change.model_copy(update={"old": True})
+            entries.append(Entry(change=recorded, needed_by=(part,)))
         else:
             return
         if tuple(entries) != document.entries:
             self._record.write(document.model_copy(update={"entries": tuple(entries)}))
         if pending is not None:
             say(sentence(pending))
-        await self._host.make(found)
+        await self._host.make(recorded)
 
     async def uninstall(self, part: str, say: Say, *, is_purge: bool = False) -> bool:
         """Remove a service, and undo the changes that only it needed; return whether there were any.

@@ -76,7 +76,7 @@ def plan_links(
     notes: list[str] = []
     bridges: list[BridgeChange] = []
     switched: list[NetworkSwitchChange] = []
-    kept: dict[str, str] = {}
+    held_devices: dict[str, str] = {}
     """Devices that stay as they are, with the service that holds them."""
     for name, members in _thunderbolt_bridges(state, frozenset(devices)).items():
         others = [member for member in members if member not in devices]
@@ -84,7 +84,7 @@ def plan_links(
         if others or held:
             why = f"it also has {', '.join(others)}" if others else held
             notes.append(f"{name} of {', '.join(members)} stays: {why}")
-            kept |= dict.fromkeys(members, name)
+            held_devices |= dict.fromkeys(members, name)
             continue
         bridges.append(
             BridgeChange(
@@ -99,7 +99,7 @@ def plan_links(
         held = _set_by_hand(state, device, is_replacing=is_replacing)
         if held:
             notes.append(f"{place} ({device}) stays: {held}")
-        if held or device in kept:
+        if held or device in held_devices:
             continue
         link, note = _link(port, state, links, salt)
         notes += [f"{place} ({device}) gets no fixed address: {note}"] if note else []
@@ -148,11 +148,11 @@ def boot_command(plan: LinkPlan) -> tuple[str, ...]:
             case NetworkSwitchChange(name=name):
                 steps.append(macos_commands.SERVICE_SWITCH.argv(service=name, state="off"))
             case NetworkServiceChange(name=name, address=address) if address:
-                own = IPv4Interface(address)
-                mask = str(own.netmask)
+                interface = IPv4Interface(address)
+                mask = str(interface.netmask)
                 steps.append(
                     macos_commands.SERVICE_ADDRESS.argv(
-                        service=name, address=str(own.ip), netmask=mask
+                        service=name, address=str(interface.ip), netmask=mask
                     )
                 )
             case _:

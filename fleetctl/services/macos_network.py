@@ -175,8 +175,8 @@ async def _services() -> tuple[NetworkService, ...]:
 
 
 async def _service(name: str) -> NetworkService | None:
-    found = next((service for service in await _services() if service.name == name), None)
-    return None if found is None else macos_network.with_info(found, await _info(name))
+    match = next((service for service in await _services() if service.name == name), None)
+    return None if match is None else macos_network.with_info(match, await _info(name))
 
 
 async def _info(name: str) -> str:

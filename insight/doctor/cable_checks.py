@@ -149,7 +149,7 @@ def _split_cables(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _networks(fabric: NodeFabric, interface: str) -> set[IPv4Network]:
-    networks = (network_of(one) for one in fabric.interfaces if one.name == interface)
+    networks = (network_of(each) for each in fabric.interfaces if each.name == interface)
     return {network for network in networks if network is not None}
 
 

@@ -154,13 +154,13 @@ def is_orphan(services: Iterable[int | None]) -> bool:
     children of process 1, too. Raises psutil.Error.
     """
     first = psutil.Process()
-    own = first.exe()
+    program = first.exe()
     while (parent := first.parent()) is not None and parent.pid != 1:
         first = parent
     if parent is None or first.pid in services:
         return False
     try:
-        return first.exe() == own
+        return first.exe() == program
     except psutil.AccessDenied:
         return False  # of root: sshd or login
 

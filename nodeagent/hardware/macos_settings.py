@@ -51,14 +51,14 @@ def parse_sleep_blockers(text: str) -> tuple[str, ...]:
 
 def parse_timeval(text: str) -> datetime | None:
     """Return the time in `sysctl kern.sleeptime`: "{ sec = 1763800000, usec = 12 } Sat ..."; None for never."""
-    found = re.search(r"\bsec = (\d{1,11})\b", text, re.ASCII)
-    return datetime.fromtimestamp(int(found[1]), UTC) if found and int(found[1]) else None
+    match = re.search(r"\bsec = (\d{1,11})\b", text, re.ASCII)
+    return datetime.fromtimestamp(int(match[1]), UTC) if match and int(match[1]) else None
 
 
 def parse_firewall_state(text: str) -> int | None:
     """Return the state in `socketfilterfw --getglobalstate`: 0 off, 1 on, 2 on and blocking all."""
-    found = re.search(r"\(State = (\d)\)", text, re.ASCII)
-    return int(found[1]) if found else None
+    match = re.search(r"\(State = (\d)\)", text, re.ASCII)
+    return int(match[1]) if match else None
 
 
 def parse_block_all(text: str) -> bool:
@@ -69,20 +69,20 @@ def parse_block_all(text: str) -> bool:
 def parse_firewall_apps(text: str) -> dict[str, bool]:
     """Return the programs in `socketfilterfw --listapps`, and whether each may accept connections."""
     pattern = r"^\s*\d+ ?:\s+(\S.*?)\s*\n\s*\(\s*(Allow|Block) incoming connections\s*\)"
-    found = re.findall(pattern, text, re.MULTILINE | re.IGNORECASE)
-    return {path: word.lower() == "allow" for path, word in found}
+    entries = re.findall(pattern, text, re.MULTILINE | re.IGNORECASE)
+    return {path: word.lower() == "allow" for path, word in entries}
 
 
 def parse_installs_updates(text: str) -> bool | None:
     """Return AutomaticallyInstallMacOSUpdates in `defaults read .../com.apple.SoftwareUpdate`; None if it is not set."""
-    found = re.search(r"^\s*AutomaticallyInstallMacOSUpdates = (\d);", text, re.MULTILINE)
-    return found[1] == "1" if found else None
+    match = re.search(r"^\s*AutomaticallyInstallMacOSUpdates = (\d);", text, re.MULTILINE)
+    return match[1] == "1" if match else None
 
 
 def parse_filevault(text: str) -> bool | None:
     """Return whether `fdesetup status` says that FileVault is on."""
-    found = re.search(r"\bFileVault is (On|Off)\b", text)
-    return found[1] == "On" if found else None
+    match = re.search(r"\bFileVault is (On|Off)\b", text)
+    return match[1] == "On" if match else None
 
 
 def parse_disabled_services(text: str) -> frozenset[str] | None:
@@ -112,8 +112,8 @@ def parse_clock_offset(text: str) -> float | None:
 
     Newer builds print the date and the time zone before it.
     """
-    found = re.search(r"(?:^|\s)([+-]\d{1,12}(?:\.\d{1,9})?) \+/- ", text, re.ASCII)
-    return float(found[1]) if found else None
+    match = re.search(r"(?:^|\s)([+-]\d{1,12}(?:\.\d{1,9})?) \+/- ", text, re.ASCII)
+    return float(match[1]) if match else None
 
 
 def parse_neighbours(arp: str, route: str) -> tuple[str, ...]:

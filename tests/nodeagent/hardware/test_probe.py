@@ -48,10 +48,10 @@ async def test_a_reading_has_every_part(
 
 
 @on_linux
-async def test_a_mac_without_its_commands_is_unknown() -> None:
-    reading = await SystemMachineReader(Path("/"), platform="darwin").take()
+async def test_a_mac_without_its_commands_is_unknown(tmp_path: Path) -> None:
+    reading = await SystemMachineReader(tmp_path, platform="darwin").take()
     assert reading.disk is not None
-    assert reading.disk.total_bytes == probe.read_disk(Path("/")).total_bytes
+    assert reading.disk.total_bytes == probe.read_disk(tmp_path).total_bytes
     assert reading == MachineReading(
         disk=reading.disk, local_models=()
     )  # other processes change what is free
