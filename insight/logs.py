@@ -123,11 +123,6 @@ class LogSource:
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def ticket_holder(self) -> str:
-        """The process as tickets name it."""
-        return f"{self.holder}/{self.name}"
-
 
 def agent_log(node: str) -> LogSource:
     """Return the log of a Mac's agent."""

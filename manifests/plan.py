@@ -14,7 +14,7 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
-from manifests.trees import Tree, key_of, object_tree, show_path
+from manifests.trees import Tree, object_tree, show_path
 from schemas.gitsource import source_of_manager
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
@@ -341,7 +341,3 @@ def plan_id(changes: Iterable[Change]) -> str:
         kept = {name: metadata.get(name) for name in ("name", "labels", "annotations")}
         digest.update(json.dumps([before, kept, tree], sort_keys=True).encode())
     return digest.hexdigest()
-
-
-def changed_keys(changes: Iterable[Change]) -> list[ObjectKey]:
-    return [key_of(change.obj) for change in changes]

@@ -24,11 +24,6 @@ from schemas.shardgroup import MOST_RANKS, Parallelism
 _BOTH: Final[tuple[Parallelism, ...]] = ("Tensor", "Pipeline")
 
 
-def supported_ways(geometry: ModelGeometry, size: int) -> tuple[Parallelism, ...]:
-    """Return the ways to split the model over `size` Macs: Tensor first, because it is faster."""
-    return tuple(way for way in _BOTH if not unsupported_reason(geometry, way, size))
-
-
 def unsupported_reason(geometry: ModelGeometry, parallelism: Parallelism, size: int) -> str:
     """Describe why the model cannot be split this way over `size` Macs, and what works; empty if it can."""
     splitting = geometry.splitting
