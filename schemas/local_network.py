@@ -42,7 +42,7 @@ def is_local(host: str) -> bool:
 def failure_text(error: BaseException, host: str, *, platform: str = sys.platform) -> str:
     """Return why a connection to a host failed, with the remedy if local network privacy is the probable reason.
 
-    `platform` is another one in tests only.
+    `platform`: that of this process; tests give another.
     """
     inner = getattr(error, "os_error", error)
     text = str(error) or type(error).__name__

@@ -12,13 +12,13 @@ NAME = "memory-bandwidth.json"
 
 
 def test_a_new_chip_is_measured_once(tmp_path: Path) -> None:
-    kept = tmp_path / "state" / NAME
+    measurement = tmp_path / "state" / NAME
     assert device_check.copy_gbps("Apple M4 Pro", tmp_path / "state") == 0
-    assert not kept.exists(), "a listed chip is not measured"
+    assert not measurement.exists(), "a listed chip is not measured"
     measured = device_check.copy_gbps("Apple M9", tmp_path / "state")
     assert measured > 0
-    assert json.loads(kept.read_text()) == {"chip": "Apple M9", "copyGbps": measured}
-    kept.write_text('{"chip": "Apple M9", "copyGbps": 321.5}')
+    assert json.loads(measurement.read_text()) == {"chip": "Apple M9", "copyGbps": measured}
+    measurement.write_text('{"chip": "Apple M9", "copyGbps": 321.5}')
     assert device_check.copy_gbps("Apple M9", tmp_path / "state") == 321.5
 
 

@@ -62,14 +62,14 @@ def _any(command: MacCommand) -> dict[str, str]:
 
 def test_no_other_file_starts_a_program_of_macos() -> None:
     registry = Path(str(macos_commands.__file__))
-    found = [
+    programs = [
         f"{path.relative_to(ROOT)}:{line}: {word}"
         for package in PRODUCTION
         for path in sorted((ROOT / package).rglob("*.py"))
         if path != registry
         for line, word in started(tree(path))
     ]
-    assert not found, "register these in machinery/macos_commands.py:\n" + "\n".join(found)
+    assert not programs, "register these in machinery/macos_commands.py:\n" + "\n".join(programs)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_etcd_of_homebrew_is_let_through_again_after_its_upgrade(world: Wo
         link.unlink(missing_ok=True)
         link.symlink_to(path)
         if path is paths[0]:
-            changes = [one for one in desired_changes(settings) if isinstance(one, kinds)]
+            changes = [change for change in desired_changes(settings) if isinstance(change, kinds)]
             await world.installer().apply(changes, "etcd", "launchd", lambda _: None)
     shutil.rmtree(paths[0].parent)  # as `brew cleanup` does
     said: list[str] = []

@@ -65,7 +65,7 @@ async def test_a_mac_is_set_up_twice_and_undone(mac: World) -> None:
     assert (state["running"], state["stored"]) == ({}, {})
     services = state["services"]
     assert not services["Thunderbolt Bridge"]["on"]
-    addresses = {name: (one["method"], one["address"], one["mask"]) for name, one in services.items() if name.startswith("mlx-fleet")}  # fmt: skip
+    addresses = {name: (service["method"], service["address"], service["mask"]) for name, service in services.items() if name.startswith("mlx-fleet")}  # fmt: skip
     assert addresses == {
         "mlx-fleet Thunderbolt 1": ("DHCP", "", ""),
         "mlx-fleet Thunderbolt 2": ("Manual", "10.82.0.225", "255.255.255.252"),
