@@ -55,7 +55,7 @@ def _little_memory(
     if not request.override_bytes:
         return ""
     hub = deployment.spec.model.hub
-    listed = catalogue.find(hub.repo) if hub is not None else None
+    listed = catalogue.find(hub.repo, catalogue.shipped_catalogue()) if hub is not None else None
     for node in seen.table().nodes:
         view = node if listed is None else with_facts(node, request.path, listed.facts)
         if _is_known(request, view):

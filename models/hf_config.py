@@ -56,7 +56,15 @@ class TextConfig(BaseModel):
     # The width of the feed-forward part.
     intermediate_size: LooseNumber = None
     moe_intermediate_size: LooseNumber = None
+    # Routed experts, under the names of their families.
+    num_experts: LooseNumber = None
+    n_routed_experts: LooseNumber = None
+    num_local_experts: LooseNumber = None
+    moe_num_experts: LooseNumber = None
     num_experts_per_tok: LooseNumber = None
+    num_experts_per_token: LooseNumber = None
+    top_k_experts: LooseNumber = None
+    moe_k: LooseNumber = None
     # How far each layer looks back.
     layer_types: LooseWords = None
     layers_block_type: LooseWords = None
@@ -98,6 +106,28 @@ class TextConfig(BaseModel):
     attn_layer_offset: LooseNumber = None
     conv_L_cache: LooseNumber = None  # noqa: N815 - the config's own spelling
     full_attn_idxs: LooseNumbers = None
+
+    @property
+    def expert_count(self) -> int:
+        """Return the number of routed experts of a layer; 0 for a model without."""
+        return (
+            self.num_experts
+            or self.n_routed_experts
+            or self.num_local_experts
+            or self.moe_num_experts
+            or 0
+        )
+
+    @property
+    def experts_of_token(self) -> int:
+        """Return the number of routed experts that a token passes in a layer; 0 if unknown."""
+        return (
+            self.num_experts_per_tok
+            or self.num_experts_per_token
+            or self.top_k_experts
+            or self.moe_k
+            or 0
+        )
 
 
 class QuantizationConfig(BaseModel):

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
@@ -30,6 +30,13 @@ _HALF_PRECISION: Final = ("F16", "BF16")
 _REPLICATED_NAMES: Final = re.compile(
     r"embed|wte\b|lm_head|norm|router|\.gate\.|e_score_correction|\bln_"
 )
+# Routed experts as mlx-lm (`switch_mlp.`, `switch_glu.`) and transformers (`experts.12.`, `experts.`) name them.
+_EXPERT_NAMES: Final = re.compile(r"(?:^|\.)(?:switch_mlp|switch_glu|experts)\.")
+# Tables of which a token reads one row.
+_TABLE_NAMES: Final = re.compile(
+    r"(?:^|\.)(?:embed_tokens|embed_tokens_per_layer|wte|embeddings)\."
+)
+_PER_LAYER_TABLE: Final = "embed_tokens_per_layer."
 _DEFAULT_GROUP_SIZE: Final = 64  # mlx's default for quantized weights
 
 # More dimensions than tensors of models have; the exact product of two million numbers takes minutes.
@@ -55,6 +62,17 @@ class TensorHeader(BaseModel):
         return self.data_offsets[1] - self.data_offsets[0]
 
 
+class PartBytes(NamedTuple):
+    """Bytes of a part of a model's weights."""
+
+    total: int = 0
+    half: int = 0
+    """The part of it that is float16 or bfloat16."""
+
+
+_NO_BYTES: Final = PartBytes()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTotals:
     """Sums over the tensors of a model or an adapter."""
@@ -69,11 +87,31 @@ class WeightTotals:
     """0 if a header has no shapes."""
     has_mtp_head: bool | None = None
     """True if there is a head for multi-token prediction; None if it is not known."""
+    experts: PartBytes = _NO_BYTES
+    """Routed experts, of which a token reads a few."""
+    looked_up: PartBytes = _NO_BYTES
+    """Tables of which a token reads one row."""
+
+
+def is_replicated(name: str) -> bool:
+    """Return whether every rank of a split model keeps the tensor whole."""
+    return _REPLICATED_NAMES.search(name) is not None
+
+
+def is_expert(name: str) -> bool:
+    """Return whether the tensor belongs to routed experts; those that every token reads have other names."""
+    return _EXPERT_NAMES.search(name) is not None
+
+
+def is_looked_up(name: str, *, has_head: bool) -> bool:
+    """Return whether a token reads one row of the tensor; without a head of its own the embedding is the head, too."""
+    return _TABLE_NAMES.search(name) is not None and (has_head or _PER_LAYER_TABLE in name)
 
 
 def total_weights(tensors: Mapping[str, TensorHeader], *, group_size: int | None) -> WeightTotals:
     """Return the sums over tensors by name; `group_size` is the quantization's, None for mlx's default."""
-    headers = [tensor for name, tensor in tensors.items() if _REPLICATED_NAMES.search(name)]
+    headers = [tensor for name, tensor in tensors.items() if is_replicated(name)]
+    has_head = any("lm_head" in name for name in tensors)
     return WeightTotals(
         total_bytes=sum(tensor.size for tensor in tensors.values()),
         half_bytes=_half_precision_bytes(tensors.values()),
@@ -81,7 +119,14 @@ def total_weights(tensors: Mapping[str, TensorHeader], *, group_size: int | None
         replicated_half_bytes=_half_precision_bytes(headers),
         parameters=_count_parameters(tensors, group_size or _DEFAULT_GROUP_SIZE),
         has_mtp_head=mtp_layout.has_head(tensors),
+        experts=_part(tensor for name, tensor in tensors.items() if is_expert(name)),
+        looked_up=_part(t for name, t in tensors.items() if is_looked_up(name, has_head=has_head)),
     )
+
+
+def _part(tensors: Iterable[TensorHeader]) -> PartBytes:
+    listed = tuple(tensors)
+    return PartBytes(sum(tensor.size for tensor in listed), _half_precision_bytes(listed))
 
 
 def _half_precision_bytes(tensors: Iterable[TensorHeader]) -> int:
@@ -295,7 +340,7 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
     except NotUnderstoodError as error:
         groups, unknown = (), str(error)
     attends = next((group for group in groups if group.kind in ("Full", "Sliding")), None)
-    active = (config.moe_intermediate_size or 0) * (config.num_experts_per_tok or 0)
+    active = (config.moe_intermediate_size or 0) * config.experts_of_token
     widened = weights.half_bytes if casts_to_float32 else 0
     sizes = {group.head_dim for group in groups if group.kind != "State"}
     has_head = weights.has_mtp_head
@@ -319,6 +364,11 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
         prefill_step=_PREFILL_LINUX if casts_to_float32 else _PREFILL_MAC,
         is_attention_fused=not casts_to_float32 and sizes <= set(_FUSED_HEAD_SIZES),
         has_mtp_head=None if has_head is None else has_head and facts.module in mtp_layout.LAYOUTS,
+        expert_bytes=weights.experts.total + (weights.experts.half if casts_to_float32 else 0),
+        looked_up_bytes=weights.looked_up.total
+        + (weights.looked_up.half if casts_to_float32 else 0),
+        experts=config.expert_count,
+        experts_of_token=min(config.experts_of_token, config.expert_count),
         unknown=unknown,
     )
 

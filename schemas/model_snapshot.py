@@ -25,6 +25,12 @@ class SnapshotWeights(ApiModel):
     parameters: _Bytes
     has_mtp_head: bool | None = None
     """True if there is a head for multi-token prediction; None in snapshots of older releases."""
+    expert_bytes: _Bytes = 0
+    """Routed experts, of which a token reads a few; 0 in snapshots of older releases."""
+    expert_half_bytes: _Bytes = 0
+    looked_up_bytes: _Bytes = 0
+    """Tables of which a token reads one row; 0 in snapshots of older releases."""
+    looked_up_half_bytes: _Bytes = 0
 
 
 class LargeFile(ApiModel):

@@ -147,6 +147,14 @@ class ModelGeometry(ApiModel):
     """True if attention scores are never materialised, as in Metal's kernels for some head sizes."""
     has_mtp_head: bool | None = None
     """True if the weights have a head for multi-token prediction that engines use; None if unknown."""
+    expert_bytes: int = 0
+    """Bytes of the routed experts of all layers; 0 without, and in reports of older agents."""
+    experts: int = 0
+    """Routed experts of a layer."""
+    experts_of_token: int = 0
+    """Experts of a layer that one token passes."""
+    looked_up_bytes: int = 0
+    """Bytes of tables of which a token reads one row, such as the embedding."""
     unknown: str = ""
     """The part of the model that is not understood; its memory need is then unknown."""
     splitting: SplitOptions | None = None

@@ -24,6 +24,7 @@ from fleetctl.verbs.models_fit import fit
 from fleetctl.verbs.models_import import import_models
 from fleetctl.verbs.models_quantize import quantize
 from fleetctl.verbs.models_search import search_models
+from fleetctl.verbs.models_update_catalogue import update_catalogue
 from machinery.clock import SystemClock
 from models.hub.errors import ModelFetchError
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
@@ -65,6 +66,7 @@ models.add_command(fit)
 models.add_command(import_models)
 models.add_command(quantize)
 models.add_command(search_models)
+models.add_command(update_catalogue)
 
 
 def _models_dir_option(command: C) -> C:

@@ -8,11 +8,13 @@ from typing import Any, Final
 import click
 import orjson
 
+from fleetctl.catalogue_file import current_catalogue
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.output import printers
+from fleetctl.verbs.models_search import mac_memory
 from fleetctl.verbs.run_hub_model import is_hub_id
 from insight import memory_proof
 from machinery.clock import SystemClock
@@ -192,7 +194,7 @@ async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
         async with pinned_hub(source, options, read_token(options)) as (hub, pinned):
             remote = await inspect_remote(hub, model, pinned.revision)
     except HubUnreachableError as error:
-        listed = catalogue.find(model)
+        listed = catalogue.find(model, current_catalogue())
         if listed is None or options["revision"]:
             raise
         click.echo(f"{error}. The list of `fleetctl models search` answers", err=True)
@@ -214,14 +216,7 @@ def _with_load(request: PlacementRequest, options: dict[str, Any]) -> PlacementR
 
 
 def _empty_mac(text: str) -> NodeView:
-    try:
-        size = quantity.parse(text)
-    except ValueError as error:
-        raise click.UsageError(f"--memory {text}: {error}") from error
-    if size < 1 << 30:
-        raise click.UsageError(
-            f'--memory {text}: less than any Mac has; write a unit, as in "64Gi"'
-        )
+    size = mac_memory(text)
     limit, _ = gpu_memory_limit(size, None)
     return NodeView(name=text, is_ready=True, memory_bytes=size, allocatable_bytes=limit)
 

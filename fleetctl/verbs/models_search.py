@@ -1,28 +1,32 @@
-"""The verb `fleetctl models search`: the shipped list of well-known MLX repositories, with the memory that each needs."""
+"""The verb `fleetctl models search`: the catalogue of well-known models, with the memory that each needs."""
 
 from typing import Any, Final
 
 import click
 import orjson
 
+from fleetctl.catalogue_file import current_catalogue
 from fleetctl.output import printers
 from manifests.trees import Tree
 from models import model_files
-from models.catalogue.catalogue import CatalogueEntry, read_catalogue, search
+from models.catalogue import catalogue
+from models.catalogue.catalogue import CatalogueEntry
 from nodeagent.hardware.macos import gpu_memory_limit
 from reconciler.placement.memory_proof import prove
 from schemas import quantity
 from schemas.deployment import ModelDeploymentSpec, ModelSource
 
-_HELP = """Search a list of well-known MLX repositories, which is part of this release. No hub is asked.
+_HELP = """Search a catalogue of well-known models. No hub and no fleet is asked.
 
 \b
-  fleetctl models search qwen3
-  fleetctl models search llama 4bit
+  fleetctl models search qwen3.5
+  fleetctl models search image 4bit --memory 24Gi
+  fleetctl models search embed
 
-Every word must be in the name, the architecture or the licence. MEMORY is the proof with the default context and
-concurrency, and MAC the smallest Mac whose limit for models holds it; both are computed from the architecture.
-`fleetctl models fit NAME` asks the hub and this fleet.
+Every word must be in the name, the architecture, the licence, the bits, the task (generate, embed, rerank) or the inputs
+(text, image, video, audio). MEMORY is the proof with the default context and concurrency, and MAC the smallest Mac whose
+limit for models holds it; both are computed from the architecture. A name with (quantize) is the original:
+`fleetctl models quantize` makes the bits. `fleetctl models fit` says what fits on your Macs, and how fast it is.
 """
 _MACS_GIB: Final = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 
@@ -30,45 +34,74 @@ _MACS_GIB: Final = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 @click.command("search", help=_HELP)
 @click.argument("words", nargs=-1, metavar="[WORD...]")
 @click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Only models that fit on a Mac of this unified memory, such as 24Gi.",
+)
+@click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
-def search_models(words: tuple[str, ...], output: str) -> None:
-    """Search a list of well-known MLX repositories, which is part of this release."""
-    entries = search(words)
-    day = read_catalogue().date.isoformat()
+def search_models(words: tuple[str, ...], memory: str | None, output: str) -> None:
+    """Search a catalogue of well-known models. No hub and no fleet is asked."""
+    listed = current_catalogue()
+    needs = [(entry, _need_bytes(entry)) for entry in catalogue.search(words, listed)]
+    if memory is not None:
+        limit, _ = gpu_memory_limit(mac_memory(memory), None)
+        needs = [(entry, need) for entry, need in needs if need <= limit]
     if output == "json":
-        tree: dict[str, Any] = {"date": day, "models": [_tree(entry) for entry in entries]}
+        models = [_tree(entry, need) for entry, need in needs]
+        tree: dict[str, Any] = {"date": listed.date.isoformat(), "models": models}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
         return
-    if entries:
+    if needs:
         titles = ["NAME", "PARAMETERS", "BITS", "SIZE", "CONTEXT", "LICENCE", "MEMORY", "MAC"]
-        click.echo(printers.align_columns([_row(entry) for entry in entries], titles))
+        click.echo(printers.align_columns([_row(entry, need) for entry, need in needs], titles))
     else:
+        small = f" and fits in {memory}" if memory is not None else ""
         click.echo(
-            f"no repository of the list has {' and '.join(words)}; a hub has thousands more, and "
+            f"no model of the list has {' and '.join(words) or 'a name'}{small}; a hub has thousands more, and "
             "`fleetctl models fit ORGANISATION/NAME` answers for each",
             err=True,
         )
-    click.echo(f"list of {day}; sizes are computed, the hub was not asked", err=True)
+    click.echo(f"list of {listed.date}; sizes are computed, the hub was not asked", err=True)
 
 
-def _row(one: CatalogueEntry) -> list[str]:
-    need = _need_bytes(one)
+def mac_memory(text: str) -> int:
+    """Return the bytes of --memory. Raises click.UsageError: it is no size of a Mac."""
+    try:
+        size = quantity.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--memory {text}: {error}") from error
+    if size < 1 << 30:
+        raise click.UsageError(
+            f'--memory {text}: less than any Mac has; write a unit, as in "64Gi"'
+        )
+    return size
+
+
+def parameters_text(entry: CatalogueEntry) -> str:
+    """Return the number of parameters, with those of one token for a mixture of experts: "30.5 billion, 3.3 active"."""
+    total, active = entry.facts.weights.parameters, entry.active_parameters
+    is_moe = entry.model.weights.experts > 0
+    return f"{total / 1e9:.1f} billion" + (f", {active / 1e9:.1f} active" if is_moe else "")
+
+
+def _row(entry: CatalogueEntry, need: int) -> list[str]:
     return [
-        one.repo,
-        f"{one.facts.weights.parameters / 1e9:.1f} billion",
-        str(one.bits),
-        quantity.show(one.facts.weight_bytes),
-        str(one.config.max_position_embeddings),
-        one.license,
+        entry.repo + ("" if entry.is_quantized else " (quantize)"),
+        parameters_text(entry),
+        str(entry.bits),
+        quantity.show(entry.facts.weight_bytes),
+        str(entry.facts.max_context),
+        entry.model.license,
         quantity.show(need),
         next((f"{size} GB" for size, is_enough in _macs(need) if is_enough), "ShardGroup"),
     ]
 
 
-def _need_bytes(one: CatalogueEntry) -> int:
+def _need_bytes(entry: CatalogueEntry) -> int:
     spec = ModelDeploymentSpec(model=ModelSource(path="model"))
-    geometry = model_files.model_geometry(one.facts, casts_to_float32=False)
+    geometry = model_files.model_geometry(entry.facts, casts_to_float32=False)
     length, concurrency = spec.context_length, quantity.requests_at_once(spec.concurrency)
     return prove(geometry, context_length=length, concurrency=concurrency).total_bytes
 
@@ -78,16 +111,27 @@ def _macs(need_bytes: int) -> list[tuple[int, bool]]:
     return [(size, gpu_memory_limit(size << 30, None)[0] >= need_bytes) for size in _MACS_GIB]
 
 
-def _tree(one: CatalogueEntry) -> dict[str, Tree]:
-    need = _need_bytes(one)
+def entry_tree(entry: CatalogueEntry) -> dict[str, Tree]:
+    """Return what the catalogue says of a model, as a tree; sizes are in bytes. Pure."""
+    model = entry.model
     return {
-        "repo": one.repo,
-        "parameters": one.facts.weights.parameters,
-        "bits": one.bits,
-        "bytes": one.facts.weight_bytes,
-        "architecture": one.config.model_type,
-        "maxContext": one.config.max_position_embeddings,
-        "license": one.license,
-        "memoryBytes": need,
-        "macs": [{"memoryGigabytes": size, "fits": is_enough} for size, is_enough in _macs(need)],
+        "repo": entry.repo,
+        "isQuantized": entry.is_quantized,
+        "parameters": entry.facts.weights.parameters,
+        "activeParameters": entry.active_parameters,
+        "bits": entry.bits,
+        "bytes": entry.facts.weight_bytes,
+        "architecture": entry.facts.model_type,
+        "maxContext": entry.facts.max_context,
+        "license": model.license,
+        "task": model.task,
+        "inputs": list(model.inputs),
+        "toolFormat": model.format or None,
+        "reasons": model.reasons,
+        "source": model.source,
     }
+
+
+def _tree(entry: CatalogueEntry, need: int) -> dict[str, Tree]:
+    macs: list[Tree] = [{"memoryGigabytes": size, "fits": fits} for size, fits in _macs(need)]
+    return {**entry_tree(entry), "memoryBytes": need, "macs": macs}

@@ -1,1 +1,1 @@
-"""The shipped list of well-known MLX repositories. Data: repositories.json."""
+"""The catalogue of well-known models. Data: catalogue.json."""

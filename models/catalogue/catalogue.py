@@ -1,89 +1,194 @@
-"""Reads the shipped list of repositories. Sizes are computed from the configs, and never written down."""
+"""Reads the catalogue of well-known models. Sizes are computed from configs and parameter counts, and never written down."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
 
 from models import model_files
-from models.catalogue.dense_weights import GROUP_SIZE, DenseConfig, quantized_tensors
 from models.hf_config import ModelConfig
-from models.model_files import ModelFacts
+from models.model_files import ModelFacts, PartBytes, WeightTotals
 from schemas.deployment import HUB_REPO_PATTERN
 
+GROUP_SIZE: Final = 64
+"""Weights that share a scale and a bias: mlx-lm's default, with which these repositories were made."""
+MAX_CATALOGUE_BYTES: Final = 2 << 20
+BITS: Final = (4, 8)
+"""Quantizations that the catalogue answers for; those that most repositories of mlx-community have."""
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    license: str
-    config: DenseConfig
+_HALF_BYTES: Final = 2
+_MAX_MODELS, _MAX_VALUES = 2_000, 200_000
+_Count = Annotated[int, Field(ge=0, le=2**48)]
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
+_Word = Annotated[str, StringConstraints(max_length=200)]
+_Repo = Annotated[str, StringConstraints(pattern=HUB_REPO_PATTERN)]
 
 
-class _Repository(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    repo: str = Field(pattern=HUB_REPO_PATTERN)
-    base: str
-    bits: Literal[4, 8]
+class CatalogueError(Exception):
+    """The content is no catalogue that this release reads; the message says where, and what was expected."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
+
+
+class WeightCounts(_Part):
+    """Parameters as mlx-lm builds the model (engine/catalogue_weights.py writes them)."""
+
+    packed: _Count
+    """Numbers in matrices that mlx quantizes."""
+    plain: _Count
+    """Other numbers: norms, biases, and matrices whose width no group divides."""
+    packed_replicated: _Count
+    plain_replicated: _Count
+    """The parts that every rank of a split model keeps whole."""
+    experts: _Count
+    """Numbers of routed experts, a part of `packed`."""
+    looked_up: _Count
+    """Numbers of tables of which a token reads one row, a part of `packed`."""
+
+
+class CatalogueModel(_Part):
+    """One model, in whatever quantization."""
+
+    org: _Name
+    license: _Word
+    task: Literal["Generate", "Embed", "Rerank", "Transcribe", "Speak"]
+    inputs: tuple[Literal["Text", "Image", "Video", "Audio"], ...]
+    format: _Word
+    """Format of its tool calls (engine/text/formats)."""
+    reasons: bool
+    """True if it can think before it answers."""
+    source: _Word
+    """Origin of the figures."""
+    repositories: dict[Literal["4", "8"], _Repo]
+    """Repositories with the quantized model, by bits."""
+    config: dict[str, Any]
+    """The fields of its config.json that determine tensors and caches."""
+    weights: WeightCounts
+    towers: _Count
+    """Parameters of vision and audio towers, which stay in 16 bits; 0 without, and where no source has them."""
 
 
 class CatalogueFile(BaseModel):
-    """The content of repositories.json."""
+    """The content of catalogue.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     date: date
     """Day on which the list was written."""
-    models: dict[str, _Model]
-    repositories: tuple[_Repository, ...]
+    models: dict[_Name, CatalogueModel] = Field(max_length=_MAX_MODELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """One repository of the list."""
+    """One model of the list in one quantization."""
 
     repo: str
+    """The repository that has it, or the original one if no quantized one is known."""
+    is_quantized: bool
+    """True if the repository has these bits; otherwise `fleetctl models quantize` makes them."""
     bits: int
-    license: str
-    config: DenseConfig
+    model: CatalogueModel
     facts: ModelFacts
+
+    @property
+    def active_parameters(self) -> int:
+        """The parameters that one token passes."""
+        config, counts = self.facts.config, self.model.weights
+        total = counts.packed + counts.plain
+        if not config.expert_count:
+            return total
+        idle = config.expert_count - min(config.experts_of_token, config.expert_count)
+        return total - counts.experts * idle // config.expert_count
+
+
+def parse_catalogue(raw: bytes) -> CatalogueFile:
+    """Return the content of a catalogue.
+
+    Raises:
+        CatalogueError: it is too large, or malformed.
+
+    """
+    if len(raw) > MAX_CATALOGUE_BYTES:
+        raise CatalogueError(f"it has {len(raw)} bytes; at most {MAX_CATALOGUE_BYTES} are read")
+    if raw.count(b",") > _MAX_VALUES:
+        raise CatalogueError(f"it has more than {_MAX_VALUES} values")
+    try:
+        catalogue = CatalogueFile.model_validate_json(raw)
+        for model in catalogue.models.values():
+            ModelConfig.model_validate(model.config)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CatalogueError(f"{where or 'content'}: {first['msg']}") from error
+    return catalogue
 
 
 @cache
-def read_catalogue() -> CatalogueFile:
-    """Return the shipped list."""
-    raw = resources.files("models.catalogue").joinpath("repositories.json").read_bytes()
-    return CatalogueFile.model_validate_json(raw)
+def shipped_catalogue() -> CatalogueFile:
+    """Return the list of this release."""
+    return parse_catalogue(
+        resources.files("models.catalogue").joinpath("catalogue.json").read_bytes()
+    )
 
 
-def search(words: Sequence[str]) -> tuple[CatalogueEntry, ...]:
-    """Return the repositories whose name, architecture or licence has every word, the smallest model first."""
+def entries(catalogue: CatalogueFile) -> Iterator[CatalogueEntry]:
+    """Yield each model of the list in each of BITS."""
+    for name, model in catalogue.models.items():
+        config = ModelConfig.model_validate(model.config)
+        for bits in BITS:
+            repo = model.repositories.get("4" if bits == 4 else "8")
+            yield CatalogueEntry(
+                repo=repo or f"{model.org}/{name}",
+                is_quantized=repo is not None,
+                bits=bits,
+                model=model,
+                facts=model_files.model_facts(config, quantized_weights(model, bits)),
+            )
+
+
+def search(words: Sequence[str], catalogue: CatalogueFile) -> tuple[CatalogueEntry, ...]:
+    """Return the entries that have every word in name, architecture, licence, task or inputs, the smallest first."""
     wanted = [word.lower() for word in words]
-    listed = read_catalogue()
-    found = []
-    for repository in listed.repositories:
-        base = listed.models[repository.base]
-        text = f"{repository.repo} {base.config.model_type} {base.license}".lower()
+    matches = []
+    for entry in entries(catalogue):
+        model = entry.model
+        fields = (entry.facts.model_type, model.license, model.task, f"{entry.bits}bit")
+        text = " ".join((entry.repo, *fields, *model.inputs)).lower()
         if all(word in text for word in wanted):
-            found.append(_entry(repository, base))
-    return tuple(sorted(found, key=lambda entry: (entry.facts.weight_bytes, entry.repo)))
+            matches.append(entry)
+    return tuple(sorted(matches, key=lambda entry: (entry.facts.weight_bytes, entry.repo)))
 
 
-def find(repo: str) -> CatalogueEntry | None:
-    """Return a repository of the list; None if the list does not have it."""
-    return next((entry for entry in search([repo]) if entry.repo == repo), None)
+def find(repo: str, catalogue: CatalogueFile) -> CatalogueEntry | None:
+    """Return the entry of a repository with a quantized model; None if the list does not have it."""
+    return next(
+        (entry for entry in entries(catalogue) if entry.is_quantized and entry.repo == repo), None
+    )
 
 
-def _entry(one: _Repository, base: _Model) -> CatalogueEntry:
-    config = ModelConfig.model_validate(base.config.model_dump())
-    tensors = quantized_tensors(base.config, one.bits)
-    weights = model_files.total_weights(tensors, group_size=GROUP_SIZE)
-    return CatalogueEntry(
-        repo=one.repo,
-        bits=one.bits,
-        license=base.license,
-        config=base.config,
-        facts=model_files.model_facts(config, weights),
+def quantized_weights(model: CatalogueModel, bits: int) -> WeightTotals:
+    """Return the sums over the tensors of the model in this many bits, with a scale and a bias for each group."""
+    counts = model.weights
+
+    def part(packed: int, plain: int = 0) -> PartBytes:
+        half = _HALF_BYTES * (2 * packed // GROUP_SIZE + plain)
+        return PartBytes(packed * bits // 8 + half, half)
+
+    whole = part(counts.packed, counts.plain + model.towers)
+    replicated = part(counts.packed_replicated, counts.plain_replicated + model.towers)
+    return WeightTotals(
+        total_bytes=whole.total,
+        half_bytes=whole.half,
+        replicated_bytes=replicated.total,
+        replicated_half_bytes=replicated.half,
+        parameters=counts.packed + counts.plain + model.towers,
+        experts=part(counts.experts),
+        looked_up=part(counts.looked_up),
     )

@@ -18,7 +18,7 @@ from models.hub.file_selection import DEFAULT_PATTERNS, select_files
 from models.hub.fleet_hub import FleetHub
 from models.hub.model_hub import ModelHub, RemoteFile
 from models.inspection_process import MAX_HEADERS_BYTES
-from models.model_files import ModelFacts, ModelUnusableError, WeightTotals
+from models.model_files import ModelFacts, ModelUnusableError, PartBytes, WeightTotals
 from schemas.blob_share import ModelListing
 from schemas.model_snapshot import (
     MAX_CONFIG_CHARACTERS,
@@ -185,6 +185,10 @@ def snapshot_weights(weights: WeightTotals) -> SnapshotWeights:
         replicated_half_bytes=weights.replicated_half_bytes,
         parameters=weights.parameters,
         has_mtp_head=weights.has_mtp_head,
+        expert_bytes=weights.experts.total,
+        expert_half_bytes=weights.experts.half,
+        looked_up_bytes=weights.looked_up.total,
+        looked_up_half_bytes=weights.looked_up.half,
     )
 
 
@@ -218,4 +222,6 @@ def _totals(weights: SnapshotWeights) -> WeightTotals:
         replicated_half_bytes=weights.replicated_half_bytes,
         parameters=weights.parameters,
         has_mtp_head=weights.has_mtp_head,
+        experts=PartBytes(weights.expert_bytes, weights.expert_half_bytes),
+        looked_up=PartBytes(weights.looked_up_bytes, weights.looked_up_half_bytes),
     )

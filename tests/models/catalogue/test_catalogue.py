@@ -1,72 +1,154 @@
-"""The shipped list of repositories: its form, and sizes that agree with published counts and with mlx-lm's own models."""
+"""The catalogue: its form, and figures that agree with published totals, with repositories, and with mlx-lm's own models."""
+
+import json
+import re
 
 import pytest
 
-from models.catalogue.catalogue import read_catalogue, search
-from models.catalogue.dense_weights import GROUP_SIZE, quantized_tensors
+from engine.text.formats import registry
+from models.catalogue import catalogue
+from models.catalogue.catalogue import CatalogueError, parse_catalogue, shipped_catalogue
 from models.model_files import model_geometry
 from reconciler.placement.memory_proof import prove
 from tests.support.mlx_models import module
 
+SHIPPED = shipped_catalogue()
+ENTRIES = tuple(catalogue.entries(SHIPPED))
+
 # Parameters as the model cards and the hub state them.
+EXACT = {
+    "Llama-3.2-1B-Instruct": 1_235_814_400,
+    "Llama-3.2-3B-Instruct": 3_212_749_824,
+    "Llama-3.3-70B-Instruct": 70_553_706_496,
+    "Meta-Llama-3.1-8B-Instruct": 8_030_261_248,
+    "Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen2.5-32B-Instruct": 32_763_876_352,
+    "Qwen3-8B": 8_190_735_360,
+}
+# Totals of model cards in billions, where the name rounds too much or counts something else.
 PUBLISHED = {
-    "mlx-community/Llama-3.2-1B-Instruct-4bit": 1_235_814_400,
-    "mlx-community/Llama-3.2-3B-Instruct-4bit": 3_212_749_824,
-    "mlx-community/Llama-3.3-70B-Instruct-4bit": 70_553_706_496,
-    "mlx-community/Meta-Llama-3.1-8B-Instruct-8bit": 8_030_261_248,
-    "mlx-community/Qwen2.5-0.5B-Instruct-4bit": 494_032_768,
-    "mlx-community/Qwen2.5-7B-Instruct-4bit": 7_615_616_512,
-    "mlx-community/Qwen2.5-32B-Instruct-4bit": 32_763_876_352,
-    "mlx-community/Qwen3-8B-4bit": 8_190_735_360,
+    "DeepSeek-V3": 671, "DeepSeek-R1": 671, "DeepSeek-V3.1": 671, "DeepSeek-V3.2": 671, "Kimi-K2-Instruct": 1000,
+    "GLM-4.5": 355, "GLM-4.5-Air": 106, "GLM-4.7-Flash": 30, "GLM-5": 744, "MiniMax-M2": 230, "phi-4": 14.7,
+    "ERNIE-4.5-0.3B-PT": 0.36, "Llama-3.2-1B-Instruct": 1.24, "Llama-3.2-3B-Instruct": 3.21,
+    "Mixtral-8x7B-Instruct-v0.1": 46.7, "Mixtral-8x22B-Instruct-v0.1": 141, "Qwen2.5-7B-Instruct": 7.61,
+    "Qwen2.5-Coder-7B-Instruct": 7.61, "Qwen2.5-14B-Instruct": 14.7, "Qwen3-14B": 14.8, "OLMo-2-1124-13B-Instruct": 13.7,
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31.6, "gemma-4-E2B-it": 5.1, "gemma-4-E4B-it": 8, "Mistral-Large-Instruct-2411": 123,
+    "Ministral-3-8B-Instruct-2512": 8.4, "granite-4.0-h-small": 32, "granite-4.0-h-tiny": 7, "Falcon3-7B-Instruct": 7.46,
+}  # fmt: skip
+# Names that count vision and audio towers, whose sizes no source has.
+NOT_COMPARED = ("Qwen3-VL-2B-Instruct", "Qwen3.5-4B", "gemma-3n-E4B-it")
+# Active parameters in billions, as the names say them.
+ACTIVE = re.compile(r"-A(\d+)B")
+NAMED = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([BbM])(?=-|$)")
+# Bytes of repositories, as exo's model cards have them.
+REPOSITORIES = {
+    "mlx-community/DeepSeek-V3.2-4bit": 378_086_226_621,
+    "mlx-community/MiniMax-M2.5-8bit": 242_986_745_856,
+    "mlx-community/NVIDIA-Nemotron-3-Nano-30B-A3B-MLX-4Bit": 17_775_342_336,
+    "mlx-community/Qwen3.5-27B-4bit": 16_054_266_848,
+    "mlx-community/Qwen3.5-397B-A17B-4bit": 223_860_768_352,
+    "mlx-community/Qwen3.6-35B-A3B-4bit": 20_401_929_952,
+    "mlx-community/gemma-4-31b-it-4bit": 18_411_755_224,
+    "mlx-community/gemma-4-e2b-it-4bit": 3_580_765_126,
 }
 
 
-def test_the_list_is_sorted_and_unique_and_uses_every_model() -> None:
-    listed = read_catalogue()
-    names = [repository.repo for repository in listed.repositories]
-    assert names == sorted(set(names))
-    assert {repository.base for repository in listed.repositories} == set(listed.models)
+def test_the_catalogue_has_current_models_with_their_sources() -> None:
+    assert len(SHIPPED.models) >= 100
+    assert list(SHIPPED.models) == sorted(SHIPPED.models)
+    for name, model in SHIPPED.models.items():
+        assert model.source, name
+        assert model.format in ("", "plain", *(each.name for each in registry.FORMATS)), name
+    names = [entry.repo for entry in ENTRIES if entry.is_quantized]
+    assert len(names) == len(set(names))
 
 
 def test_the_memory_of_every_entry_is_proven() -> None:
-    entries = search(())
-    assert len(entries) == len(read_catalogue().repositories)
-    for entry in entries:
+    for entry in ENTRIES:
         geometry = model_geometry(entry.facts, casts_to_float32=False)
-        assert geometry.unknown == ""
-        assert (
-            prove(geometry, context_length=4096, concurrency=1).total_bytes > geometry.weights_bytes
+        assert geometry.unknown == "", entry.repo
+        assert geometry.max_context, entry.repo
+        need = prove(geometry, context_length=4096, concurrency=1).total_bytes
+        assert need > geometry.weights_bytes > geometry.replicated_bytes > 0, entry.repo
+        assert (geometry.expert_bytes > 0) == (geometry.experts > geometry.experts_of_token > 0), (
+            entry.repo
         )
 
 
+def _published_total(name: str) -> float | None:
+    """Return the published number of parameters: that of the card, else the one in the name."""
+    match = None if name in NOT_COMPARED else NAMED.search(name)
+    if name in PUBLISHED:
+        return PUBLISHED[name] * 1e9
+    return float(match[1]) * (1e6 if match[2] == "M" else 1e9) if match else None
+
+
 def test_parameters_are_those_that_were_published() -> None:
-    found = {entry.repo: entry.facts.weights.parameters for entry in search(())}
-    assert {repo: found[repo] for repo in PUBLISHED} == PUBLISHED
+    totals = {name: _total(name) for name in SHIPPED.models}
+    assert {name: totals[name] for name in EXACT} == EXACT
+    compared = {name: _published_total(name) for name in totals}
+    wrong = {
+        name: (totals[name], published)
+        for name, published in compared.items()
+        if published is not None and abs(totals[name] / published - 1) > 0.05
+    }
+    assert not wrong
+    assert sum(published is not None for published in compared.values()) >= 90
+
+
+def _total(name: str) -> int:
+    model = SHIPPED.models[name]
+    return model.weights.packed + model.weights.plain + model.towers
+
+
+def test_active_parameters_are_those_of_the_names() -> None:
+    named = {
+        entry.repo: (entry.active_parameters / 1e9, float(match[1]))
+        for entry in ENTRIES
+        if (match := ACTIVE.search(entry.repo))
+    }
+    assert len(named) >= 20
+    # Cards round to whole billions, and some leave embeddings out.
+    wrong = {
+        repo: pair
+        for repo, pair in named.items()
+        if abs(pair[0] - pair[1]) > max(1.0, 0.1 * pair[1])
+    }
+    assert not wrong
+
+
+def test_sizes_are_those_of_the_repositories() -> None:
+    sizes = {entry.repo: entry.facts.weight_bytes for entry in ENTRIES if entry.is_quantized}
+    for repo, published in REPOSITORIES.items():
+        assert sizes[repo] == pytest.approx(published, rel=0.005), repo
 
 
 def test_every_word_must_match() -> None:
-    assert {entry.bits for entry in search(("QWEN3", "4bit"))} == {4}
-    assert (
-        next(entry.repo for entry in search(("qwen3", "4bit"))) == "mlx-community/Qwen3-0.6B-4bit"
-    )
-    assert search(("qwen3", "llama3.2")) == ()
+    found = catalogue.search(("QWEN3-", "4bit", "apache"), SHIPPED)
+    assert {entry.bits for entry in found} == {4}
+    assert found[0].repo in ("mlx-community/Qwen3-0.6B-4bit", "Qwen/Qwen3-Embedding-0.6B")
+    assert {entry.model.task for entry in catalogue.search(("embed",), SHIPPED)} == {"Embed"}
+    assert catalogue.search(("qwen3", "llama3.2"), SHIPPED) == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"[]", "content"),
+        (b'{"date": "2026-01-01", "models": {"a/b": {}}}', "models"),
+        (b" " * (catalogue.MAX_CATALOGUE_BYTES + 1), "bytes"),
+        (b"[" + b"0," * 200_001 + b"0]", "values"),
+    ],
+)
+def test_a_catalogue_that_is_none_is_refused_with_the_reason(raw: bytes, why: str) -> None:
+    with pytest.raises(CatalogueError, match=why):
+        parse_catalogue(raw)
 
 
 @pytest.mark.mlx
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_tensors_are_those_of_the_model_that_mlx_lm_builds(family: str) -> None:
-    nn, utils = module("mlx.nn"), module("mlx.utils")
-    entry = next(
-        catalogue_entry
-        for catalogue_entry in search((family,))
-        if catalogue_entry.config.model_type == family
-    )
-    small = entry.config.model_copy(update={"num_hidden_layers": 2, "vocab_size": 512})
-    built = module(f"mlx_lm.models.{family}")
-    rest = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
-    model = built.Model(built.ModelArgs.from_dict({**small.model_dump(), **rest}))
-    model.set_dtype(module("mlx.core").bfloat16)
-    nn.quantize(model, group_size=GROUP_SIZE, bits=entry.bits)
-    sizes = {name: array.nbytes for name, array in utils.tree_flatten(model.parameters())}
-    expected = quantized_tensors(small, entry.bits)
-    assert {name: one.size for name, one in expected.items()} == sizes
+def test_parameters_are_those_of_the_models_that_mlx_lm_builds() -> None:
+    count = module("engine.catalogue_weights").count_weights
+    for name, model in SHIPPED.models.items():
+        counts = json.loads(model.weights.model_dump_json(by_alias=True))
+        assert count(model.config) == counts, name
