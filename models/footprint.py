@@ -152,6 +152,19 @@ class KvFootprint:
         return low
 
 
+def token_expert_bytes(geometry: ModelGeometry) -> int:
+    """Return the bytes of routed experts that one token reads; all of them if their number is not known."""
+    if not geometry.experts or not geometry.experts_of_token:
+        return geometry.expert_bytes
+    return geometry.expert_bytes * geometry.experts_of_token // geometry.experts
+
+
+def token_read_bytes(geometry: ModelGeometry) -> int:
+    """Return the bytes of weights that one token reads: without other experts, and without tables but for a row."""
+    idle = geometry.expert_bytes - token_expert_bytes(geometry)
+    return geometry.weights_bytes - geometry.looked_up_bytes - idle
+
+
 def cache_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     """Return the bytes of the caches of all requests together, on one rank."""
     return sum(

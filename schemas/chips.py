@@ -139,6 +139,12 @@ def find_chip(name: str, *, gpu_cores: int | None, memory_bytes: int | None) -> 
     return min(by_memory or by_cores, key=lambda chip: chip.bandwidth_gbps)
 
 
+def bandwidths_with(memory_bytes: int) -> tuple[float, float]:
+    """Return the least and the most bandwidth in GB/s of chips sold with so much memory; zeroes if there is none."""
+    sold = [c.bandwidth_gbps for c in CHIPS if memory_bytes in {gib * GIB for gib in c.memory_gib}]
+    return (min(sold), max(sold)) if sold else (0.0, 0.0)
+
+
 def chip_points(name: str) -> int:
     """Return the points of a chip by its name; 0 if the name is not one of Apple silicon.
 

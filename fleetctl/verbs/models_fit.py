@@ -14,9 +14,11 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.output import printers
+from fleetctl.verbs.models_fit_catalogue import catalogue_lines, catalogue_tree
 from fleetctl.verbs.models_search import mac_memory
 from fleetctl.verbs.run_hub_model import is_hub_id
-from insight import memory_proof
+from insight import catalogue_fit, memory_proof
+from insight.catalogue_fit import MacKind
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
@@ -51,6 +53,11 @@ _HELP = """Show which Macs and groups can serve a model, with which context and 
   fleetctl models fit mlx-community/Qwen3-8B-4bit --context-length 32768 --concurrency 1
   fleetctl models fit ./Qwen3-8B-4bit --memory 16Gi --memory 64Gi
   fleetctl models fit qwen
+  fleetctl models fit
+  fleetctl models fit --memory 16Gi --memory 512Gi
+
+Without MODEL it lists the catalogue of `fleetctl models search` against the Macs, with the most bits that fit and keep
+10 tokens a second, and the rate of one request that the memory bandwidth allows; no hub is asked.
 
 MODEL is a repository ORGANISATION/NAME, of which config.json and the headers of the weight files are read; a folder on
 this machine, which begins with /, ./ or ~; or the name of a deployment, for one more replica of it. The fleet's own
@@ -86,7 +93,7 @@ class FitReport:
 
 
 @click.command("fit", help=_HELP)
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option(
     "--context-length",
     type=click.IntRange(16, 16_777_216),
@@ -113,22 +120,55 @@ class FitReport:
     show_default=True,
 )
 @store_options
-def fit(model: str, output: str, **options: Any) -> None:
+def fit(model: str | None, output: str, **options: Any) -> None:
     """Show which Macs and groups can serve a model, with which context and concurrency."""
+    if model is None:
+        _fit_catalogue(output, options)
+        return
     try:
         report = run(_report(model, options))
     except (ModelFetchError, ModelUnusableError) as error:
         raise FleetctlError(f"{error.reason}: {error}") from error
     except (OSError, ValueError) as error:
         raise FleetctlError(str(error)) from error
-    if output == "json":
-        click.echo(orjson.dumps(report_tree(report), option=orjson.OPT_INDENT_2).decode())
-    elif output == "yaml":
-        click.echo(parser.dump(report_tree(report)), nl=False)
+    if output in ("json", "yaml"):
+        _print_tree(report_tree(report), output)
     else:
         click.echo("\n".join(report_lines(report, is_wide=output == "wide")))
     if not report.fits:
         raise click.exceptions.Exit(1)
+
+
+def _print_tree(tree: dict[str, Tree], output: str) -> None:
+    if output == "json":
+        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+    else:
+        click.echo(parser.dump(tree), nl=False)
+
+
+def _fit_catalogue(output: str, options: dict[str, Any]) -> None:
+    """Print the catalogue against the Macs of the fleet, or of --memory."""
+    request, listed = _with_load(_request(), options), current_catalogue()
+    kinds = run(_kinds(options))
+    if not kinds:
+        raise FleetctlError("no Mac has joined the fleet yet; --memory 64Gi answers without one")
+    models = catalogue_fit.fit_catalogue(listed, request, kinds)
+    if output in ("json", "yaml"):
+        _print_tree(catalogue_tree(listed, models), output)
+    else:
+        is_wide = output == "wide"
+        lines = catalogue_lines(listed, request.spec, kinds, models, is_wide=is_wide)
+        click.echo("\n".join(lines))
+    if not any(model.is_possible for model in models):
+        raise click.exceptions.Exit(1)
+
+
+async def _kinds(options: dict[str, Any]) -> tuple[MacKind, ...]:
+    if options["memories"]:
+        return tuple(catalogue_fit.kind_of_size(_empty_mac(size)) for size in options["memories"])
+    async with open_store(options) as transport:
+        fleet_snapshot = await snapshot.take(transport, SystemClock())
+    return catalogue_fit.kinds_of(fleet_snapshot.table().nodes)
 
 
 async def _report(model: str, options: dict[str, Any]) -> FitReport:

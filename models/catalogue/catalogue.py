@@ -89,6 +89,7 @@ class CatalogueFile(BaseModel):
 class CatalogueEntry:
     """One model of the list in one quantization."""
 
+    name: str
     repo: str
     """The repository that has it, or the original one if no quantized one is known."""
     is_quantized: bool
@@ -145,6 +146,7 @@ def entries(catalogue: CatalogueFile) -> Iterator[CatalogueEntry]:
         for bits in BITS:
             repo = model.repositories.get("4" if bits == 4 else "8")
             yield CatalogueEntry(
+                name=name,
                 repo=repo or f"{model.org}/{name}",
                 is_quantized=repo is not None,
                 bits=bits,

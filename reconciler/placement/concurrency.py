@@ -8,14 +8,13 @@ lowers it to what the Mac holds (memory_proof.py). Why these numbers: docs/adr/0
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from reconciler.placement.decode_rate import BANDWIDTH_SHARE
 from schemas.quantity import DEFAULT_CONCURRENCY
 
 MOST: Final = 64
 
 _LEAST_TOKENS_PER_S: Final = 10
 """The rate that each request keeps: twice as fast as people read."""
-_BANDWIDTH_SHARE: Final = 0.7
-"""The share of a chip's memory bandwidth that a decode step gets."""
 _FLOPS_PER_CORE: Final = 175e9
 """Operations per second of one GPU core of Apple silicon in a step for several requests: half of its peak (M1 325e9, M4 425e9)."""
 _FLOPS_PER_PARAMETER: Final = 2
@@ -49,7 +48,7 @@ def requests_at_pace(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int)
     """
     limits: list[tuple[float, str]] = []
     if bandwidth_gbps > 0:
-        readable = bandwidth_gbps * 1e9 * _BANDWIDTH_SHARE / _LEAST_TOKENS_PER_S
+        readable = bandwidth_gbps * 1e9 * BANDWIDTH_SHARE / _LEAST_TOKENS_PER_S
         readers = (readable - cost.weights_bytes) / max(1, cost.request_bytes)
         limits.append((readers, "MemoryBandwidth"))
     if gpu_cores > 0 and cost.parameters > 0:

@@ -148,3 +148,28 @@ async def test_a_model_of_the_list_is_judged_offline_in_the_order_asked() -> Non
     assert (unlisted.code, "SourceUnreachable" in unlisted.err) == (1, True)
     sold = await run_fleetctl(*words, "--memory", "16GB")
     assert "'16GB' is not a quantity; write 16G or 16Gi (a Mac sold with 16GB has 16Gi)" in sold.err
+
+
+async def test_without_a_model_the_catalogue_is_listed_for_sizes_of_macs() -> None:
+    words = ("models", "fit", "--memory", "16Gi", "--memory", "512Gi")
+    done = await run_fleetctl(*words, "-o", "json")
+    assert done.code == 0, done.err
+    models = {model["name"]: model["macs"] for model in json.loads(done.out)["models"]}
+    assert len(models) >= 60
+    small, large = models["gpt-oss-120b"]
+    assert (small["fits"], large["fits"]) == (False, True)
+    assert small["refusal"]["reason"] == "InsufficientMemory"
+    assert large["tokensPerSecond"][0] > 50
+    shown = await run_fleetctl(*words, "-o", "wide")
+    assert "REPOSITORY" in shown.out
+    assert (await run_fleetctl("models", "fit", "--memory", "1Gi")).code == 1
+
+
+async def test_the_catalogue_is_listed_for_the_kinds_of_macs_of_a_fleet(fleet: MemoryFleet) -> None:
+    assert "no Mac has joined" in (await fleet.ctl("models", "fit")).err
+    await joined(fleet, "mac-1", memory_gib=32)
+    await joined(fleet, "mac-2", memory_gib=32)
+    done = await fleet.ctl("models", "fit")
+    assert done.code == 0, done.err
+    assert "2 x " in done.out.splitlines()[2]
+    assert "Qwen3-8B " in done.out

@@ -1,0 +1,119 @@
+"""Answers which models of the catalogue the Macs can serve, in which quantization and how fast. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from models.catalogue import catalogue
+from models.catalogue.catalogue import CatalogueEntry, CatalogueFile
+from reconciler.deployments.model_fit import with_facts
+from reconciler.placement import decode_rate
+from reconciler.placement.filters import find_rejection
+from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
+from reconciler.placement.memory_proof import geometry_of, proof_of
+from schemas import chips
+from schemas.replica import MemoryProof
+
+FAST_TOKENS_PER_S: Final = 10.0
+"""A quantization of more bits is chosen as long as it keeps this rate: twice as fast as people read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MacKind:
+    """Equal Macs, by the one with the most free memory."""
+
+    name: str
+    node: NodeView
+    count: int
+    bandwidths: tuple[float, float]
+    """Least and most bandwidth in GB/s; the same for a Mac that is known, and zeroes if nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MacFit:
+    """The answer for one model and one kind of Mac."""
+
+    kind: str
+    entry: CatalogueEntry
+    """The model in the chosen bits; in the fewest if none fits."""
+    refusal: Rejection | None
+    memory: MemoryProof | None
+    rates: tuple[float, float]
+    """Tokens per second of one request on the slowest and the fastest chip; zeroes if unknown, or if it does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFit:
+    """The answers for one model."""
+
+    name: str
+    fits: tuple[MacFit, ...]
+    """One for each kind of Mac, in their order."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Return whether any Mac can serve it."""
+        return any(fit.refusal is None for fit in self.fits)
+
+
+def kinds_of(nodes: Iterable[NodeView]) -> tuple[MacKind, ...]:
+    """Return the kinds of Macs of a fleet, the largest first."""
+    ordered = sorted(nodes, key=lambda node: (*node.hardware, -node.room_bytes, node.name))
+    kinds = []
+    for _, group in groupby(ordered, key=lambda node: node.hardware):
+        first, *others = group
+        name = f"{len(others) + 1} x {first.chip or 'Mac'}" if others else first.name
+        speeds = (first.bandwidth_gbps, first.bandwidth_gbps)
+        kinds.append(MacKind(name=name, node=first, count=len(others) + 1, bandwidths=speeds))
+    return tuple(sorted(kinds, key=lambda kind: (-kind.node.memory_bytes, kind.name)))
+
+
+def kind_of_size(node: NodeView) -> MacKind:
+    """Return a Mac of which only the memory is known: any chip that was sold with it."""
+    speeds = chips.bandwidths_with(node.memory_bytes)
+    return MacKind(name=node.name, node=node, count=1, bandwidths=speeds)
+
+
+def fit_catalogue(
+    listed: CatalogueFile, request: PlacementRequest, kinds: Sequence[MacKind]
+) -> tuple[ModelFit, ...]:
+    """Return the answers for each model: those that fit first, the largest first; then others, the smallest first."""
+    models = []
+    by_name = groupby(catalogue.entries(listed), key=lambda entry: entry.name)
+    for name, group in by_name:
+        entries = sorted(group, key=lambda entry: -entry.bits)
+        fits = tuple(_fit_kind(entries, request, kind) for kind in kinds)
+        models.append(ModelFit(name=name, fits=fits))
+    return tuple(sorted(models, key=_rank))
+
+
+def _rank(model: ModelFit) -> tuple[bool, int, str]:
+    parameters = model.fits[0].entry.facts.weights.parameters
+    return not model.is_possible, -parameters if model.is_possible else parameters, model.name
+
+
+def _fit_kind(
+    entries: Sequence[CatalogueEntry], request: PlacementRequest, kind: MacKind
+) -> MacFit:
+    """Return the answer with the most bits that fit and are fast enough, else with the fewest."""
+    fits = [_fit(entry, request, kind) for entry in entries]
+    possible = [fit for fit in fits if fit.refusal is None]
+    fast = [fit for fit in possible if not fit.rates[0] or fit.rates[0] >= FAST_TOKENS_PER_S]
+    return (fast or possible[-1:] or fits[-1:])[0]
+
+
+def _fit(entry: CatalogueEntry, request: PlacementRequest, kind: MacKind) -> MacFit:
+    node = with_facts(replace(kind.node, models={}), request.path, entry.facts)
+    refusal, memory, rates = find_rejection(request, node), None, (0.0, 0.0)
+    geometry = geometry_of(request, node)
+    if not geometry.unknown:
+        memory = proof_of(request, node)
+    if refusal is None and memory is not None:
+        cache = memory.kv_cache_bytes // max(1, memory.concurrency)
+        low, high = (
+            decode_rate.tokens_per_s(geometry, cache, bandwidth_gbps=speed)
+            for speed in kind.bandwidths
+        )
+        rates = (low, high)
+    return MacFit(kind=kind.name, entry=entry, refusal=refusal, memory=memory, rates=rates)
