@@ -41,6 +41,8 @@ class MacFit:
     memory: MemoryProof | None
     rates: tuple[float, float]
     """Tokens per second of one request on the slowest and the fastest chip; zeroes if unknown, or if it does not fit."""
+    streamed_rate: float = 0.0
+    """Tokens per second at most with all experts on the disk; 0 if it fits, has none, or the disk was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,4 +118,18 @@ def _fit(entry: CatalogueEntry, request: PlacementRequest, kind: MacKind) -> Mac
             for speed in kind.bandwidths
         )
         rates = (low, high)
-    return MacFit(kind=kind.name, entry=entry, refusal=refusal, memory=memory, rates=rates)
+    streamed_rate = 0.0
+    if refusal is not None and memory is not None and geometry.expert_bytes:
+        resident = memory.total_bytes - geometry.expert_bytes
+        if resident <= node.allocatable_bytes < memory.total_bytes:
+            streamed_rate = decode_rate.streamed_tokens_per_s(
+                geometry, bandwidth_gbps=node.bandwidth_gbps, disk_gbps=node.disk_gbps
+            )
+    return MacFit(
+        kind=kind.name,
+        entry=entry,
+        refusal=refusal,
+        memory=memory,
+        rates=rates,
+        streamed_rate=streamed_rate,
+    )

@@ -34,6 +34,7 @@ from nodeagent.engines.tls import NodeTls
 from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware import metal, panic_reports
+from nodeagent.hardware.disk_rate import DiskRate
 from nodeagent.hardware.load import LoadSampler
 from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader, available_memory_bytes
@@ -151,6 +152,7 @@ class Dependencies:
     tls: NodeTls | None = None
     """The node's identity for its engines; None: they serve plain HTTP."""
     metal: MetalPreflight | None = None
+    disk_rate: DiskRate | None = None
     """The check of the GPU before the first engine; None where there is no Metal."""
     load: LoadSampler | None = None
     """The load of the machine; None where agents share one machine."""
@@ -218,6 +220,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     return Dependencies(
         tls=tls,
         metal=preflight,
+        disk_rate=DiskRate(config.models_dir, config.state_dir, clock),
         load=LoadSampler(clock),
         engines=_engine_processes(config, tls, preflight),
         health=HealthClient(tls),

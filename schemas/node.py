@@ -334,6 +334,8 @@ class NodeStatus(Status):
     """Size of the disk that holds models; 0 if unknown."""
     disk_free_bytes: int = 0
     """Free space on it, rounded to coarse steps so that the status changes rarely."""
+    disk_read_gbps: float = 0.0
+    """Rate in GB/s at which it reads blocks of 4 MiB, one after another; 0 until a model needs to know it."""
     power: Literal["Mains", "Battery", "Unknown"] = "Unknown"
     """The machine's power source."""
     is_owner_active: bool = False

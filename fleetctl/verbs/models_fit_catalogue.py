@@ -59,6 +59,8 @@ def _row(model: ModelFit, count: int, *, is_wide: bool) -> list[str]:
 
 def _cell(fit: MacFit) -> str:
     """Describe one answer: "4 bit 5.1 GiB 20/s", or "-" with the reason if it is not memory."""
+    if fit.streamed_rate:
+        return f"- (disk {fit.streamed_rate:.1f}/s)"
     if fit.refusal is not None:
         return "-" if fit.refusal.reason == "InsufficientMemory" else f"- {fit.refusal.reason}"
     need = "" if fit.memory is None else f" {quantity.show(fit.memory.total_bytes)}"
@@ -90,6 +92,7 @@ def _fit_tree(fit: MacFit) -> dict[str, Tree]:
         **entry_tree(fit.entry),
         "memoryBytes": None if fit.memory is None else fit.memory.total_bytes,
         "tokensPerSecond": [round(rate, 1) for rate in fit.rates] if fit.rates[1] else None,
+        "streamedTokensPerSecond": round(fit.streamed_rate, 1) or None,
         "refusal": None
         if refusal is None
         else {"reason": refusal.reason, "message": refusal.message},

@@ -309,6 +309,7 @@ class NodeViewCache:
             gpu_cores=status.gpu_cores,
             memory_bytes=status.memory_bytes,
             bandwidth_gbps=chip.bandwidth_gbps if chip is not None else measured,
+            disk_gbps=status.disk_read_gbps,
             taints=node.spec.taints,
             pool_priority=max((pool.spec.priority for pool in pools), default=0),
             reserved_by_group=group,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from models.footprint import SMALL_QUANT_GROUP, layer_groups
-from reconciler.placement import inputs
+from reconciler.placement import decode_rate, inputs
 from reconciler.placement.inputs import (
     AnyColumn,
     Column,
@@ -282,13 +282,24 @@ def has_memory(request: PlacementRequest, node: NodeView) -> Rejection | None:
     if node.promised_bytes:
         notes.append(f"{show(node.promised_bytes)} are reserved for a higher priority")
     note = f" ({', '.join(notes)})" if notes else ""
+    streaming = "" if request.override_bytes else _streaming_note(request, node, need)
     return Rejection(
         reason="InsufficientMemory",
         message=f"needs {show(need)} ({describe_proof(proof, request.spec)}), "
-        f"has {show(max(0, have))} free of {show(max(0, node.allocatable_bytes))}{note}",
+        f"has {show(max(0, have))} free of {show(max(0, node.allocatable_bytes))}{note}{streaming}",
         need=need,
         have=have,
         capacity=node.allocatable_bytes,
+    )
+
+
+def _streaming_note(request: PlacementRequest, node: NodeView, need_bytes: int) -> str:
+    return decode_rate.describe_streaming(
+        geometry_of(request, node),
+        need_bytes=need_bytes,
+        capacity_bytes=node.allocatable_bytes,
+        bandwidth_gbps=node.bandwidth_gbps,
+        disk_gbps=node.disk_gbps,
     )
 
 

@@ -121,6 +121,8 @@ class NodeView:
     """Unified memory of the machine."""
     bandwidth_gbps: float = 0.0
     """Memory bandwidth; 0 if unknown."""
+    disk_gbps: float = 0.0
+    """Read rate of the disk that holds models; 0 if it was not measured."""
     taints: tuple[Taint, ...] = ()
     pool_priority: int = 0
     """Highest priority among its pools."""

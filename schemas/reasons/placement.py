@@ -12,7 +12,8 @@ SECTION: Final = ReasonSection(
             "InsufficientMemory",
             "The memory proof needs more than the Mac has left for models.",
             "Lower `contextLength` or `concurrency`, choose a smaller or more quantised model, or free memory "
-            "on a Mac. If no Mac is large enough, use a ShardGroup.",
+            "on a Mac. If no Mac is large enough, use a ShardGroup. For a mixture of experts the message has the rate that "
+            "experts on the disk would allow, as the agent measured it; engines keep all experts in memory.",
         ),
         problem(
             "ModelNotFound",

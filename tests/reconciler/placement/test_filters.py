@@ -1,26 +1,30 @@
 """Every reason against a node with its message: the node's own state, its folders, and the deployment's options."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from models.catalogue import catalogue
 from reconciler.deployments.explain import explain_nodes
+from reconciler.deployments.model_fit import with_facts
 from reconciler.deployments.placer import Assignment, place_replica
 from reconciler.placement import memory_proof
 from reconciler.placement.filters import find_rejection
-from reconciler.placement.inputs import NodeHold, NodeView, PlacementRequest, request_for
+from reconciler.placement.inputs import NodeHold, NodeView, PlacementRequest, Rejection, request_for
 from reconciler.placement.memory_proof import prove
 from reconciler.placement.refusals import summary_line
 from reconciler.placement.table import NodeTable
-from schemas.deployment import DraftModel, ModelSource, NamedAdapter
+from schemas.deployment import DraftModel, ModelDeploymentSpec, ModelSource, NamedAdapter
 from schemas.guesses import MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, LayerGroup, ModelReport, Taint
 from schemas.placement import Placement
 from tests.support.golden_cases import Golden
 from tests.support.reconciler_world import unplaced
+from tests.support.values import present
 from tests.support.world import GEOMETRY, GIB, deployment, node
 
 
@@ -328,3 +332,28 @@ def test_reports_are_awaited_of_all_folders() -> None:
         away = replace(view, name="b", is_ready=False)
         assert not NodeTable([WHOLE, away]).awaits_reports(BOTH)
     assert not NodeTable([]).awaits_reports(BOTH)
+
+
+def _moe_rejection(memory_bytes: int, **more: Any) -> Rejection:
+    entry = next(
+        entry
+        for entry in catalogue.search(("Qwen3-235B-A22B", "4bit"), catalogue.shipped_catalogue())
+        if entry.name == "Qwen3-235B-A22B"
+    )
+    spec = ModelDeploymentSpec(model=ModelSource(path="moe"), concurrency=1)
+    mac = NodeView(name="mac", is_ready=True, allocatable_bytes=memory_bytes, **more)
+    node = with_facts(mac, "moe", entry.facts)
+    return present(find_rejection(PlacementRequest(name="", spec=spec), node))
+
+
+def test_a_mixture_of_experts_beyond_memory_is_refused_with_the_rate_that_its_disk_allows() -> None:
+    told = _moe_rejection(48 * GIB, bandwidth_gbps=400.0, disk_gbps=5.0).message
+    rate = float(present(re.search(r"reads 5\.0 GB/s, .* at most (\d+\.\d) tokens/s", told))[1])
+    # 8 of 128 experts of each layer in 4.5 bits, from the disk; attention and head from memory.
+    experts_s, rest_s = 227.1e9 * 8 / 128 * 4.5 / 8 / 5e9, 8e9 * 4.5 / 8 / 280e9
+    assert rate == pytest.approx(1 / (experts_s + rest_s), rel=0.1)
+    assert "not measured yet" in _moe_rejection(48 * GIB).message
+    assert "even without its experts" in _moe_rejection(4 * GIB, disk_gbps=5.0).message
+    # A Mac that is only full now gets no such figure.
+    full = _moe_rejection(512 * GIB, disk_gbps=5.0, used_bytes=500 * GIB).message
+    assert "experts" not in full
