@@ -70,6 +70,8 @@ def need_lines(report: PlacementReport) -> list[str]:
     size = memory_proof.size_text(best.memory.total_bytes)
     proof = describe_proof(best.memory, report.deployment.spec)
     lines = [f"On {best.node} it would use {size}: {proof}"]
+    if best.concurrency_note:
+        lines.append(best.concurrency_note)
     if best.missing_bytes:
         lines.append(f"{best.node} would fetch {sizes.show(best.missing_bytes)} of the model first")
     return lines
@@ -169,6 +171,7 @@ def _scores(one: NodeExplanation) -> dict[str, Tree]:
         return {}
     return {
         "memory": memory_proof.proof_tree(one.memory),
+        "concurrencyNote": one.concurrency_note or None,
         "missingBytes": one.missing_bytes,
         "isPreferred": one.is_preferred,
         "score": round(one.score, 3),

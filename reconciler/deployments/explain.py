@@ -10,7 +10,7 @@ from reconciler.groups.group_view import GroupView
 from reconciler.placement import refusals, scores
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
-from reconciler.placement.memory_proof import proof_of
+from reconciler.placement.memory_proof import describe_concurrency, proof_of
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.scores import ScorePart, SpreadCounts
 from schemas.replica import MemoryProof
@@ -25,6 +25,8 @@ class NodeExplanation:
     """Reason why it cannot take the replica; None if it can."""
     memory: MemoryProof | None = None
     """Memory that the replica needs on it."""
+    concurrency_note: str = ""
+    """The figures that give the number of `concurrency: Auto`."""
     room_bytes: int = 0
     """Memory that may be assigned on it."""
     missing_bytes: int = 0
@@ -68,9 +70,11 @@ def _explain_node(
     if refusal is not None:
         return NodeExplanation(node=node.name, refusal=refusal, room_bytes=node.room_bytes)
     parts = scores.score_parts(request, node, spread)
+    proof = proof_of(request, node)
     return NodeExplanation(
         node=node.name,
-        memory=proof_of(request, node),
+        memory=proof,
+        concurrency_note=describe_concurrency(request, node, proof),
         room_bytes=node.room_bytes,
         missing_bytes=node.missing_bytes(request.path),
         is_preferred=scores.is_preferred(request, node),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from reconciler.placement.decode_rate import BANDWIDTH_SHARE
+from schemas import quantity
 from schemas.quantity import DEFAULT_CONCURRENCY
 
 MOST: Final = 64
@@ -46,17 +47,47 @@ def requests_at_pace(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int)
     At least the default, because a step for four requests costs hardly more than one. A part of the hardware that is
     not known (0) does not limit; if neither is known, the answer is the default.
     """
-    limits: list[tuple[float, str]] = []
-    if bandwidth_gbps > 0:
-        readable = bandwidth_gbps * 1e9 * BANDWIDTH_SHARE / _LEAST_TOKENS_PER_S
-        readers = (readable - cost.weights_bytes) / max(1, cost.request_bytes)
-        limits.append((readers, "MemoryBandwidth"))
-    if gpu_cores > 0 and cost.parameters > 0:
-        needed = _FLOPS_PER_PARAMETER * cost.parameters * _LEAST_TOKENS_PER_S
-        limits.append((gpu_cores * _FLOPS_PER_CORE / needed, "GPUCores"))
+    limits = _pace_limits(cost, bandwidth_gbps=bandwidth_gbps, gpu_cores=gpu_cores)
     if not limits:
         return Pace(DEFAULT_CONCURRENCY, "UnknownHardware")
-    requests, limit = min(*limits, (float(MOST), "Most"))
+    requests, limit = min(
+        *((number, name) for name, number in limits.items()), (float(MOST), "Most")
+    )
     if requests < DEFAULT_CONCURRENCY:
         return Pace(DEFAULT_CONCURRENCY, "Least")
     return Pace(int(requests), limit)
+
+
+def _pace_limits(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int) -> dict[str, float]:
+    """Return how many requests each known part of the hardware keeps at the pace; less than 1 if not even one."""
+    limits: dict[str, float] = {}
+    if bandwidth_gbps > 0:
+        readable = bandwidth_gbps * 1e9 * BANDWIDTH_SHARE / _LEAST_TOKENS_PER_S
+        limits["MemoryBandwidth"] = (readable - cost.weights_bytes) / max(1, cost.request_bytes)
+    if gpu_cores > 0 and cost.parameters > 0:
+        needed = _FLOPS_PER_PARAMETER * cost.parameters * _LEAST_TOKENS_PER_S
+        limits["GPUCores"] = gpu_cores * _FLOPS_PER_CORE / needed
+    return limits
+
+
+def describe_pace(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int) -> str:
+    """Return the figures that give the number of requests, and the number of each part of the hardware."""
+    limits = _pace_limits(cost, bandwidth_gbps=bandwidth_gbps, gpu_cores=gpu_cores)
+    show, texts = quantity.show, []
+    if "MemoryBandwidth" in limits:
+        texts.append(
+            f"{BANDWIDTH_SHARE:.0%} of {bandwidth_gbps:g} GB/s reads weights of {show(cost.weights_bytes)} and "
+            f"{show(cost.request_bytes)} of cache for each of {_whole(limits['MemoryBandwidth'])} requests"
+        )
+    if "GPUCores" in limits:
+        texts.append(
+            f"{gpu_cores} GPU cores compute {cost.parameters / 1e9:.1f} billion parameters for "
+            f"{_whole(limits['GPUCores'])}"
+        )
+    if not texts:
+        return f"bandwidth and GPU cores are not known: {DEFAULT_CONCURRENCY}"
+    return f"{_LEAST_TOKENS_PER_S} times a second, {', '.join(texts)}; at least {DEFAULT_CONCURRENCY}, at most {MOST}"
+
+
+def _whole(requests: float) -> str:
+    return f"{requests:,.0f}" if requests >= 1 else "less than one"

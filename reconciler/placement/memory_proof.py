@@ -9,7 +9,7 @@ from typing import Final
 
 from models import footprint
 from models.footprint import ServingLoad
-from reconciler.placement.concurrency import DecodeCost, requests_at_pace
+from reconciler.placement.concurrency import DecodeCost, describe_pace, requests_at_pace
 from reconciler.placement.inputs import NodeView, PlacementRequest
 from schemas import quantity
 from schemas.deployment import ModelDeploymentSpec
@@ -181,18 +181,38 @@ def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
     if request.override_bytes:
         # The size was stated for the requests that a deployment has by default.
         return _with_limit(proof(DEFAULT_CONCURRENCY), "StatedMemory")
-    # With kvCache.tokens the requests share their caches; one alone may still have the whole context.
-    alone = replace(extras, kv_tokens=None)
-    load = engine_load(request.spec.context_length, 1, ranks=1, extras=alone)
-    cost = DecodeCost(
-        weights_bytes=geometry.weights_bytes,
-        request_bytes=footprint.cache_bytes(geometry, load),
-        parameters=geometry.parameters,
-    )
+    cost = _decode_cost(request, node)
     pace = requests_at_pace(cost, bandwidth_gbps=node.bandwidth_gbps, gpu_cores=node.gpu_cores)
     memory_proof = _largest_within(proof, pace.requests, node.allocatable_bytes)
     return _with_limit(
         memory_proof, pace.limit if memory_proof.concurrency == pace.requests else "Memory"
+    )
+
+
+def _decode_cost(request: PlacementRequest, node: NodeView) -> DecodeCost:
+    geometry = geometry_of(request, node)
+    # With kvCache.tokens the requests share their caches; one alone may still have the whole context.
+    alone = replace(extras_of(request, node), kv_tokens=None)
+    load = engine_load(request.spec.context_length, 1, ranks=1, extras=alone)
+    return DecodeCost(
+        weights_bytes=geometry.weights_bytes,
+        request_bytes=footprint.cache_bytes(geometry, load),
+        parameters=geometry.parameters,
+    )
+
+
+def describe_concurrency(request: PlacementRequest, node: NodeView, proof: MemoryProof) -> str:
+    """Return which figures of the Mac give the number of `concurrency: Auto`; "" for a number that was declared."""
+    if request.spec.concurrency != "Auto" or request.override_bytes:
+        return ""
+    figures = describe_pace(
+        _decode_cost(request, node), bandwidth_gbps=node.bandwidth_gbps, gpu_cores=node.gpu_cores
+    )
+    memory = quantity.show(node.allocatable_bytes // 2)
+    limit = _LIMITS.get(proof.concurrency_limit, proof.concurrency_limit)
+    return (
+        f"concurrency Auto is {proof.concurrency} on {node.name} by {limit}: {figures}; more than "
+        f"{DEFAULT_CONCURRENCY} only in half of its memory, {memory}"
     )
 
 

@@ -14,7 +14,7 @@ from reconciler.deployments.placer import Assignment, Placer, place_replica
 from reconciler.deployments.rollout.revisions import content_of, template_hash
 from reconciler.placement.concurrency import MOST, DecodeCost, requests_at_pace
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
-from reconciler.placement.memory_proof import describe_proof, proof_of, prove
+from reconciler.placement.memory_proof import describe_concurrency, describe_proof, proof_of, prove
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.scores import is_preferred, machine
 from reconciler.placement.table import NodeTable
@@ -22,7 +22,7 @@ from schemas.deployment import ModelDeployment
 from schemas.kv_cache import KvCache
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, SizeMinimum, Toleration
-from schemas.quantity import DEFAULT_CONCURRENCY
+from schemas.quantity import DEFAULT_CONCURRENCY, show
 from tests.support.reconciler_nodes import HUB_MODEL
 from tests.support.world import GEOMETRY, GIB, NOW, deployment, node
 
@@ -337,3 +337,17 @@ def test_shared_tokens_do_not_make_a_request_dearer() -> None:
     # 38 whole contexts would be read in time, and these requests have less.
     assert proof.concurrency == 38
     assert proof.kv_cache_bytes < proof_of(request(), mac(72, 400, 40)).kv_cache_bytes
+
+
+def test_the_figures_behind_the_number_are_said() -> None:
+    asked, studio = request(), mac(72, 400, 40)
+    proof = proof_of(asked, studio)
+    text = describe_concurrency(asked, studio, proof)
+    assert text.startswith(f"concurrency Auto is {proof.concurrency} on ")
+    assert "70% of 400 GB/s reads weights of" in text
+    assert "40 GPU cores compute" in text
+    assert show(36 * GIB) in text
+    unknown = mac(140, 0, 0)
+    assert "are not known: 4" in describe_concurrency(asked, unknown, proof_of(asked, unknown))
+    for declared in (request(concurrency=2), request(memory="20Gi")):
+        assert describe_concurrency(declared, studio, proof_of(declared, studio)) == ""
