@@ -101,7 +101,8 @@ class PrefillStage:
         prompts = [self._find_or_open(job) for job in jobs]
         if not chunks[0].is_last:
             (prompt,) = prompts
-            count = min(chunks[0].count, len(prompt.tokens) - prompt.position)
+            count = self._whole_images(prompt, chunks[0].count)
+            count = min(count, len(prompt.tokens) - prompt.position)
             self._read_one(prompt, count)
             return None, count
         for prompt in prompts:
@@ -110,6 +111,7 @@ class PrefillStage:
         is_alone = len(prompts) == 1 or any(
             isinstance(cache, KeepingKVCache) for cache in prompts[0].caches
         )
+        is_alone = is_alone or any(prompt.job.images for prompt in prompts)
         for prompt in prompts:
             if is_alone or prompt.job.has_prompt_logprobs:
                 self._read_one(prompt, len(prompt.tokens) - prompt.position)
@@ -168,6 +170,12 @@ class PrefillStage:
             )
             prompt.stored = prompt.position
 
+    def _whole_images(self, prompt: PrefillPrompt, count: int) -> int:
+        """Return `count`, or more tokens if an image must not be cut there."""
+        if self._vision is None:
+            return count
+        return self._vision.whole_images(prompt.job, prompt.position, count)
+
     def _keeps_states(self, prompt: PrefillPrompt, count: int) -> bool:
         """Keep the hidden states of the next pass if it reads the end of the prompt; return whether they are kept."""
         is_end = prompt.position + count > len(prompt.tokens) - MTP_KEPT_TOKENS
@@ -188,7 +196,8 @@ class PrefillStage:
         end = prompt.position + count
         while prompt.position < end:
             self._select([prompt])
-            start, stop = prompt.position, min(prompt.position + _SCORED_TOKENS, end)
+            count = self._whole_images(prompt, _SCORED_TOKENS)
+            start, stop = prompt.position, min(prompt.position + count, end)
             logits = self._model(mx.array([prompt.tokens[start:stop]]), cache=prompt.caches)[0]
             following = prompt.job.prompt[start + 1 : stop + 1]
             measured = logprobs.compute(

@@ -109,13 +109,16 @@ def load(
         if split is not None:
             mlx_group.split_model(model, split)
         caches = make_prompt_cache(model)
-    rules = None if vision is None else vision_model.prepare(model, config, folder, vision)
     bank = _add_adapters(model, options.adapter, folder, how)
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
         raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
     with absent_tensors.reads_explained(folder):
         codec = _read_weights_and_tokenizer(folder, config, model, gauges, is_stopping)
+    rules = None
+    if vision is not None:
+        spell = partial(_spell_token, codec)
+        rules = vision_model.prepare(model, config, folder, vision, spell)
     log.info(
         "model loaded",
         extra={
@@ -142,6 +145,10 @@ def _build(folder: Path, vision: Vision | None) -> tuple[Model, dict[str, Any]]:
     if vision is None:
         classes = absent_tensors.model_classes(folder)
     return load_model(folder, lazy=True, get_model_classes=classes, trust_remote_code=False)
+
+
+def _spell_token(codec: TextCodec, token: int) -> str:
+    return codec.piece(token).decode(errors="replace")
 
 
 def _add_adapters(

@@ -4,7 +4,7 @@ Combines what a request demands (tools, response format, reasoning effort) with 
 template. `ChatEncoder` and `write_grammar` run in the input workers, the rest in the serving process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -113,6 +113,8 @@ class ChatEncoder:
     codec: Codec
     max_tokens: int | None = None
     """A conversation that is certainly longer is not tokenized; None tokenizes any."""
+    rewrite: Callable[[str], str] | None = None
+    """Changes the rendered conversation before it is tokenized."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -166,7 +168,9 @@ class ChatEncoder:
             return self._tokenize(template_traits.spell_tool_calls(messages), variables)
 
     def _tokenize(self, messages: Sequence[Message], variables: Mapping[str, Json]) -> list[int]:
-        return self.codec.encode_chat(list(messages), max_tokens=self.max_tokens, **variables)
+        return self.codec.encode_chat(
+            list(messages), max_tokens=self.max_tokens, rewrite=self.rewrite, **variables
+        )
 
     def _instructions(self, call_format: AnswerFormat) -> str:
         toolbox, form = self.request.toolbox, self.request.format

@@ -4,8 +4,9 @@ A chat template and a tokenizer come with a model's files, and may take any time
 own can be ended.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import assert_never
 
 from engine.errors import PromptRefusedError, TextTooLongError
@@ -37,14 +38,12 @@ def run(
     """
     match task:
         case PromptsTask(request=request, context_length=context_length):
-            images = _read_images(task)
-            found = encode_prompts(request, codec, context_length=context_length)
+            images, rewrite = _read_images(task), None
             if images and task.image_rules is not None:
-                token = task.image_rules.token
-                found = [
-                    image_reader.expand_tokens(one, images, token, param="messages")
-                    for one in found
-                ]
+                rewrite = partial(image_reader.write_images, images=images, rules=task.image_rules)
+            found = encode_prompts(request, codec, context_length=context_length, rewrite=rewrite)
+            if images and task.image_rules is not None:
+                image_reader.check_places(found[0], images, task.image_rules)
             _check_context(request, found, context_length)
             return tuple(PreparedPrompt(tokens=tuple(tokens), images=images) for tokens in found)
         case TextsTask():
@@ -92,8 +91,9 @@ def encode_prompts(
     codec: Codec,
     *,
     context_length: int | None = None,
+    rewrite: Callable[[str], str] | None = None,
 ) -> list[list[int]]:
-    """Return the tokens of each prompt of a request.
+    """Return the tokens of each prompt of a request; `rewrite` changes a rendered conversation.
 
     A text that is certainly longer than the context is refused before it is tokenized; None accepts any text.
 
@@ -114,7 +114,7 @@ def encode_prompts(
                     )
                 return [_encode_content(content, codec, max_tokens) for content in contents]
             case Conversation(messages=turns):
-                encoder = ChatEncoder(request, codec, max_tokens=max_tokens)
+                encoder = ChatEncoder(request, codec, max_tokens=max_tokens, rewrite=rewrite)
                 return [_encode_chat(image_reader.without_urls(turns), encoder)]
             case _:
                 assert_never(request.prompt)

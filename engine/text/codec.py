@@ -187,9 +187,16 @@ class TextCodec:
             return list(self._tokenizer.encode(text, second))
 
     def encode_chat(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, **variables: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        rewrite: Callable[[str], str] | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Return the tokens of messages up to the start of the answer; `variables` are passed to the template.
+
+        `rewrite` changes the rendered text before it is tokenized.
 
         Raises:
             PromptRefusedError: the template does not support these messages.
@@ -197,9 +204,11 @@ class TextCodec:
             RefusedError: the tokenizer fails on the rendered text.
 
         """
-        if not self._is_fast:
+        if not self._is_fast and rewrite is None:
             return list(self._render(messages, variables, tokenize=True))
         text = self._render(messages, variables, tokenize=False)
+        if rewrite is not None:
+            text = rewrite(text)
         self._check_length(text, max_tokens)
         with _refusing_unreadable():
             return list(self._tokenizer.encode(text, add_special_tokens=False))

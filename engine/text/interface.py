@@ -1,6 +1,6 @@
 """The interface of the text room: the tokenizer as other rooms use it. Imports no mlx."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from engine.text.portable_tokenizer import PortableTokenizer
@@ -56,9 +56,16 @@ class Codec(Protocol):
         ...
 
     def encode_chat(
-        self, messages: Sequence[Message], *, max_tokens: int | None = None, **variables: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        rewrite: Callable[[str], str] | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Return the tokens of a conversation; `variables` (tools, ...) are passed to the template.
+
+        `rewrite` changes the rendered text before it is tokenized.
 
         Raises:
             TextTooLongError: it certainly has more than `max_tokens`; None accepts any conversation.

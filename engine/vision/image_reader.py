@@ -10,8 +10,9 @@ import importlib
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from engine.jobs import ImageInput
@@ -36,6 +37,19 @@ NO_IMAGES: Final = (
 )
 
 
+class Sizing(StrEnum):
+    """The rule by which a family chooses the size of an image."""
+
+    AREA = "area"
+    """The image's own size, between two numbers of pixels: Qwen, GLM."""
+    SQUARE = "square"
+    """One size for all: Gemma 3."""
+    EDGE = "edge"
+    """The image's own size, below a longest edge: Mistral 3."""
+    BUDGET = "budget"
+    """As many pixels as fit into a budget, for small images as well: Gemma 4."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
     """The images that a model and its deployment take; can be pickled."""
@@ -47,22 +61,54 @@ class ImageRules:
     max_pixels: int
     """The model's own limit; the deployment's counts as well."""
     token: int
-    """The token that stands for an image in a rendered prompt."""
+    """The token that stands for a part of an image in a prompt."""
+    token_text: str
+    """The same token as text."""
+    marker: str
+    """The text that the chat template writes for an image."""
+    sizing: Sizing = Sizing.AREA
+    around: tuple[str, str] = ("", "")
+    """Text before and behind the tokens of an image."""
+    row_end: str = ""
+    """Text between the rows of an image; "" if the model sees no rows."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and height that the model sees of an image."""
         factor = self.factor
         most = max(self.min_pixels, min(self.max_pixels, self.limits.max_pixels))
-        wide, high = (max(factor, round(side / factor) * factor) for side in (width, height))
+        if self.sizing is Sizing.SQUARE:
+            return math.isqrt(self.max_pixels), math.isqrt(self.max_pixels)
+        whole: Callable[[float], int] = round
+        scale = 1.0
+        if self.sizing is not Sizing.AREA:
+            most = min(self.max_pixels, self.limits.max_pixels)
+            scale = math.sqrt(most / (width * height))
+            whole = math.floor
+        if self.sizing is Sizing.EDGE:
+            scale = min(1.0, scale, math.isqrt(self.max_pixels) / max(width, height))
+            whole = math.ceil
+        sides = (width * scale, height * scale)
+        if self.sizing is Sizing.EDGE:
+            sides = (math.floor(sides[0]), math.floor(sides[1]))
+        wide, high = (max(factor, whole(side / factor) * factor) for side in sides)
         if wide * high > most:
             shrink = math.sqrt(width * height / most)
+            # A side beside the shortest one has the rest.
+            limit = max(factor, most // factor // factor * factor)
             wide, high = (
-                max(factor, math.floor(side / shrink / factor) * factor) for side in (width, height)
+                min(limit, max(factor, math.floor(side / shrink / factor) * factor))
+                for side in (width, height)
             )
-        elif wide * high < self.min_pixels:
+        elif self.sizing is Sizing.AREA and wide * high < self.min_pixels:
             grow = math.sqrt(self.min_pixels / (width * height))
             wide, high = (math.ceil(side * grow / factor) * factor for side in (width, height))
         return wide, high
+
+    def text(self, image: ImageInput) -> str:
+        """Return what stands for an image in a prompt."""
+        columns = image.width // self.factor
+        rows = [self.token_text * columns] * (image.height // self.factor)
+        return self.around[0] + self.row_end.join(rows) + self.around[1]
 
 
 def image_urls(turns: Sequence[Message]) -> list[tuple[str, str]]:
@@ -182,23 +228,34 @@ def _check_ratio(width: int, height: int, param: str) -> None:
         )
 
 
-def expand_tokens(
-    tokens: Sequence[int], images: Sequence[ImageInput], token: int, *, param: str
-) -> list[int]:
-    """Return the tokens of a prompt with as many of them for each image as it has.
+def write_images(text: str, images: Sequence[ImageInput], rules: ImageRules) -> str:
+    """Return a rendered conversation with the text of each image in the place of its marker.
 
     Raises:
-        RefusedError: the prompt has another number of places for images: a text contains such a token, or the template
-            leaves images out.
+        RefusedError: the conversation has another number of markers.
 
     """
-    if tokens.count(token) != len(images):
-        raise errors.invalid(
-            f"The prompt has {tokens.count(token)} places for {len(images)} images: a text contains the model's marker "
-            "of images, or its chat template knows none in this role.",
-            param=param,
-        )
-    left = iter(images)
-    return [
-        one for each in tokens for one in ([each] * (next(left).tokens if each == token else 1))
-    ]
+    parts = text.split(rules.marker)
+    if len(parts) - 1 != len(images):
+        raise _other_places(len(parts) - 1, len(images))
+    texts = [*(rules.text(image) for image in images), ""]
+    return "".join(part for pair in zip(parts, texts, strict=True) for part in pair)
+
+
+def check_places(tokens: Sequence[int], images: Sequence[ImageInput], rules: ImageRules) -> None:
+    """Refuse a prompt with tokens of images that no image has.
+
+    Raises:
+        RefusedError: a text contains such a token, or the tokenizer does not know it.
+
+    """
+    if tokens.count(rules.token) != sum(image.tokens for image in images):
+        raise _other_places(tokens.count(rules.token), len(images))
+
+
+def _other_places(places: int, images: int) -> RefusedError:
+    return errors.invalid(
+        f"The prompt has {places} places for {images} images: a text contains the model's marker of images, or its chat "
+        "template knows none in this role.",
+        param="messages",
+    )

@@ -1,173 +1,297 @@
-"""A model of mlx-vlm in the batch: reads images of prompts, and gives every row its own positions. Worker thread only.
+"""A model that sees images, in the batch: mlx-lm's language model behind a tower of mlx-vlm. Worker thread only.
 
-mlx-vlm's language model keeps the positions of the last image in itself, so two requests would spoil each other. Here
-each pass gets the positions of its rows as arguments, and nothing is kept between passes.
+The language model is the one that serves text, so batches, caches and kernels are the same. Three of its parts read what
+a pass is about: the embedding takes the rows of images, the rotation takes positions, and the first layers of Qwen3-VL
+add rows of their own. Nothing is kept between passes.
 """
 
+import importlib
 import importlib.util
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm import utils
+from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import override
 
 from engine.jobs import Job
+from engine.vision import positions, towers
 from engine.vision.image_reader import ImageRules
+from engine.vision.positions import Rotation, Span
+from engine.vision.towers import FAMILIES, Family, ImageRows, Preprocessing
 from models.model_files import ModelUnusableError
 from schemas.vision import Vision
 
 Array: TypeAlias = Any  # mlx ships no types
-
-ARCHITECTURES: Final = ("qwen2_vl", "qwen2_5_vl")
-"""Model types whose images this engine reads: those for which tests compare batches with single requests."""
-_AXES: Final = 3
-"""Positions of a token: time, row and column."""
-_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 14 * 14 * 4 * 1280
-# Of OpenAI's CLIP, which Qwen's preprocessor_config.json repeats.
-_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-_DEVIATION: Final = (0.26862954, 0.26130258, 0.27577711)
+Cache: TypeAlias = Any
+_TOWER_WORDS = ("visual", "vision", "audio", "multi_modal_projector")
+"""Words in the names of weights beside those of the language model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _SeenPrompt:
-    """The prompt of a job with images, ready to be read."""
+    """The prompt of a job with images."""
 
-    embeddings: Array
-    """Of shape (tokens, width)."""
-    positions: Array
-    """Of shape (3, tokens)."""
+    image_indices: np.ndarray[Any, Any]
+    """The image of each token, -1 for text."""
+    positions: np.ndarray[Any, Any] | None
+    """Of shape (3, tokens); None if the model has one position a token."""
     shift: int
     """Added to the index of a token behind the prompt."""
+    rows: ImageRows | None = None
+    """None until a pass reads one of its images: those whose keys and values are cached are not read again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing:
-    """The fields of preprocessor_config.json that are used."""
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """The values that the parts of the language model read during a pass."""
 
-    patch: int
-    merge: int
-    frames: int
-    """An image is repeated to so many frames, as models of videos want it."""
-    min_pixels: int
-    max_pixels: int
-    mean: tuple[float, ...] = _MEAN
-    deviation: tuple[float, ...] = _DEVIATION
-
-    def patches(self, width: int, height: int, pixels: bytes) -> np.ndarray[Any, Any]:
-        """Return the patches of an image, one a row, in the order in which the model merges them."""
-        image = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, 3)
-        scaled = (image.astype(np.float32) / 255.0 - self.mean) / self.deviation
-        side, merge = self.patch, self.merge
-        rows, columns = height // (side * merge), width // (side * merge)
-        parts = scaled.astype(np.float32).reshape(rows, merge, side, columns, merge, side, 3)
-        parts = parts.transpose(0, 3, 1, 4, 6, 2, 5)  # blocks, patches of a block, color, y, x
-        parts = np.repeat(parts[..., None, :, :], self.frames, axis=-3)
-        return parts.reshape(rows * columns * merge * merge, -1)
+    shifts: Array = None
+    """Of shape (rows,); None if all are 0."""
+    rotation: Rotation | None = None
+    places: Array = None
+    """Indices of the tokens of images in the only row; None if there are none."""
+    rows: ImageRows | None = None
+    """As many rows as there are places."""
 
 
-_USUAL: Final = Preprocessing(
-    patch=14, merge=2, frames=2, min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS
-)
+@dataclass(slots=True, kw_only=True)
+class _Parts:
+    """The models behind a VisionModel, which are no parameters of it."""
+
+    family: Family
+    inner: Any
+    """mlx-vlm's model without its language model."""
+    language: Any
+    """mlx-lm's model."""
+    preprocessing: Preprocessing = field(default_factory=lambda: Preprocessing(patch=14, merge=2))
+    image_token: int = -1
+    axes: np.ndarray[Any, Any] | None = None
+    has_blocks: bool = False
+    """True if the tokens of an image see all of it, those behind them included."""
 
 
 class VisionModel(Module):
     """A model of mlx-vlm that is called like one of mlx-lm."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, family: Family, inner: Any, language: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # mlx ships few types
-        # The parameters are those of the parts, by mlx-vlm's names; what begins with _ has none.
-        self.vision_tower = model.vision_tower
-        self.language_model = model.language_model
-        self._inner = model
-        self._preprocessing = _USUAL
+        # The parameters are those of the parts, by mlx-vlm's names.
+        for name in family.parts:
+            setattr(self, name, getattr(inner, name))
+        self.language_model = language.language_model
+        self.parts = _Parts(family=family, inner=inner, language=language)
+        self._pass = _Pass()
         self._seen: dict[int, _SeenPrompt] = {}
-        self._rows: tuple[tuple[int, int], ...] = ()
+        self._reading: tuple[_SeenPrompt, Job, int] | None = None
 
     @property
     def layers(self) -> Any:
         """Return the layers that have caches."""
-        return self.language_model.layers
+        return self.parts.language.layers
 
-    def preprocess_as(self, preprocessing: Preprocessing) -> None:
-        """Set how images become patches."""
-        self._preprocessing = preprocessing
+    def make_cache(self) -> list[Cache]:
+        """Return the caches of one sequence, of mlx-lm's kinds."""
+        caches: list[Cache] = make_prompt_cache(self.parts.language)
+        return caches
 
-    def see(self, job: Job) -> None:
-        """Compute what a job's images are to the language model; keeps it until `forget`."""
-        prompt = mx.array([job.prompt])
-        found = [
-            self._preprocessing.patches(image.width, image.height, image.pixels)
-            for image in job.images
-        ]
-        side = self._preprocessing.patch
-        grids = mx.array([[1, image.height // side, image.width // side] for image in job.images])
-        input_embeddings = self._inner.get_input_embeddings(
-            prompt, mx.array(np.concatenate(found)), image_grid_thw=grids
-        )
-        mx.eval(
-            input_embeddings.inputs_embeds,
-            input_embeddings.position_ids,
-            input_embeddings.rope_deltas,
-        )
-        self._seen[job.id] = _SeenPrompt(
-            embeddings=input_embeddings.inputs_embeds[0],
-            positions=input_embeddings.position_ids[:, 0],
-            shift=int(input_embeddings.rope_deltas.item()),
-        )
+    def sanitize(self, weights: dict[str, Array]) -> dict[str, Array]:
+        """Return the weights by the names of this model, however the folder names them."""
+        inner = self.parts.inner
+        tower = {
+            name: array
+            for name, array in weights.items()
+            if any(word in name for word in _TOWER_WORDS)
+        }
+        for part in (inner, *(getattr(inner, name) for name in self.parts.family.parts)):
+            if hasattr(part, "sanitize"):
+                tower = part.sanitize(tower)
+        named = self.parts.language.sanitize(dict(weights))
+        prefixes = tuple(f"{name}." for name in self.parts.family.parts)
+        return {
+            name: array for name, array in named.items() if name.startswith("language_model.")
+        } | {name: array for name, array in tower.items() if name.startswith(prefixes)}
+
+    def whole_images(self, job: Job, start: int, count: int) -> int:
+        """Return `count`, or more tokens, so that a piece of a prompt ends with no image cut."""
+        seen = self._seen_prompt(job)
+        if seen is None or not self.parts.has_blocks:
+            return count
+        indices, end = seen.image_indices, start + count
+        while end < len(indices) and indices[end] >= 0 and indices[end] == indices[end - 1]:
+            end += 1
+        return end - start
 
     def forget(self, job_ids: Sequence[int]) -> None:
-        """Free what `see` kept of these jobs."""
+        """Free what is kept of these jobs."""
         for job_id in job_ids:
             self._seen.pop(job_id, None)
 
     def select(self, jobs: Sequence[Job], starts: Sequence[int] = ()) -> None:
-        """Set the rows of the next pass; `starts` are the tokens in their caches, () behind all prompts."""
-        for job in jobs:
-            if job.images and job.id not in self._seen:
-                self.see(job)
-        self._rows = tuple(zip((job.id for job in jobs), starts or [-1] * len(jobs), strict=True))
+        """Set the rows of the next pass; `starts` are the tokens in their caches, () behind all prompts.
+
+        A prompt with images is read alone.
+        """
+        seen = [self._seen_prompt(job) for job in jobs]
+        shifts = [0 if prompt is None else prompt.shift for prompt in seen]
+        self._pass = _Pass(shifts=mx.array(shifts) if any(shifts) else None)
+        self._reading = None
+        if len(starts) == 1 and seen[0] is not None:
+            self._reading = (seen[0], jobs[0], starts[0])
 
     @override
     def __call__(self, tokens: Array, cache: Any = None) -> Array:
-        """Return the logits of each token; `select` named the rows."""
-        rows, length = tokens.shape
-        language = self.language_model
-        offset = cache[0].offset
-        first = offset.reshape(-1, 1) if isinstance(offset, mx.array) else mx.array([[offset]])
-        shifts = [self._shift(at) for at in range(rows)]
-        indices = first + mx.arange(length)[None, :]
-        positions = mx.broadcast_to(
-            (indices + mx.array(shifts)[:, None])[None], (_AXES, rows, length)
+        """Return the logits of each token; `select` named the rows of this one call."""
+        try:
+            if self._reading is not None:
+                tokens, cache = self._prepare_reading(*self._reading, tokens, cache)
+            return self.parts.language(tokens, cache=cache)
+        finally:
+            self._pass, self._reading = _Pass(), None
+
+    def _prepare_reading(
+        self, seen: _SeenPrompt, job: Job, start: int, tokens: Array, cache: list[Cache]
+    ) -> tuple[Array, list[Cache]]:
+        """Set the positions and images of a piece of a prompt; return its tokens and caches for the language model."""
+        length = tokens.shape[1]
+        behind = np.arange(len(seen.image_indices), start + length)[-length:]
+        if seen.positions is not None and start < len(seen.image_indices):
+            rope = next(layer.self_attn.rope for layer in self.layers if "self_attn" in layer)
+            three = seen.positions[:, start : start + length]
+            extra = np.broadcast_to(behind + seen.shift, (3, len(behind)))
+            assert self.parts.axes is not None
+            three = np.concatenate([three, extra], axis=1)
+            self._pass.rotation = Rotation(rope, self.parts.axes, three)
+        images = seen.image_indices[start : start + length]
+        images = np.concatenate([images, np.full(len(behind), -1)])
+        if (images < 0).all():
+            return tokens, cache
+        if seen.rows is None:
+            seen.rows = self._encode(job)
+        before = int((seen.image_indices[:start] >= 0).sum())
+        read = slice(before, before + int((images >= 0).sum()))
+        layers = tuple(layer[read] for layer in seen.rows.layers)
+        self._pass.rows = ImageRows(seen.rows.embeddings[read], layers)
+        self._pass.places = mx.array(np.flatnonzero(images >= 0))
+        if self.parts.has_blocks and length > 1:
+            same = mx.array((images[:, None] == images[None]) & (images >= 0))
+            cache = [_BlockCache(layer, same) for layer in cache]
+        # Gemma 4 has numbers of its own for each token; those of images are the padding's.
+        return mx.where(tokens == self.parts.image_token, 0, tokens), cache
+
+    def _seen_prompt(self, job: Job) -> _SeenPrompt | None:
+        if not job.images:
+            return None
+        if job.id not in self._seen:
+            self._seen[job.id] = self._look(job)
+        return self._seen[job.id]
+
+    def _look(self, job: Job) -> _SeenPrompt:
+        """Find the tokens of a job's images, and compute its positions."""
+        places = np.flatnonzero(np.array(job.prompt) == self.parts.image_token)
+        counts = [image.tokens for image in job.images]
+        indices = np.full(len(job.prompt), -1, dtype=np.int32)
+        indices[places] = np.repeat(np.arange(len(counts)), counts)
+        three, shift = None, 0
+        if self.parts.axes is not None:
+            factor = self.parts.preprocessing.patch * self.parts.preprocessing.merge
+            firsts = places[np.cumsum([0, *counts[:-1]])]
+            spans = [
+                Span(int(first), image.height // factor, image.width // factor)
+                for first, image in zip(firsts, job.images, strict=True)
+            ]
+            three, shift = positions.token_positions(len(job.prompt), spans)
+        return _SeenPrompt(image_indices=indices, positions=three, shift=shift)
+
+    def _encode(self, job: Job) -> ImageRows:
+        """Return the tower's rows for all images of a job."""
+        parts = self.parts
+        made = parts.family.encode(parts.inner, job.images, parts.preprocessing)
+        mx.eval(made.embeddings, *made.layers)
+        return made
+
+    def prepare(self, preprocessing: Preprocessing, config: Mapping[str, Any], token: int) -> None:
+        """Connect the parts of the language model with the passes, once its weights have their final classes.
+
+        Raises:
+            ValueError: the model rotates heads in a way for which no positions can be given.
+
+        """
+        parts, text = self.parts, config.get("text_config") or config
+        parts.preprocessing, parts.image_token = preprocessing, token
+        kind = text.get("use_bidirectional_attention")
+        parts.has_blocks = config["model_type"] == "gemma3" or kind == "vision"
+        model = self.language_model.model
+        _wrap(model.embed_tokens, self._embed)
+        if not parts.family.axes:
+            return
+        scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+        parts.axes = positions.frequency_axes(
+            scaling["mrope_section"], is_interleaved=parts.family.axes == "interleaved"
         )
-        embeddings = language.model.embed_tokens(tokens)
-        for at, (job_id, start) in enumerate(self._rows[:rows]):
-            prompt = self._seen.get(job_id)
-            if prompt is not None and 0 <= start < len(prompt.embeddings):
-                embeddings, positions = _place(embeddings, positions, at, start, prompt)
-        return language(
-            tokens, inputs_embeds=embeddings, cache=cache, position_ids=positions
-        ).logits
+        for at, layer in enumerate(model.layers):
+            if at < len(config["vision_config"].get("deepstack_visual_indexes") or ()):
+                _wrap(layer.mlp, partial(self._add_rows, at))
+            if "self_attn" in layer:
+                rope = layer.self_attn.rope
+                if type(rope) is not RoPE or rope.dims != 2 * len(parts.axes):
+                    raise ValueError(f"unknown rotation {type(rope).__name__} of heads")
+                _wrap(rope, self._rotate)
 
-    def _shift(self, at: int) -> int:
-        prompt = self._seen.get(self._rows[at][0]) if at < len(self._rows) else None
-        return 0 if prompt is None else prompt.shift
+    def _embed(self, base: Callable[..., Array], tokens: Array) -> Array:
+        embeddings = base(tokens)
+        if self._pass.rows is not None:
+            rows = self._pass.rows.embeddings.astype(embeddings.dtype)
+            embeddings[0, self._pass.places] = rows
+        return embeddings
+
+    def _rotate(self, base: Callable[..., Array], heads: Array, offset: Any = 0) -> Array:
+        if self._pass.rotation is not None:
+            return self._pass.rotation.apply(heads)
+        return base(heads, offset if self._pass.shifts is None else offset + self._pass.shifts)
+
+    def _add_rows(self, at: int, base: Callable[..., Array], states: Array) -> Array:
+        """Add the rows of a layer to what its last part adds to the states."""
+        made = base(states)
+        if self._pass.rows is None:
+            return made
+        rows = self._pass.rows.layers[at].astype(made.dtype)
+        return made.at[0, self._pass.places].add(rows)
 
 
-def _place(
-    embeddings: Array, positions: Array, row: int, start: int, seen: _SeenPrompt
-) -> tuple[Array, Array]:
-    """Return the inputs of a pass with the part of a prompt that begins at token `start`, in its row."""
-    count = min(embeddings.shape[1], len(seen.embeddings) - start)
-    embeddings = mx.array(embeddings)
-    embeddings[row, :count] = seen.embeddings[start : start + count]
-    positions = mx.array(positions)
-    positions[:, row, :count] = seen.positions[:, start : start + count]
-    return embeddings, positions
+def _wrap(module: Module, call: Callable[..., Array]) -> None:
+    """Let `call` answer for a module, which keeps its parameters and their names; it gets the module's own answer."""
+    base = type(module)
+
+    def __call__(self: Module, *arguments: Any, **options: Any) -> Array:  # noqa: N807 - of a class
+        return call(partial(base.__call__, self), *arguments, **options)
+
+    module.__class__ = type(base.__name__, (base,), {"__call__": __call__})
+
+
+class _BlockCache:
+    """A layer's cache for one pass, whose mask lets the tokens of an image see all of it."""
+
+    def __init__(self, cache: Cache, same: Array) -> None:
+        """Wrap a cache; `same` tells for each pair of the pass's tokens whether they are of one image."""
+        self._cache = cache
+        self._same = same
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def make_mask(self, count: int, **options: Any) -> Array:
+        """Return the cache's own mask, with the blocks of images."""
+        mask = self._cache.make_mask(count, **options | {"return_array": True})
+        before = mx.zeros((count, mask.shape[-1] - count), dtype=mx.bool_)
+        return mask | mx.concatenate([before, self._same], axis=1)
 
 
 def check_installed(model_type: str, folder: Path) -> None:
@@ -177,8 +301,8 @@ def check_installed(model_type: str, folder: Path) -> None:
         ModelUnusableError: mlx-vlm is not installed, or the architecture is not supported.
 
     """
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    if model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise ModelUnusableError(
             f"{folder}: spec.model.vision is for {known}, and this is {model_type}; leave it out to serve text"
         )
@@ -190,80 +314,55 @@ def check_installed(model_type: str, folder: Path) -> None:
 
 
 def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the classes that `mlx_lm.utils.load_model` builds: mlx-vlm's model, wrapped, and its config."""
+    """Return the classes that `mlx_lm.utils.load_model` builds: the model of both libraries, and its config."""
     module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
+    family = FAMILIES[config["model_type"]]
+    language_class, language_config = utils._get_classes(dict(config))  # noqa: SLF001 - the default of `load_model`
 
     class Arguments:
-        """The config of mlx-vlm, made as mlx-lm makes its own."""
+        """The configs of both libraries, made as mlx-lm makes its own."""
 
         @classmethod
         def from_dict(cls, fields: Mapping[str, Any]) -> Any:
-            """Return mlx-vlm's config."""
-            own = dict(fields)
-            text = own.get("text_config") or {
-                name: value for name, value in own.items() if name != "vision_config"
+            """Return mlx-vlm's config and mlx-lm's."""
+            text = fields.get("text_config") or {
+                name: value for name, value in fields.items() if name != "vision_config"
             }
-            made = module.ModelConfig.from_dict(own | {"vision_config": {}})
+            made = module.ModelConfig.from_dict({**fields, "vision_config": {}})
             made.text_config = module.TextConfig.from_dict(dict(text))
-            made.vision_config = module.VisionConfig.from_dict(dict(own["vision_config"]))
-            return made
+            made.vision_config = module.VisionConfig.from_dict(dict(fields["vision_config"]))
+            return made, language_config.from_dict(dict(fields))
 
     class Model(VisionModel):
         """The wrapped model, whose weights have the names of mlx-vlm's."""
 
         def __init__(self, arguments: Any) -> None:
-            super().__init__(module.Model(arguments))
-
-        def sanitize(self, weights: dict[str, Array]) -> dict[str, Array]:
-            """Return the weights by the names of the wrapped model."""
-            named: dict[str, Array] = self.vision_tower.sanitize(self._inner.sanitize(weights))
-            return named
+            seeing, reading = arguments
+            inner = module.Model(seeing)
+            inner.pop("language_model")
+            super().__init__(family, inner, language_class(reading))
 
     return Model, Arguments
 
 
-def read_preprocessing(folder: Path) -> Preprocessing:
-    """Return the preprocessing of a model's images.
-
-    Raises:
-        ModelUnusableError: its file is missing, or has no numbers where they are needed.
-
-    """
-    path = folder / "preprocessor_config.json"
-    try:
-        found = json.loads(path.read_bytes())
-        size = found.get("size") or {}
-        usual = _USUAL
-        return Preprocessing(
-            patch=int(found.get("patch_size", usual.patch)),
-            merge=int(found.get("merge_size", usual.merge)),
-            frames=int(found.get("temporal_patch_size", usual.frames)),
-            min_pixels=int(
-                found.get("min_pixels") or size.get("shortest_edge") or usual.min_pixels
-            ),
-            max_pixels=int(found.get("max_pixels") or size.get("longest_edge") or usual.max_pixels),
-            mean=tuple(map(float, found.get("image_mean", usual.mean))),
-            deviation=tuple(map(float, found.get("image_std", usual.deviation))),
-        )
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelUnusableError(f"{path}: {error}") from error
-
-
 def prepare(
-    model: VisionModel, config: Mapping[str, Any], folder: Path, limits: Vision
+    model: VisionModel,
+    config: Mapping[str, Any],
+    folder: Path,
+    limits: Vision,
+    spell: Callable[[int], str],
 ) -> ImageRules:
     """Set the preprocessing of a model's images; return the rules for those of requests.
 
+    `spell` returns a token as chat templates write it.
+
     Raises:
-        ModelUnusableError: the folder has none.
+        ModelUnusableError: the folder has none, or one that this engine does not know.
 
     """
-    preprocessing = read_preprocessing(folder)
-    model.preprocess_as(preprocessing)
-    return ImageRules(
-        limits=limits,
-        factor=preprocessing.patch * preprocessing.merge,
-        min_pixels=preprocessing.min_pixels,
-        max_pixels=preprocessing.max_pixels,
-        token=int(config.get("image_token_id", 151655)),
-    )
+    preprocessing, rules = towers.read_rules(config, folder, limits, spell)
+    try:
+        model.prepare(preprocessing, config, rules.token)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelUnusableError(f"{folder}: the positions of images: {error!r}") from error
+    return rules

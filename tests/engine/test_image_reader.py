@@ -1,6 +1,7 @@
 """Images of requests before they are decoded: their places in messages and prompts, sizes, and refusals."""
 
 import base64
+import dataclasses
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ from engine.jobs import ImageInput
 from engine.openai import messages, request_body
 from engine.openai.request_body import Conversation, RequestPolicy
 from engine.vision import image_reader
-from engine.vision.image_reader import ImageRules
+from engine.vision.image_reader import ImageRules, Sizing
 from schemas.vision import Vision
 from schemas.wire.body_limits import image_bytes
 from schemas.wire.errors import RefusedError
@@ -21,6 +22,8 @@ RULES = ImageRules(
     min_pixels=3136,
     max_pixels=1_003_520,
     token=7,
+    token_text="#",
+    marker="<image>",
 )
 URL = "data:image/png;base64," + base64.b64encode(b"x" * 90).decode()
 
@@ -106,38 +109,55 @@ def test_more_images_than_the_deployment_takes() -> None:
         image_reader.read_images([(URL, "a"), (URL, "b"), (URL, "c")], RULES)
 
 
+@pytest.mark.parametrize("sizing", [sizing for sizing in Sizing if sizing is not Sizing.SQUARE])
 @pytest.mark.parametrize("width", [1, 27, 28, 200, 1_000, 4_032, 20_000])
 @pytest.mark.parametrize("height", [1, 29, 120, 3_024, 9_999])
-def test_the_size_that_a_model_sees(width: int, height: int) -> None:
-    """As Qwen2-VL's own preprocessing: whole tokens, about the same shape, between the limits."""
-    wide, high = RULES.size(width, height)
+def test_the_size_that_a_model_sees(width: int, height: int, sizing: Sizing) -> None:
+    """Whole tokens, about the same shape, between the limits."""
+    wide, high = dataclasses.replace(RULES, sizing=sizing).size(width, height)
     assert wide % 28 == high % 28 == 0
     assert wide >= 28 <= high
+    assert wide * high <= 100_000
     if max(width, height) < 100 * min(width, height):
-        assert 3136 <= wide * high <= 100_000
+        if sizing is Sizing.AREA:
+            assert wide * high >= 3136
         shape = (wide / high) / (width / height)
         assert 0.3 < shape < 3.4 or min(wide, high) <= 56
 
 
-def made(tokens: int) -> ImageInput:
-    return ImageInput(width=28, height=28, pixels=bytes(28 * 28 * 3), tokens=tokens)
+def test_a_model_of_one_size_sees_all_images_in_it() -> None:
+    rules = dataclasses.replace(RULES, sizing=Sizing.SQUARE, min_pixels=448**2, max_pixels=448**2)
+    assert {rules.size(*size) for size in ((1, 1), (900, 30), (5_000, 5_000))} == {(448, 448)}
 
 
-def test_each_image_gets_its_tokens() -> None:
-    found = image_reader.expand_tokens([1, 7, 2, 7], (made(3), made(1)), 7, param="messages")
-    assert found == [1, 7, 7, 7, 2, 7]
+def made(width: int = 28, height: int = 28) -> ImageInput:
+    tokens = (width // 28) * (height // 28)
+    return ImageInput(width=width, height=height, pixels=bytes(width * height * 3), tokens=tokens)
 
 
-@pytest.mark.parametrize("tokens", [[1, 2], [7, 7]])
-def test_a_prompt_with_other_places_than_images_is_refused(tokens: list[int]) -> None:
+def test_each_image_gets_its_text() -> None:
+    images = (made(56, 56), made())
+    assert image_reader.write_images("a<image>b<image>", images, RULES) == "a####b#"
+    rules = dataclasses.replace(RULES, around=("[", "]"), row_end="|")
+    assert image_reader.write_images("a<image>b<image>", images, rules) == "a[##|##]b[#]"
+
+
+@pytest.mark.parametrize("text", ["none", "<image><image>"])
+def test_a_prompt_with_other_places_than_images_is_refused(text: str) -> None:
     with pytest.raises(RefusedError, match="places for 1 images"):
-        image_reader.expand_tokens(tokens, (made(3),), 7, param="messages")
+        image_reader.write_images(text, (made(),), RULES)
+
+
+def test_a_prompt_with_tokens_of_no_image_is_refused() -> None:
+    image_reader.check_places([1, 7, 7, 2], (made(56),), RULES)
+    with pytest.raises(RefusedError, match="has 3 places for 1 images"):
+        image_reader.check_places([1, 7, 7, 2, 7], (made(56),), RULES)
 
 
 def test_images_of_one_size_have_digests_of_their_own() -> None:
     other = ImageInput(width=28, height=28, pixels=b"\1" * (28 * 28 * 3), tokens=1)
-    turned = ImageInput(width=56, height=14, pixels=made(1).pixels, tokens=1)
-    assert len({made(1).digest, other.digest, turned.digest}) == 3
+    turned = ImageInput(width=56, height=14, pixels=made().pixels, tokens=1)
+    assert len({made().digest, other.digest, turned.digest}) == 3
 
 
 def test_a_body_has_room_for_the_images_of_a_request() -> None:

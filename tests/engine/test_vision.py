@@ -6,9 +6,11 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.jobs import Job
@@ -25,7 +27,12 @@ pytest.importorskip("mlx_vlm", reason="mlx-vlm is not here: run `make test-visio
 pytestmark = [pytest.mark.mlx, pytest.mark.full]
 
 VISION = Vision(max_images=3, max_image_bytes=300_000, max_pixels=120_000)
-ARCHITECTURES = ("qwen2_vl", "qwen2_5_vl")
+ARCHITECTURES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("gemma3", "gemma4", "mistral3"),
+)
+SERVED = ("qwen2_vl", "qwen3_5", "gemma3")
+"""Those that an engine process serves in these tests: one of each way to place images."""
 
 
 def data_url(color: tuple[int, int, int], width: int = 200, height: int = 120) -> str:
@@ -41,12 +48,16 @@ RED, BLUE, WIDE = data_url((255, 0, 0)), data_url((0, 0, 255)), data_url((20, 25
 GREEN = data_url((0, 255, 0))
 
 
+def make_folder(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Path:
+    made: Path = tmp_path_factory.mktemp("models") / arch
+    command = [sys.executable, "-m", "tests.support.tiny_vision", str(made)]
+    subprocess.run([*command, "--arch", arch], check=True)
+    return made
+
+
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = tmp_path_factory.mktemp("models") / request.param
-    command = [sys.executable, "-m", "tests.support.tiny_vision", str(made)]
-    subprocess.run([*command, "--arch", request.param], check=True)
-    return made
+    return make_folder(tmp_path_factory, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -58,49 +69,98 @@ def loaded(folder: Path) -> Any:
     return loader.load(folder, facts, gauges, is_stopping=lambda: False, options=options)
 
 
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    """Return the same folder as mlx-vlm loads it."""
+    return module("mlx_vlm.utils").load_model(folder)
+
+
 def make_job(loaded: Any, number: int, text: str, *urls: str) -> Job:
     parts = [{"type": "image", "url": url, "param": "messages"} for url in urls]
     turns: list[Any] = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
-    images = image_reader.read_images(image_reader.image_urls(turns), loaded.image_rules)
-    tokens = loaded.codec.encode_chat(image_reader.without_urls(turns))
-    tokens = image_reader.expand_tokens(tokens, images, loaded.image_rules.token, param="messages")
+    rules = loaded.image_rules
+    images = image_reader.read_images(image_reader.image_urls(turns), rules)
+    write = partial(image_reader.write_images, images=images, rules=rules)
+    tokens = loaded.codec.encode_chat(image_reader.without_urls(turns), rewrite=write)
+    image_reader.check_places(tokens, images, rules)
     salt = ":".join(image_input.digest for image_input in images)
     return engine_batches.job(number, tokens, images=images, cache_salt=salt, max_tokens=12)
 
 
-def own_answer(loaded: Any, job: Job) -> list[int]:
-    """Return what mlx-vlm's model itself answers to the prompt, with its own preprocessing of the images."""
-    mx, cache = module("mlx.core"), module("mlx_lm.models.cache")
-    inner = loaded.model._inner
-    language = inner.language_model
-    language._rope_deltas = language._position_ids = None
-    given: dict[str, Any] = {}
-    if job.images:
+def own_inputs(arch: str, config: Any, job: Job) -> dict[str, Any]:
+    """Return what mlx-vlm's own processors make of a job's images."""
+    mx = module("mlx.core")
+    images = [
+        image_module.frombytes("RGB", (image_input.width, image_input.height), image_input.pixels)
+        for image_input in job.images
+    ]
+    if arch.startswith("qwen"):
         processing = module("mlx_vlm.models.qwen3_vl.processing_qwen3_vl")
-        processor = processing.Qwen3VLImageProcessor(
-            patch_size=14,
-            image_mean=[0.48145466, 0.4578275, 0.40821073],
-            image_std=[0.26862954, 0.26130258, 0.27577711],
-        )
-        seen = [
-            image_module.frombytes(
-                "RGB", (image_input.width, image_input.height), image_input.pixels
-            )
-            for image_input in job.images
-        ]
-        found = processor(seen)
-        given = {name: mx.array(found[name]) for name in ("pixel_values", "image_grid_thw")}
-    caches = [cache.KVCache() for _ in language.layers]
-    logits = inner(mx.array([job.prompt]), cache=caches, **given).logits
+        clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
+        clip |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
+        options: Any = clip if arch.startswith("qwen2") else {}
+        size = config.vision_config.patch_size
+        found = processing.Qwen3VLImageProcessor(patch_size=size, **options)(images)
+        return {name: mx.array(found[name]) for name in ("pixel_values", "image_grid_thw")}
+    if arch == "gemma4":
+        processing = module("mlx_vlm.models.gemma4.processing_gemma4")
+        found, _ = processing.Gemma4ImageProcessor(max_soft_tokens=40)(images)
+        types = mx.array([job.prompt]) == config.image_token_id
+        return {"pixel_values": found["pixel_values"], "mm_token_type_ids": types.astype(mx.int32)}
+    if arch == "mistral3":
+        processing = module("mlx_vlm.models.pixtral.image_processing_pixtral")
+        found = processing.PixtralImageProcessor(
+            size={"longest_edge": 560}, patch_size={"height": 28, "width": 28}
+        )(images)
+        return {
+            "pixel_values": mx.array(found["pixel_values"]),
+            "image_sizes": found["image_sizes"],
+        }
+    pixels = [np.asarray(image).transpose(2, 0, 1) / 255.0 for image in images]
+    return {"pixel_values": mx.array((np.stack(pixels) - 0.5) / 0.5, dtype=mx.float32)}
+
+
+def own_answer(reference: Any, job: Job) -> list[int]:
+    """Return what mlx-vlm itself generates for the prompt, with its own preprocessing of the images."""
+    mx = module("mlx.core")
+    arch, tokens = reference.config.model_type, mx.array([job.prompt])
+    given = own_inputs(arch, reference.config, job) if job.images else {"pixel_values": None}
+    for name in ("_rope_deltas", "_position_ids"):
+        if hasattr(reference.language_model, name):
+            setattr(reference.language_model, name, None)
+    if arch == "gemma3" and job.images:
+        return answer_in_blocks(reference, job, given["pixel_values"])
+    steps = module("mlx_vlm.generate").generate_step(
+        tokens, reference, mask=mx.ones_like(tokens), max_tokens=12, temperature=0, **given
+    )
+    return [int(token) for token, _ in steps]
+
+
+def answer_in_blocks(reference: Any, job: Job, pixels: Any) -> list[int]:
+    """Return the answer of Gemma 3 with the mask of its authors: mlx-vlm's generation leaves it out."""
+    mx = module("mlx.core")
+    tokens, language = mx.array([job.prompt]), reference.language_model
+    embeddings = reference.get_input_embeddings(tokens, pixels, mask=mx.ones_like(tokens))
+    is_image = np.array(job.prompt) == reference.config.image_token_index
+    block = np.where(is_image, np.cumsum(~is_image), -1)
+    seen = np.tril(np.ones((len(block), len(block)), dtype=bool))
+    seen |= (block[:, None] == block) & is_image
+    window = np.arange(len(block))[:, None] - np.arange(len(block)) < language.config.sliding_window
+    caches = language.make_cache()
+    masks = [mx.array(seen if at % 2 else seen & window) for at in range(len(caches))]
+    model = language.model
+    hidden = embeddings.inputs_embeds * model.config.hidden_size**0.5
+    for layer, mask, cache in zip(model.layers, masks, caches, strict=True):
+        hidden = layer(hidden, mask, cache)
+    logits = language.lm_head(model.norm(hidden))
     answer: list[int] = []
     while len(answer) < job.max_tokens:
         answer.append(int(mx.argmax(logits[0, -1])))
         logits = language(mx.array([answer[-1:]]), cache=caches).logits
-    language._rope_deltas = language._position_ids = None
     return answer
 
 
-def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any) -> None:
+def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any, reference: Any) -> None:
     """With images, several images and none, together, one after the other, and from the prefix cache."""
     jobs = [
         make_job(loaded, 1, "what is this", RED),
@@ -109,7 +169,7 @@ def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any) -> None:
         make_job(loaded, 4, "compare these", RED, WIDE, BLUE),
         make_job(loaded, 5, "hello"),
     ]
-    expected = {job.id: own_answer(loaded, job) for job in jobs}
+    expected = {job.id: own_answer(reference, job) for job in jobs}
     assert (
         engine_batches.run(engine_batches.new_batch(loaded, folder, vision=VISION), *jobs)
         == expected
@@ -122,7 +182,7 @@ def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any) -> None:
     assert found == {job.id: expected[job.id - 10] for job in again}
     assert loaded.model._seen == {}  # what was seen is freed with its request
     assert batch.executor.prefix.stats.hit_tokens > 0
-    assert batch.executor.by_rows
+    assert batch.executor.by_rows == (folder.name != "gemma4")  # its layers share arrays
 
 
 def test_a_stopped_job_still_sees_its_image(folder: Path, loaded: Any) -> None:
@@ -164,12 +224,17 @@ def _with(batch: Any, jobs: list[Job]) -> Any:
     return batch
 
 
+@pytest.fixture(scope="module", params=SERVED)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory, request.param)
+
+
 @pytest.fixture(scope="module")
 def engine(
-    folder: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
+    served: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     with launching(tmp_path_factory.mktemp("vision"), blas_cache) as start:
-        started = start(folder, concurrency=4, vision=VISION)
+        started = start(served, concurrency=4, vision=VISION)
         eventually(started.is_ready, within_s=START_S)
         yield started
 
@@ -188,13 +253,14 @@ def image(url: str) -> dict[str, Any]:
 TEXT = {"type": "text", "text": "what is this"}
 
 
-def test_images_and_texts_over_http(engine: Engine) -> None:
+def test_images_and_texts_over_http(engine: Engine, served: Path) -> None:
     red = ask(engine, image(RED), TEXT)
     assert red.status == 200, red.raw
     text = engine.chat("what is this")
     assert text.status == 200
-    # 200 x 120 pixels are scaled to 196 x 112: 7 x 4 tokens, and the two markers around them.
-    assert red.json["usage"]["prompt_tokens"] - text.json["usage"]["prompt_tokens"] == 7 * 4 + 2
+    # 200 x 120 pixels are scaled to 196 x 112 or 192 x 128; Gemma 3 sees 16 tokens of each, between blank lines.
+    expected = {"qwen2_vl": 7 * 4 + 2, "qwen3_5": 6 * 4 + 2, "gemma3": 16 + 2 + 4}[served.name]
+    assert red.json["usage"]["prompt_tokens"] - text.json["usage"]["prompt_tokens"] == expected
     assert ask(engine, image(RED), TEXT).json["choices"] == red.json["choices"]
     again = ask(engine, image(RED), TEXT).json["usage"]
     assert again["prompt_tokens_details"]["cached_tokens"] > 20
