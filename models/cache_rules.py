@@ -223,6 +223,20 @@ def gated_delta(config: TextConfig, element_bytes: int) -> LayerGroups:
     return tuple(linear if (at + 1) % every else attention_layer(config) for at in range(layers))
 
 
+def kimi_linear(config: TextConfig, element_bytes: int) -> LayerGroups:
+    """Return Kimi Linear's layers: most keep a state and the inputs of three convolutions, the others MLA's vectors."""
+    layers, rank, rope = require(config, "num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim")
+    linear = config.linear_attn_config
+    if linear is None or not linear.num_heads or not linear.head_dim or linear.kda_layers is None:
+        raise NotUnderstoodError("config.json lacks linear_attn_config")
+    wide = linear.num_heads * linear.head_dim
+    kernel = linear.short_conv_kernel_size or 4
+    state = state_layer(3 * (kernel - 1) * wide, wide * linear.head_dim, element_bytes)
+    latent = LayerGroup(kind="Latent", count=1, latent_dim=rank + rope)
+    states = set(linear.kda_layers)
+    return tuple(state if at + 1 in states else latent for at in range(layers))
+
+
 def mamba(config: TextConfig, element_bytes: int) -> LayerGroups:
     """Return Mamba's layers."""
     layers, wide, size, kernel = require(
@@ -382,6 +396,7 @@ RULES: Final[dict[str, CacheRule]] = {
     "qwen3_next": gated_delta,
     "qwen3_5": gated_delta,
     "qwen3_5_moe": gated_delta,
+    "kimi_linear": kimi_linear,
     "mamba": mamba,
     "mamba2": mamba2,
     "nemotron_h": nemotron_h,

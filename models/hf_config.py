@@ -41,12 +41,25 @@ LooseText = Annotated[str | None, BeforeValidator(_parse_text)]
 LooseFlag = Annotated[bool, BeforeValidator(lambda value: value is True)]
 
 
+class LinearAttention(BaseModel):
+    """The `linear_attn_config` of a Kimi Linear model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_heads: LooseNumber = None
+    head_dim: LooseNumber = None
+    short_conv_kernel_size: LooseNumber = None
+    kda_layers: LooseNumbers = None
+    """Layers with a state, counted from 1."""
+
+
 class TextConfig(BaseModel):
     """The numbers of a config, or of its `text_config` in a multimodal model."""
 
     model_config = ConfigDict(protected_namespaces=(), frozen=True)
 
     max_position_embeddings: _Count | None = None
+    model_max_length: LooseNumber = None
     vocab_size: _Count | None = None
     num_hidden_layers: _Layers | None = None
     num_attention_heads: _Count | None = None
@@ -87,6 +100,10 @@ class TextConfig(BaseModel):
     linear_key_head_dim: LooseNumber = None
     linear_value_head_dim: LooseNumber = None
     linear_conv_kernel_dim: LooseNumber = None
+    linear_attn_config: Annotated[
+        LinearAttention | None,
+        BeforeValidator(lambda v: v if isinstance(v, (dict, LinearAttention)) else None),
+    ] = None
     # State space models and convolutions, under the names of their families.
     state_size: LooseNumber = None
     ssm_state_size: LooseNumber = None
@@ -159,6 +176,10 @@ class ModelConfig(TextConfig):
         outer = self.model_dump(include=names, exclude_none=True)
         inner = self.text_config.model_dump(include=names, exclude_none=True, exclude_unset=True)
         merged: dict[str, Any] = {**outer, **inner}
+        # A dump makes a dictionary of it.
+        merged["linear_attn_config"] = (
+            self.text_config.linear_attn_config or self.linear_attn_config
+        )
         if self.vocab_size is not None:
             merged["vocab_size"] = self.vocab_size
         return TextConfig.model_construct(**merged)

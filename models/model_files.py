@@ -224,7 +224,7 @@ class ModelFacts:
 
     @property
     def max_context(self) -> int | None:
-        return self.config.max_position_embeddings
+        return self.config.max_position_embeddings or self.config.model_max_length or None
 
 
 def inspect_model(folder: Path) -> ModelFacts:
@@ -355,7 +355,7 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
         head_dim=attends.head_dim if attends is not None else 0,
         kv_element_bytes=element_bytes,
         vocab_size=config.vocab_size or 0,
-        max_context=config.max_position_embeddings,
+        max_context=facts.max_context,
         groups=groups,
         hidden_size=config.hidden_size or 0,
         ffn_size=max(config.intermediate_size or 0, active),

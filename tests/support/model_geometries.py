@@ -113,6 +113,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**MOE, **MLA},
     "deepseek_v32": {**MOE, **MLA, "index_head_dim": 16, "index_n_heads": 4, "index_topk": 64},
     "qwen3_next": {**MOE, **DELTA},
+    "kimi_linear": {
+        **MOE,
+        **MLA,
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3, 5, 7],
+            "num_heads": 2,
+            "head_dim": 32,
+            "short_conv_kernel_size": 4,
+        },
+        "model_max_length": 4096,
+        "num_experts_per_token": 2,
+    },
     "mamba": {**SSM, "state_size": 16},
     "mamba2": {
         **SSM,
