@@ -1,16 +1,18 @@
 """Generates the table of model sizes: disk, memory by the fleet's own memory proof, and the smallest Mac that fits."""
 
-from fleetctl.simulate.fleet_file import model_geometry, nearest_shape
-from nodeagent.hardware.macos import gpu_memory_limit
+from models import model_files
+from models.catalogue import catalogue
+from models.catalogue.catalogue import CatalogueEntry
+from nodeagent.hardware.macos import smallest_mac
 from reconciler.placement.memory_proof import prove
 from schemas import quantity
 from schemas.deployment import ModelDeploymentSpec, ModelSource
 
-_GIB = 2**30
-# Sizes of unified memory that Apple has sold with M1 to M5.
-_MACS_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
-_BILLIONS = (0.5, 1.5, 3.2, 8.0, 14.0, 32.0, 70.0, 123.0)
-_BITS = (4, 8)
+_MODELS = (
+    "Qwen3-0.6B", "Llama-3.2-3B-Instruct", "Qwen3.5-4B", "Qwen3-8B", "gemma-3-12b-it", "gpt-oss-20b",
+    "Mistral-Small-3.2-24B-Instruct-2506", "Qwen3.6-27B", "Qwen3.6-35B-A3B", "Llama-3.3-70B-Instruct",
+    "Qwen3-Next-80B-A3B-Instruct", "gpt-oss-120b", "MiniMax-M2.5", "GLM-4.7", "DeepSeek-V3.2", "Kimi-K2.5",
+)  # fmt: skip
 _LONG_CONTEXT = 32_768
 
 
@@ -20,28 +22,23 @@ def table() -> str:
     loads = ((spec.context_length, quantity.requests_at_once(spec.concurrency)), (_LONG_CONTEXT, 1))
     titles = [f"{count} x {length:,} tokens" for length, count in loads]
     head = [
-        "| parameters | bits | on disk | "
+        "| model | billions | bits | on disk | "
         + " | ".join(f"{t} | smallest Mac" for t in titles)
         + " |",
-        "|---" * (3 + 2 * len(loads)) + "|",
+        "|---" * (4 + 2 * len(loads)) + "|",
     ]
-    rows = [_row(billions, bits, loads) for billions in _BILLIONS for bits in _BITS]
-    return "\n".join((*head, *rows))
+    entries = [e for e in catalogue.entries(catalogue.shipped_catalogue()) if e.name in _MODELS]
+    ordered = sorted(entries, key=lambda entry: (_MODELS.index(entry.name), entry.bits))
+    return "\n".join((*head, *(_row(entry, loads) for entry in ordered)))
 
 
-def _row(billions: float, bits: int, loads: tuple[tuple[int, int], ...]) -> str:
-    parameters = int(billions * 1e9)
-    geometry = model_geometry(parameters, bits, nearest_shape(parameters), None)
-    cells = [f"{billions:g} billion", str(bits), quantity.show(geometry.weights_bytes)]
+def _row(entry: CatalogueEntry, loads: tuple[tuple[int, int], ...]) -> str:
+    geometry = model_files.model_geometry(entry.facts, casts_to_float32=False)
+    total, active = entry.facts.weights.parameters / 1e9, entry.active_parameters / 1e9
+    billions = f"{total:.1f}" + (f", {active:.1f} active" if geometry.experts else "")
+    cells = [entry.name, billions, str(entry.bits), quantity.show(geometry.weights_bytes)]
     for length, concurrency in loads:
         need = prove(geometry, context_length=length, concurrency=concurrency).total_bytes
-        cells += [quantity.show(need), _smallest_mac(need)]
+        size = smallest_mac(need)
+        cells += [quantity.show(need), f"{size} GB" if size else "ShardGroup"]
     return "| " + " | ".join(cells) + " |"
-
-
-def _smallest_mac(need_bytes: int) -> str:
-    """Return the memory of the smallest Mac whose default limit for models holds the bytes."""
-    for size in _MACS_GIB:
-        if gpu_memory_limit(size * _GIB, None)[0] >= need_bytes:
-            return f"{size} GB"
-    return "ShardGroup"

@@ -96,6 +96,9 @@ CHIPS: Final = (
 )
 
 
+MEMORY_GIB: Final = tuple(sorted({size for chip in CHIPS for size in chip.memory_gib}))
+"""Sizes of unified memory that Apple has sold, the smallest first."""
+
 # The largest first. The proposal lists 13 to 27 and 30 billion parameters; 27 to 30 count as 13 to 27.
 SIZE_TIERS: Final = (
     SizeTier(min_parameters=30 * 10**9, min_gpu_cores=30, min_memory_bytes=64 * GIB),

@@ -1,6 +1,6 @@
 """The verb `fleetctl models search`: the catalogue of well-known models, with the memory that each needs."""
 
-from typing import Any, Final
+from typing import Any
 
 import click
 import orjson
@@ -11,9 +11,9 @@ from manifests.trees import Tree
 from models import model_files
 from models.catalogue import catalogue
 from models.catalogue.catalogue import CatalogueEntry
-from nodeagent.hardware.macos import gpu_memory_limit
+from nodeagent.hardware.macos import gpu_memory_limit, smallest_mac
 from reconciler.placement.memory_proof import prove
-from schemas import quantity
+from schemas import chips, quantity
 from schemas.deployment import ModelDeploymentSpec, ModelSource
 
 _HELP = """Search a catalogue of well-known models. No hub and no fleet is asked.
@@ -28,7 +28,6 @@ Every word must be in the name, the architecture, the licence, the bits, the tas
 limit for models holds it; both are computed from the architecture. A name with (quantize) is the original:
 `fleetctl models quantize` makes the bits. `fleetctl models fit` says what fits on your Macs, and how fast it is.
 """
-_MACS_GIB: Final = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 
 
 @click.command("search", help=_HELP)
@@ -95,7 +94,7 @@ def _row(entry: CatalogueEntry, need: int) -> list[str]:
         str(entry.facts.max_context),
         entry.model.license,
         quantity.show(need),
-        next((f"{size} GB" for size, is_enough in _macs(need) if is_enough), "ShardGroup"),
+        f"{smallest_mac(need)} GB" if smallest_mac(need) else "ShardGroup",
     ]
 
 
@@ -104,11 +103,6 @@ def _need_bytes(entry: CatalogueEntry) -> int:
     geometry = model_files.model_geometry(entry.facts, casts_to_float32=False)
     length, concurrency = spec.context_length, quantity.requests_at_once(spec.concurrency)
     return prove(geometry, context_length=length, concurrency=concurrency).total_bytes
-
-
-def _macs(need_bytes: int) -> list[tuple[int, bool]]:
-    """Return each size of a Mac in GB, and whether its default limit for models holds the bytes."""
-    return [(size, gpu_memory_limit(size << 30, None)[0] >= need_bytes) for size in _MACS_GIB]
 
 
 def entry_tree(entry: CatalogueEntry) -> dict[str, Tree]:
@@ -133,5 +127,8 @@ def entry_tree(entry: CatalogueEntry) -> dict[str, Tree]:
 
 
 def _tree(entry: CatalogueEntry, need: int) -> dict[str, Tree]:
-    macs: list[Tree] = [{"memoryGigabytes": size, "fits": fits} for size, fits in _macs(need)]
+    smallest = smallest_mac(need)
+    macs: list[Tree] = [
+        {"memoryGigabytes": size, "fits": 0 < smallest <= size} for size in chips.MEMORY_GIB
+    ]
     return {**entry_tree(entry), "memoryBytes": need, "macs": macs}

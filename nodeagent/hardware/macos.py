@@ -165,6 +165,14 @@ def gpu_memory_limit(
     return min(memory_bytes * percent // 100, most_bytes), MemoryLimitSource.ESTIMATE
 
 
+def smallest_mac(need_bytes: int) -> int:
+    """Return the memory in GiB of the smallest Mac ever sold whose usual limit for models holds the bytes; 0 if none."""
+    fitting = (
+        size for size in chips.MEMORY_GIB if gpu_memory_limit(size << 30, None)[0] >= need_bytes
+    )
+    return next(fitting, 0)
+
+
 def assemble_facts(seen: FactsOutput) -> HardwareFacts:
     """Return the facts, each from the best source that answered.
 
