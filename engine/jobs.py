@@ -77,12 +77,19 @@ class Job:
     """The LoRA adapter to use, by the name of its content; empty for the model alone."""
     images: tuple[ImageInput, ...] = ()
     """The images of the prompt, in the order of the tokens that stand for them."""
+    cache_prompt: tuple[int, ...] = ()
+    """The prompt as the prefix cache finds it: the tokens of images are numbers of their content. () if it has none."""
     is_pinned: bool = False
     """True to never evict its prompt from the prefix cache; such a job has no salt."""
     request_id: str = ""
     """The ID of its request, for the log."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
+
+    @property
+    def cache_tokens(self) -> tuple[int, ...]:
+        """Return the tokens by which the prefix cache finds the job's keys and values."""
+        return (self.cache_prompt or self.prompt) + self.emitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

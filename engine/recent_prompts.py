@@ -48,7 +48,8 @@ class PromptHistory:
         """Add the prompts of a request; the oldest ones leave."""
         for job in jobs:
             # Whoever takes over reads prompts with the model alone.
-            if len(job.prompt) >= _MIN_TOKENS and not job.adapter:
+            is_plain = not job.adapter and not job.images
+            if len(job.prompt) >= _MIN_TOKENS and is_plain:
                 new = _Prompt(job.cache_salt, tuple(job.prompt[:MAX_PROMPT_TOKENS]))
                 covering = next((prompt for prompt in self._prompts if new.begins(prompt)), new)
                 self._prompts = deque(

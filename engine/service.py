@@ -360,7 +360,7 @@ class Service:
             prompt.messages,
             () if request.toolbox is None else request.toolbox.template_tools,
             variables,
-            job.prompt,
+            job.cache_prompt or job.prompt,
             adapter=job.adapter,
             salt=job.cache_salt,
         )

@@ -202,7 +202,8 @@ class DecodeStage:
         """Return a job's tokens that the caches hold, and caches of this job alone; None if it does not generate."""
         for at, row in enumerate(self.rows):
             if row.job.id == job_id:
-                return row.tokens[: row.fed], self._caches.extract(at)
+                tokens = (row.job.cache_prompt or row.job.prompt) + tuple(row.outputs)
+                return tokens[: row.fed], self._caches.extract(at)
         return None
 
     def leave(self, job_ids: Sequence[int]) -> None:

@@ -138,7 +138,7 @@ class PrefillStage:
         prompt = self._prompts.get(job.id)
         if prompt is None:
             # Logits of cached tokens are not kept.
-            wanted = () if job.has_prompt_logprobs else job.prompt + job.emitted
+            wanted = () if job.has_prompt_logprobs else job.cache_tokens
             caches, cached_tokens = self._prefix.fetch(wanted, job.cache_salt)
             set_reserved(caches, self._reserved.get(job.id))
             prompt = PrefillPrompt(
@@ -166,7 +166,7 @@ class PrefillStage:
         is_done = prompt.position == len(prompt.tokens)
         if is_done or prompt.position - prompt.stored >= _STORE_EVERY:
             self._prefix.store(
-                prompt.tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
+                prompt.job.cache_tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
             )
             prompt.stored = prompt.position
 

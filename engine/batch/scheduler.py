@@ -95,7 +95,7 @@ class QueuedPrompt:
     @classmethod
     def of(cls, job: Job) -> "QueuedPrompt":
         """Return a new job's prompt."""
-        return cls(job=job, tokens=np.array((job.prompt + job.emitted)[:-1], dtype=np.int64))
+        return cls(job=job, tokens=np.array(job.cache_tokens[:-1], dtype=np.int64))
 
 
 class MemoryGate(Protocol):
@@ -236,8 +236,8 @@ class Scheduler:
         if prompt.job.has_prompt_logprobs:
             return 0  # it is read whole
         if prompt.matched[0] != self._version:
-            tokens = (*prompt.job.prompt, *prompt.job.emitted)
-            prompt.matched = (self._version, self.match(tokens, prompt.job.cache_salt))
+            tokens, salt = prompt.job.cache_tokens, prompt.job.cache_salt
+            prompt.matched = (self._version, self.match(tokens, salt))
         return prompt.matched[1]
 
 

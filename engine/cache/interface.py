@@ -8,8 +8,8 @@ LayerCache: TypeAlias = Any  # one of mlx-lm's caches, of one sequence; mlx-lm s
 
 BLOCK_TOKENS = 64
 """Tokens of a block of the prefix cache."""
-ADAPTER_SALT, IMAGE_SALT = "adapter:", "images:"
-"""Beginnings of the salts of prompts whose keys and values depend on more than their tokens."""
+ADAPTER_SALT = "adapter:"
+"""Beginning of the salts of prompts whose keys and values depend on more than their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class PromptLineages:
         earlier, evictions_then = self._prompts[number]
         if earlier.scope != prompt.scope:
             is_adapter = earlier.adapter != prompt.adapter
-            what = "adapter differs" if is_adapter else "API key, the images or cache_salt differ"
+            what = "adapter differs" if is_adapter else "API key or cache_salt differ"
             return number, f"read again: the {what}"
         common = count_common(earlier.tokens, prompt.tokens)
         if common * TOKEN_BYTES < len(earlier.tokens):

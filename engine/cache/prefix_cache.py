@@ -24,7 +24,6 @@ from engine.cache.disk_blocks import BlockDisk
 from engine.cache.interface import (
     ADAPTER_SALT,
     BLOCK_TOKENS,
-    IMAGE_SALT,
     DiskCacheStats,
     LayerCache,
     PrefixCacheStats,
@@ -230,7 +229,7 @@ class BlockPrefixCache:
             return PrefixMatch()
         data, limit = encode_tokens(tokens), len(tokens) - 1
         match = self._blocks.match(data, limit=limit, root=self._blocks.root_of(salt))
-        if not salt or salt.startswith((ADAPTER_SALT, IMAGE_SALT)):
+        if not salt or salt.startswith(ADAPTER_SALT):
             return match
         # Pinned tokens are in the deployment's spec: they are no secret of the key that sent them.
         return max(match, self._blocks.match_pinned(data, limit=limit), key=attrgetter("length"))

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from engine.cache.interface import ADAPTER_SALT, IMAGE_SALT
+from engine.cache.interface import ADAPTER_SALT
 from engine.errors import GrammarError
 from engine.grammar.interface import CompiledGrammar, GrammarCompiler
-from engine.jobs import FinishReason, ImageInput, Job, TokenOutput
+from engine.jobs import FinishReason, Job, TokenOutput
 from engine.openai import limits, messages, output_format
 from engine.openai.input_tasks import (
     GrammarTask,
@@ -151,8 +151,9 @@ class InputProcessor:
                 has_prompt_logprobs=request.has_prompt_logprobs,
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,
-                cache_salt=_image_salt(self._cache_salt(request), prepared.images),
+                cache_salt=self._cache_salt(request),
                 images=prepared.images,
+                cache_prompt=self._cache_prompt(prepared),
                 adapter=self.ready.adapters.get(request.model, ""),
             )
             for index in range(request.n):
@@ -255,8 +256,15 @@ class InputProcessor:
         if content is not None:
             return f"{ADAPTER_SALT}{content}:{request.cache_salt}"
         # A client must not write the model's own keys and values where an adapter's are looked up.
-        is_taken = request.cache_salt.startswith((ADAPTER_SALT, IMAGE_SALT))
+        is_taken = request.cache_salt.startswith(ADAPTER_SALT)
         return f":{request.cache_salt}" if is_taken else request.cache_salt
+
+    def _cache_prompt(self, prepared: PreparedPrompt) -> tuple[int, ...]:
+        """Return the prompt as the prefix cache finds it; () if it has no images."""
+        rules = self.ready.image_rules
+        if rules is None or not prepared.images:
+            return ()
+        return image_reader.name_images(prepared.tokens, prepared.images, rules.token)
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         in_context = limits.resolve_max_tokens(request, prompt_tokens, self.context_length)
@@ -287,14 +295,6 @@ class InputProcessor:
             cached=request.resumed.cached_tokens,
             replayed=replay_tokens(parser, job, end_tokens=self.ready.codec.eos_ids),
         )
-
-
-def _image_salt(salt: str, images: Sequence[ImageInput]) -> str:
-    """Return the salt of a prompt with images, whose tokens are the same for all images of a size."""
-    if not images:
-        return salt
-    digests = ":".join(image.digest for image in images)
-    return f"{IMAGE_SALT}{hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()}:{salt}"
 
 
 def _without_earlier_text(prompt: Conversation | TextPrompts) -> Conversation | TextPrompts:

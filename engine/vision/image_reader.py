@@ -6,10 +6,12 @@ imported when the first image comes; it belongs to the extra `vision`.
 
 import base64
 import binascii
+import hashlib
 import importlib
 import io
 import math
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +32,8 @@ _NAMES: Final = "PNG, JPEG, WebP or GIF"
 _DATA_URL: Final = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w=.+-]*)*,", re.ASCII | re.IGNORECASE)
 # Base64 has four characters for three bytes.
 _BASE64_GROUP, _BASE64_BYTES = 4, 3
+# Numbers in the places of an image's tokens have 32 bits, and the highest is set.
+_NUMBER_BYTES, _BEYOND = 4, 1 << 31
 
 NO_IMAGES: Final = (
     "This model reads text only here. Models that see images are deployed with spec.model.vision; send the request to one "
@@ -251,6 +255,19 @@ def check_places(tokens: Sequence[int], images: Sequence[ImageInput], rules: Ima
     """
     if tokens.count(rules.token) != sum(image.tokens for image in images):
         raise _other_places(tokens.count(rules.token), len(images))
+
+
+def name_images(tokens: Sequence[int], images: Sequence[ImageInput], token: int) -> tuple[int, ...]:
+    """Return a prompt in which each token of an image is a number of the image's content, beyond all vocabularies.
+
+    Prompts that begin with the same texts and images begin alike, whatever follows.
+    """
+    numbers: list[int] = []
+    for image in images:
+        data = hashlib.shake_128(image.digest.encode()).digest(_NUMBER_BYTES * image.tokens)
+        numbers += array("I", data)
+    rest = iter(numbers)
+    return tuple(next(rest) | _BEYOND if one == token else one for one in tokens)
 
 
 def _other_places(places: int, images: int) -> RefusedError:

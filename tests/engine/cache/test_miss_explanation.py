@@ -102,7 +102,7 @@ def test_other_causes_are_named() -> None:
     assert why(body) == "read again: they were not in the cache"
     assert why(body, evictions=1) == "read again: they were evicted"
     assert why(body, adapter="a") == "read again: the adapter differs"
-    assert why(body, salt="s") == "read again: the API key, the images or cache_salt differ"
+    assert why(body, salt="s") == "read again: the API key or cache_salt differ"
     assert why(body | {"reasoning_effort": "low"}) == "read again: reasoning_effort differs"
     assert why(body | {"tools": tools[::-1]}) == "read again: the tools are in another order"
     assert why(body | {"tools": tools[1:]}) == "read again: tool bash was removed"
