@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.node import LayerGroup, ModelGeometry
+from schemas.node import LayerGroup, ModelGeometry, VisionTower
 
 CACHE_STEP: Final = 256
 """KV caches grow by this many tokens (mlx_lm/models/cache.py; engine/cache/stepped_kv.py, engine/cache/quantized_kv.py)."""
@@ -232,11 +232,9 @@ def _window_tokens(geometry: ModelGeometry, window: int, load: ServingLoad) -> i
     return kept * load.concurrency + prefilled
 
 
-# The vision towers of Qwen2-VL and Qwen2.5-VL have the same sizes beside language models of 2 to 72 billion parameters:
-# patches of 14 x 14 pixels, a width of 1280, 16 heads, and a feed-forward part of up to 5120.
-_PATCH_PIXELS, _TOWER_WIDTH, _TOWER_FFN, _TOWER_HEADS = 196, 1_280, 5_120, 16
-_PATCH_NUMBERS = 1_176
-
+# Of Qwen2-VL, for reports of older agents.
+_TOWER: Final = VisionTower(patch=14, width=1_280, ffn=5_120, heads=16)
+_PIXEL_NUMBERS: Final = 6  # three colors of two frames: models of videos read an image twice
 
 IMAGE_DECODING_BYTES: Final = 192 << 20
 """Bytes that an input worker needs beyond its usual memory to decode an image (engine/vision/image_reader.py)."""
@@ -249,16 +247,18 @@ def vision_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     """
     if not load.image_pixels:
         return 0
-    each = -(-load.image_pixels // _PATCH_PIXELS)
+    tower = geometry.vision or _TOWER
+    image_pixels = tower.side**2 or load.image_pixels
+    each = -(-image_pixels // tower.patch**2)
     patches = load.images * each
-    numbers = _HIDDEN_COPIES * _TOWER_WIDTH + _FFN_COPIES * _TOWER_FFN
-    pixels = patches * _PATCH_NUMBERS * 4 + load.images * load.image_pixels * 3
+    numbers = _HIDDEN_COPIES * tower.width + _FFN_COPIES * tower.ffn
+    pixels = patches * tower.patch**2 * _PIXEL_NUMBERS * 4 + load.images * image_pixels * 3
     # Each patch looks at those of its image; scores exist only without a fused kernel.
-    scores = 0 if geometry.is_attention_fused else _SCORE_COPIES * _TOWER_HEADS * patches * each
+    scores = 0 if geometry.is_attention_fused else _SCORE_COPIES * tower.heads * patches * each
     element = geometry.kv_element_bytes
-    kept = load.concurrency * load.tokens * geometry.hidden_size * element
-    tower = patches * numbers * element + scores * element
-    return tower + pixels + kept + IMAGE_DECODING_BYTES
+    rows = load.concurrency * load.tokens * geometry.hidden_size * (1 + tower.added_rows)
+    work = patches * numbers + scores + rows
+    return work * element + pixels + IMAGE_DECODING_BYTES
 
 
 MTP_KEPT_TOKENS: Final = 512

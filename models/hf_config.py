@@ -153,6 +153,19 @@ class QuantizationConfig(BaseModel):
     group_size: LooseNumber = None
 
 
+class VisionConfig(BaseModel):
+    """The numbers of a vision tower, under the names of all families."""
+
+    patch_size: LooseNumber = None
+    embed_dim: LooseNumber = None
+    hidden_size: LooseNumber = None
+    intermediate_size: LooseNumber = None
+    num_heads: LooseNumber = None
+    num_attention_heads: LooseNumber = None
+    image_size: LooseNumber = None
+    deepstack_visual_indexes: LooseNumbers = None
+
+
 class _InnerTextConfig(TextConfig):
     model_type: LooseText = None
 
@@ -164,6 +177,10 @@ class ModelConfig(TextConfig):
     text_config: _InnerTextConfig = Field(default_factory=_InnerTextConfig)
     quantization: Annotated[
         QuantizationConfig | None, BeforeValidator(lambda v: v if isinstance(v, dict) else None)
+    ] = None
+
+    vision_config: Annotated[
+        VisionConfig | None, BeforeValidator(lambda v: v if isinstance(v, dict) else None)
     ] = None
 
     @property

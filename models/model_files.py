@@ -22,8 +22,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_valid
 
 from models import cache_rules, mtp_layout
 from models.cache_rules import NotUnderstoodError
-from models.hf_config import ModelConfig, TextConfig
-from schemas.node import ModelGeometry
+from models.hf_config import ModelConfig, TextConfig, VisionConfig
+from schemas.node import ModelGeometry, VisionTower
 
 _HALF_PRECISION: Final = ("F16", "BF16")
 # Weights that every rank of a split model keeps whole: `shard()` and PipelineMixin skip them (mlx-lm 0.32.2).
@@ -212,6 +212,7 @@ class ModelFacts:
     """The mlx-lm module that builds the model."""
     config: TextConfig
     weights: WeightTotals
+    vision: VisionConfig | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -323,6 +324,7 @@ def model_facts(config: ModelConfig, weights: WeightTotals) -> ModelFacts:
         module=cache_rules.mlx_module(config),
         config=config.text,
         weights=weights,
+        vision=config.vision_config,
     )
 
 
@@ -369,7 +371,25 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
         + (weights.looked_up.half if casts_to_float32 else 0),
         experts=config.expert_count,
         experts_of_token=min(config.experts_of_token, config.expert_count),
+        vision=None if facts.vision is None else _vision_tower(facts.vision, facts.module),
         unknown=unknown,
+    )
+
+
+# Of Qwen2-VL and Qwen2.5-VL, whose towers have the same sizes beside language models of 2 to 72 billion parameters.
+_USUAL_TOWER: Final = VisionTower(patch=14, width=1_280, ffn=5_120, heads=16)
+
+
+def _vision_tower(config: VisionConfig, module: str) -> VisionTower:
+    usual = _USUAL_TOWER
+    width = config.embed_dim or config.hidden_size or usual.width
+    return VisionTower(
+        patch=config.patch_size or usual.patch,
+        width=width,
+        ffn=config.intermediate_size or 4 * width,
+        heads=config.num_heads or config.num_attention_heads or usual.heads,
+        added_rows=len(config.deepstack_visual_indexes or ()),
+        side=(config.image_size or 0) if module == "gemma3" else 0,
     )
 
 

@@ -113,6 +113,22 @@ class SplitOptions(ApiModel):
     """The reason none of this is known."""
 
 
+class VisionTower(ApiModel):
+    """The sizes of the part of a model that reads images."""
+
+    patch: int
+    """Pixels of the side of a patch."""
+    width: int
+    """Numbers of a patch between two layers."""
+    ffn: int
+    """Numbers of a patch within a layer's feed-forward part."""
+    heads: int
+    added_rows: int = 0
+    """Layers of the language model that get rows of their own (deepstack)."""
+    side: int = 0
+    """Pixels of the side of every image; 0 if images keep their shape."""
+
+
 class ModelGeometry(ApiModel):
     """The properties of a model that the memory proof needs (models/footprint.py)."""
 
@@ -155,6 +171,8 @@ class ModelGeometry(ApiModel):
     """Experts of a layer that one token passes."""
     looked_up_bytes: int = 0
     """Bytes of tables of which a token reads one row, such as the embedding."""
+    vision: VisionTower | None = None
+    """None if the model reads text only, or an older agent reported it."""
     unknown: str = ""
     """The part of the model that is not understood; its memory need is then unknown."""
     splitting: SplitOptions | None = None

@@ -46,7 +46,7 @@ def test_geometry(folder: Path) -> None:
         "vocab_size": 512, "max_context": 4096, "groups": ({"kind": "Full", "count": 2, "state_bytes": 0, **layer},),
         "replicated_bytes": 0, "parameters": 2, "hidden_size": 64, "ffn_size": 0, "heads": 4, "prefill_batch": 1,
         "prefill_step": 2048, "is_attention_fused": False, "has_mtp_head": False, "unknown": "", "splitting": None,
-        "expert_bytes": 0, "experts": 0, "experts_of_token": 0, "looked_up_bytes": 0,
+        "expert_bytes": 0, "experts": 0, "experts_of_token": 0, "looked_up_bytes": 0, "vision": None,
     }  # fmt: skip
 
 
@@ -425,3 +425,29 @@ def test_large_but_real_files_are_accepted(folder: Path) -> None:
     tensors = {f"layer.{n}.weight": ("F32", 8 * n, 8 * n + 8) for n in range(100_000)}
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
     assert report(folder).geometry is not None
+
+
+def test_the_sizes_of_a_vision_tower(tmp_path: Path) -> None:
+    def tower(model_type: str, **vision: Any) -> Any:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        config = {**CONFIG, "model_type": model_type, "vision_config": vision}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_bytes(safetensors())
+        facts = model_files.inspect_model(folder)
+        return model_files.model_geometry(facts, casts_to_float32=False).vision
+
+    qwen = tower("qwen2_vl", embed_dim=1280, hidden_size=3584, patch_size=14, num_heads=16)
+    assert (qwen.width, qwen.ffn, qwen.patch, qwen.side) == (1280, 5120, 14, 0)
+    deep = tower(
+        "qwen3_vl",
+        hidden_size=1152,
+        intermediate_size=4304,
+        patch_size=16,
+        deepstack_visual_indexes=[8, 16, 24],
+    )
+    assert (deep.width, deep.ffn, deep.patch, deep.added_rows) == (1152, 4304, 16, 3)
+    square = tower(
+        "gemma3", hidden_size=1152, patch_size=14, image_size=896, num_attention_heads="x"
+    )
+    assert (square.side, square.heads) == (896, 16)

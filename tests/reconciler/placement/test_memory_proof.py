@@ -10,7 +10,7 @@ from reconciler.placement.inputs import request_for
 from reconciler.placement.memory_proof import ProofExtras, prove
 from schemas.kv_cache import KvCache
 from schemas.meta import Status
-from schemas.node import LayerGroup, ModelGeometry
+from schemas.node import LayerGroup, ModelGeometry, VisionTower
 from schemas.quantity import parse, show
 from schemas.replica import MemoryProof, RankStatus
 from schemas.vision import Vision
@@ -325,3 +325,23 @@ def test_images_need_memory_by_their_pixels_and_their_number() -> None:
     four = need(Vision(max_images=4))
     assert four - one == 3 * each
     assert need(Vision(max_images=4, max_pixels=100_000)) < four
+
+
+def test_the_tower_of_a_model_decides_how_much_memory_images_need() -> None:
+    """A tower of one size sees it whatever the limit says; rows for more layers are kept as long as the embeddings."""
+
+    def need(tower: VisionTower | None, max_pixels: int = 100_000) -> int:
+        shape = geometry(layers=28, kv_heads=2, vocab=151_936, hidden_size=1536).model_copy(
+            update={"vision": tower}
+        )
+        extras = ProofExtras(vision=Vision(max_images=1, max_pixels=max_pixels))
+        return prove(shape, context_length=4096, concurrency=2, extras=extras).activation_bytes
+
+    usual = VisionTower(patch=14, width=1280, ffn=5120, heads=16)
+    assert need(None) == need(usual)
+    assert need(usual.model_copy(update={"width": 2560})) > need(usual)
+    assert need(usual.model_copy(update={"patch": 28})) < need(usual)
+    kept = 2 * 4096 * 1536 * 2
+    assert need(usual.model_copy(update={"added_rows": 3})) == need(usual) + 3 * kept
+    square = usual.model_copy(update={"side": 896})
+    assert need(square) == need(square, 602_112) > need(usual, 602_112)
