@@ -7,7 +7,7 @@ from typing import Final
 
 from models.catalogue import catalogue
 from models.catalogue.catalogue import CatalogueEntry, CatalogueFile
-from reconciler.deployments.model_fit import with_facts
+from reconciler.deployments.model_fit import one_request_rate, with_facts
 from reconciler.placement import decode_rate
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
@@ -112,10 +112,8 @@ def _fit(entry: CatalogueEntry, request: PlacementRequest, kind: MacKind) -> Mac
     if not geometry.unknown:
         memory = proof_of(request, node)
     if refusal is None and memory is not None:
-        cache = memory.kv_cache_bytes // max(1, memory.concurrency)
         low, high = (
-            decode_rate.tokens_per_s(geometry, cache, bandwidth_gbps=speed)
-            for speed in kind.bandwidths
+            one_request_rate(geometry, memory, bandwidth_gbps=speed) for speed in kind.bandwidths
         )
         rates = (low, high)
     streamed_rate = 0.0

@@ -40,7 +40,7 @@ from reconciler.deployments.model_fit import (
 )
 from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, request_for
-from schemas import quantity
+from schemas import chips, quantity
 from schemas.deployment import (
     ModelDeploymentSpec,
     ModelSource,
@@ -64,7 +64,8 @@ this machine, which begins with /, ./ or ~; or the name of a deployment, for one
 placement and memory proof answer, with the memory that is free now. With --memory no fleet is asked: the answer is for
 Macs with nothing else on them.
 
-CONTEXT is the longest context at the asked concurrency, REQUESTS the highest concurrency at the asked context. Exit
+CONTEXT is the longest context at the asked concurrency, REQUESTS the highest concurrency at the asked context, TOKENS/S
+the rate of one request that the memory bandwidth allows (with --memory that of the slowest chip of that size). Exit
 code 1: nothing fits. If the hub cannot be reached, the list of `fleetctl models search` answers.
 """
 
@@ -258,14 +259,22 @@ def _with_load(request: PlacementRequest, options: dict[str, Any]) -> PlacementR
 def _empty_mac(text: str) -> NodeView:
     size = mac_memory(text)
     limit, _ = gpu_memory_limit(size, None)
-    return NodeView(name=text, is_ready=True, memory_bytes=size, allocatable_bytes=limit)
+    slowest, _ = chips.bandwidths_with(size)
+    return NodeView(
+        name=text,
+        is_ready=True,
+        memory_bytes=size,
+        allocatable_bytes=limit,
+        bandwidth_gbps=slowest,
+    )
 
 
 def report_lines(report: FitReport, *, is_wide: bool) -> list[str]:
     """Return the report as lines. Pure."""
     parts = memory_proof.TITLES if is_wide else ()
     lines = [_head(report), ""]
-    titles = ["NODE", "FITS", "CONTEXT", "REQUESTS", "NEED", "FREE", *parts, "WHY NOT"]
+    titles = ["NODE", "FITS", "CONTEXT", "REQUESTS", "NEED", "FREE", "TOKENS/S"]
+    titles += [*parts, "WHY NOT"]
     lines.append(
         printers.align_columns([_node_row(node, is_wide) for node in report.nodes], titles)
     )
@@ -292,7 +301,8 @@ def _head(report: FitReport) -> str:
 def _node_row(one: NodeFit, is_wide: bool) -> list[str]:
     shared = _shared_cells(one, is_wide)
     room = memory_proof.size_text(one.room_bytes)
-    return [one.node, *shared[:4], room, *shared[4:]]
+    rate = f"{one.tokens_per_s:.0f}" if one.tokens_per_s else "-"
+    return [one.node, *shared[:4], room, rate, *shared[4:]]
 
 
 def _group_row(one: GroupFit, is_wide: bool) -> list[str]:
@@ -327,7 +337,12 @@ def report_tree(report: FitReport) -> dict[str, Tree]:
         "weightsBytes": facts.weight_bytes if facts is not None else None,
         "maxContext": facts.max_context if facts is not None else None,
         "nodes": [
-            {"node": node.node, "roomBytes": node.room_bytes, **_shared_tree(node)}
+            {
+                "node": node.node,
+                "roomBytes": node.room_bytes,
+                "tokensPerSecond": round(node.tokens_per_s, 1) or None,
+                **_shared_tree(node),
+            }
             for node in report.nodes
         ],
         "groups": [

@@ -11,6 +11,7 @@ from models import model_files
 from models.model_files import ModelFacts
 from reconciler.groups.formation import FormationAttempt, FormationRefusal, FormedGroup, form_group
 from reconciler.groups.group_view import GroupView, group_shapes
+from reconciler.placement import decode_rate
 from reconciler.placement.filters import find_rejection, suits_model
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from reconciler.placement.memory_proof import geometry_of, proof_of
@@ -45,6 +46,8 @@ class NodeFit:
     memory: MemoryProof | None = None
     """Memory of the asked load; None if it is not known."""
     limits: FitLimits = FitLimits()
+    tokens_per_s: float = 0.0
+    """Rate of one request at most; 0 if it does not fit, or the bandwidth is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +116,25 @@ def _fit_node(
     if memory is not None and key not in known:
         request = _with_load(request, concurrency=memory.concurrency)
         known[key] = _limits(request, geometry, lambda asked: _has_memory(asked, node))
+    rate = 0.0
+    if refusal is None and memory is not None:
+        rate = one_request_rate(geometry, memory, bandwidth_gbps=node.bandwidth_gbps)
     return NodeFit(
         node=node.name,
         room_bytes=node.room_bytes,
         refusal=refusal,
         memory=memory,
         limits=known.get(key, FitLimits()),
+        tokens_per_s=rate,
     )
+
+
+def one_request_rate(
+    geometry: ModelGeometry, memory: MemoryProof, *, bandwidth_gbps: float
+) -> float:
+    """Return the tokens per second of one request at most, with its share of the proven caches."""
+    cache_bytes = memory.kv_cache_bytes // max(1, memory.concurrency)
+    return decode_rate.tokens_per_s(geometry, cache_bytes, bandwidth_gbps=bandwidth_gbps)
 
 
 def _has_memory(request: PlacementRequest, node: NodeView) -> bool:

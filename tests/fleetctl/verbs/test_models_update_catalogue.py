@@ -1,15 +1,24 @@
 """`fleetctl models update-catalogue`: only a newer catalogue with a good signature replaces the one of the release."""
 
+import asyncio
+import functools
 import json
+import os
+import ssl
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from fleetctl.catalogue_file import IDENTITY, NAMESPACE
 from models.catalogue.catalogue import MAX_CATALOGUE_BYTES, shipped_catalogue
 from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.store_certificates import Authority
 
 Signed = Callable[[bytes], Path]
 
@@ -117,3 +126,66 @@ async def test_the_signature_of_a_release_and_malformed_content_are_refused(
         *words, "http://127.0.0.1/catalogue.json", "--allowed-signers", str(keys)
     )
     assert "https://" in done.err
+
+
+@contextmanager
+def https_server(folder: Path, authority: Authority) -> Iterator[str]:
+    """Serve a folder over https; yield the address."""
+    identity = authority.issue("web")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(identity.certificate, identity.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.ci
+async def test_an_address_is_fetched_over_verified_https(
+    tmp_path: Path, keys: Path, signed: Signed
+) -> None:
+    path = signed(content("2099-01-01"))
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * (MAX_CATALOGUE_BYTES + 1))
+    (tmp_path / "config.toml").write_text("")
+    authority = Authority(tmp_path, "authority")
+    command = (
+        sys.executable,
+        "-m",
+        "fleetctl",
+        "--config",
+        str(tmp_path / "config.toml"),
+        "models",
+    )
+
+    async def update(address: str, **variables: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "update-catalogue", address, "--allowed-signers", str(keys)),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **variables},
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        return process.returncode or 0, output.decode()
+
+    with https_server(tmp_path, authority) as address:
+        trusted = {"SSL_CERT_FILE": str(authority.certificate)}
+        answers = await asyncio.gather(
+            update(f"{address}/{path.name}"),
+            update(f"{address}/none.json", **trusted),
+            update(f"{address}/{large.name}", **trusted),
+        )
+        for (code, output), why in zip(
+            answers, ("cannot fetch", "answered 404", "more than"), strict=True
+        ):
+            assert code == 1
+            assert why in output
+        assert not (tmp_path / "catalogue.json").exists()
+        assert await update(f"{address}/{path.name}", **trusted) == (
+            0,
+            f"the list of 2099-01-01 with 1 models is in use: {tmp_path / 'catalogue.json'}\n",
+        )
