@@ -127,24 +127,19 @@ class TextConfig(BaseModel):
     @property
     def expert_count(self) -> int:
         """Return the number of routed experts of a layer; 0 for a model without."""
-        return (
-            self.num_experts
-            or self.n_routed_experts
-            or self.num_local_experts
-            or self.moe_num_experts
-            or 0
+        names = (
+            self.num_experts,
+            self.n_routed_experts,
+            self.num_local_experts,
+            self.moe_num_experts,
         )
+        return next(filter(None, names), 0)
 
     @property
     def experts_of_token(self) -> int:
         """Return the number of routed experts that a token passes in a layer; 0 if unknown."""
-        return (
-            self.num_experts_per_tok
-            or self.num_experts_per_token
-            or self.top_k_experts
-            or self.moe_k
-            or 0
-        )
+        by_tok, by_token = self.num_experts_per_tok, self.num_experts_per_token
+        return next(filter(None, (by_tok, by_token, self.top_k_experts, self.moe_k)), 0)
 
 
 class QuantizationConfig(BaseModel):

@@ -220,7 +220,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     return Dependencies(
         tls=tls,
         metal=preflight,
-        disk_rate=DiskRate(config.models_dir, config.state_dir, clock),
+        disk_rate=DiskRate(config.models_dir, clock),
         load=LoadSampler(clock),
         engines=_engine_processes(config, tls, preflight),
         health=HealthClient(tls),

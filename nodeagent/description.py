@@ -228,7 +228,8 @@ class NodeDescriber:
                     status = dependencies.metal.fill(status, await self._registration.described())
                 status = await self._with_machine_status(status, references)
                 if dependencies.disk_rate is not None:
-                    status = await dependencies.disk_rate.fill(status)
+                    before = await self._registration.described()
+                    status = await dependencies.disk_rate.fill(status, before)
                 if dependencies.fabric is not None:
                     status = await dependencies.fabric.fill(status, self._registration)
                 if api is not None:

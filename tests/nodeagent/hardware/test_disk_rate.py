@@ -17,33 +17,28 @@ def status(*, expert_bytes: int, weights_bytes: int) -> NodeStatus:
 
 
 async def test_the_rate_is_measured_for_experts_beyond_memory_and_kept(tmp_path: Path) -> None:
-    models, state = tmp_path / "models", tmp_path / "state"
-    models.mkdir()
-    state.mkdir()
-    rate = DiskRate(models, state, SystemClock())
+    rate = DiskRate(tmp_path, SystemClock())
     # A model without experts, and one that fits, need no rate.
     for other in (
         status(expert_bytes=0, weights_bytes=9 << 30),
         status(expert_bytes=6 << 30, weights_bytes=7 << 30),
     ):
-        assert (await rate.fill(other)).disk_read_gbps == 0.0
-    assert list(state.iterdir()) == []
+        assert (await rate.fill(other, None)).disk_read_gbps == 0.0
     large = status(expert_bytes=8 << 30, weights_bytes=9 << 30)
-    measured = (await rate.fill(large)).disk_read_gbps
-    assert 0.0 < measured < 1000.0
-    assert list(models.iterdir()) == []
-    # The next run reads the file; that of another disk is measured anew.
-    assert (
-        await DiskRate(models, state, SystemClock()).fill(node_status("mac-1"))
-    ).disk_read_gbps == measured
-    other_disk = DiskRate(tmp_path, state, SystemClock())
-    assert (await other_disk.fill(node_status("mac-1"))).disk_read_gbps == 0.0
+    measured = await rate.fill(large, None)
+    assert 0.0 < measured.disk_read_gbps < 1000.0
+    assert list(tmp_path.iterdir()) == []
+    # A later run takes it from the store as long as the disk is the same.
+    small = node_status("mac-1")
+    assert (await DiskRate(tmp_path, SystemClock()).fill(small, measured)) == small.model_copy(
+        update={"disk_read_gbps": measured.disk_read_gbps}
+    )
+    other_disk = small.model_copy(update={"disk_bytes": 1 << 40})
+    filled = await DiskRate(tmp_path, SystemClock()).fill(other_disk, measured)
+    assert filled.disk_read_gbps == 0.0
 
 
-async def test_a_disk_that_cannot_be_written_has_no_rate_and_a_damaged_file_counts_as_none(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "disk-rate.json").write_text('{"models_dir": 1}')
-    rate = DiskRate(tmp_path / "none", tmp_path, SystemClock())
+async def test_a_disk_that_cannot_be_written_has_no_rate(tmp_path: Path) -> None:
     large = status(expert_bytes=8 << 30, weights_bytes=9 << 30)
-    assert (await rate.fill(large)).disk_read_gbps == 0.0
+    filled = await DiskRate(tmp_path / "none", SystemClock()).fill(large, None)
+    assert filled.disk_read_gbps == 0.0
