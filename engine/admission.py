@@ -18,6 +18,8 @@ from engine.jobs import (
     EmbedJob,
     Job,
     JobFailure,
+    JobOutput,
+    SpeechJob,
     TokenOutput,
     WorkerEvent,
 )
@@ -25,7 +27,7 @@ from engine.metrics import CompletionRate
 from machinery.clock import Clock
 from machinery.prometheus import HistogramValue
 
-AdmittedJob: TypeAlias = Job | EmbedJob
+AdmittedJob: TypeAlias = Job | EmbedJob | SpeechJob
 
 # As many connections as an engine takes may each have this much.
 _FREE_BODY_BYTES = 64 << 10
@@ -55,16 +57,17 @@ class Ticket:
     """The reason why it did not finish."""
     _last_tokens: dict[int, float] = field(default_factory=dict)
     """The time of the latest token, by job."""
-    _events: asyncio.Queue[TokenOutput | EmbeddingOutput | RefusedError] = field(
-        default_factory=asyncio.Queue
-    )
+    _events: asyncio.Queue[JobOutput | RefusedError] = field(default_factory=asyncio.Queue)
 
     @property
     def prompt_tokens(self) -> int:
         """Number of prompt tokens; a prompt that several jobs continue counts once."""
         prompts: list[tuple[int, ...]] = []
         for job in self.jobs:
-            prompts += job.prompts if isinstance(job, EmbedJob) else (job.prompt,)
+            if isinstance(job, EmbedJob):
+                prompts += job.prompts
+            elif isinstance(job, Job):
+                prompts.append(job.prompt)
         return sum(len(prompt) for prompt in dict.fromkeys(prompts))
 
     def per_token_s(self) -> float | None:
@@ -77,7 +80,7 @@ class Ticket:
             / (self.completion_tokens - len(self.jobs))
         )
 
-    async def next(self) -> TokenOutput | EmbeddingOutput:
+    async def next(self) -> JobOutput:
         """Wait for the next event of any of its jobs.
 
         Raises:
@@ -89,9 +92,9 @@ class Ticket:
             raise event
         return event
 
-    def ready(self) -> list[TokenOutput | EmbeddingOutput]:
+    def ready(self) -> list[JobOutput]:
         """Return the events that have arrived, without waiting; a refusal stays for `next`."""
-        token_outputs: list[TokenOutput | EmbeddingOutput] = []
+        token_outputs: list[JobOutput] = []
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, RefusedError):
@@ -100,15 +103,13 @@ class Ticket:
             token_outputs.append(event)
         return token_outputs
 
-    def put(self, event: TokenOutput | EmbeddingOutput | RefusedError) -> None:
+    def put(self, event: JobOutput | RefusedError) -> None:
         """Add an event for `next`. There are at most `max_tokens` a job, so the queue is bounded."""
         if isinstance(event, RefusedError):
             self.refusal = event.refusal
         self._events.put_nowait(event)
 
-    def take(
-        self, event: TokenOutput | EmbeddingOutput, now_s: float, gaps: HistogramValue | None = None
-    ) -> None:
+    def take(self, event: JobOutput, now_s: float, gaps: HistogramValue | None = None) -> None:
         """Add an output, and record its time. `gaps` counts the times between tokens of one job."""
         if self.first_s is None:
             self.first_s = now_s

@@ -1,5 +1,6 @@
 """Errors of the engine: its exceptions, and its refusals beside those of `schemas.wire.errors`."""
 
+from models.speech_shape import SpeechTask
 from schemas.wire.errors import Refusal, RefusedError, internal, invalid, unavailable
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "invalid",
     "is_panic",
     "job_failed",
+    "not_a_speech_model",
+    "not_a_text_model",
     "queue_full",
     "summarize",
     "unavailable",
@@ -114,6 +117,24 @@ def job_failed(reason: str, param: str | None) -> RefusedError:
         "repetitions or fewer alternatives."
     )
     return invalid(message, param=param, code="schema_too_complex")
+
+
+_SPEECH_PATHS = {"Transcribe": "/v1/audio/transcriptions", "Speak": "/v1/audio/speech"}
+_SPEECH_NAMES = {"Transcribe": "transcribes", "Speak": "speaks"}
+
+
+def not_a_text_model(task: SpeechTask) -> RefusedError:
+    """Return the refusal of text by a model that transcribes or speaks; its code names the task."""
+    name = _SPEECH_NAMES[task]
+    message = f"This model {name}; it generates no text. Use {_SPEECH_PATHS[task]}."
+    return invalid(message, param="model", code=f"model_{name}")
+
+
+def not_a_speech_model(wanted: SpeechTask, has: SpeechTask | None) -> RefusedError:
+    """Return the refusal of a request for speech by a model that does something else."""
+    instead = f"; use {_SPEECH_PATHS[has]}" if has else ", but reads and writes text"
+    message = f"This model does not offer {_SPEECH_PATHS[wanted]}{instead}."
+    return invalid(message, param="model", code="not_a_speech_model")
 
 
 def is_panic(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from engine.admission import Admission, Ticket
-from engine.jobs import EmbedJob
+from engine.jobs import Job
 from engine.request_log import RequestRecord
 from schemas.wire import errors
 from schemas.wire.in_flight import (
@@ -57,7 +57,7 @@ def _prefilled(ticket: Ticket, positions: Mapping[int, int]) -> int:
         return ticket.prompt_tokens
     read: dict[tuple[int, ...], int] = {}
     for job in ticket.jobs:
-        if not isinstance(job, EmbedJob):
+        if isinstance(job, Job):
             # Tokens that another engine had generated are read as well; they are no part of the prompt.
             position = min(positions.get(job.id, 0), len(job.prompt))
             read[job.prompt] = max(read.get(job.prompt, 0), position)

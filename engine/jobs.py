@@ -4,8 +4,9 @@ The worker makes tokens. The event loop converts them to text (`text/`) while th
 """
 
 import hashlib
+import os
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -92,12 +93,73 @@ class Job:
         return (self.cache_prompt or self.prompt) + self.emitted
 
 
+@dataclass(slots=True)
+class FileDescriptor:
+    """An open file, closed with the last reference: the worker may still read it when its client has left."""
+
+    number: int
+
+    def __del__(self) -> None:
+        """Close it."""
+        os.close(self.number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcmFile:
+    """Decoded audio in a file without a name: an hour in memory would be 115 MB for each request."""
+
+    RATE: ClassVar[int] = 16_000
+    """Samples a second."""
+    descriptor: FileDescriptor
+    """Mono samples of 16 bits, little-endian, behind `offset`."""
+    offset: int
+    samples: int
+
+    @property
+    def seconds(self) -> float:
+        """The duration."""
+        return self.samples / self.RATE
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` samples from `start` on, or those that there are. Any thread may call it."""
+        most = max(0, min(count, self.samples - start))
+        return os.pread(self.descriptor.number, 2 * most, self.offset + 2 * start)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedJob:
     """Sequences to turn into one vector each."""
 
     id: int
     prompts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeJob:
+    """Speech to turn into text, a window of 30 s at a time."""
+
+    id: int
+    audio: PcmFile
+    language: str = ""
+    """A code such as `en`; empty to detect it from the first window."""
+    translates: bool = False
+    """True to write it down in English."""
+    prompt: str = ""
+    """Text that precedes the first window, for names and style."""
+    temperature: float = 0.0
+    """0 takes the likeliest token, and samples a window again whose text is implausible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakJob:
+    """Sentences to speak, one after the other."""
+
+    id: int
+    sentences: tuple[str, ...]
+    voice: str
+
+
+SpeechJob: TypeAlias = TranscribeJob | SpeakJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +174,7 @@ class StopWorker:
     """Frees the model and ends the thread."""
 
 
-WorkerOrder: TypeAlias = Job | EmbedJob | CancelJob | StopWorker
+WorkerOrder: TypeAlias = Job | EmbedJob | SpeechJob | CancelJob | StopWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +212,42 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptSegment:
+    """A piece of a transcript, as whisper makes them."""
+
+    start_s: float
+    end_s: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptOutput:
+    """The segments of a window; there may be none."""
+
+    job_id: int
+    segments: tuple[TranscriptSegment, ...]
+    language: str
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioOutput:
+    """A piece of speech."""
+
+    job_id: int
+    samples: bytes
+    """Mono samples of 16 bits, little-endian."""
+    rate: int
+    """Samples a second."""
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailure:
     """A job that the worker lost; the process continues."""
 
@@ -159,4 +257,5 @@ class JobFailure:
     """The part of the request that is to blame, so that no engine can answer it; None if this engine is."""
 
 
-WorkerEvent: TypeAlias = TokenOutput | EmbeddingOutput | JobFailure
+JobOutput: TypeAlias = TokenOutput | EmbeddingOutput | TranscriptOutput | AudioOutput
+WorkerEvent: TypeAlias = JobOutput | JobFailure

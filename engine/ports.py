@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.grammar.interface import GrammarCompiler
-from engine.jobs import EmbedJob, Job, WorkerEvent
+from engine.jobs import EmbedJob, Job, SpeechJob, WorkerEvent
 from engine.memory.budget import MemoryBudget
 from engine.model.pooler import PoolerConfig
 from engine.text.interface import Codec
 from engine.vision.image_reader import ImageRules
+from models.speech_shape import SpeechTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,19 @@ class ServedModel:
     """The memory of requests; None does not limit it (only in tests)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSpeech:
+    """A model in memory that transcribes or speaks, as the event loop sees it."""
+
+    task: SpeechTask
+    voices: tuple[str, ...] = ()
+    """The names of its voices, the default first; () for a transcriber."""
+    languages: Mapping[str, str] = field(default_factory=dict)
+    """Names of the languages that a transcriber understands, by code."""
+    can_translate: bool = False
+    """True if a transcriber can write foreign speech down in English."""
+
+
 class WorkerListener(Protocol):
     """Receives the worker's reports. Called in the worker thread."""
 
@@ -44,7 +58,7 @@ class WorkerListener(Protocol):
         """Note that the ranks are connected and loading begins."""
         ...
 
-    def on_ready(self, model: ServedModel) -> None:
+    def on_ready(self, model: ServedModel | ServedSpeech) -> None:
         """Note that jobs may be sent."""
         ...
 
@@ -58,14 +72,14 @@ class WorkerListener(Protocol):
 
 
 class JobRunner(Protocol):
-    """Runs jobs; implemented by the batch loop."""
+    """Runs jobs; implemented by the batch loop, and by the loop of speech."""
 
     @property
     def is_idle(self) -> bool:
         """True if there is nothing to do."""
         ...
 
-    def add(self, job: Job | EmbedJob) -> None:
+    def add(self, job: Job | EmbedJob | SpeechJob) -> None:
         """Add a job at the next step."""
         ...
 

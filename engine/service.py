@@ -9,7 +9,7 @@ import gc
 import logging
 import random
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engine import errors
@@ -21,7 +21,7 @@ from engine.gauges import Gauges
 from engine.input_workers.fork_server import WorkerModel
 from engine.input_workers.pool import InputWorkers
 from engine.input_workers.wire import WorkerLimits
-from engine.jobs import EmbedJob, Job, JobFailure, SamplingParams, WorkerEvent
+from engine.jobs import EmbedJob, Job, JobFailure, PcmFile, SamplingParams, SpeechJob, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
 from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
@@ -30,14 +30,16 @@ from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.pinned_prefix import encode_prefix
 from engine.openai.request_body import Conversation, GenerationRequest
-from engine.ports import ServedModel
+from engine.ports import ServedModel, ServedSpeech
 from engine.ranks.peer_monitor import PeerMonitor
 from engine.recent_prompts import PromptHistory
 from engine.request_log import RequestLog, SpanRecorder
+from engine.speech.decoder import AudioDecoder
 from engine.worker import LoopListener, Worker
 from machinery.clock import Clock
 from models import fingerprint, footprint
 from models.model_files import ModelUnusableError
+from models.speech_shape import SpeechTask
 from schemas.wire.body_limits import image_bytes
 from schemas.wire.engine_config import EngineConfig, PrefixFile
 from schemas.wire.exit_codes import ExitCode
@@ -110,6 +112,8 @@ class Service:
         self._prefix = f"{entropy.getrandbits(64):016x}"
         self._count = 0
         self._processor: InputProcessor | None = None
+        self._speech: ServedSpeech | None = None
+        self._decoder = AudioDecoder()
         self._inputs = InputWorkers(limit_s=config.input_limit_s, clock=clock)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -154,9 +158,16 @@ class Service:
         """Note that the ranks of the group are connected."""
         self._apply(EngineEvent.CONNECTED)
 
-    def on_ready(self, model: ServedModel) -> None:
-        """Give the model to the input workers; requests are taken when they are ready."""
+    def on_ready(self, model: ServedModel | ServedSpeech) -> None:
+        """Give the model to the input workers; requests are taken when they are ready. Speech needs none."""
         if next_state(self.state, EngineEvent.LOADED) is None:
+            return
+        if isinstance(model, ServedSpeech):
+            self._speech = model
+            gc.freeze()
+            gc.enable()
+            self._apply(EngineEvent.LOADED)
+            log.info("engine ready", extra={"replica": self.config.replica, "task": model.task})
             return
         config = self.config
         settings = (
@@ -384,6 +395,29 @@ class Service:
             raise job
         return job, self.place([job], model=request.model)
 
+    async def decode_audio(self, upload: memoryview) -> PcmFile:
+        """Return the samples of an upload; this needs no slot.
+
+        Raises:
+            RefusedError: it is no audio, too long or too costly, or the engine stops.
+
+        """
+        audio = await self._unless_stopped(self._decoder.decode(upload))
+        if isinstance(audio, RefusedError):
+            raise audio
+        return audio
+
+    def enter_speech(self, make_job: Callable[[int], SpeechJob], *, model: str) -> Ticket:
+        """Give a job of speech, made from its id, a slot or a place in the queue.
+
+        Raises:
+            RefusedError: the engine takes no requests, or all places are taken.
+
+        """
+        self.check_ready()
+        self._count += 1
+        return self.place([make_job(self._count)], model=model)
+
     async def tokens(self, request: GenerationRequest) -> list[int]:
         """Return the tokens of a request's single prompt; this needs no slot.
 
@@ -421,7 +455,7 @@ class Service:
             RefusedError: the engine takes no requests, or all slots and the queue are full.
 
         """
-        self.admit()
+        self.check_ready()
         self.request_log.attach_arrival(self.admission.arrive())
 
     def place(self, jobs: Sequence[AdmittedJob], *, model: str) -> Ticket:
@@ -459,14 +493,41 @@ class Service:
             RefusedError: the engine takes no requests, now or ever.
 
         """
+        self.check_ready()
+        if self._processor is None:
+            assert self._speech is not None
+            raise errors.not_a_text_model(self._speech.task)
+        return self._processor
+
+    def speech(self, task: SpeechTask) -> ServedSpeech:
+        """Return what the engine says and understands.
+
+        Raises:
+            RefusedError: the engine takes no requests, now or ever, or has another task.
+
+        """
+        self.check_ready()
+        if self._speech is None or self._speech.task != task:
+            raise errors.not_a_speech_model(
+                task, None if self._speech is None else self._speech.task
+            )
+        return self._speech
+
+    def check_ready(self) -> None:
+        """Check that the engine takes requests.
+
+        Raises:
+            RefusedError: it takes none, now or ever.
+
+        """
         group = self.config.group
         if group is not None and group.rank > 0:
             message = (
                 f"This is rank {group.rank} of {group.world_size}; only rank 0 takes requests."
             )
             raise errors.unavailable(message, "not_rank_0", retry_after_s=5)
-        if self.state is EngineState.READY and self._processor is not None:
-            return self._processor
+        if self.state is EngineState.READY:
+            return
         if self.state is EngineState.DRAINING:
             raise errors.draining()
         # Loading takes seconds to minutes; meanwhile a gateway can use other replicas.

@@ -5,6 +5,7 @@ knows nothing of HTTP. Importing this module must not import mlx: that takes sec
 """
 
 import asyncio
+import importlib.util
 import logging
 import queue
 import socket
@@ -16,10 +17,20 @@ from typing import assert_never
 
 from engine.errors import GroupError, StoppedError
 from engine.gauges import Gauges
-from engine.jobs import CancelJob, EmbedJob, Job, StopWorker, WorkerEvent, WorkerOrder
+from engine.jobs import (
+    CancelJob,
+    EmbedJob,
+    Job,
+    SpeakJob,
+    SpeechJob,
+    StopWorker,
+    TranscribeJob,
+    WorkerEvent,
+    WorkerOrder,
+)
 from engine.linux import blas
 from engine.model import import_cache
-from engine.ports import JobRunner, ServedModel, WorkerListener
+from engine.ports import JobRunner, ServedModel, ServedSpeech, WorkerListener
 from engine.ranks.rendezvous import WaitContext
 from machinery.clock import Clock
 from models import model_files, partial_model
@@ -47,7 +58,7 @@ class LoopListener:
         """Pass on that the ranks are connected."""
         self.loop.call_soon_threadsafe(self.listener.on_loading)
 
-    def on_ready(self, model: ServedModel) -> None:
+    def on_ready(self, model: ServedModel | ServedSpeech) -> None:
         """Pass on that jobs may be sent."""
         self.loop.call_soon_threadsafe(self.listener.on_ready, model)
 
@@ -75,7 +86,7 @@ class Worker:
         """Start to load. The thread is a daemon: if it hangs in the driver, the process can still end."""
         threading.Thread(target=self._run, args=(listener,), name="mlx", daemon=True).start()
 
-    def send(self, order: Job | EmbedJob | CancelJob) -> None:
+    def send(self, order: Job | EmbedJob | SpeechJob | CancelJob) -> None:
         """Send an order; never waits."""
         self._inbox.put(order)
 
@@ -127,8 +138,13 @@ class Worker:
         self.gauges.total_bytes = facts.weight_bytes
         blas.install(self.config.blas_cache)
         import_cache.install(self.config.blas_cache)
-        # Not at the top: the import takes seconds, while the port answers, and needs the BLAS in place.
+        # Not at the top: the imports take seconds, while the port answers, and need the BLAS in place.
         from engine import model_rank  # noqa: PLC0415 - see above
+
+        if facts.speech is not None:
+            self._speak(facts, listener)
+            model_rank.free(self.config.wired)
+            return
 
         wait = WaitContext(
             clock=self.clock, pause=self._stopping.wait, is_stopping=self._stopping.is_set
@@ -146,11 +162,24 @@ class Worker:
         del rank
         model_rank.free(self.config.wired)
 
+    def _speak(self, facts: ModelFacts, listener: WorkerListener) -> None:
+        """Load a speech model and run its jobs."""
+        if importlib.util.find_spec("mlx_audio") is None:
+            raise ModelUnusableError(
+                f"{self.config.model_dir}: speech needs mlx-audio: pip install 'mlx-fleet[audio]'"
+            )
+        from engine.speech import loader  # noqa: PLC0415 - as above
+
+        runner, served = loader.load(self.config, facts, self.gauges)
+        listener.on_ready(served)
+        self._serve(runner, listener)
+        runner.close()
+
     def _serve(self, runner: JobRunner, listener: WorkerListener) -> None:
         while not self._stopping.is_set():
             for order in self._next_orders(can_wait=runner.is_idle):
                 match order:
-                    case Job() | EmbedJob():
+                    case Job() | EmbedJob() | TranscribeJob() | SpeakJob():
                         runner.add(order)
                     case CancelJob(job_id=job_id):
                         runner.remove(job_id)

@@ -285,6 +285,8 @@ def mtp_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
 
 def activation_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     """Return the bytes of temporary arrays: the largest layer of a prefill step, and the logits of all requests."""
+    if geometry.work_bytes:
+        return geometry.work_bytes
     if not geometry.hidden_size:
         # The report of an older agent, which has no widths: count the logits of a whole step.
         step = min(geometry.prefill_step, load.tokens)

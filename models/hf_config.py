@@ -123,6 +123,18 @@ class TextConfig(BaseModel):
     attn_layer_offset: LooseNumber = None
     conv_L_cache: LooseNumber = None  # noqa: N815 - the config's own spelling
     full_attn_idxs: LooseNumbers = None
+    # Speech models: whisper's sizes, under the names of Hugging Face and of mlx-audio's own conversions.
+    d_model: LooseNumber = None
+    decoder_layers: LooseNumber = None
+    encoder_attention_heads: LooseNumber = None
+    max_source_positions: LooseNumber = None
+    max_target_positions: LooseNumber = None
+    n_audio_ctx: LooseNumber = None
+    n_audio_state: LooseNumber = None
+    n_audio_head: LooseNumber = None
+    n_text_ctx: LooseNumber = None
+    n_text_layer: LooseNumber = None
+    n_vocab: LooseNumber = None
 
     @property
     def expert_count(self) -> int:

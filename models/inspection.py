@@ -9,7 +9,7 @@ from typing import Final
 
 from models import inspection_process, model_files, split_options
 from models.hub.remote_inspection import snapshot_facts
-from models.model_files import PARTIAL_MARK, ModelUnusableError
+from models.model_files import PARTIAL_MARK, ModelFacts, ModelUnusableError
 from models.split_options import SplitFailure, SplitInspector, SplitShapes
 from schemas.deployment import ModelDeployment
 from schemas.model_snapshot import ModelSnapshot
@@ -71,8 +71,11 @@ def resolve_path(path: str, models_dir: Path) -> Path:
     return Path(path) if path.startswith("/") else models_dir / path
 
 
-def unsupported_reason(module: str) -> str:
-    """Return why the installed mlx-lm cannot build a model of this module; "" if it can. Does not import mlx-lm."""
+def unsupported_reason(facts: ModelFacts) -> str:
+    """Return why the installed mlx-lm, or mlx-audio, cannot build this model; "" if it can. Imports neither."""
+    if facts.speech is not None:
+        return _unspoken_reason(facts.speech.family.package)
+    module = facts.module
     spec = importlib.util.find_spec("mlx_lm")  # finds it without an import
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
@@ -83,6 +86,19 @@ def unsupported_reason(module: str) -> str:
     version = importlib.metadata.version("mlx-lm")
     return (
         f"mlx-lm {version} on this node has no architecture {module}; a newer version may have it"
+    )
+
+
+def _unspoken_reason(package: str) -> str:
+    spec = importlib.util.find_spec("mlx_audio")
+    folders = spec.submodule_search_locations if spec is not None else None
+    if not folders:
+        return "speech needs mlx-audio on this node: pip install 'mlx-fleet[audio]'"
+    if any((Path(folder) / package).is_dir() for folder in folders):
+        return ""
+    version = importlib.metadata.version("mlx-audio")
+    return (
+        f"mlx-audio {version} on this node has no {package}; mlx-fleet[audio] installs one that has"
     )
 
 
@@ -105,7 +121,7 @@ def report_model(
             facts, missing_bytes = snapshot_facts(snapshot), snapshot.size_bytes
         else:
             facts = inspection_process.inspect_model(folder)
-        unsupported = unsupported_reason(facts.module)
+        unsupported = unsupported_reason(facts)
         if unsupported:
             return ModelReport(path=path, reason="ArchitectureUnsupported", message=unsupported)
         geometry = model_files.model_geometry(facts, casts_to_float32=casts_to_float32)

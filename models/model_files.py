@@ -20,9 +20,10 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
-from models import cache_rules, mtp_layout
+from models import cache_rules, mtp_layout, speech_shape
 from models.cache_rules import NotUnderstoodError
 from models.hf_config import ModelConfig, TextConfig, VisionConfig
+from models.speech_shape import SpeechShape
 from schemas.node import ModelGeometry, VisionTower
 
 _HALF_PRECISION: Final = ("F16", "BF16")
@@ -213,6 +214,8 @@ class ModelFacts:
     config: TextConfig
     weights: WeightTotals
     vision: VisionConfig | None = None
+    speech: SpeechShape | None = None
+    """Set if it transcribes or speaks; mlx-audio builds it then."""
 
     @property
     def weight_bytes(self) -> int:
@@ -325,6 +328,7 @@ def model_facts(config: ModelConfig, weights: WeightTotals) -> ModelFacts:
         config=config.text,
         weights=weights,
         vision=config.vision_config,
+        speech=speech_shape.speech_shape(config),
     )
 
 
@@ -334,6 +338,14 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
     `casts_to_float32` says that the engine converts 16-bit weights to 32 bits, as it does on Linux.
     """
     config, weights = facts.config, facts.weights
+    widened = weights.half_bytes if casts_to_float32 else 0
+    if facts.speech is not None:
+        return speech_shape.speech_geometry(
+            facts.model_type,
+            facts.speech,
+            weights_bytes=weights.total_bytes + widened,
+            parameters=weights.parameters,
+        )
     is_half = weights.half_bytes > 0
     element_bytes = 4 if casts_to_float32 or not is_half else 2
     unknown = "" if config.vocab_size is not None else "config.json lacks vocab_size"
@@ -343,7 +355,6 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
         groups, unknown = (), str(error)
     attends = next((group for group in groups if group.kind in ("Full", "Sliding")), None)
     active = (config.moe_intermediate_size or 0) * config.experts_of_token
-    widened = weights.half_bytes if casts_to_float32 else 0
     sizes = {group.head_dim for group in groups if group.kind != "State"}
     has_head = weights.has_mtp_head
     return ModelGeometry(

@@ -173,6 +173,8 @@ class ModelGeometry(ApiModel):
     """Bytes of tables of which a token reads one row, such as the embedding."""
     vision: VisionTower | None = None
     """None if the model reads text only, or an older agent reported it."""
+    work_bytes: int = 0
+    """Bytes of temporary arrays of a model that transcribes or speaks, whatever the number of requests; 0 for others."""
     unknown: str = ""
     """The part of the model that is not understood; its memory need is then unknown."""
     splitting: SplitOptions | None = None

@@ -28,6 +28,7 @@ from engine.api.asgi_responses import (
     TokenizeResponse,
     WholeResponse,
 )
+from engine.api.speech import SpeechRoutes
 from engine.api.web import RequestOptions
 from engine.cache.interface import BLOCK_TOKENS
 from engine.lifecycle import EngineState
@@ -74,6 +75,7 @@ def make_app(service: Service) -> web.RequestMiddleware:
         Route("/v1/rerank", routes.rerank, methods=["POST"]),
         Route("/tokenize", routes.tokenize, methods=["POST"]),
         Route("/detokenize", routes.detokenize, methods=["POST"]),
+        *SpeechRoutes(service).routes(),
     ]
     app = Starlette(
         routes=[*served, openapi.document_route(served, version=version())],
@@ -341,7 +343,7 @@ class ProbeRoutes:
             RefusedError: it does not serve; has the reason.
 
         """
-        self.service.admit()
+        self.service.check_ready()
         config = self.service.config
         models = (*config.served_names, *config.adapters)
         return web.json_response({"ready": True, "models": models})

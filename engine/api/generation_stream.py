@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.admission import Ticket
-from engine.jobs import EmbeddingOutput, TokenOutput
+from engine.jobs import JobOutput, TokenOutput
 from engine.openai.input_processor import GenerationChoice
 from engine.openai.response_body import Usage
 from engine.service import Service
@@ -109,7 +109,7 @@ class GenerationStream:
             )
         ]
 
-    async def _next_output(self) -> TokenOutput | EmbeddingOutput:
+    async def _next_output(self) -> JobOutput:
         if self.deadline is None:
             return await self.ticket.next()
         left_s = self.deadline.at_s - self.service.clock.monotonic()
@@ -122,13 +122,13 @@ class GenerationStream:
         self.ticket.refusal = error.refusal
         raise error
 
-    def _parse_all(self, outputs: Iterable[TokenOutput | EmbeddingOutput]) -> Iterable[ChoiceDelta]:
+    def _parse_all(self, outputs: Iterable[JobOutput]) -> Iterable[ChoiceDelta]:
         for output in outputs:
             delta = self._parse(output)
             if delta is not None:
                 yield delta
 
-    def _parse(self, output: TokenOutput | EmbeddingOutput) -> ChoiceDelta | None:
+    def _parse(self, output: JobOutput) -> ChoiceDelta | None:
         assert isinstance(output, TokenOutput)
         index = self._indexes[output.job_id]
         choice = self.choices[index]

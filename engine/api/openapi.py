@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.api import web
-from engine.openai import embeddings, parameters, responses, similarity, tokenization
+from engine.openai import audio, embeddings, parameters, responses, similarity, tokenization
+from engine.openai.audio import SpeechBody
 from engine.openai.embeddings import EmbeddingBody
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import ChatBody, CompletionBody
@@ -75,6 +76,7 @@ def route_bodies() -> Mapping[str, RouteBody]:
         "/detokenize": RouteBody(
             model=DetokenizeBody, accepted=tokenization.detokenize_parameters(), is_streamable=False
         ),
+        "/v1/audio/speech": RouteBody(model=SpeechBody, accepted=audio.speech_parameters()),
     }
 
 

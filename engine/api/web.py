@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.admission import ClaimedBytes
 from engine.api.progress import ProgressReporter
 from engine.request_log import RequestLog
-from machinery import host_header
+from machinery import host_header, multipart
 from schemas.wire import errors, headers
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -142,8 +142,10 @@ def check_sender(request_headers: Mapping[str, str], names: Iterable[str] | None
         raise RefusedError(Refusal(status=403, message=message, param="host", code="host_refused"))
 
 
-async def read_body(request: Request, limit: int, claimed: ClaimedBytes) -> bytes:
-    """Return the body of a request, which must be JSON, and claim its memory.
+async def read_body(
+    request: Request, limit: int, claimed: ClaimedBytes, *, is_form: bool = False
+) -> bytes:
+    """Return the body of a request, which must be JSON or else a form, and claim its memory.
 
     Raises:
         RefusedError: it is larger than `limit` bytes, there is no memory for it, or it is declared as something else.
@@ -151,12 +153,11 @@ async def read_body(request: Request, limit: int, claimed: ClaimedBytes) -> byte
 
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (
-        kind.startswith("application/") and kind.endswith("+json")
-    ):
-        message = (
-            f"The body must be JSON: send 'content-type: application/json', not {kind[:50]!r}."
-        )
+    wanted = multipart.MEDIA_TYPE if is_form else "application/json"
+    is_json = kind.startswith("application/") and kind.endswith("+json")
+    if kind != wanted and (is_form or not is_json):
+        form = "a form with a file" if is_form else "JSON"
+        message = f"The body must be {form}: send 'content-type: {wanted}', not {kind[:50]!r}."
         raise RefusedError(
             Refusal(
                 status=415, message=message, param="content-type", code="unsupported_media_type"

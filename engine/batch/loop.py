@@ -18,7 +18,7 @@ from engine.batch.scheduler import Scheduler, StepSpeed
 from engine.batch.step_plan import PromptChunk, StepPlan
 from engine.errors import summarize
 from engine.gauges import Gauges
-from engine.jobs import EmbedJob, Job, JobFailure, TokenOutput, WorkerEvent
+from engine.jobs import EmbedJob, Job, JobFailure, SpeechJob, TokenOutput, WorkerEvent
 from engine.memory import allocation
 from engine.memory.guard import MemoryGuard
 from machinery.clock import Clock
@@ -79,11 +79,11 @@ class BatchLoop:
         is_embedding = self.embedder is not None and not self.embedder.is_idle
         return not (self.executor.jobs or self._joins or self._leaves or is_embedding)
 
-    def add(self, job: Job | EmbedJob) -> None:
+    def add(self, job: Job | EmbedJob | SpeechJob) -> None:
         """Add a job at the next step."""
         if isinstance(job, Job):
             self._joins.append(job)
-        elif self.embedder is not None:
+        elif isinstance(job, EmbedJob) and self.embedder is not None:
             self.embedder.add(job)
 
     def remove(self, job_id: int) -> None:

@@ -28,6 +28,9 @@ CACHE_SALT: Final = "x-fleet-cache-salt"
 """The salt of the sender's API key: prompts with different salts share no cached prefixes. The value is a digest that
 only gateways can compute. A body's own `cache_salt` divides the cache of one key further."""
 
+MODEL: Final = "x-fleet-model"
+"""The name under which the engine serves the model of an upload, whose form has the name of a route."""
+
 # Sent by engines; gateways weigh replicas by them.
 NODE: Final = "x-fleet-node"
 REPLICA: Final = "x-fleet-replica"

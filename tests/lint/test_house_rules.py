@@ -92,6 +92,8 @@ MAY_CATCH_ALL = {
     "engine/batch/embedder.py",
     "engine/input_workers/fork_server.py",
     "engine/model/loader.py",
+    "engine/speech/loader.py",
+    "engine/speech/loop.py",
     "engine/text/codec.py",
     "engine/worker.py",
 }

@@ -47,6 +47,7 @@ def test_geometry(folder: Path) -> None:
         "replicated_bytes": 0, "parameters": 2, "hidden_size": 64, "ffn_size": 0, "heads": 4, "prefill_batch": 1,
         "prefill_step": 2048, "is_attention_fused": False, "has_mtp_head": False, "unknown": "", "splitting": None,
         "expert_bytes": 0, "experts": 0, "experts_of_token": 0, "looked_up_bytes": 0, "vision": None,
+        "work_bytes": 0,
     }  # fmt: skip
 
 

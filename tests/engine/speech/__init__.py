@@ -1,0 +1,1 @@
+"""Tests of engines that transcribe and speak; they need mlx-audio."""
