@@ -221,6 +221,31 @@ def test_quantized_weights_count_as_unpacked_numbers() -> None:
     assert totals.replicated_half_bytes == 2 * 1024 + 128
 
 
+@pytest.mark.parametrize(
+    "expert",
+    [
+        "mlp.switch_mlp.up_proj",
+        "mlp.experts.7.up_proj",
+        "mlp.experts.gate_up_proj",
+        "block_sparse_moe.experts.0.w1",
+    ],
+)
+def test_routed_experts_and_tables_are_told_from_what_each_token_reads(expert: str) -> None:
+    tensors = {
+        "model.embed_tokens.weight": tensor("BF16", 512, 64, bits=16),
+        "lm_head.weight": tensor("BF16", 512, 64, bits=16),
+        f"model.layers.0.{expert}.weight": tensor("F32", 8, 32, 64, bits=32),
+        "model.layers.0.mlp.shared_experts.up_proj.weight": tensor("BF16", 32, 64, bits=16),
+        "model.layers.0.mlp.gate.weight": tensor("F32", 8, 64, bits=32),
+    }
+    totals = total_weights(tensors, group_size=64)
+    assert totals.experts == (8 * 32 * 64 * 4, 0)
+    assert totals.looked_up == (512 * 64 * 2, 512 * 64 * 2)
+    # Without a head of its own, the embedding is read whole for each token.
+    del tensors["lm_head.weight"]
+    assert total_weights(tensors, group_size=64).looked_up == (0, 0)
+
+
 def test_headers_without_shapes_count_no_parameters() -> None:
     assert total_weights({"a": tensor("F32", bits=32)}, group_size=None).parameters == 1
     odd = TensorHeader(dtype="F32", data_offsets=(0, 400))

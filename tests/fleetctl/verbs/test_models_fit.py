@@ -173,3 +173,18 @@ async def test_the_catalogue_is_listed_for_the_kinds_of_macs_of_a_fleet(fleet: M
     assert done.code == 0, done.err
     assert "2 x " in done.out.splitlines()[2]
     assert "Qwen3-8B " in done.out
+
+
+async def test_a_search_lists_what_fits_in_a_size_of_memory() -> None:
+    async def sizes(*words: str) -> set[tuple[str, int]]:
+        done = await run_fleetctl("models", "search", "qwen3.5", *words, "-o", "json")
+        assert done.code == 0, done.err
+        return {(model["repo"], model["bits"]) for model in json.loads(done.out)["models"]}
+
+    small, all_models = await sizes("--memory", "24Gi"), await sizes()
+    assert ("mlx-community/Qwen3.5-9B-8bit", 8) in small
+    assert ("mlx-community/Qwen3.5-397B-A17B-4bit", 4) in all_models - small
+    done = await run_fleetctl("models", "search", "--memory", "24")
+    assert (done.code, "write a unit" in done.err) == (2, True)
+    done = await run_fleetctl("models", "search", "405b", "--memory", "24Gi")
+    assert "no model of the list has 405b and fits in 24Gi" in done.err

@@ -1,5 +1,6 @@
 """Facts about a hub's model before it is fetched: they equal those of its folder afterwards."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from models.hub.remote_inspection import (
     snapshot_files,
     snapshot_weights,
 )
-from models.model_files import ModelUnusableError
+from models.model_files import ModelUnusableError, PartBytes
 from models.partial_model import AbsentFile, PartialMark
 from schemas.deployment import HubReference
 from schemas.model_snapshot import ModelSnapshot
@@ -54,6 +55,16 @@ async def test_a_snapshot_has_the_facts_of_the_folder(tmp_path: Path) -> None:
     assert headers.config == files["config.json"].decode()
     assert headers.weight_map == dict.fromkeys(("a", "b"), "model.safetensors")
     assert snapshot.size_bytes == sum(len(files[name]) for name in files if name != "README.md")
+
+
+async def test_a_snapshot_has_the_bytes_of_experts_and_tables() -> None:
+    async with StandInHub(repos={REPO: servable_files()}).serve() as hub:
+        snapshot = await taken(hub)
+    totals = replace(
+        snapshot_facts(snapshot).weights, experts=PartBytes(9, 4), looked_up=PartBytes(5, 2)
+    )
+    moe = snapshot.model_copy(update={"weights": snapshot_weights(totals)})
+    assert snapshot_facts(moe).weights == totals
 
 
 async def test_a_node_reports_a_model_that_is_not_fetched_yet_as_it_reports_its_folder(
