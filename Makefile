@@ -124,7 +124,7 @@ test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fl
 	@$(MAKE) --no-print-directory bench-smoke
 
 test-vision: $(VISION)/.ready  ## the tests that need mlx-vlm: models that see images
-	@OPENBLAS_NUM_THREADS=1 $(VISION)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/test_vision.py
+	@OPENBLAS_NUM_THREADS=1 $(VISION)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/test_vision.py tests/engine/test_video_frames.py
 
 test-audio: $(AUDIO)/.ready  ## the tests that need mlx-audio: models that transcribe and speak
 	@OPENBLAS_NUM_THREADS=1 $(AUDIO)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/speech tests/fleet/test_speech.py

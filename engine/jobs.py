@@ -36,20 +36,23 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageInput:
-    """One image, decoded and scaled to the size that the model sees."""
+class MediaInput:
+    """One image, one or two frames of a video, or one recording: decoded, and of the size that the model takes."""
 
     width: int
+    """Pixels, or samples of a recording."""
     height: int
+    """Pixels; 1 for a recording."""
     pixels: bytes
-    """RGB, row by row from the top."""
+    """RGB, row by row from the top, frame after frame; of a recording, samples of 16 bits at 16 kHz."""
     tokens: int
     """The number of the prompt's tokens that stand for it."""
+    kind: Literal["image", "frames", "audio"] = "image"
 
     @property
     def digest(self) -> str:
-        """Return hexadecimal digits that identify what the model sees."""
-        size = f"{self.width}x{self.height}:".encode()
+        """Return hexadecimal digits that identify what the model takes."""
+        size = f"{self.kind}:{self.width}x{self.height}:".encode()
         return hashlib.blake2b(size + self.pixels, digest_size=16).hexdigest()
 
 
@@ -76,8 +79,8 @@ class Job:
     """Jobs with different salts share no cached prefixes; empty for the one shared cache."""
     adapter: str = ""
     """The LoRA adapter to use, by the name of its content; empty for the model alone."""
-    images: tuple[ImageInput, ...] = ()
-    """The images of the prompt, in the order of the tokens that stand for them."""
+    images: tuple[MediaInput, ...] = ()
+    """Images, frames and recordings of the prompt, in the order of the tokens that stand for them."""
     cache_prompt: tuple[int, ...] = ()
     """The prompt as the prefix cache finds it: the tokens of images are numbers of their content. () if it has none."""
     is_pinned: bool = False

@@ -14,9 +14,9 @@ class Vision(ApiModel):
     """Images in requests. Their data comes in the request: engines fetch nothing."""
 
     max_images: Annotated[int, Field(ge=1, le=32)] = 4
-    """Images of one request, those of earlier messages included."""
+    """Images, frames of videos and recordings of one request, those of earlier messages included."""
     max_image_bytes: Annotated[int, Field(ge=1024, le=64 << 20)] = 4 << 20
-    """Bytes of one image as its file has them."""
+    """Bytes of one image, animation or recording as its file has them."""
     max_pixels: Annotated[int, Field(ge=3_136, le=16_777_216)] = 602_112
     """Pixels that the model sees of one image: larger ones are scaled down. 784 pixels take a token of the context; the
     memory for an image grows with it."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from engine.jobs import ImageInput
+from engine.jobs import MediaInput
 from engine.openai.input_tasks import Lane, PreparedPrompt
 from schemas.wire.errors import Refusal
 
@@ -19,7 +19,6 @@ _ANSWER: Final = struct.Struct("<II")
 _REQUEST: Final = struct.Struct("<dI")
 _COMMAND: Final = struct.Struct("<cQ")
 _TOKEN_BYTES: Final = array("I").itemsize
-_PIXEL_BYTES: Final = 3
 READY: Final = b"ready"
 """The fork server's first words: it has the tokenizer, and takes commands."""
 COMMAND_BYTES: Final = _COMMAND.size
@@ -72,7 +71,10 @@ def encode_answer(prompts: Sequence[PreparedPrompt]) -> bytes:
         {
             "tokens": len(prompt.tokens),
             "grammar": prompt.grammar,
-            "images": [[image.width, image.height, image.tokens] for image in prompt.images],
+            "images": [
+                [image.width, image.height, image.tokens, image.kind, len(image.pixels)]
+                for image in prompt.images
+            ],
         }
         for prompt in prompts
     ]
@@ -129,13 +131,11 @@ def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusa
     start = at = 0
     for field in fields["prompts"]:
         end = start + field["tokens"]
-        images: list[ImageInput] = []
-        for width, height, tokens in field["images"]:
-            size = width * height * _PIXEL_BYTES
+        images: list[MediaInput] = []
+        for width, height, tokens, kind, size in field["images"]:
+            content = bytes(pixels[at : at + size])
             images.append(
-                ImageInput(
-                    width=width, height=height, pixels=bytes(pixels[at : at + size]), tokens=tokens
-                )
+                MediaInput(width=width, height=height, pixels=content, tokens=tokens, kind=kind)
             )
             at += size
         prepared_prompts.append(

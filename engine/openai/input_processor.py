@@ -38,7 +38,7 @@ from engine.openai.resume_point import ResumePoint
 from engine.ports import ServedModel
 from engine.text.interface import Codec
 from engine.text.output_parser import Delta, OutputParser
-from engine.vision import image_reader
+from engine.vision import media_reader
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -264,7 +264,7 @@ class InputProcessor:
         rules = self.ready.image_rules
         if rules is None or not prepared.images:
             return ()
-        return image_reader.name_images(prepared.tokens, prepared.images, rules.token)
+        return media_reader.name_media(prepared.tokens, prepared.images, rules)
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         in_context = limits.resolve_max_tokens(request, prompt_tokens, self.context_length)
@@ -307,7 +307,7 @@ def _without_earlier_text(prompt: Conversation | TextPrompts) -> Conversation | 
 
 def _has_images(request: GenerationRequest) -> bool:
     prompt = request.prompt
-    return isinstance(prompt, Conversation) and bool(image_reader.image_urls(prompt.messages))
+    return isinstance(prompt, Conversation) and bool(media_reader.media_parts(prompt.messages))
 
 
 def lane_of(length: int) -> Lane:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-from engine.jobs import ImageInput
+from engine.jobs import MediaInput
 from engine.openai.request_body import GenerationRequest
 from engine.vision.image_reader import ImageRules
 
@@ -32,7 +32,7 @@ class PreparedPrompt:
     """One prompt, ready for a job."""
 
     tokens: tuple[int, ...] = ()
-    images: tuple[ImageInput, ...] = ()
+    images: tuple[MediaInput, ...] = ()
     grammar: str | None = None
     """The grammar of the answers, which compiles within the limits; None if they have none, or it was not asked for."""
 

@@ -25,7 +25,9 @@ MAX_MESSAGES = 4096
 # The work of rendering a message, in characters of text that take as long to tokenize.
 _MESSAGE_CHARACTERS = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TAGS = (*ROLES, "text", "image_url")
+MEDIA = ("image_url", "video_url", "input_audio")
+"""Types of parts that only some models take."""
+TAGS = (*ROLES, "text", *MEDIA)
 """Names in pydantic's paths that are no fields."""
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -49,6 +51,14 @@ class ImageUrl(BaseModel):
     """OpenAI's price classes; the model's own preprocessing chooses the size."""
 
 
+class MediaUrl(BaseModel):
+    """A video, in the URL itself."""
+
+    model_config = _LENIENT
+
+    url: Annotated[str, Field(min_length=1)]
+
+
 class ImagePart(BaseModel):
     """Image of a message."""
 
@@ -63,6 +73,33 @@ class ImagePart(BaseModel):
         return {"url": value} if isinstance(value, str) else value
 
 
+class VideoPart(BaseModel):
+    """Frames of a video, as vLLM takes them."""
+
+    model_config = _LENIENT
+
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+class AudioData(BaseModel):
+    """A recording in base64."""
+
+    model_config = _LENIENT
+
+    data: Annotated[str, Field(min_length=1)]
+    format: Annotated[str, Field(min_length=1, max_length=20)]
+
+
+class AudioPart(BaseModel):
+    """Recording of a message."""
+
+    model_config = _LENIENT
+
+    type: Literal["input_audio"]
+    input_audio: AudioData
+
+
 class RefusalPart(BaseModel):
     """Refusal text of an assistant."""
 
@@ -72,13 +109,18 @@ class RefusalPart(BaseModel):
     refusal: str
 
 
+PromptPart: TypeAlias = Annotated[
+    TextPart | ImagePart | VideoPart | AudioPart, Field(discriminator="type")
+]
+
+
 class PromptMessage(BaseModel):
     """Message of a system, a developer or a user."""
 
     model_config = _LENIENT
 
     role: Literal["system", "developer", "user"]
-    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+    content: str | list[PromptPart]
     name: Name | None = None
 
 
@@ -123,7 +165,7 @@ class ToolMessage(BaseModel):
 
     role: Literal["tool"]
     tool_call_id: str
-    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+    content: str | list[PromptPart]
     name: str | None = None
     """The name of the function, which the call has as well."""
 
@@ -190,12 +232,12 @@ def _check_role(role: object, where: str) -> None:
 
 
 def _check_part(kind: object, where: str, *, sees_images: bool) -> None:
-    if kind == "image_url":
-        if not sees_images:
-            raise errors.invalid(NO_IMAGES, param=f"{where}.type")
+    if kind == "image_url" and not sees_images:
+        raise errors.invalid(NO_IMAGES, param=f"{where}.type")
+    if kind in MEDIA and sees_images:
         return
     if isinstance(kind, str) and kind not in ("text", "refusal"):
-        taken = "text and images ('image_url')" if sees_images else "text only"
+        taken = f"text and {', '.join(MEDIA)}" if sees_images else "text only"
         raise errors.invalid(
             f"This model accepts {taken}; a part of type '{kind[:50]}' is not supported.",
             param=f"{where}.type",
@@ -279,24 +321,28 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
 
 
 def _content(
-    content: str | Sequence[TextPart | ImagePart], where: str
+    content: str | Sequence[TextPart | ImagePart | VideoPart | AudioPart], where: str
 ) -> str | list[dict[str, Any]]:
-    """Return a text, or parts if there are images: templates write a marker for each image."""
+    """Return a text, or parts if there are images: templates write a marker for each image, video and recording."""
     if isinstance(content, str):
         return content
     texts = [part for part in content if isinstance(part, TextPart)]
     if len(texts) == len(content):
         return _text(texts)
-    return [
-        {"type": "text", "text": part.text}
-        if isinstance(part, TextPart)
-        else {
-            "type": "image",
-            "url": part.image_url.url,
-            "param": f"{where}.content[{at}].image_url.url",
-        }
-        for at, part in enumerate(content)
-    ]
+    return [_part(part, f"{where}.content[{at}]") for at, part in enumerate(content)]
+
+
+def _part(part: TextPart | ImagePart | VideoPart | AudioPart, where: str) -> dict[str, Any]:
+    match part:
+        case TextPart(text=text):
+            return {"type": "text", "text": text}
+        case ImagePart(image_url=image):
+            return {"type": "image", "url": image.url, "param": f"{where}.image_url.url"}
+        case VideoPart(video_url=video):
+            return {"type": "video", "url": video.url, "param": f"{where}.video_url.url"}
+        case AudioPart(input_audio=audio):
+            url = f"data:audio/{audio.format};base64,{audio.data}"
+            return {"type": "audio", "url": url, "param": f"{where}.input_audio.data"}
 
 
 def with_spoken_names(messages: Sequence[Message], role: str) -> list[Message]:

@@ -11,7 +11,6 @@ from typing import assert_never
 
 from engine.errors import PromptRefusedError, TextTooLongError
 from engine.grammar.interface import GrammarCompiler
-from engine.jobs import ImageInput
 from engine.openai import messages, output_format, prompts
 from engine.openai.input_tasks import (
     GrammarTask,
@@ -23,7 +22,8 @@ from engine.openai.input_tasks import (
 from engine.openai.output_format import ChatEncoder
 from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
 from engine.text.interface import Codec, Message
-from engine.vision import image_reader
+from engine.vision import media_reader
+from engine.vision.media_reader import Medium
 from schemas.wire import errors
 
 
@@ -38,12 +38,13 @@ def run(
     """
     match task:
         case PromptsTask(request=request, context_length=context_length):
-            images, rewrite = _read_images(task), None
-            if images and task.image_rules is not None:
-                rewrite = partial(image_reader.write_images, images=images, rules=task.image_rules)
+            media, rewrite = _read_media(task), None
+            images = tuple(image for medium in media for image in medium.inputs)
+            if task.image_rules is not None and media:
+                rewrite = partial(media_reader.write_media, media=media, rules=task.image_rules)
             found = encode_prompts(request, codec, context_length=context_length, rewrite=rewrite)
-            if images and task.image_rules is not None:
-                image_reader.check_places(found[0], images, task.image_rules)
+            if task.image_rules is not None and media:
+                media_reader.check_places(found[0], images, task.image_rules)
             _check_context(request, found, context_length)
             return tuple(PreparedPrompt(tokens=tuple(tokens), images=images) for tokens in found)
         case TextsTask():
@@ -55,12 +56,12 @@ def run(
             assert_never(task)
 
 
-def _read_images(task: PromptsTask) -> tuple[ImageInput, ...]:
-    """Return the images of a chat. Raises RefusedError."""
+def _read_media(task: PromptsTask) -> tuple[Medium, ...]:
+    """Return the images, videos and recordings of a chat. Raises RefusedError."""
     prompt = task.request.prompt
     if task.image_rules is None or not isinstance(prompt, Conversation):
         return ()
-    return image_reader.read_images(image_reader.image_urls(prompt.messages), task.image_rules)
+    return media_reader.read_media(media_reader.media_parts(prompt.messages), task.image_rules)
 
 
 def _check_context(
@@ -115,7 +116,7 @@ def encode_prompts(
                 return [_encode_content(content, codec, max_tokens) for content in contents]
             case Conversation(messages=turns):
                 encoder = ChatEncoder(request, codec, max_tokens=max_tokens, rewrite=rewrite)
-                return [_encode_chat(image_reader.without_urls(turns), encoder)]
+                return [_encode_chat(media_reader.without_urls(turns), encoder)]
             case _:
                 assert_never(request.prompt)
 

@@ -1,11 +1,13 @@
-"""Vision towers of mlx-vlm, one entry a family: sizes of images, the words around them, and their rows. Worker thread only.
+"""Towers of mlx-vlm, one entry a family: sizes of images, the words around them, and their rows. Worker thread only.
 
 Families differ in how they cut an image, and agree in what follows: some rows of numbers that replace the embeddings of
 the image's tokens.
 """
 
+import importlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +16,8 @@ from typing import Any, Final, Literal, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from engine.jobs import ImageInput
-from engine.vision.image_reader import ImageRules, Sizing
+from engine.jobs import MediaInput
+from engine.vision.image_reader import ImageRules, MarkerRules, Sizing
 from models.model_files import ModelUnusableError
 from schemas.vision import Vision
 
@@ -41,20 +43,20 @@ class Preprocessing:
     mean: tuple[float, ...] = _MEAN
     deviation: tuple[float, ...] = _DEVIATION
 
-    def scaled(self, image: ImageInput) -> Pixels:
-        """Return the pixels of an image in the tower's range, of shape (height, width, 3)."""
-        pixels = np.frombuffer(image.pixels, dtype=np.uint8)
-        pixels = pixels.reshape(image.height, image.width, 3)
+    def scaled(self, image: MediaInput) -> Pixels:
+        """Return the pixels of an image, or its frames', in the tower's range: (frames * height, width, 3)."""
+        pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(-1, image.width, 3)
         scaled: Pixels = (pixels.astype(np.float32) / 255.0 - self.mean) / self.deviation
         return scaled.astype(np.float32)
 
-    def patches(self, image: ImageInput) -> Pixels:
+    def patches(self, image: MediaInput) -> Pixels:
         """Return the patches of an image, one a row, in the order in which the model merges them."""
         side, merge = self.patch, self.merge
         rows, columns = image.height // (side * merge), image.width // (side * merge)
-        parts = self.scaled(image).reshape(rows, merge, side, columns, merge, side, 3)
-        parts = parts.transpose(0, 3, 1, 4, 6, 2, 5)  # blocks, patches of a block, color, y, x
-        parts = np.repeat(parts[..., None, :, :], self.frames, axis=-3)
+        parts = self.scaled(image).reshape(-1, rows, merge, side, columns, merge, side, 3)
+        # Blocks, patches of a block, color, frame, y, x.
+        parts = parts.transpose(1, 4, 2, 5, 7, 0, 3, 6)
+        parts = np.repeat(parts, self.frames // parts.shape[5], axis=5)
         return parts.reshape(rows * columns * merge * merge, -1)
 
 
@@ -68,10 +70,10 @@ class ImageRows:
     """Of the same shape, one for each of the first layers, after which it is added (Qwen3-VL's deepstack)."""
 
 
-Encode: TypeAlias = Callable[[Any, Sequence[ImageInput], Preprocessing], ImageRows]
+Encode: TypeAlias = Callable[[Any, Sequence[MediaInput], Preprocessing], ImageRows]
 
 
-def _encode_patches(inner: Any, images: Sequence[ImageInput], how: Preprocessing) -> ImageRows:
+def _encode_patches(inner: Any, images: Sequence[MediaInput], how: Preprocessing) -> ImageRows:
     """Encode images whose patches come in blocks to be merged: Qwen, GLM."""
     patches = mx.array(np.concatenate([how.patches(image) for image in images]))
     grids = [[1, image.height // how.patch, image.width // how.patch] for image in images]
@@ -81,7 +83,7 @@ def _encode_patches(inner: Any, images: Sequence[ImageInput], how: Preprocessing
     return ImageRows(rows, tuple(layers))
 
 
-def _encode_square(inner: Any, images: Sequence[ImageInput], how: Preprocessing) -> ImageRows:
+def _encode_square(inner: Any, images: Sequence[MediaInput], how: Preprocessing) -> ImageRows:
     """Encode images of one size: Gemma 3. Its language model multiplies embeddings, and rows are not to be."""
     dtype = inner.vision_tower.vision_model.embeddings.patch_embedding.weight.dtype
     scale = inner.config.text_config.hidden_size**0.5
@@ -93,7 +95,7 @@ def _encode_square(inner: Any, images: Sequence[ImageInput], how: Preprocessing)
     return ImageRows(mx.concatenate(made))
 
 
-def _encode_pixtral(inner: Any, images: Sequence[ImageInput], how: Preprocessing) -> ImageRows:
+def _encode_pixtral(inner: Any, images: Sequence[MediaInput], how: Preprocessing) -> ImageRows:
     """Encode images of any size, of which `merge` x `merge` patches become a row: Mistral 3."""
     dtype = inner.vision_tower.vision_model.patch_conv.weight.dtype
     projector, merge = inner.multi_modal_projector, how.merge
@@ -110,7 +112,7 @@ def _encode_pixtral(inner: Any, images: Sequence[ImageInput], how: Preprocessing
     return ImageRows(mx.concatenate(made))
 
 
-def _encode_pooled(inner: Any, images: Sequence[ImageInput], how: Preprocessing) -> ImageRows:
+def _encode_pooled(inner: Any, images: Sequence[MediaInput], how: Preprocessing) -> ImageRows:
     """Encode images of any size, of which `merge` x `merge` patches are averaged: Gemma 4."""
     dtype = inner.embed_vision.embedding_projection.weight.dtype
     scale = inner.config.text_config.hidden_size**0.5
@@ -121,6 +123,23 @@ def _encode_pooled(inner: Any, images: Sequence[ImageInput], how: Preprocessing)
     return ImageRows(mx.concatenate(made))
 
 
+def encode_recording(inner: Any, audio: MediaInput) -> Array:
+    """Return the rows of a recording, one for each of its tokens: Gemma 4."""
+    extraction = importlib.import_module("mlx_vlm.models.gemma4.audio_feature_extractor")
+    samples = np.frombuffer(audio.pixels, dtype="<i2").astype(np.float32) / 32_768
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gemma's own filters are finer than some of the frequencies
+        features = extraction.Gemma4AudioFeatureExtractor()([samples])
+    heard, is_padding = (
+        mx.array(features["input_features"][0])[None],
+        ~mx.array(features["input_features_mask"][0])[None],
+    )
+    rows, _ = inner.audio_tower(heard, is_padding)
+    rows = inner.embed_audio(rows)[0] / inner.config.text_config.hidden_size**0.5
+    # The last token may stand for less than its 40 ms, and then the tower has no row for it.
+    return rows[mx.minimum(mx.arange(audio.tokens), len(rows) - 1)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """The properties that models of one type share."""
@@ -128,9 +147,11 @@ class Family:
     encode: Encode
     sizing: Sizing = Sizing.AREA
     parts: tuple[str, ...] = ("vision_tower",)
-    """Names of the modules of mlx-vlm's model beside its language model."""
+    """Names of the modules of mlx-vlm's model beside its language model, as far as a model has them."""
     axes: Literal["", "sections", "interleaved"] = ""
     """The way the frequencies of a head are divided among time, row and column; "" for one position a token."""
+    has_frames: bool = False
+    """True if it sees pairs of frames, each with its time before it."""
     usual: Mapping[str, Any] = field(default_factory=dict)
     """Preprocessing where the folder's file says nothing."""
 
@@ -142,7 +163,9 @@ _GEMMA4: Final[Mapping[str, Any]] = {
     "pooling_kernel_size": 3,
     "max_soft_tokens": 280,
 }
-_QWEN3: Final = Family(encode=_encode_patches, axes="interleaved", usual={"patch_size": 16})
+_QWEN3: Final = Family(
+    encode=_encode_patches, axes="interleaved", has_frames=True, usual={"patch_size": 16}
+)
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2_vl": Family(encode=_encode_patches, axes="sections"),
     "qwen2_5_vl": Family(encode=_encode_patches, axes="sections"),
@@ -158,7 +181,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gemma4": Family(
         encode=_encode_pooled,
         sizing=Sizing.BUDGET,
-        parts=("vision_tower", "embed_vision"),
+        parts=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
         usual=_GEMMA4,
     ),
     "mistral3": Family(
@@ -272,4 +295,27 @@ def _rules(
         marker=marker,
         around=around,
         row_end=row_end,
+        video=_video_rules(config, spell) if family.has_frames else None,
+        audio=_audio_rules(config, spell) if config.get("audio_config") else None,
+    )
+
+
+def _video_rules(config: Mapping[str, Any], spell: Callable[[int], str]) -> MarkerRules:
+    around = spell(config["vision_start_token_id"]), spell(config["vision_end_token_id"])
+    token = spell(config["video_token_id"])
+    return MarkerRules(
+        marker=token.join(around),
+        token=config["video_token_id"],
+        token_text=token,
+        around=around,
+    )
+
+
+def _audio_rules(config: Mapping[str, Any], spell: Callable[[int], str]) -> MarkerRules:
+    token = spell(config["audio_token_id"])
+    return MarkerRules(
+        marker=token,
+        token=config["audio_token_id"],
+        token_text=token,
+        around=(spell(config["boa_token_id"]), spell(config["eoa_token_id"])),
     )

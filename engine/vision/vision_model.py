@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import override
 
 from engine.jobs import Job
-from engine.vision import positions, towers
+from engine.vision import media_reader, positions, towers
 from engine.vision.image_reader import ImageRules
 from engine.vision.positions import Rotation, Span
 from engine.vision.towers import FAMILIES, Family, ImageRows, Preprocessing
@@ -41,6 +41,8 @@ class _SeenPrompt:
 
     image_indices: np.ndarray[Any, Any]
     """The image of each token, -1 for text."""
+    is_block: np.ndarray[Any, Any]
+    """True for each token that sees all tokens of its image."""
     positions: np.ndarray[Any, Any] | None
     """Of shape (3, tokens); None if the model has one position a token."""
     shift: int
@@ -67,12 +69,15 @@ class _Parts:
     """The models behind a VisionModel, which are no parameters of it."""
 
     family: Family
+    names: tuple[str, ...]
+    """Of the modules beside the language model."""
     inner: Any
     """mlx-vlm's model without its language model."""
     language: Any
     """mlx-lm's model."""
     preprocessing: Preprocessing = field(default_factory=lambda: Preprocessing(patch=14, merge=2))
-    image_token: int = -1
+    tokens: tuple[int, ...] = ()
+    """Those that stand for parts of images, frames and recordings."""
     axes: np.ndarray[Any, Any] | None = None
     has_blocks: bool = False
     """True if the tokens of an image see all of it, those behind them included."""
@@ -84,10 +89,11 @@ class VisionModel(Module):
     def __init__(self, family: Family, inner: Any, language: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # mlx ships few types
         # The parameters are those of the parts, by mlx-vlm's names.
-        for name in family.parts:
+        names = tuple(name for name in family.parts if getattr(inner, name) is not None)
+        for name in names:
             setattr(self, name, getattr(inner, name))
         self.language_model = language.language_model
-        self.parts = _Parts(family=family, inner=inner, language=language)
+        self.parts = _Parts(family=family, names=names, inner=inner, language=language)
         self._pass = _Pass()
         self._seen: dict[int, _SeenPrompt] = {}
         self._reading: tuple[_SeenPrompt, Job, int] | None = None
@@ -110,11 +116,11 @@ class VisionModel(Module):
             for name, array in weights.items()
             if any(word in name for word in _TOWER_WORDS)
         }
-        for part in (inner, *(getattr(inner, name) for name in self.parts.family.parts)):
+        for part in (inner, *(getattr(inner, name) for name in self.parts.names)):
             if hasattr(part, "sanitize"):
                 tower = part.sanitize(tower)
         named = self.parts.language.sanitize(dict(weights))
-        prefixes = tuple(f"{name}." for name in self.parts.family.parts)
+        prefixes = tuple(f"{name}." for name in self.parts.names)
         return {
             name: array for name, array in named.items() if name.startswith("language_model.")
         } | {name: array for name, array in tower.items() if name.startswith(prefixes)}
@@ -125,7 +131,7 @@ class VisionModel(Module):
         if seen is None or not self.parts.has_blocks:
             return count
         indices, end = seen.image_indices, start + count
-        while end < len(indices) and indices[end] >= 0 and indices[end] == indices[end - 1]:
+        while end < len(indices) and indices[end] == indices[end - 1] and seen.is_block[end]:
             end += 1
         return end - start
 
@@ -181,10 +187,12 @@ class VisionModel(Module):
         self._pass.rows = ImageRows(seen.rows.embeddings[read], layers)
         self._pass.places = mx.array(np.flatnonzero(images >= 0))
         if self.parts.has_blocks and length > 1:
-            same = mx.array((images[:, None] == images[None]) & (images >= 0))
+            blocks = np.zeros(length, dtype=bool)
+            blocks[: length - len(behind)] = seen.is_block[start : start + length]
+            same = mx.array((images[:, None] == images[None]) & blocks)
             cache = [_BlockCache(layer, same) for layer in cache]
         # Gemma 4 has numbers of its own for each token; those of images are the padding's.
-        return mx.where(tokens == self.parts.image_token, 0, tokens), cache
+        return mx.where(mx.array(images >= 0), 0, tokens), cache
 
     def _seen_prompt(self, job: Job) -> _SeenPrompt | None:
         if not job.images:
@@ -195,7 +203,7 @@ class VisionModel(Module):
 
     def _look(self, job: Job) -> _SeenPrompt:
         """Find the tokens of a job's images, and compute its positions."""
-        places = np.flatnonzero(np.array(job.prompt) == self.parts.image_token)
+        places = np.flatnonzero(np.isin(np.array(job.prompt), self.parts.tokens))
         counts = [image.tokens for image in job.images]
         indices = np.full(len(job.prompt), -1, dtype=np.int32)
         indices[places] = np.repeat(np.arange(len(counts)), counts)
@@ -208,16 +216,34 @@ class VisionModel(Module):
                 for first, image in zip(firsts, job.images, strict=True)
             ]
             three, shift = positions.token_positions(len(job.prompt), spans)
-        return _SeenPrompt(image_indices=indices, positions=three, shift=shift)
+        is_seen = np.array([image.kind != "audio" for image in job.images])
+        return _SeenPrompt(
+            image_indices=indices,
+            is_block=(indices >= 0) & is_seen[indices],
+            positions=three,
+            shift=shift,
+        )
 
     def _encode(self, job: Job) -> ImageRows:
-        """Return the tower's rows for all images of a job."""
+        """Return the towers' rows for all images and recordings of a job."""
         parts = self.parts
-        made = parts.family.encode(parts.inner, job.images, parts.preprocessing)
+        encode = partial(parts.family.encode, parts.inner)
+        if any(image.kind == "audio" for image in job.images):
+            rows = [
+                towers.encode_recording(parts.inner, image)
+                if image.kind == "audio"
+                else encode([image], parts.preprocessing).embeddings
+                for image in job.images
+            ]
+            made = ImageRows(mx.concatenate(rows))
+        else:
+            made = encode(job.images, parts.preprocessing)
         mx.eval(made.embeddings, *made.layers)
         return made
 
-    def prepare(self, preprocessing: Preprocessing, config: Mapping[str, Any], token: int) -> None:
+    def prepare(
+        self, preprocessing: Preprocessing, config: Mapping[str, Any], tokens: Sequence[int]
+    ) -> None:
         """Connect the parts of the language model with the passes, once its weights have their final classes.
 
         Raises:
@@ -225,7 +251,7 @@ class VisionModel(Module):
 
         """
         parts, text = self.parts, config.get("text_config") or config
-        parts.preprocessing, parts.image_token = preprocessing, token
+        parts.preprocessing, parts.tokens = preprocessing, tuple(tokens)
         kind = text.get("use_bidirectional_attention")
         parts.has_blocks = config["model_type"] == "gemma3" or kind == "vision"
         model = self.language_model.model
@@ -331,6 +357,8 @@ def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             made = module.ModelConfig.from_dict({**fields, "vision_config": {}})
             made.text_config = module.TextConfig.from_dict(dict(text))
             made.vision_config = module.VisionConfig.from_dict(dict(fields["vision_config"]))
+            if fields.get("audio_config"):
+                made.audio_config = module.AudioConfig.from_dict(dict(fields["audio_config"]))
             return made, language_config.from_dict(dict(fields))
 
     class Model(VisionModel):
@@ -362,7 +390,7 @@ def prepare(
     """
     preprocessing, rules = towers.read_rules(config, folder, limits, spell)
     try:
-        model.prepare(preprocessing, config, rules.token)
+        model.prepare(preprocessing, config, sorted(media_reader.media_tokens(rules)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelUnusableError(f"{folder}: the positions of images: {error!r}") from error
     return rules

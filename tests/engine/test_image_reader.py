@@ -2,16 +2,20 @@
 
 import base64
 import dataclasses
+import io
+import wave
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
-from engine.jobs import ImageInput
+from engine.jobs import MediaInput
 from engine.openai import messages, request_body
 from engine.openai.request_body import Conversation, RequestPolicy
-from engine.vision import image_reader
-from engine.vision.image_reader import ImageRules, Sizing
+from engine.vision import image_reader, media_reader
+from engine.vision.image_reader import ImageRules, MarkerRules, Sizing
+from engine.vision.media_reader import MediaPart, Medium
 from schemas.vision import Vision
 from schemas.wire.body_limits import image_bytes
 from schemas.wire.errors import RefusedError
@@ -44,11 +48,11 @@ TEXT = {"type": "text", "text": "what is this"}
 
 def test_images_keep_their_places_in_a_message() -> None:
     turns = chat(image(), TEXT, {"type": "image_url", "image_url": "data:x"}).messages
-    assert image_reader.image_urls(turns) == [
-        (URL, "messages[0].content[0].image_url.url"),
-        ("data:x", "messages[0].content[2].image_url.url"),
+    assert media_reader.media_parts(turns) == [
+        ("image", URL, "messages[0].content[0].image_url.url"),
+        ("image", "data:x", "messages[0].content[2].image_url.url"),
     ]
-    assert image_reader.without_urls(turns) == [
+    assert media_reader.without_urls(turns) == [
         {"role": "user", "content": [{"type": "image"}, TEXT, {"type": "image"}]}
     ]
     assert messages.text_length(turns) > len(URL)
@@ -66,7 +70,8 @@ def test_a_message_without_images_stays_a_text() -> None:
     ("parts", "sees_images", "words", "param"),
     [
         ([image()], False, "deployed with spec.model.vision", "messages[0].content[0].type"),
-        ([TEXT, {"type": "input_audio"}], True, "text and images", "messages[0].content[1].type"),
+        ([TEXT, {"type": "input_file"}], True, "text and image_url", "messages[0].content[1].type"),
+        ([{"type": "input_audio"}], False, "text only", "messages[0].content[0].type"),
         (
             [{"type": "image_url", "image_url": {}}],
             True,
@@ -99,14 +104,9 @@ def test_parts_that_are_not_taken(
 )
 def test_urls_that_are_refused_before_anything_is_decoded(url: str, words: str) -> None:
     with pytest.raises(RefusedError) as refused:
-        image_reader._decode_url(url, "there", RULES.limits.max_image_bytes)
+        image_reader.decode_url(url, "there", RULES.limits.max_image_bytes)
     assert words in refused.value.refusal.message
     assert refused.value.refusal.param == "there"
-
-
-def test_more_images_than_the_deployment_takes() -> None:
-    with pytest.raises(RefusedError, match="has 3 images; the deployment takes at most 2"):
-        image_reader.read_images([(URL, "a"), (URL, "b"), (URL, "c")], RULES)
 
 
 @pytest.mark.parametrize("sizing", [sizing for sizing in Sizing if sizing is not Sizing.SQUARE])
@@ -130,35 +130,103 @@ def test_a_model_of_one_size_sees_all_images_in_it() -> None:
     assert {rules.size(*size) for size in ((1, 1), (900, 30), (5_000, 5_000))} == {(448, 448)}
 
 
-def made(width: int = 28, height: int = 28) -> ImageInput:
+def made(width: int = 28, height: int = 28) -> MediaInput:
     tokens = (width // 28) * (height // 28)
-    return ImageInput(width=width, height=height, pixels=bytes(width * height * 3), tokens=tokens)
+    return MediaInput(width=width, height=height, pixels=bytes(width * height * 3), tokens=tokens)
+
+
+def media(*images: MediaInput, rules: ImageRules = RULES) -> list[Medium]:
+    return [Medium("image", rules.text(image), (image,)) for image in images]
 
 
 def test_each_image_gets_its_text() -> None:
     images = (made(56, 56), made())
-    assert image_reader.write_images("a<image>b<image>", images, RULES) == "a####b#"
+    text = "a<image>b<image>"
+    assert media_reader.write_media(text, media(*images), RULES) == "a####b#"
     rules = dataclasses.replace(RULES, around=("[", "]"), row_end="|")
-    assert image_reader.write_images("a<image>b<image>", images, rules) == "a[##|##]b[#]"
+    written = media_reader.write_media(text, media(*images, rules=rules), rules)
+    assert written == "a[##|##]b[#]"
 
 
 @pytest.mark.parametrize("text", ["none", "<image><image>"])
 def test_a_prompt_with_other_places_than_images_is_refused(text: str) -> None:
     with pytest.raises(RefusedError, match="places for 1 images"):
-        image_reader.write_images(text, (made(),), RULES)
+        media_reader.write_media(text, media(made()), RULES)
 
 
 def test_a_prompt_with_tokens_of_no_image_is_refused() -> None:
-    image_reader.check_places([1, 7, 7, 2], (made(56),), RULES)
+    media_reader.check_places([1, 7, 7, 2], (made(56),), RULES)
     with pytest.raises(RefusedError, match="has 3 places for 1 images"):
-        image_reader.check_places([1, 7, 7, 2, 7], (made(56),), RULES)
+        media_reader.check_places([1, 7, 7, 2, 7], (made(56),), RULES)
+
+
+def test_the_cache_tells_images_apart_and_shares_what_is_before_them() -> None:
+    other = dataclasses.replace(made(56), pixels=b"\1" * len(made(56).pixels))
+    one, two = (
+        media_reader.name_media([1, 7, 7, 2, 7, 3], (made(56), image), RULES)
+        for image in (made(), dataclasses.replace(other, width=28, tokens=1))
+    )
+    assert one[:4] == two[:4]
+    assert one[4] != two[4]
+    assert min(one[1], one[2], one[4]) >= 1 << 31
 
 
 def test_images_of_one_size_have_digests_of_their_own() -> None:
-    other = ImageInput(width=28, height=28, pixels=b"\1" * (28 * 28 * 3), tokens=1)
-    turned = ImageInput(width=56, height=14, pixels=made().pixels, tokens=1)
+    other = MediaInput(width=28, height=28, pixels=b"\1" * (28 * 28 * 3), tokens=1)
+    turned = MediaInput(width=56, height=14, pixels=made().pixels, tokens=1)
     assert len({made().digest, other.digest, turned.digest}) == 3
 
 
 def test_a_body_has_room_for_the_images_of_a_request() -> None:
     assert image_bytes(RULES.limits) >= 2 * len(base64.b64encode(bytes(1024)))
+
+
+AUDIO = dataclasses.replace(
+    RULES,
+    limits=Vision(max_image_bytes=4 << 20),
+    audio=MarkerRules(marker="<audio>", token=9, token_text="~", around=("[", "]")),
+)
+
+
+def recording(seconds: float, *, rate: int = 16_000, channels: int = 1, width: int = 2) -> str:
+    held = io.BytesIO()
+    wave_form = np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate) / 2
+    with wave.open(held, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        whole = np.repeat((wave_form * (2**31 - 1)).astype("<i4"), channels)
+        data = whole.view(np.uint8).reshape(-1, 4)[:, 4 - width :]
+        file.writeframes((data ^ 0x80 if width == 1 else data).tobytes())
+    return "data:audio/wav;base64," + base64.b64encode(held.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "width"), [(16_000, 1, 2), (44_100, 2, 3), (8_000, 1, 1), (48_000, 1, 4)]
+)
+def test_recordings_become_samples_of_one_rate(rate: int, channels: int, width: int) -> None:
+    part = MediaPart("audio", recording(1.0, rate=rate, channels=channels, width=width), "p")
+    (audio,) = media_reader.read_media([part], AUDIO)
+    (heard,) = audio.inputs
+    assert (heard.width, heard.tokens, audio.text) == (16_000, 25, f"[{'~' * 25}]")
+    samples = np.frombuffer(heard.pixels, dtype="<i2") / 32_768
+    expected = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000) / 2
+    assert np.abs(samples - expected)[100:-100].max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (recording(31, rate=8_000), "up to 30 s"),
+        (recording(0), "up to 30 s"),
+        (recording(0.1, rate=1_000), "4000 to 192000 Hz"),
+        ("data:audio/mp3;base64,AAAA", "no WAV file"),
+        ("data:audio/wav;base64," + "A" * 6_000_000, "at most 4194304"),
+    ],
+    ids=["long", "empty", "rate", "mp3", "bytes"],
+)
+def test_recordings_that_are_refused(url: str, words: str) -> None:
+    with pytest.raises(RefusedError, match=words):
+        media_reader.read_media([MediaPart("audio", url, "p")], AUDIO)
+    with pytest.raises(RefusedError, match="hears no recordings"):
+        media_reader.read_media([MediaPart("audio", url, "p")], RULES)

@@ -5,6 +5,8 @@ import dataclasses
 import io
 import subprocess
 import sys
+import warnings
+import wave
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,10 @@ import numpy as np
 import pytest
 
 from engine.jobs import Job
-from engine.vision import image_reader
+from engine.vision import media_reader
 from models import model_files
 from schemas.vision import Vision
+from schemas.wire.errors import RefusedError
 from tests.support import engine_batches
 from tests.support.engine_process import START_S, Engine, eventually, launching
 from tests.support.mlx_models import module
@@ -75,8 +78,14 @@ def reference(folder: Path) -> Any:
     return module("mlx_vlm.utils").load_model(folder)
 
 
+def kind_of(url: str) -> str:
+    if url.startswith("data:audio"):
+        return "audio"
+    return "video" if url.startswith(("data:video", "data:image/gif")) else "image"
+
+
 def make_turn(text: str, *urls: str) -> dict[str, Any]:
-    parts = [{"type": "image", "url": url, "param": "messages"} for url in urls]
+    parts = [{"type": kind_of(url), "url": url, "param": "messages"} for url in urls]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
@@ -85,17 +94,46 @@ def make_job(
 ) -> Job:
     turns: list[Any] = [*before, make_turn(text, *urls)]
     rules = loaded.image_rules
-    images = image_reader.read_images(image_reader.image_urls(turns), rules)
-    write = partial(image_reader.write_images, images=images, rules=rules)
-    tokens = loaded.codec.encode_chat(image_reader.without_urls(turns), rewrite=write)
-    image_reader.check_places(tokens, images, rules)
-    named = image_reader.name_images(tokens, images, rules.token) if images else ()
+    media = media_reader.read_media(media_reader.media_parts(turns), rules)
+    write = partial(media_reader.write_media, media=media, rules=rules)
+    tokens = loaded.codec.encode_chat(media_reader.without_urls(turns), rewrite=write)
+    images = tuple(image_input for medium in media for image_input in medium.inputs)
+    media_reader.check_places(tokens, images, rules)
+    named = media_reader.name_media(tokens, images, rules) if images else ()
     return engine_batches.job(number, tokens, images=images, cache_prompt=named, max_tokens=12)
+
+
+def own_video(job: Job) -> dict[str, Any]:
+    """Return what mlx-vlm's own processor makes of a job's frames."""
+    mx = module("mlx.core")
+    processing = module("mlx_vlm.models.qwen3_vl.processing_qwen3_vl")
+    first = job.images[0]
+    data = b"".join(image_input.pixels for image_input in job.images)
+    frames = np.frombuffer(data, dtype=np.uint8).reshape(-1, first.height, first.width, 3)
+    found = processing.Qwen3VLVideoProcessor(min_pixels=1, max_pixels=1 << 30)([frames])
+    return {"pixel_values": None} | {name: mx.array(value) for name, value in found.items()}
+
+
+def own_recording(job: Job) -> dict[str, Any]:
+    """Return what mlx-vlm's own processor makes of a job's recording."""
+    mx = module("mlx.core")
+    processing = module("mlx_vlm.models.gemma4.audio_feature_extractor")
+    samples = np.frombuffer(job.images[0].pixels, dtype="<i2").astype(np.float32) / 32_768
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = processing.Gemma4AudioFeatureExtractor()([samples])
+    return {"pixel_values": None} | {
+        name: mx.array(value[0])[None] for name, value in found.items()
+    }
 
 
 def own_inputs(arch: str, config: Any, job: Job) -> dict[str, Any]:
     """Return what mlx-vlm's own processors make of a job's images."""
     mx = module("mlx.core")
+    if job.images[0].kind == "frames":
+        return own_video(job)
+    if job.images[0].kind == "audio":
+        return own_recording(job)
     images = [
         image_module.frombytes("RGB", (image_input.width, image_input.height), image_input.pixels)
         for image_input in job.images
@@ -189,6 +227,53 @@ def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any, reference: A
     assert loaded.model._seen == {}  # what was seen is freed with its request
     assert batch.executor.prefix.stats.hit_tokens > 0
     assert batch.executor.by_rows == (folder.name != "gemma4")  # its layers share arrays
+
+
+def frames_url(*colors: tuple[int, int, int]) -> str:
+    files = []
+    for color in colors:
+        held = io.BytesIO()
+        image_module.new("RGB", (96, 64), color).save(held, "JPEG")
+        files.append(base64.b64encode(held.getvalue()).decode())
+    return "data:video/jpeg;base64," + ",".join(files)
+
+
+def recording_url(hertz: float, seconds: float) -> str:
+    held = io.BytesIO()
+    with wave.open(held, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        sound = np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000) * 20_000
+        file.writeframes(sound.astype("<i2").tobytes())
+    return "data:audio/wav;base64," + base64.b64encode(held.getvalue()).decode()
+
+
+def test_frames_and_recordings_are_read_as_mlx_vlm_reads_them(
+    folder: Path, loaded: Any, reference: Any
+) -> None:
+    """Three frames and two of them, two recordings; together, beside a text, and once more from the cache."""
+    if folder.name.startswith("qwen3"):
+        urls = [
+            frames_url((255, 0, 0), (0, 255, 0), (9, 9, 255)),
+            frames_url((0, 0, 0), (255, 255, 0)),
+        ]
+    elif folder.name == "gemma4":
+        urls = [recording_url(440, 0.5), recording_url(2_000, 1.13)]
+    else:
+        with pytest.raises(RefusedError, match=r"no videos|hears no recordings"):
+            make_job(loaded, 1, "what", frames_url((1, 2, 3)))
+        with pytest.raises(RefusedError, match="hears no recordings"):
+            make_job(loaded, 1, "what", recording_url(440, 0.1))
+        return
+    jobs = [make_job(loaded, at, "what is this", url) for at, url in enumerate(urls)]
+    jobs.append(make_job(loaded, 5, "hello"))
+    expected = {job.id: own_answer(reference, job) for job in jobs}
+    assert expected[0] != expected[1]
+    batch = engine_batches.new_batch(loaded, folder, vision=VISION)
+    assert engine_batches.run(batch, *jobs) == expected
+    again = [dataclasses.replace(job, id=job.id + 10) for job in jobs]
+    assert engine_batches.run(batch, *again) == {job.id: expected[job.id - 10] for job in again}
 
 
 def test_a_later_turn_reads_its_own_image_only(folder: Path, loaded: Any, reference: Any) -> None:
