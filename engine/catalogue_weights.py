@@ -18,10 +18,11 @@ from models.catalogue.catalogue import GROUP_SIZE
 
 
 def main(path: Path) -> int:
-    """Write the counts of every model of a catalogue into its file."""
+    """Write the counts of every model of a catalogue that mlx-lm builds into its file."""
     tree = json.loads(path.read_text())
     for entry in tree["models"].values():
-        entry["weights"] = count_weights(entry["config"])
+        if entry["task"] not in ("Transcribe", "Speak"):
+            entry["weights"] = count_weights(entry["config"])
     models = ",\n".join(f"  {json.dumps(n)}: {json.dumps(m)}" for n, m in tree["models"].items())
     path.write_text(
         f' "models": {{\n{models}\n }}\n'.join((f'{{\n "date": "{tree["date"]}",\n', "}\n"))

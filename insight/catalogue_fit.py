@@ -111,7 +111,7 @@ def _fit(entry: CatalogueEntry, request: PlacementRequest, kind: MacKind) -> Mac
     geometry = geometry_of(request, node)
     if not geometry.unknown:
         memory = proof_of(request, node)
-    if refusal is None and memory is not None:
+    if refusal is None and memory is not None and geometry.layers:
         low, high = (
             one_request_rate(geometry, memory, bandwidth_gbps=speed) for speed in kind.bandwidths
         )

@@ -47,7 +47,7 @@ def _row(model: ModelFit, count: int, *, is_wide: bool) -> list[str]:
     cells = [
         model.name,
         parameters_text(entry),
-        str(entry.facts.max_context),
+        str(entry.facts.max_context or "-"),
         *map(_cell, model.fits[:count]),
     ]
     if not is_wide:

@@ -23,7 +23,7 @@ _HELP = """Search a catalogue of well-known models. No hub and no fleet is asked
   fleetctl models search image 4bit --memory 24Gi
   fleetctl models search embed
 
-Every word must be in the name, the architecture, the licence, the bits, the task (generate, embed, rerank) or the inputs
+Every word must be in the name, the architecture, the licence, the bits, the task (generate, embed, transcribe) or the inputs
 (text, image, video, audio). MEMORY is the proof with the default context and concurrency, and MAC the smallest Mac whose
 limit for models holds it; both are computed from the architecture. A name with (quantize) is the original:
 `fleetctl models quantize` makes the bits. `fleetctl models fit` says what fits on your Macs, and how fast it is.
@@ -82,6 +82,8 @@ def parameters_text(entry: CatalogueEntry) -> str:
     """Return the number of parameters, with those of one token for a mixture of experts: "30.5 billion, 3.3 active"."""
     total, active = entry.facts.weights.parameters, entry.active_parameters
     is_moe = entry.model.weights.experts > 0
+    if total < 10**9:
+        return f"{total / 1e6:.0f} million"
     return f"{total / 1e9:.1f} billion" + (f", {active / 1e9:.1f} active" if is_moe else "")
 
 
@@ -91,7 +93,7 @@ def _row(entry: CatalogueEntry, need: int) -> list[str]:
         parameters_text(entry),
         str(entry.bits),
         quantity.show(entry.facts.weight_bytes),
-        str(entry.facts.max_context),
+        str(entry.facts.max_context or "-"),
         entry.model.license,
         quantity.show(need),
         f"{smallest_mac(need)} GB" if smallest_mac(need) else "ShardGroup",

@@ -20,6 +20,8 @@ GROUP_SIZE: Final = 64
 MAX_CATALOGUE_BYTES: Final = 2 << 20
 BITS: Final = (4, 8)
 """Quantizations that the catalogue answers for; those that most repositories of mlx-community have."""
+SPEECH_BITS: Final = (16,)
+"""Models that transcribe or speak are small, and served as they are."""
 
 _HALF_BYTES: Final = 2
 _MAX_MODELS, _MAX_VALUES = 2_000, 200_000
@@ -66,8 +68,8 @@ class CatalogueModel(_Part):
     """True if it can think before it answers."""
     source: _Word
     """Origin of the figures."""
-    repositories: dict[Literal["4", "8"], _Repo]
-    """Repositories with the quantized model, by bits."""
+    repositories: dict[Literal["4", "8", "16"], _Repo]
+    """Repositories with the model in the format of MLX, by bits."""
     config: dict[str, Any]
     """The fields of its config.json that determine tensors and caches."""
     weights: WeightCounts
@@ -93,7 +95,7 @@ class CatalogueEntry:
     repo: str
     """The repository that has it, or the original one if no quantized one is known."""
     is_quantized: bool
-    """True if the repository has these bits; otherwise `fleetctl models quantize` makes them."""
+    """True if the repository has the model in these bits; otherwise `fleetctl models quantize` makes them."""
     bits: int
     model: CatalogueModel
     facts: ModelFacts
@@ -140,15 +142,16 @@ def shipped_catalogue() -> CatalogueFile:
 
 
 def entries(catalogue: CatalogueFile) -> Iterator[CatalogueEntry]:
-    """Yield each model of the list in each of BITS."""
+    """Yield each model of the list in each of its bits."""
     for name, model in catalogue.models.items():
         config = ModelConfig.model_validate(model.config)
-        for bits in BITS:
-            repo = model.repositories.get("4" if bits == 4 else "8")
+        is_speech = model.task in ("Transcribe", "Speak")
+        for bits in SPEECH_BITS if is_speech else BITS:
+            repo = {int(key): value for key, value in model.repositories.items()}.get(bits)
             yield CatalogueEntry(
                 name=name,
                 repo=repo or f"{model.org}/{name}",
-                is_quantized=repo is not None,
+                is_quantized=repo is not None or is_speech,
                 bits=bits,
                 model=model,
                 facts=model_files.model_facts(config, quantized_weights(model, bits)),
@@ -180,6 +183,8 @@ def quantized_weights(model: CatalogueModel, bits: int) -> WeightTotals:
     counts = model.weights
 
     def part(packed: int, plain: int = 0) -> PartBytes:
+        if bits == 8 * _HALF_BYTES:
+            return PartBytes(_HALF_BYTES * (packed + plain), _HALF_BYTES * (packed + plain))
         half = _HALF_BYTES * (2 * packed // GROUP_SIZE + plain)
         return PartBytes(packed * bits // 8 + half, half)
 

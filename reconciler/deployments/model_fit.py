@@ -117,7 +117,7 @@ def _fit_node(
         request = _with_load(request, concurrency=memory.concurrency)
         known[key] = _limits(request, geometry, lambda asked: _has_memory(asked, node))
     rate = 0.0
-    if refusal is None and memory is not None:
+    if refusal is None and memory is not None and geometry.layers:
         rate = one_request_rate(geometry, memory, bandwidth_gbps=node.bandwidth_gbps)
     return NodeFit(
         node=node.name,
