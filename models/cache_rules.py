@@ -414,7 +414,8 @@ def mlx_module(config: ModelConfig) -> str:
     if alias == "mistral3":  # a wrapper of one of three language models
         inner = config.text_config.model_type
         return inner if inner in ("ministral3", "mistral4") else "llama"
-    return alias
+    # Of a wrapper that mlx-lm lacks (engine/vision/glm_language.py).
+    return {"glm4v": "glm4", "glm4v_moe": "glm4_moe"}.get(alias, alias)
 
 
 def layer_groups(module: str, config: TextConfig, *, element_bytes: int) -> LayerGroups:

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
-from mlx_lm import utils
 
+from engine.vision import glm_language
 from models import partial_model, weight_headers
 from models.model_files import PARTIAL_MARK, ModelUnusableError
 
@@ -29,7 +29,7 @@ def model_classes(folder: Path) -> ModelClasses:
 
     """
     mark = partial_model.read_mark(folder)
-    get_classes: ModelClasses = utils._get_classes  # noqa: SLF001 - the default of `load_model`
+    get_classes: ModelClasses = glm_language.language_classes
     if mark is None:
         return get_classes
     try:

@@ -128,7 +128,9 @@ def encode_recording(inner: Any, audio: MediaInput) -> Array:
     extraction = importlib.import_module("mlx_vlm.models.gemma4.audio_feature_extractor")
     samples = np.frombuffer(audio.pixels, dtype="<i2").astype(np.float32) / 32_768
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gemma's own filters are finer than some of the frequencies
+        warnings.simplefilter(
+            "ignore"
+        )  # Gemma's own filters are finer than some of the frequencies
         features = extraction.Gemma4AudioFeatureExtractor()([samples])
     heard, is_padding = (
         mx.array(features["input_features"][0])[None],
@@ -184,6 +186,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         parts=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
         usual=_GEMMA4,
     ),
+    "glm4v": Family(encode=_encode_patches, axes="sections"),
+    "glm4v_moe": Family(encode=_encode_patches, axes="sections"),
     "mistral3": Family(
         encode=_encode_pixtral,
         sizing=Sizing.EDGE,

@@ -17,12 +17,11 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 from typing_extensions import override
 
 from engine.jobs import Job
-from engine.vision import media_reader, positions, towers
+from engine.vision import glm_language, media_reader, positions, towers
 from engine.vision.image_reader import ImageRules
 from engine.vision.positions import Rotation, Span
 from engine.vision.towers import FAMILIES, Family, ImageRows, Preprocessing
@@ -343,7 +342,7 @@ def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the classes that `mlx_lm.utils.load_model` builds: the model of both libraries, and its config."""
     module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
     family = FAMILIES[config["model_type"]]
-    language_class, language_config = utils._get_classes(dict(config))  # noqa: SLF001 - the default of `load_model`
+    language_class, language_config = glm_language.language_classes(dict(config))
 
     class Arguments:
         """The configs of both libraries, made as mlx-lm makes its own."""

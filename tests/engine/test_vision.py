@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.mlx, pytest.mark.full]
 VISION = Vision(max_images=3, max_image_bytes=300_000, max_pixels=120_000)
 ARCHITECTURES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("gemma3", "gemma4", "mistral3"),
+    *("gemma3", "gemma4", "mistral3", "glm4v", "glm4v_moe"),
 )
 SERVED = ("qwen2_vl", "qwen3_5", "gemma3")
 """Those that an engine process serves in these tests: one of each way to place images."""
@@ -138,11 +138,11 @@ def own_inputs(arch: str, config: Any, job: Job) -> dict[str, Any]:
         image_module.frombytes("RGB", (image_input.width, image_input.height), image_input.pixels)
         for image_input in job.images
     ]
-    if arch.startswith("qwen"):
+    if arch.startswith(("qwen", "glm")):
         processing = module("mlx_vlm.models.qwen3_vl.processing_qwen3_vl")
         clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
         clip |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
-        options: Any = clip if arch.startswith("qwen2") else {}
+        options: Any = {} if arch.startswith("qwen3") else clip
         size = config.vision_config.patch_size
         found = processing.Qwen3VLImageProcessor(patch_size=size, **options)(images)
         return {name: mx.array(found[name]) for name in ("pixel_values", "image_grid_thw")}
@@ -293,6 +293,13 @@ def test_a_later_turn_reads_its_own_image_only(folder: Path, loaded: Any, refere
         "qwen3_5"
     ):  # states are kept where a prompt ended, not where it goes on
         assert outputs[0].cached_tokens > len(jobs[0].prompt)
+
+
+def test_the_same_folder_serves_text_alone(folder: Path, reference: Any) -> None:
+    loaded = engine_batches.load(folder)
+    job = engine_batches.job(1, loaded.codec.encode_text("a text without any image"), max_tokens=12)
+    answer = engine_batches.run(engine_batches.new_batch(loaded, folder), job)
+    assert answer == {1: own_answer(reference, job)}
 
 
 def test_a_stopped_job_still_sees_its_image(folder: Path, loaded: Any) -> None:

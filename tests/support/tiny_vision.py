@@ -128,6 +128,33 @@ def _qwen(text: Mapping[str, Any], tower: Mapping[str, Any], files: Mapping[str,
     )
 
 
+def _glm(text: Mapping[str, Any]) -> _Family:
+    rope = {
+        "rope_type": "default",
+        "mrope_section": [2, 1, 1] if "head_dim" not in text else [4, 2, 2],
+    }
+    return _Family(
+        markers={
+            "vision_start_token_id": "<|begin_of_image|>",
+            "vision_end_token_id": "<|end_of_image|>",
+            "image_token_id": "<|image|>",
+            "video_token_id": "<|video|>",
+        },
+        written="<|begin_of_image|><|image|><|end_of_image|>",
+        text={
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+            "rope_scaling": rope,
+            "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5, **rope},
+            **text,
+        },
+        tower=_QWEN2_TOWER
+        | {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "image_size": 112},
+        files=_QWEN2_FILES,
+        outer={},
+    )
+
+
 _DEEP = _QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]}
 _FAMILIES = {
     "qwen2_vl": _qwen(
@@ -226,6 +253,23 @@ _FAMILIES = {
                 "output_proj_dims": 48,
             }
         },
+    ),
+    "glm4v": _glm({"model_type": "glm4v_text"}),
+    "glm4v_moe": _glm(
+        {
+            "model_type": "glm4v_moe_text",
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "n_routed_experts": 4,
+            "routed_scaling_factor": 1.0,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": False,
+        }
     ),
     "mistral3": _Family(
         markers={"image_token_index": "[IMG]", "": "[IMG_BREAK]", " ": "[IMG_END]"},
