@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from engine.api import openapi as engine_openapi
 from gateway.admin.gateway_log import LOG_PATH
-from gateway.apis import llama_cpp, registry
+from gateway.apis import audio, llama_cpp, registry
 from gateway.apis.anthropic import request_translator as anthropic
 from gateway.apis.ollama import request_translator as ollama
 from gateway.apis.openai import PATHS as OPENAI_PATHS
@@ -62,6 +62,9 @@ _MODEL_SUMMARIES = {
     "/v1/embeddings": "Return the embeddings of texts.",
     "/v1/score": "Return the similarity of texts in pairs.",
     "/v1/rerank": "Return documents in the order of their similarity to a query.",
+    "/v1/audio/transcriptions": "Return the text of speech.",
+    "/v1/audio/translations": "Return the text of speech in English.",
+    "/v1/audio/speech": "Return a text as speech.",
     "/tokenize": "Return the tokens of a prompt, and their number.",
     "/detokenize": "Return the text of tokens.",
     "/v1/messages": "Generate the next message, in Anthropic's format.",
@@ -148,6 +151,7 @@ def document() -> Json:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Body:
     schema: str
+    media_type: str = _JSON
     stream: str = ""
     """Content type of a streamed response; empty if there is none."""
 
@@ -156,9 +160,13 @@ def _bodies() -> tuple[dict[str, _Body], Json]:
     """Return the body of each path, and all schemas."""
     of_engines = engine_openapi.build_document([], version=version())["components"]["schemas"]
     bodies = {
-        path: _Body(schema=body.model.__name__, stream=_STREAM if body.is_streamable else "")
+        path: _Body(
+            schema=body.model.__name__,
+            media_type=body.media_type,
+            stream=_STREAM if body.is_streamable else "",
+        )
         for path, body in engine_openapi.route_bodies().items()
-        if path in OPENAI_PATHS
+        if path in (*OPENAI_PATHS, *audio.PATHS)
     }
     schemas: Json = dict(of_engines)
     for api, translated in _TRANSLATED.items():
@@ -198,7 +206,10 @@ def _operation(path: str, body: _Body | None, own: Json) -> Json:
         operation["parameters"] = [_parameter(one) for one in own["parameters"]]
     if body is not None:
         reference = {"$ref": _SCHEMA_PATH + body.schema}
-        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": reference}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {body.media_type: {"schema": reference}},
+        }
     operation["responses"] = _responses(path, body)
     if path in PUBLIC_PATHS:
         operation["security"] = []
@@ -213,7 +224,7 @@ def _parameter(found: Json) -> Json:
 def _tag(path: str) -> str:
     if path.startswith("/v1/messages"):
         return "Anthropic"
-    if path.startswith("/v1/models") or path in OPENAI_PATHS:
+    if path.startswith("/v1/models") or path in (*OPENAI_PATHS, *audio.PATHS):
         return "OpenAI"
     if path.startswith(_ADMIN_PATHS):
         return "Admin"

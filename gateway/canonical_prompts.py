@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.json_limits import decode_members
-from gateway.request import InferenceRequest
+from gateway.request import JSON, InferenceRequest
 from schemas.wire.errors import RefusedError
 
 
@@ -180,6 +180,8 @@ def canonicalize(request: InferenceRequest) -> tuple[str, ...]:
 
     Only chat requests of known agents are changed. What is not as an agent writes it stays, for the engine to judge.
     """
+    if request.content_type != JSON:
+        return ()
     if _OPENINGS.search(bytes(memoryview(request.prompt or request.body)[:_LOOKED_AT])) is None:
         return ()
     try:

@@ -31,7 +31,7 @@ from gateway.http.request_context import (
     header_lines,
     outcome_of,
 )
-from gateway.request import InferenceRequest
+from gateway.request import JSON, InferenceRequest
 from gateway.responses.stateful import PATH, StatefulHandler, StatefulResponses
 from gateway.routing.default_model import choose_default
 from gateway.telemetry.recorder import RequestRecorder
@@ -361,7 +361,7 @@ class InferenceHandler(StatefulHandler):
                 raise self._access.unknown_model(principal, table_cache.table, name)
         if served is not None:
             context.model = name
-            if served.mirror is not None:
+            if served.mirror is not None and request.content_type == JSON:
                 context.mirrored = served
             if request.keep_alive_s is not None:
                 self._forwarder.keep_loaded(served, request.keep_alive_s)
@@ -475,6 +475,9 @@ class InferenceHandler(StatefulHandler):
         context.outcome = "interrupted" if is_broken else outcome_of(refusal.status)
         if self._rename is not None:
             refusal = self._rename(refusal)
+        if translator is not None and translator.is_file:
+            context.response.abort()
+            return
         event = refusal.event() if translator is None else translator.broken(refusal)
         context.response.end(event, context.resumed_line())
 

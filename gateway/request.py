@@ -45,6 +45,10 @@ class HttpRequest(msgspec.Struct, kw_only=True):
         return NEVER if text is None else wire_headers.parse_timeout(text.decode("latin-1"))
 
 
+JSON = b"application/json"
+"""The content type of all bodies but forms."""
+
+
 class InferenceRequest(msgspec.Struct, kw_only=True):
     """One request to a model, in OpenAI's format. Never changed but for `key_salt`, and by `canonicalize`."""
 
@@ -52,6 +56,8 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
     """Path of the request to the engine."""
     model: str
     body: bytes
+    content_type: bytes = JSON
+    """That of `body`; a form's has its boundary."""
     request_id: bytes
     headers: RawHeaders = ()
     """Headers of the client, for header rules of routes."""

@@ -15,13 +15,14 @@ from starlette.routing import Route
 
 from engine.api import web
 from engine.openai import audio, embeddings, parameters, responses, similarity, tokenization
-from engine.openai.audio import SpeechBody
+from engine.openai.audio import SpeechBody, TranscriptionForm
 from engine.openai.embeddings import EmbeddingBody
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import ChatBody, CompletionBody
 from engine.openai.responses import ResponsesBody
 from engine.openai.similarity import RerankBody, ScoreBody
 from engine.openai.tokenization import DetokenizeBody, TokenizeBody
+from machinery import multipart
 from schemas.wire import headers
 
 Json: TypeAlias = dict[str, Any]
@@ -48,6 +49,7 @@ class RouteBody:
 
     model: type[BaseModel]
     accepted: EndpointParameters
+    media_type: str = _JSON
     is_streamable: bool = True
     is_resumable: bool = False
 
@@ -76,8 +78,19 @@ def route_bodies() -> Mapping[str, RouteBody]:
         "/detokenize": RouteBody(
             model=DetokenizeBody, accepted=tokenization.detokenize_parameters(), is_streamable=False
         ),
+        "/v1/audio/transcriptions": _form(translates=False),
+        "/v1/audio/translations": _form(translates=True),
         "/v1/audio/speech": RouteBody(model=SpeechBody, accepted=audio.speech_parameters()),
     }
+
+
+def _form(*, translates: bool) -> RouteBody:
+    return RouteBody(
+        model=TranscriptionForm,
+        accepted=audio.transcription_parameters(translates=translates),
+        media_type=multipart.MEDIA_TYPE,
+        is_streamable=not translates,
+    )
 
 
 def document_route(others: Sequence[Route], *, version: str) -> Route:
@@ -139,7 +152,7 @@ def _operation(body: RouteBody | None, summary: str) -> Json:
     header_parameters: list[Json] = [_header(headers.REQUEST_TIMEOUT, timeout)]
     if body.is_resumable:
         header_parameters.append(_header(headers.RESUMABLE, {"enum": ["0", "1"]}))
-    schema = {_JSON: {"schema": {"$ref": _SCHEMA_PATH + body.model.__name__}}}
+    schema = {body.media_type: {"schema": {"$ref": _SCHEMA_PATH + body.model.__name__}}}
     refusals = {status: _refusal_response(reason) for status, reason in _REFUSALS.items()}
     return {
         "summary": summary,

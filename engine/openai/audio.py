@@ -34,12 +34,16 @@ _MEDIA: Final[Mapping[str, str]] = {
 }
 
 
-class _TranscriptionForm(BaseModel):
-    """Fields of the form of `/v1/audio/transcriptions` and `/v1/audio/translations`."""
+class TranscriptionForm(BaseModel):
+    """Fields of the form of `/v1/audio/transcriptions` and `/v1/audio/translations`.
+
+    `file` is described here and read elsewhere, without a copy.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     model: str
+    file: Annotated[str, Field(json_schema_extra={"format": "binary"})] = ""
     language: str = ""
     prompt: str = ""
     response_format: TranscriptFormat = "json"
@@ -148,7 +152,7 @@ def parse_transcription(
         else:
             fields[name] = text
     transcription_parameters(translates=translates).check(fields)
-    form = request_body.validate(_TranscriptionForm, fields)
+    form = request_body.validate(TranscriptionForm, fields)
     if not upload:
         raise invalid("'file' must be an audio file with content.", param="file")
     return TranscriptionRequest(

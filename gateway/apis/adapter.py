@@ -49,6 +49,9 @@ class ModelMissingError(RefusedError):
 class ResponseTranslator(Protocol):
     """Translates one response from OpenAI's format. Does no I/O."""
 
+    is_file: bool = False
+    """True if a stream becomes a file, whose connection is cut off where it breaks."""
+
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         """Return status, headers and body of a complete response or a refusal."""
         ...

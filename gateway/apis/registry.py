@@ -1,6 +1,6 @@
-"""Registry of the translated APIs: adapters by path, and translators of errors."""
+"""Registry of the translated APIs and of speech: adapters by path, and translators of errors."""
 
-from gateway.apis import llama_cpp
+from gateway.apis import audio, llama_cpp
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.apis.anthropic import adapter as anthropic
 from gateway.apis.anthropic.response_translator import ClientErrorTranslator as AnthropicUnread
@@ -10,7 +10,7 @@ from gateway.request import RawHeaders
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 
-PATHS = (*ollama.PATHS, *anthropic.PATHS, llama_cpp.INFILL)
+PATHS = (*ollama.PATHS, *anthropic.PATHS, llama_cpp.INFILL, *audio.PATHS)
 """Paths of requests to models."""
 # Paths below `/api` that are not Ollama's.
 _ADMINS = ("/api/cluster/", "/api/dashboard/", "/api/requests/")
@@ -22,6 +22,8 @@ def translated_adapters(table_cache: TableCache, clock: Clock) -> dict[bytes, Ap
     """Return the adapters by path."""
     spoken, messages = ollama.OllamaAdapter(table_cache, clock), anthropic.AnthropicAdapter()
     api_adapters: dict[bytes, ApiAdapter] = {path.encode(): spoken for path in ollama.PATHS}
+    speech = audio.AudioAdapter()
+    api_adapters |= {path.encode(): speech for path in audio.PATHS}
     api_adapters[llama_cpp.INFILL.encode()] = llama_cpp.LlamaCppAdapter()
     return api_adapters | {path.encode(): messages for path in anthropic.PATHS}
 

@@ -22,7 +22,7 @@ from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.metrics.version_metrics import VersionMetrics
-from gateway.request import InferenceRequest
+from gateway.request import JSON, InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
 from gateway.upstream.call import BrokenResponseError, UnreachableError, Upstream, UpstreamError
@@ -64,6 +64,7 @@ _PROGRESS_S = 1.0
 _USUAL_PROGRESS_LINE = _PROGRESS_LINE % _PROGRESS_S
 _RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
 _RESUME = headers.RESUME.encode()
+_MODEL_LINE = headers.MODEL.encode() + b": %b\r\n"
 _SALT_LINE = headers.CACHE_SALT.encode() + b": %b\r\n"
 _TIMEOUT_LINE = f"{headers.REQUEST_TIMEOUT}: %.3f\r\n".encode()
 
@@ -452,10 +453,14 @@ def encode_request(
         lines += _TIMEOUT_LINE % max(0.001, terms.deadline.at_s - now_s)
     if request.model not in endpoint.names and endpoint.names:
         # The engine does not know a route's name, or a served name younger than itself.
-        body = rename_model(body, request.model, endpoint.names[0])
+        if request.content_type == JSON:
+            body = rename_model(body, request.model, endpoint.names[0])
+        else:  # an upload is large, and stays as it is
+            lines += _MODEL_LINE % endpoint.names[0].encode("latin-1", "replace")
     path, host = request.path.encode("ascii"), endpoint.host
     first, rest = (body, b"") if len(body) <= _COPIED_BYTES else (b"", body)
-    return REQUEST % (path, host, len(body), request.request_id, lines, first), rest
+    kind = request.content_type
+    return REQUEST % (path, host, kind, len(body), request.request_id, lines, first), rest
 
 
 def _is_json(head: ResponseHead) -> bool:

@@ -3,6 +3,7 @@
 import itertools
 
 from gateway import errors
+from gateway.apis import audio
 from gateway.auth.access_control import AccessControl
 from gateway.http.handler_options import HandlerOptions
 from gateway.http.request_context import RequestContext, header_lines
@@ -10,6 +11,7 @@ from gateway.routing.table import ServedModel
 from gateway.state.table_cache import TableCache
 from machinery.http_server import REQUEST_ID
 from schemas.wire import headers as wire_headers
+from schemas.wire.audio_limits import UPLOAD_BYTES
 from schemas.wire.body_limits import LEAST_LIMIT
 from schemas.wire.errors import Refusal, RefusedError, body_too_large
 
@@ -80,6 +82,10 @@ class HeadCheck:
         coding = fields.get(b"content-encoding")
         if coding and coding.lower() != b"identity":
             return errors.compressed(coding.decode("latin-1"))
+        if context.http_request.path in audio.UPLOADS:
+            context.body_limit = UPLOAD_BYTES
+            length = int(fields.get(b"content-length", b"0"))
+            return body_too_large(UPLOAD_BYTES).refusal if length > UPLOAD_BYTES else None
         # The model is not known before the body is read.
         largest = self._table_cache.table.body_limit
         is_limited = largest and context.http_request.path not in _MANY_PROMPTS

@@ -14,20 +14,20 @@ import orjson
 from typing_extensions import override
 
 from gateway.json_limits import decode_members
-from gateway.request import InferenceRequest, RawHeaders
+from gateway.request import JSON, InferenceRequest, RawHeaders
 from gateway.routing.table import EngineEndpoint, ExternalServer
 from machinery.http_server import TRACE_PARENT, TRACE_STATE
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _TRACE_STATE = wire_headers.TRACE_STATE.encode()
 REQUEST = (
-    b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
     + wire_headers.REQUEST_ID.encode()
     + b": %b\r\n%b\r\n%b"
 )
-"""The HTTP request: its path, host, length of the body, request id, further header lines, and body."""
+"""The HTTP request: its path, host, content type, length of the body, request id, further header lines, and body."""
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -97,6 +97,11 @@ def encode_external(
     if passed >= _MOST_FLEETS:
         message = f"The request has passed {passed} fleets already: a ModelRoute's external endpoint leads back to its own fleet."
         raise RefusedError(Refusal(status=508, message=message, type="server_error", code="loop"))
+    if request.content_type != JSON:
+        raise invalid(
+            "The route leads to an external server, and uploads are sent to this fleet's engines only.",
+            param="model",
+        )
     fields = decode_members(request.body)
     for name in _FLEET_FIELDS:
         fields.pop(name, None)
@@ -109,6 +114,7 @@ def encode_external(
     return REQUEST % (
         path.encode("ascii"),
         endpoint.host,
+        JSON,
         len(body),
         request.request_id,
         lines,

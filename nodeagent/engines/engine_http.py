@@ -44,18 +44,19 @@ class EngineHttp:
         self,
         address: EngineAddress,
         path: str,
-        body: Mapping[str, object],
+        body: Mapping[str, object] | aiohttp.FormData,
         *,
         limit_s: float,
         max_bytes: int,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """Return the status and the body of an answer. Raises what `get` does."""
+        """Return the status and the body of an answer to JSON or a form. Raises what `get` does."""
         async with (
             self._client(address) as session,
             session.post(
                 f"{self._url(address)}{path}",
-                json=body,
+                json=None if isinstance(body, aiohttp.FormData) else body,
+                data=body if isinstance(body, aiohttp.FormData) else None,
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=limit_s),
                 allow_redirects=False,

@@ -1,6 +1,8 @@
 """Health and probe requests to engines over HTTP, with a time limit on each."""
 
+import io
 import logging
+import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -9,6 +11,7 @@ import aiohttp
 import orjson
 
 from models import golden_question
+from models.speech_shape import SpeechTask
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
 from schemas import local_network
@@ -29,6 +32,11 @@ _MAX_BODY_BYTES = 4 << 20
 _NOT_A_TEXT_MODEL = "not_a_text_model"
 # The code with which a cross-encoder refuses an embedding.
 _NOT_AN_EMBEDDING_MODEL = "not_an_embedding_model"
+# The codes with which a model of speech refuses a completion.
+_SPEECH_CODES: Final[Mapping[str, SpeechTask]] = {
+    "model_transcribes": "Transcribe",
+    "model_speaks": "Speak",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +138,8 @@ class HealthClient:
                 if status == 400 and _error_code(raw) == _NOT_AN_EMBEDDING_MODEL:
                     pair = {"model": model, "text_1": "1", "text_2": "1"}
                     status, raw = await self._post(address, "/v1/score", pair)
+            if status == 400 and (task := _SPEECH_CODES.get(_error_code(raw) or "")):
+                return await self._probe_speech(address, model, task)
             if status != 200:
                 return f"the first token failed: {raw[:200].decode('utf-8', 'replace')}"
             tokens = int(orjson.loads(raw)["usage"][counter])
@@ -144,17 +154,30 @@ class HealthClient:
             return f"the first token failed: {type(error).__name__} {error}"
         return "" if tokens >= 1 else "the engine answered without a token"
 
+    async def _probe_speech(self, address: EngineAddress, model: str, task: SpeechTask) -> str:
+        """Transcribe a moment of silence, or speak a word; return the error, "" if there is none."""
+        if task == "Speak":
+            word = {"model": model, "input": "One.", "response_format": "pcm"}
+            status, raw = await self._post(address, "/v1/audio/speech", word)
+        else:
+            form = aiohttp.FormData({"model": model, "response_format": "text"})
+            form.add_field("file", _silence(), filename="silence.wav", content_type="audio/wav")
+            status, raw = await self._post(address, "/v1/audio/transcriptions", form)
+        if status == 200 and raw:
+            return ""
+        return f"the first speech failed: {raw[:200].decode('utf-8', 'replace')}"
+
     async def golden(self, address: EngineAddress, model: str) -> tuple[GoldenAnswer | None, str]:
         """Ask the golden question; return (answer, ""), or (None, error).
 
-        An embedding model or a cross-encoder has no such answer: it is probed once, and the result is (None, "").
+        A model of speech, an embedding model or a cross-encoder has no such answer: it is probed once, and the result is (None, "").
         """
         try:
             body = golden_question.request_body(model)
             status, raw = await self._post(address, golden_question.PATH, body)
             if status == 200:
                 return golden_question.read_answer(orjson.loads(raw), is_reference=False), ""
-            if status == 400 and _error_code(raw) == _NOT_A_TEXT_MODEL:
+            if status == 400 and _error_code(raw) in (_NOT_A_TEXT_MODEL, *_SPEECH_CODES):
                 return None, await self.probe(address, model)
         except (
             aiohttp.ClientError,
@@ -168,7 +191,7 @@ class HealthClient:
         return None, f"the golden answer failed: {raw[:200].decode('utf-8', 'replace')}"
 
     async def _post(
-        self, address: EngineAddress, path: str, body: Mapping[str, object]
+        self, address: EngineAddress, path: str, body: Mapping[str, object] | aiohttp.FormData
     ) -> tuple[int, bytes]:
         return await self._http.post(
             address, path, body, limit_s=_PROBE_TIMEOUT_S, max_bytes=_MAX_BODY_BYTES
@@ -177,6 +200,17 @@ class HealthClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
+
+
+def _silence() -> bytes:
+    """Return a wav file of a tenth of a second."""
+    held = io.BytesIO()
+    with wave.open(held, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(bytes(3200))
+    return held.getvalue()
 
 
 def _error_code(body: bytes) -> str | None:

@@ -221,7 +221,7 @@ async def test_paths_and_methods_as_clients_write_them(
     ("method", "path", "status"),
     [
         ("GET", "/nothing", 404),
-        ("POST", "/v1/audio/speech", 404),
+        ("POST", "/v1/images/generations", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/docs", 405),
@@ -244,6 +244,7 @@ async def test_the_address_alone_says_what_is_below_it(
             "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, "
             "POST /v1/embeddings, POST /v1/score, POST /v1/rerank, "
             "POST /v1/messages, POST /v1/messages/count_tokens, "
+            "POST /v1/audio/transcriptions, POST /v1/audio/translations, POST /v1/audio/speech, "
             "POST /v1/files, POST /v1/batches"
         )
 
