@@ -25,7 +25,6 @@ class MacKind:
 
     name: str
     node: NodeView
-    count: int
     bandwidths: tuple[float, float]
     """Least and most bandwidth in GB/s; the same for a Mac that is known, and zeroes if nothing is known."""
 
@@ -67,14 +66,14 @@ def kinds_of(nodes: Iterable[NodeView]) -> tuple[MacKind, ...]:
         first, *others = group
         name = f"{len(others) + 1} x {first.chip or 'Mac'}" if others else first.name
         speeds = (first.bandwidth_gbps, first.bandwidth_gbps)
-        kinds.append(MacKind(name=name, node=first, count=len(others) + 1, bandwidths=speeds))
+        kinds.append(MacKind(name=name, node=first, bandwidths=speeds))
     return tuple(sorted(kinds, key=lambda kind: (-kind.node.memory_bytes, kind.name)))
 
 
 def kind_of_size(node: NodeView) -> MacKind:
     """Return a Mac of which only the memory is known: any chip that was sold with it."""
     speeds = chips.bandwidths_with(node.memory_bytes)
-    return MacKind(name=node.name, node=node, count=1, bandwidths=speeds)
+    return MacKind(name=node.name, node=node, bandwidths=speeds)
 
 
 def fit_catalogue(

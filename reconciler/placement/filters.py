@@ -282,7 +282,13 @@ def has_memory(request: PlacementRequest, node: NodeView) -> Rejection | None:
     if node.promised_bytes:
         notes.append(f"{show(node.promised_bytes)} are reserved for a higher priority")
     note = f" ({', '.join(notes)})" if notes else ""
-    streaming = "" if request.override_bytes else _streaming_note(request, node, need)
+    streaming = decode_rate.describe_streaming(
+        geometry_of(request, node),
+        need_bytes=0 if request.override_bytes else need,
+        capacity_bytes=node.allocatable_bytes,
+        bandwidth_gbps=node.bandwidth_gbps,
+        disk_gbps=node.disk_gbps,
+    )
     return Rejection(
         reason="InsufficientMemory",
         message=f"needs {show(need)} ({describe_proof(proof, request.spec)}), "
@@ -290,16 +296,6 @@ def has_memory(request: PlacementRequest, node: NodeView) -> Rejection | None:
         need=need,
         have=have,
         capacity=node.allocatable_bytes,
-    )
-
-
-def _streaming_note(request: PlacementRequest, node: NodeView, need_bytes: int) -> str:
-    return decode_rate.describe_streaming(
-        geometry_of(request, node),
-        need_bytes=need_bytes,
-        capacity_bytes=node.allocatable_bytes,
-        bandwidth_gbps=node.bandwidth_gbps,
-        disk_gbps=node.disk_gbps,
     )
 
 
