@@ -114,12 +114,11 @@ def _encode_pixtral(inner: Any, images: Sequence[MediaInput], how: Preprocessing
 
 def _encode_pooled(inner: Any, images: Sequence[MediaInput], how: Preprocessing) -> ImageRows:
     """Encode images of any size, of which `merge` x `merge` patches are averaged: Gemma 4."""
-    dtype = inner.embed_vision.embedding_projection.weight.dtype
     scale = inner.config.text_config.hidden_size**0.5
     made = []
     for image in images:
         pixels = mx.array(how.scaled(image).transpose(2, 0, 1))[None]
-        made.append(inner.encode_image(pixels)[0].astype(dtype) / scale)
+        made.append(inner.encode_image(pixels)[0] / scale)
     return ImageRows(mx.concatenate(made))
 
 

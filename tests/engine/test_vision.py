@@ -3,6 +3,8 @@
 import base64
 import dataclasses
 import io
+import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -65,6 +67,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Any:
+    return load(folder)
+
+
+def load(folder: Path) -> Any:
     facts = model_files.inspect_model(folder)
     gauges = module("engine.gauges").Gauges()
     loader = module("engine.model.loader")
@@ -300,6 +306,75 @@ def test_the_same_folder_serves_text_alone(folder: Path, reference: Any) -> None
     job = engine_batches.job(1, loaded.codec.encode_text("a text without any image"), max_tokens=12)
     answer = engine_batches.run(engine_batches.new_batch(loaded, folder), job)
     assert answer == {1: own_answer(reference, job)}
+
+
+_PUBLISHED = (
+    ("language_model.model.", "model.language_model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("embed_", "model.embed_"),
+)
+
+
+def published(arch: str, name: str, array: Any) -> tuple[str, Any]:
+    """Return a tensor by the name and in the layout in which the model's authors publish it."""
+    tower = "model.vision_tower." if arch == "gemma4" else "model.visual."
+    for ours, theirs in (*_PUBLISHED, ("vision_tower.", tower), ("audio_", "model.audio_")):
+        if name.startswith(ours):
+            name = theirs + name.removeprefix(ours)
+            break
+    if array.ndim == 5:
+        array = array.transpose(0, 4, 1, 2, 3)
+    if arch.startswith("glm") and name.endswith("downsample.weight"):
+        array = array.transpose(0, 3, 1, 2)
+    if arch == "qwen3_5" and "conv1d" in name:
+        array = array.moveaxis(1, 2)
+    norms = ("layernorm.weight", "language_model.norm.weight", "q_norm.weight", "k_norm.weight")
+    if arch == "qwen3_5" and name.startswith("model.language_model") and name.endswith(norms):
+        array = array - 1.0
+    return name, array
+
+
+@pytest.mark.parametrize("arch", ["qwen3_vl", "qwen3_5", "gemma4", "glm4v"])
+def test_weights_are_found_by_their_published_names(
+    arch: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    mx = module("mlx.core")
+    folder, copy = make_folder(tmp_path_factory, arch), tmp_path / arch
+    loaded = load(folder)
+    shutil.copytree(folder, copy)
+    weights = mx.load(str(folder / "model.safetensors"))
+    renamed = dict(published(folder.name, name, array) for name, array in weights.items())
+    assert not renamed.keys() & weights.keys()
+    mx.save_safetensors(str(copy / "model.safetensors"), renamed)
+    job = make_job(loaded, 1, "what is this", RED)
+    batches = [engine_batches.new_batch(one, folder, vision=VISION) for one in (loaded, load(copy))]
+    answers = [engine_batches.run(batch, job) for batch in batches]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("arch", ["qwen3_vl_moe", "gemma4", "mistral3"])
+def test_quantized_weights_answer_as_mlx_vlm_does(
+    arch: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mx, nn, utils = module("mlx.core"), module("mlx.nn"), module("mlx.utils")
+    folder = make_folder(tmp_path_factory, arch)
+    plain = load(folder)
+    nn.quantize(
+        plain.model,
+        group_size=32,
+        bits=8,
+        class_predicate=lambda _, part: hasattr(part, "to_quantized")
+        and part.weight.shape[-1] % 32 == 0,
+    )
+    weights = dict(utils.tree_flatten(plain.model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] = {"group_size": 32, "bits": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load(folder)
+    job = make_job(loaded, 1, "what is this", RED, WIDE)
+    answer = engine_batches.run(engine_batches.new_batch(loaded, folder, vision=VISION), job)
+    assert answer == {1: own_answer(module("mlx_vlm.utils").load_model(folder), job)}
 
 
 def test_a_stopped_job_still_sees_its_image(folder: Path, loaded: Any) -> None:
