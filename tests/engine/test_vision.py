@@ -460,6 +460,28 @@ def test_images_and_texts_over_http(engine: Engine, served: Path) -> None:
     assert other.json["usage"]["prompt_tokens_details"]["cached_tokens"] < 10  # the words before it
 
 
+def test_frames_and_recordings_over_http(engine: Engine, served: Path) -> None:
+    video = {"type": "video_url", "video_url": {"url": frames_url((255, 0, 0), (0, 0, 255))}}
+    reply = ask(engine, video, TEXT)
+    if served.name == "qwen3_5":
+        assert reply.status == 200, reply.raw
+        # One pair of 96 x 64 pixels, and its time and markers.
+        grown = (
+            reply.json["usage"]["prompt_tokens"]
+            - engine.chat("what is this").json["usage"]["prompt_tokens"]
+        )
+        assert 3 * 2 + 2 < grown < 3 * 2 + 20
+        assert ask(engine, video, TEXT).json["choices"] == reply.json["choices"]
+    else:
+        assert reply.status == 400
+        assert "no videos" in reply.error["message"]
+        assert reply.error["param"] == "messages[0].content[0].video_url.url"
+    data = recording_url(440, 0.2).split(",")[1]
+    sound = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    reply = ask(engine, TEXT, sound)
+    assert (reply.status, reply.error["param"]) == (400, "messages[0].content[1].input_audio.data")
+
+
 def respond(engine: Engine, *items: Any) -> Any:
     fields: dict[str, Any] = {"input": list(items), "max_output_tokens": 8, "temperature": 0}
     return engine.post("/v1/responses", **fields)
