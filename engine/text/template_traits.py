@@ -116,13 +116,17 @@ def _quote_call(call: Message) -> Message:
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
+Content: TypeAlias = str | list[dict[str, Any]]
+_RESULT, _RESULT_END = "<tool_response>\n", "\n</tool_response>"
+
+
 def spell_tool_calls(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with calls and results as text, in the format of Hermes' and Qwen's training data."""
     spelled: list[Message] = []
-    results: list[str] = []  # of the calls of one turn, which become one message
+    results: list[Content] = []  # of the calls of one turn, which become one message
     for message in messages:
         if message["role"] == "tool":
-            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            results.append(message["content"])
             continue
         _end_results(spelled, results)
         if message.get("tool_calls"):
@@ -135,10 +139,20 @@ def spell_tool_calls(messages: Sequence[Message]) -> list[Message]:
     return spelled
 
 
-def _end_results(spelled: list[Message], results: list[str]) -> None:
-    if results:
-        spelled.append({"role": "user", "content": "\n".join(results)})
-        results.clear()
+def _end_results(spelled: list[Message], results: list[Content]) -> None:
+    """Add the results as a message of the user; a text, or parts if one has images."""
+    if not results:
+        return
+    content: Content = "\n".join(f"{_RESULT}{result}{_RESULT_END}" for result in results)
+    if not all(isinstance(result, str) for result in results):
+        content = []
+        for result in results:
+            parts = [{"type": "text", "text": result}] if isinstance(result, str) else result
+            opening = f"\n{_RESULT}" if content else _RESULT
+            content += [{"type": "text", "text": opening}, *parts]
+            content.append({"type": "text", "text": _RESULT_END})
+    spelled.append({"role": "user", "content": content})
+    results.clear()
 
 
 def _spell_call(call: Message) -> str:
