@@ -23,6 +23,7 @@ from engine.speech.whisper import WhisperTranscriber
 from models.footprint import KvFootprint, ServingLoad
 from models.model_files import ModelFacts, ModelUnusableError
 from models.speech_shape import SpeechShape
+from schemas.kv_cache import KvCache
 from schemas.wire.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def _check_config(config: EngineConfig, model_type: str) -> None:
         "vision": config.vision,
         "pinned prefixes": config.prefixes,
         "a group of ranks": config.group,
+        "kvCache": config.kv_cache != KvCache(),
     }
     named = [name for name, value in given.items() if value]
     if named:

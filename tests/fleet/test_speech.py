@@ -130,6 +130,7 @@ async def check_death(client: openai.AsyncOpenAI, fleet: Fleet) -> None:
     """Kill the engine in the middle of a file: its client sees that it is not whole, and the next one is served."""
     long = {"model": "voice", "voice": "alba", "input": "word " * 800, "response_format": "pcm"}
     async with httpx.AsyncClient(timeout=60) as plain:
+
         async def die() -> None:
             async with plain.stream("POST", f"{fleet.url}/v1/audio/speech", json=long) as answer:
                 assert answer.status_code == 200

@@ -17,6 +17,8 @@ import httpx
 import openai
 import pytest
 
+from engine.memory.budget import PROCESS_BYTES
+from models import model_files
 from schemas.wire.exit_codes import ExitCode
 from tests.support.engine_process import START_S, Engine, eventually, launching
 
@@ -319,7 +321,18 @@ def test_speech_is_streamed_as_it_is_made(engines: dict[str, Engine]) -> None:
     assert engine.post("/v1/audio/speech", **body).status == 200
 
 
-def test_metrics_and_requests_in_flight_name_speech(engines: dict[str, Engine]) -> None:
+def test_the_engine_stays_within_its_memory_proof(
+    whisper: openai.OpenAI, engines: dict[str, Engine], models: Path
+) -> None:
+    whisper.audio.transcriptions.create(model="tiny", file=speech_models.recording())
+    for name, engine in engines.items():
+        facts = model_files.inspect_model(models / name)
+        shape = model_files.model_geometry(facts, casts_to_float32=sys.platform == "linux")
+        proven = shape.weights_bytes + shape.work_bytes + PROCESS_BYTES
+        assert engine.health().json["peakBytes"] < proven, name
+
+
+def test_metrics_name_the_paths_of_speech(engines: dict[str, Engine]) -> None:
     samples = engines["whisper"].metrics()
     ended = [n for n in samples if n.startswith("requests_total") and "transcriptions" in n]
     assert any('outcome="ok"' in name for name in ended), list(samples)
@@ -328,7 +341,7 @@ def test_metrics_and_requests_in_flight_name_speech(engines: dict[str, Engine]) 
 @pytest.mark.parametrize(
     ("spoil", "fields", "words"),
     [
-        (lambda _: None, {"kv_cache": {"bits": 8}}, ""),
+        (lambda _: None, {"kv_cache": {"bits": 8}}, "has no use for kvCache"),
         (lambda _: None, {"memory_limit_bytes": 200 << 20}, "this model needs"),
         (lambda folder: (folder / "tokenizer.json").unlink(), {}, "make no speech model"),
         (lambda folder: (folder / "voices").rename(folder / "other"), {}, "has 0 voices"),
@@ -342,8 +355,5 @@ def test_a_folder_or_a_setting_that_cannot_be_served_ends_the_engine(
     spoil(folder)
     with launching(tmp_path, blas_cache) as start:
         engine = start(folder, **fields)
-        if not words:
-            eventually(engine.is_ready, within_s=START_S)
-            return
         assert engine.wait() == ExitCode.UNUSABLE
         assert words in engine.stderr.read_text()
