@@ -166,7 +166,10 @@ class PrefillStage:
         is_done = prompt.position == len(prompt.tokens)
         if is_done or prompt.position - prompt.stored >= _STORE_EVERY:
             self._prefix.store(
-                prompt.job.cache_tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
+                prompt.job.cache_tokens[: prompt.position],
+                prompt.caches,
+                prompt.job.cache_salt,
+                is_end=is_done,
             )
             prompt.stored = prompt.position
 

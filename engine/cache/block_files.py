@@ -93,6 +93,10 @@ class BlockFiles:
         """Return whether a block is on disk, or on its way there, as far as this process knows."""
         return key in self._known
 
+    def has_file(self, key: str) -> bool:
+        """Return whether a block is on disk, or on its way there; a file of another process is known once it was counted or read."""
+        return key in self._known or self._path(key).exists()
+
     def read(self, key: str) -> FileContent | None:
         """Return the verified content of a block's file; None if there is none. A damaged file is deleted."""
         path = self._path(key)

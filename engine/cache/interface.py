@@ -96,8 +96,18 @@ class PrefixCache(Protocol):
         """Return caches for one sequence, filled with its first tokens, and their number; the caller owns the caches."""
         ...
 
-    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str = "") -> None:
-        """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches."""
+    def store(
+        self,
+        tokens: Sequence[int],
+        caches: Sequence[LayerCache],
+        salt: str = "",
+        *,
+        is_end: bool = True,
+    ) -> None:
+        """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
+
+        `is_end` says that a prompt or an answer ends here, so that others will continue.
+        """
         ...
 
     def pin(self, tokens: Sequence[int]) -> None:

@@ -313,6 +313,48 @@ def restore_states(caches: Sequence[LayerCache], state: StateCopy) -> None:
         cache.state = tree_map(get, tree)
 
 
+def pack_tree(value: Any) -> Any:
+    """Return a tree of a StateCopy as a value of JSON.
+
+    Raises:
+        TypeError: the tree has a value that JSON does not have.
+
+    """
+    match value:
+        case _ArrayPlace():
+            dtype = str(value.dtype).removeprefix("mlx.core.")
+            return {"array": [value.start, list(value.shape), dtype]}
+        case tuple():
+            return {"tuple": [pack_tree(part) for part in value]}
+        case list():
+            return [pack_tree(part) for part in value]
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            raise TypeError(f"a state holds {type(value).__name__}")
+
+
+def unpack_tree(value: Any, arrays: dict[Any, Array]) -> Any:
+    """Return the tree of a StateCopy of these arrays, by dtype.
+
+    Raises:
+        KeyError, TypeError, ValueError: the value is no such tree, or does not fit the arrays.
+
+    """
+    if isinstance(value, list):
+        return [unpack_tree(part, arrays) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "tuple" in value:
+        return tuple(unpack_tree(part, arrays) for part in value["tuple"])
+    start, shape, name = value["array"]
+    dtype = {str(dtype): dtype for dtype in arrays}[f"mlx.core.{name}"]
+    size = math.prod(shape)
+    if start < 0 or min(shape, default=0) < 0 or start + size > arrays[dtype].size:
+        raise ValueError("a state is larger than its arrays")
+    return _ArrayPlace(start=start, shape=tuple(shape), dtype=dtype)
+
+
 def state_bytes(caches: Sequence[LayerCache]) -> int:
     """Return the bytes of the arrays in these caches' states."""
     found = cast("list[tuple[str, Any]]", tree_flatten([cache.state for cache in caches]))

@@ -5,8 +5,10 @@ block_tree.py finds and evicts blocks without mlx; layer_copies.py copies their 
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
+from typing import Any
 
 import mlx.core as mx
 
@@ -16,11 +18,13 @@ from engine.cache.block_tree import (
     TOKEN_BYTES,
     BlockNode,
     BlockTree,
+    CacheItem,
     PrefixMatch,
     encode_tokens,
 )
 from engine.cache.copy_plan import BlockCopy, plan_copies
 from engine.cache.disk_blocks import BlockDisk
+from engine.cache.disk_items import DiskBlock, find_run, item_key, needed_slots, tail_key
 from engine.cache.interface import (
     ADAPTER_SALT,
     BLOCK_TOKENS,
@@ -31,6 +35,9 @@ from engine.cache.interface import (
 from engine.cache.layer_copies import BlockPacking, CacheRows
 
 log = logging.getLogger(__name__)
+
+# Runs that one lookup tries to read: each file that cannot be used costs one.
+_MOST_DAMAGED = 4
 
 
 class BlockPrefixCache:
@@ -54,15 +61,14 @@ class BlockPrefixCache:
         """`make` returns the model's empty caches for one sequence; `block` is in tokens.
 
         `token_bytes` replaces the real size of a token: stages of a pipeline with different numbers of layers must evict
-        the same blocks. It is valid only for models whose layers all keep every token. `disk` keeps full blocks beyond
-        the end of the process; models with windows or states do without it.
+        the same blocks. It is valid only for models whose layers all keep every token. `disk` keeps blocks beyond the
+        end of the process: every full block, and where a prompt ended, the windows and the state to continue there.
         """
         self._token_bytes = token_bytes
         self._make = make
         self._layout = layer_copies.find_layout(make())
         self._blocks = BlockTree(self._layout.rules(block), limit_bytes=limit_bytes)
-        rules = self._blocks.rules
-        self._disk = None if rules.kinds or not limit_bytes else disk
+        self._disk = disk if limit_bytes else None
         self._packings: list[BlockPacking] = []  # known from the first store on
         self._lookups = self._hits = self._asked = self._hit_tokens = self._stored_bytes = 0
 
@@ -118,12 +124,20 @@ class BlockPrefixCache:
             self._fill(layer_copies.flatten_caches(caches), match)
         return caches, match.length
 
-    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str = "") -> None:
+    def store(
+        self,
+        tokens: Sequence[int],
+        caches: Sequence[LayerCache],
+        salt: str = "",
+        *,
+        is_end: bool = True,
+    ) -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
 
         Copies only values that are not held yet, so calling it after each piece of a prompt costs no more than calling it
         once. Values that do not fit are left out. States of recurrent layers are stored only if the caches have read
-        exactly these tokens.
+        exactly these tokens. Windows and states go to the disk only with `is_end`, where a prompt or an answer ends: a
+        state has the same size after 64 and after 64,000 tokens.
 
         Raises:
             TypeError: the caches differ in kind or shape from those of `make` or of an earlier call.
@@ -133,7 +147,7 @@ class BlockPrefixCache:
             return
         self._store_in_memory(tokens, caches, salt)
         if self._disk is not None:
-            self._offer(self._disk, tokens, salt)
+            self._offer(self._disk, tokens, salt, is_end=is_end)
 
     def _store_in_memory(
         self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str
@@ -182,47 +196,153 @@ class BlockPrefixCache:
             self._disk.files.close()
 
     def _load(self, disk: BlockDisk, tokens: Sequence[int], salt: str) -> None:
-        """Add the blocks on disk that follow those in memory, as far as they fit."""
-        size = self._blocks.rules.block
+        """Add the values on disk that continue those in memory, as far as they fit."""
+        rules = self._blocks.rules
         data = encode_tokens(tokens)[:-TOKEN_BYTES]
-        keys = disk.keys(salt, data, size)
-        root = self._blocks.root_of(salt)
-        path = [node for node in self._blocks.walk(data, root) if node.key]
-        blocks: list[layer_copies.Block] = []
-        room = self._blocks.limit_bytes - sum(node.nbytes for node in path)
-        for key in keys[len(path) :]:
-            packing = self._packings[0] if self._packings else None
-            read = disk.read(key, self._layout.whole, size, packing)
-            room -= 0 if read is None else layer_copies.block_bytes(read[1]) + NODE_BYTES
-            if read is None or room < 0:
+        held = self._find_match(tokens, salt).length
+        run: list[DiskBlock] = []
+        # A file that cannot be used is deleted, and the next run does without it.
+        for _ in range(_MOST_DAMAGED):
+            root = self._blocks.root_of(salt)
+            path = [node for node in self._blocks.walk(data, root) if node.key]
+            full = _disk_blocks(disk.keys(salt, data, rules.block), path, rules.block)
+            run = find_run(full, data, rules, disk.files.has_file)
+            if run and run[-1].stop % rules.block:
+                tail = self._blocks.walk(data[: run[-1].stop * TOKEN_BYTES], root)[-1:]
+                is_held = bool(tail) and not tail[0].key and tail[0].end == run[-1].stop
+                run[-1] = replace(run[-1], node=tail[0] if is_held else None)
+            if not run or run[-1].stop <= held or self._load_run(disk, run, data, salt):
                 break
-            self._packings = self._packings or [read[0]]
-            blocks.append(read[1])
-        if blocks:
-            self._blocks.touch(path, len(path) * size)
-            weights = [layer_copies.block_bytes(block) for block in blocks]
-            fitting = self._blocks.make_room([weight + NODE_BYTES for weight in weights])
-            for block, weight in zip(blocks[:fitting], weights, strict=False):
-                start = len(path) * size * TOKEN_BYTES
-                part = data[start : start + size * TOKEN_BYTES]
-                path.append(self._blocks.add(path[-1] if path else root, part, block, weight))
-            self._blocks.touch(path, len(path) * size)
-            log.debug("prefix read from disk", extra={"blocks": fitting, "tokens": fitting * size})
-        if path:
-            disk.files.touch(keys[: len(path)])
+        if run:
+            disk.files.touch([key for block in run for key in self._item_keys(block, run[-1].stop)])
 
-    def _offer(self, disk: BlockDisk, tokens: Sequence[int], salt: str) -> None:
-        """Queue the blocks of these tokens to be written that are not on disk yet, the first ones first."""
-        data = encode_tokens(tokens)
+    def _load_run(self, disk: BlockDisk, run: list[DiskBlock], data: bytes, salt: str) -> bool:
+        """Read the values of a run that are not in memory, and add those that fit; False if a file could not be used."""
+        rules, end, limit = self._blocks.rules, run[-1].stop, self._blocks.limit_bytes
+        room = limit - sum(block.node.nbytes for block in run if block.node is not None)
+        packings = dict(enumerate(self._packings))
+        blocks: list[tuple[DiskBlock, layer_copies.Block]] = []
+        extras: list[tuple[DiskBlock, int, Any, int]] = []
+        is_whole = True
+        for block in run:
+            if block.node is None:
+                value = self._read_block(disk, block, None, packings)
+                room -= 0 if value is None else layer_copies.block_bytes(value) + NODE_BYTES
+                if value is None or room < 0:
+                    is_whole = value is not None
+                    break
+                blocks.append((block, value))
+            for slot in needed_slots(block, end, rules):
+                if block.node is not None and block.node.extras[slot] is not None:
+                    continue
+                extra = self._read_extra(disk, block, slot, packings)
+                if extra is None:
+                    return False
+                room -= extra[1]
+                extras.append((block, slot, *extra))
+        if rules.kinds and (not is_whole or room < 0):
+            return is_whole  # blocks are useless without the windows and the state behind them
+        if len(packings) < len(self._layout.packed):
+            return is_whole
+        self._packings = [packings[kind] for kind in range(len(packings))]
+        self._add_run(run, data, salt, blocks, extras)
+        return is_whole or bool(blocks)
+
+    def _add_run(
+        self,
+        run: list[DiskBlock],
+        data: bytes,
+        salt: str,
+        blocks: list[tuple[DiskBlock, layer_copies.Block]],
+        extras: list[tuple[DiskBlock, int, Any, int]],
+    ) -> None:
+        path = [block.node for block in run if block.node is not None]
+        self._blocks.touch(path, path[-1].end if path else 0)
+        sizes = [layer_copies.block_bytes(value) + NODE_BYTES for _, value in blocks]
+        fitting = self._blocks.make_room([sum(size for *_, size in extras), *sizes]) - 1
+        nodes = {block.stop: block.node for block in run if block.node is not None}
+        parent = path[-1] if path else self._blocks.root_of(salt)
+        for block, value in blocks[: max(0, fitting)]:
+            part = data[block.start * TOKEN_BYTES : block.stop * TOKEN_BYTES]
+            parent = self._blocks.add(parent, part, value, layer_copies.block_bytes(value))
+            path.append(parent)
+            nodes[block.stop] = parent
+        for block, slot, value, size in extras:
+            if fitting >= 0 and block.stop in nodes:
+                # Arrays of a window may begin later than their block.
+                is_state = slot == len(self._layout.windows)
+                first = block.start if is_state else block.stop - value[0].shape[2]
+                self._blocks.attach(nodes[block.stop], slot, value, size, first=first)
+        self._blocks.touch(path, path[-1].end if path else 0)
+        fields = {"blocks": max(0, fitting), "tokens": path[-1].end if path else 0}
+        log.debug("prefix read from disk", extra=fields)
+
+    def _read_block(
+        self, disk: BlockDisk, block: DiskBlock, slot: int | None, packings: dict[int, BlockPacking]
+    ) -> layer_copies.Block | None:
+        """Read a block's values of layers that are copied by tokens, and learn their packing."""
+        kind, size = 0 if slot is None else slot + 1, block.stop - block.start
+        sizes = range(size if slot is None else 1, size + 1)
+        caches = self._layout.packed[kind]
+        read = disk.read(item_key(block.key, slot), caches, sizes, packings.get(kind))
+        if read is None:
+            return None
+        packings[kind] = read[0]
+        return read[1]
+
+    def _read_extra(
+        self, disk: BlockDisk, block: DiskBlock, slot: int, packings: dict[int, BlockPacking]
+    ) -> tuple[Any, int] | None:
+        """Read the values of a window or a state, and return them with their size."""
+        if slot < len(self._layout.windows):
+            value = self._read_block(disk, block, slot, packings)
+            return None if value is None else (value, layer_copies.block_bytes(value))
+        state = disk.read_state(item_key(block.key, slot), len(self._layout.states))
+        if state is None:
+            return None
+        try:
+            leaves = layer_copies.flatten_caches(self._make())
+            layer_copies.restore_states(self._recurrent(leaves), state)
+        except (TypeError, ValueError):  # caches of another release have other states
+            disk.files.discard(item_key(block.key, slot))
+            return None
+        return state, layer_copies.block_bytes(tuple(state.arrays.values()))
+
+    def _item_keys(self, block: DiskBlock, end: int) -> list[str]:
+        slots = (None, *needed_slots(block, end, self._blocks.rules))
+        return [item_key(block.key, slot) for slot in slots]
+
+    def _offer(self, disk: BlockDisk, tokens: Sequence[int], salt: str, *, is_end: bool) -> None:
+        """Queue the values of these tokens to be written that are not on disk yet, the first ones first."""
+        rules, data = self._blocks.rules, encode_tokens(tokens)
         path = self._blocks.walk(data, self._blocks.root_of(salt))
-        keys = disk.keys(salt, data, self._blocks.rules.block)
-        held = {key: node.own for node, key in zip(path, keys, strict=False) if node.key}
-        missing = [(k, own) for k, own in held.items() if own and not disk.files.is_known(k)]
-        if missing:
-            log.debug("prefix on its way to the disk", extra={"blocks": len(missing)})
-        if missing and all(disk.offer(key, self._packings[0], own.value) for key, own in missing):
-            # A block is of no use without those before it, so they must not be older.
-            disk.files.touch(list(held))
+        keys = disk.keys(salt, data, rules.block)
+        run = [
+            block
+            for block in _disk_blocks(keys, [node for node in path if node.key], rules.block)
+            if block.node is not None
+        ]
+        tail = path[-1] if path and not path[-1].key and path[-1].end == len(tokens) else None
+        if tail is not None and run and is_end and rules.kinds:
+            key = tail_key(run[-1].key, tail.tokens)
+            run.append(DiskBlock(start=tail.start, stop=tail.end, key=key, node=tail))
+        if not run:
+            return
+        end = run[-1].stop
+        for block in run:
+            for slot in (None, *(needed_slots(block, end, rules) if is_end else ())):
+                item = block.node and (block.node.own if slot is None else block.node.extras[slot])
+                key = item_key(block.key, slot)
+                if item and not disk.files.is_known(key) and not self._write(disk, key, slot, item):
+                    return
+        # A block is of no use without those before it, so they must not be older.
+        held = [key for block in run for key in self._item_keys(block, end)]
+        disk.files.touch([key for key in held if disk.files.is_known(key)])
+
+    def _write(self, disk: BlockDisk, key: str, slot: int | None, item: CacheItem) -> bool:
+        if slot is not None and slot == len(self._layout.windows):
+            return disk.offer_state(key, item.value)
+        return disk.offer(key, self._packings[0 if slot is None else slot + 1], item.value)
 
     def _find_match(self, tokens: Sequence[int], salt: str) -> PrefixMatch:
         if not self._blocks.entries:
@@ -336,6 +456,15 @@ class BlockPrefixCache:
             layer_copies.restore_states(self._recurrent(leaves), state.value)
         # Otherwise blocks that are evicted next stay in memory until the caller evaluates the caches.
         mx.eval([leaf.state for leaf in leaves])
+
+
+def _disk_blocks(keys: Sequence[str], path: Sequence[BlockNode], size: int) -> list[DiskBlock]:
+    """Return the full blocks with these names, of which `path` are in memory."""
+    nodes = [*path, *([None] * (len(keys) - len(path)))]
+    return [
+        DiskBlock(start=at * size, stop=(at + 1) * size, key=key, node=node)
+        for at, (key, node) in enumerate(zip(keys, nodes, strict=False))
+    ]
 
 
 def _copy_all(

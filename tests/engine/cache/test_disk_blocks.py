@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +231,70 @@ def test_only_the_user_can_read_the_files(machine: Machine) -> None:
     assert {path.stat().st_mode & 0o777 for path in machine.blocks} == {0o600}
 
 
-@pytest.mark.parametrize("name", ["gemma3", "lfm2", "rotating"])
-def test_models_with_windows_or_states_write_nothing(tmp_path: Path, name: str) -> None:
+STATEFUL = ["gemma3", "lfm2", "rotating", "mamba", "falcon_h1"]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_windows_and_states_continue_where_a_prompt_ended(tmp_path: Path, name: str) -> None:
     machine = Machine(tmp_path / "kv", name)
     machine.fill()
-    assert not list(machine.folder.iterdir())
+    cache, files = machine.start()
+    longer = [*PROMPT, 5, 6, 7]
+    for _ in range(2):  # from disk, and from memory
+        caches, length = cache.fetch(longer)
+        assert length == len(PROMPT)
+        answers = machine.tiny.say(caches, longer[length:], PROMPT[:40])
+        plain = machine.tiny.say(machine.tiny.make(), longer, PROMPT[:40])
+        for logits, wanted in zip(answers, plain, strict=True):
+            assert mx.allclose(logits, wanted, rtol=1e-3, atol=1e-3).item()
+    assert files.stats.damaged == 0
+    files.close(WAIT_S)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2"])
+def test_any_damaged_file_of_a_stateful_model_costs_time_only(tmp_path: Path, name: str) -> None:
+    machine = Machine(tmp_path / "kv", name)
+    machine.fill()
+    count = len(machine.blocks)
+    for number in range(count):
+        _flip(sorted(machine.blocks)[number])
+        cache, files = machine.start()
+        caches, length = cache.fetch([*PROMPT, 5])
+        assert length <= len(PROMPT)
+        (logits,) = machine.tiny.say(caches, [*PROMPT, 5][length:])
+        (wanted,) = machine.tiny.say(machine.tiny.make(), [*PROMPT, 5])
+        assert mx.allclose(logits, wanted, rtol=1e-3, atol=1e-3).item()
+        assert files.stats.damaged == 1
+        files.close(WAIT_S)
+        machine.fill()
+        assert len(machine.blocks) == count
+
+
+def test_a_state_of_another_shape_is_deleted(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "kv", "lfm2")
+    machine.fill()
+    cache, files = machine.start()
+    for path in machine.blocks:
+        content = files.read(path.stem)
+        assert content is not None
+        if "trees" in content.header:
+            header = {**content.header, "trees": [1, 2, 3]}
+            assert files.offer(path.stem, header, 0, partial(list, [content.values]))
+    assert files.flush(WAIT_S)
+    assert cache.fetch([*PROMPT, 5])[1] == 0
+    assert files.stats.damaged == 1
+    files.close(WAIT_S)
+
+
+def test_a_prompt_in_progress_leaves_no_state_on_disk(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "kv", "lfm2")
+    cache, files = machine.start()
+    caches = machine.tiny.make()
+    machine.tiny.read(caches, PROMPT)
+    cache.store(PROMPT, caches, is_end=False)
+    assert files.flush(WAIT_S)
+    assert files.stats.written == FULL // 64
+    files.close(WAIT_S)
 
 
 _WRITER = """
