@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine import errors
-from engine.admission import Admission, Ticket
+from engine.admission import Admission, AdmittedJob, Ticket
 from engine.errors import RefusedError
-from engine.jobs import CancelJob, EmbedJob, Job, JobFailure, SamplingParams, TokenOutput
+from engine.jobs import CancelJob, Job, JobFailure, SamplingParams, TokenOutput
 from tests.support.clock import FakeClock
 
 
@@ -27,7 +27,7 @@ class Desk:
     def admission(self) -> Admission:
         return Admission(concurrency=2, queue_limit=2, send=self._note, clock=self.clock)
 
-    def _note(self, order: Job | EmbedJob | CancelJob) -> None:
+    def _note(self, order: AdmittedJob | CancelJob) -> None:
         self.orders.append(-order.job_id if isinstance(order, CancelJob) else order.id)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from engine.gauges import Gauges
 from engine.jobs import WorkerEvent
-from engine.ports import ServedModel
+from engine.ports import ServedModel, ServedSpeech
 from engine.worker import Worker
 from machinery.clock import SystemClock
 from models.model_files import ModelUnusableError
@@ -252,7 +252,7 @@ class Ear:
     def on_loading(self) -> None:
         raise AssertionError
 
-    def on_ready(self, _: ServedModel) -> None:
+    def on_ready(self, _: ServedModel | ServedSpeech) -> None:
         assert self.worker is not None
         self.worker.stop()
 
