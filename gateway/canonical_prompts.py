@@ -155,11 +155,22 @@ AGENTS: Final = (
         ),
     ),
 )
-# What a raw prompt of any agent has within its first bytes, whatever the order of members in its first message.
-_OPENINGS: Final = re.compile(
-    rb"x-anthropic-billing-header:|You are (?:Claude Code,|a Claude agent,|opencode|OpenCode|Qwen Code)|"
-    rb"Act as an expert software developer|You are Cline, an AI coding agent"
+# What a raw prompt of any agent has within its first bytes, whatever the order of members in its first message. Looked
+# for as literals, in each request: a pattern of all of them takes four times as long.
+_YOU_ARE: Final = b"You are "
+_NAMES: Final = tuple(
+    _YOU_ARE + name
+    for name in (
+        b"Claude Code,",
+        b"a Claude agent,",
+        b"opencode",
+        b"OpenCode",
+        b"Qwen Code",
+        b"Cline, an AI coding agent",
+    )
 )
+_BILLING_NAME: Final = b"x-anthropic-billing-header:"
+_AIDER: Final = b"Act as an expert software developer"
 _LOOKED_AT: Final = 256
 # Agents' system prompts are below 64 KiB.
 _LONGEST_SYSTEM: Final = 256 << 10
@@ -182,7 +193,10 @@ def canonicalize(request: InferenceRequest) -> tuple[str, ...]:
     """
     if request.content_type != JSON:
         return ()
-    if _OPENINGS.search(bytes(memoryview(request.prompt or request.body)[:_LOOKED_AT])) is None:
+    start = bytes(memoryview(request.prompt or request.body)[:_LOOKED_AT])
+    if not (
+        start.startswith(_NAMES, start.find(_YOU_ARE)) or _BILLING_NAME in start or _AIDER in start
+    ):
         return ()
     try:
         members = decode_members(request.body)
