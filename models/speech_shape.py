@@ -17,8 +17,8 @@ WINDOW_S: Final = 30
 _MEL_FRAMES_PER_S: Final = 100
 # Arrays of a frame's width, of its feed-forward part and of its scores that are alive at once in a layer of the encoder.
 _HIDDEN_COPIES, _FFN_COPIES, _SCORE_COPIES = 6, 4, 3
-# A voice makes one sentence at a time. Its caches and the decoder of its codec are small beside this; measured with
-# Pocket TTS's sizes, which take a third of it.
+# A voice makes one sentence at a time. A bound that nobody has measured with real weights: its caches and the decoder of
+# its codec are small beside it.
 _SENTENCE_BYTES: Final = 512 << 20
 
 
