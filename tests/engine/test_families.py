@@ -1,0 +1,153 @@
+"""Each family of models in a real engine: alone, in a batch, in a second turn, and from files after kill -9."""
+
+import json
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cache.interface import BLOCK_TOKENS
+from schemas.kv_cache import KvCache
+from tests.support.engine_process import START_S, Engine, Start, eventually
+from tests.support.mlx_models import Late
+from tests.support.model_geometries import BASE, FAMILIES, build
+
+pytestmark = [pytest.mark.mlx, pytest.mark.ci]
+mx: Any = Late("mlx.core")
+mlx_utils: Any = Late("mlx.utils")
+mlx_lm: Any = Late("mlx_lm")
+cache: Any = Late("mlx_lm.models.cache")
+tiny_model: Any = Late("tests.support.tiny_model")
+
+VOCABULARY, PROMPT, TURN, ANSWER = 512, 700, 40, 12
+"""Tokens. A prompt is longer than each window of these configs, and than one piece of reading."""
+DELTA = {**BASE, **FAMILIES["qwen3_next"], "vocab_size": VOCABULARY}
+NAMES = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "gpt_oss",
+    "olmo3",
+    "cohere2",
+    "gemma3_text",
+    "gemma4_text",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5",
+    "kimi_linear",
+    "mamba2",
+    "nemotron_h",
+    "jamba",
+    "lfm2",
+)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    if name == "qwen3_5":
+        text = {**DELTA, "model_type": "qwen3_5_text"}
+        return {"model_type": name, "text_config": text, "vocab_size": VOCABULARY}
+    config = {**BASE, **FAMILIES[name], "model_type": name, "vocab_size": VOCABULARY}
+    if "vocab_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = VOCABULARY
+    return config
+
+
+def save(folder: Path, name: str) -> None:
+    """Write a folder of a model with random weights, and a tokenizer."""
+    tiny_model.make(folder, vocab=VOCABULARY)
+    config = config_of(name)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors.index.json").unlink()
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    mx.random.seed(3)
+    weights = dict(mlx_utils.tree_flatten(build(config).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+class Plain:
+    """The same folder in plain mlx-lm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.tokenizer = mlx_lm.load(str(folder))
+
+    def answer(self, prompt: list[int]) -> Any:
+        """Return about the log probabilities of a greedy answer without end tokens, the prompt read at once and alone."""
+        caches = cache.make_prompt_cache(self.model)
+        scores: list[float] = []
+        ends = mx.array(sorted(self.tokenizer.eos_token_ids))
+        piece = prompt
+        for _ in range(ANSWER):
+            logits = self.model(mx.array([piece]), cache=caches)[0, -1].astype(mx.float32)
+            scored = logits - mx.logsumexp(logits)
+            scored[ends] = -mx.inf
+            piece = [int(mx.argmax(scored).item())]
+            scores.append(float(scored[piece[0]].item()))
+        return pytest.approx(scores, abs=2e-3)
+
+
+def ask(engine: Engine, prompt: list[int]) -> tuple[list[float], int]:
+    """Return the log probabilities of a greedy answer, and the number of cached tokens of its prompt."""
+    fields = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    reply = engine.post("/v1/completions", prompt=prompt, **fields)
+    assert reply.status == 200, reply.raw
+    details = reply.json["usage"].get("prompt_tokens_details") or {}
+    scores = reply.json["choices"][0]["logprobs"]["token_logprobs"]
+    return scores, int(details.get("cached_tokens") or 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_answers_as_plain_mlx_lm(start: Start, tmp_path: Path, name: str) -> None:
+    folder, files = tmp_path / "model", tmp_path / "kv"
+    save(folder, name)
+    fields = {"kv_cache": KvCache(disk_bytes="1Gi"), "prefix_disk_dir": files, "concurrency": 4}
+    engine = start(folder, **fields)
+    plain = Plain(folder)
+    dice = random.Random(5)
+    first, *others = (dice.choices(range(4, 260), k=PROMPT - 90 * n) for n in range(4))
+    eventually(engine.is_ready, within_s=START_S)
+
+    wanted = plain.answer(first)
+    assert ask(engine, first)[0] == wanted, "alone"
+    gate = threading.Barrier(len(others))
+
+    def together(prompt: list[int]) -> list[float]:
+        gate.wait(START_S)
+        return ask(engine, prompt)[0]
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(together, others))
+    assert answers == [plain.answer(prompt) for prompt in others], "in a batch"
+
+    turn = [*first, *dice.choices(range(4, 260), k=TURN)]
+    wanted = plain.answer(turn)
+    scores, cached = ask(engine, turn)
+    assert cached >= PROMPT - 1, "second turn"
+    assert scores == wanted, "second turn"
+
+    wait_for_files(files)
+    engine.process.send_signal(signal.SIGKILL)
+    engine.process.wait(START_S)
+    engine = start(folder, **fields)
+    eventually(engine.is_ready, within_s=START_S)
+    scores, cached = ask(engine, [*turn, 7, 8, 9])
+    assert cached >= len(turn) - BLOCK_TOKENS, "after kill -9"
+    assert scores == plain.answer([*turn, 7, 8, 9]), "from files"
+
+
+def wait_for_files(folder: Path) -> None:
+    """Wait until files came, and no other came for half a second."""
+    counts = [0]
+
+    def is_quiet() -> bool:
+        time.sleep(0.5)
+        counts.append(len(list(folder.glob("*.kv"))))
+        return counts[-1] == counts[-2] > 0
+
+    eventually(is_quiet, what="the prompt on disk")
