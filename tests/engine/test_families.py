@@ -94,7 +94,12 @@ class Plain:
 
 def ask(engine: Engine, prompt: list[int]) -> tuple[list[float], int]:
     """Return the log probabilities of a greedy answer, and the number of cached tokens of its prompt."""
-    fields = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    fields: dict[str, Any] = {
+        "max_tokens": ANSWER,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+    }
     reply = engine.post("/v1/completions", prompt=prompt, **fields)
     assert reply.status == 200, reply.raw
     details = reply.json["usage"].get("prompt_tokens_details") or {}
