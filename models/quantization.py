@@ -3,8 +3,9 @@
 The conversion is the engine's (engine/quantize/); this module only computes.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,10 +13,28 @@ from models import inspection_process, model_files
 from models.hub.model_hub import check_repo
 from models.model_files import MAX_CONFIG_BYTES, ModelFacts, ModelUnusableError
 from schemas.deployment import FLEET_ORGANISATION
+from schemas.wire.stored_models import QuantizationMode, QuantizationRecipe, QuantizationScheme
 
-BITS: Final = (2, 3, 4, 5, 6, 8)
-GROUP_SIZES: Final = (32, 64, 128)
-"""Bits and group sizes of mlx's affine mode that its kernels have on Metal and on the CPU."""
+
+@dataclass(frozen=True, slots=True)
+class _ModeLimits:
+    """Bits and group sizes of a mode, for which mlx has kernels on Metal and on the CPU."""
+
+    bits: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    default_bits: int
+    default_group_size: int
+
+
+# The defaults are those of `quantize_model` in mlx_lm/utils.py.
+MODES: Final[dict[QuantizationMode, _ModeLimits]] = {
+    "affine": _ModeLimits((2, 3, 4, 5, 6, 8), (32, 64, 128), 4, 64),
+    "mxfp4": _ModeLimits((4,), (32,), 4, 32),
+    "nvfp4": _ModeLimits((4,), (16,), 4, 16),
+    "mxfp8": _ModeLimits((8,), (32,), 8, 32),
+}
+RECIPES: Final = get_args(QuantizationRecipe)
+"""Recipes of mixed bits in mlx_lm/convert.py, named after the bits of most layers and of the most sensitive ones."""
 ORIGIN_FILE: Final = "quantization_origin.json"
 """The file of the result that says what it was made of; engines ignore it."""
 
@@ -31,18 +50,20 @@ class QuantizationOrigin(BaseModel):
     model_config = ConfigDict(frozen=True)
     repo: str
     commit: str
-    bits: int
-    group_size: int
+    scheme: QuantizationScheme
 
 
 def result_repo(origin: QuantizationOrigin, name: str = "") -> str:
-    """Return the repository of the result: `fleet/` and a name, by default that of the source with commit, bits and group.
+    """Return the repository of the result: `fleet/` and a name, by default that of the source with commit and scheme.
 
     Raises:
         ValueError: the name cannot be that of a repository.
 
     """
-    default = f"{origin.repo.partition('/')[2]}-{origin.commit[:12]}-{origin.bits}bit-g{origin.group_size}"
+    scheme = origin.scheme
+    packing = f"{scheme.quant_predicate or f'{scheme.bits}bit'}-g{scheme.group_size}"
+    packing = packing if scheme.mode == "affine" else scheme.mode
+    default = f"{origin.repo.partition('/')[2]}-{origin.commit[:12]}-{packing}"
     repo = f"{FLEET_ORGANISATION}/{name or default}"
     try:
         check_repo(repo)
@@ -54,19 +75,50 @@ def result_repo(origin: QuantizationOrigin, name: str = "") -> str:
     return repo
 
 
-def check_parameters(bits: int, group_size: int) -> None:
-    """Refuse bits and group sizes that mlx has no kernels for. Raises ValueError."""
-    for what, value, allowed in (("bits", bits, BITS), ("group size", group_size, GROUP_SIZES)):
+def choose_scheme(
+    mode: QuantizationMode,
+    bits: int | None = None,
+    group_size: int | None = None,
+    quant_predicate: QuantizationRecipe | None = None,
+) -> QuantizationScheme:
+    """Return the scheme, with the mode's own bits and group size where none are given.
+
+    Raises:
+        ValueError: mlx has no kernels for it, or the values exclude each other.
+
+    """
+    limits = MODES[mode]
+    if quant_predicate is not None and (mode != "affine" or bits is not None):
+        what = "bits" if mode == "affine" else f"mode {mode}"
+        raise ValueError(f"{quant_predicate} chooses mode and bits itself; leave {what} out")
+    if quant_predicate is not None:
+        bits = int(quant_predicate.split("_")[1])
+    bits = limits.default_bits if bits is None else bits
+    group_size = limits.default_group_size if group_size is None else group_size
+    for what, value, allowed in (
+        ("bits", bits, limits.bits),
+        ("group size", group_size, limits.group_sizes),
+    ):
         if value not in allowed:
             words = ", ".join(map(str, allowed))
-            raise ValueError(f"{what} {value} is not supported; choose one of {words}")
+            choice = f"choose one of {words}" if len(allowed) > 1 else f"it is {words}"
+            where = "" if mode == "affine" else f" with mode {mode}"
+            raise ValueError(f"{what} {value} is not supported{where}; {choice}")
+    return QuantizationScheme(
+        mode=mode, bits=bits, group_size=group_size, quant_predicate=quant_predicate
+    )
 
 
-def output_bytes(folder: Path, facts: ModelFacts, *, bits: int, group_size: int) -> int:
-    """Return about how many bytes the result has: weights with a scale and a bias for each group, and the small files."""
-    weights = facts.weights
-    scale_bits = 16 if weights.half_bytes else 32
-    packed = weights.parameters * (bits * group_size + 2 * scale_bits) // (8 * group_size)
+def output_bytes(folder: Path, facts: ModelFacts, scheme: QuantizationScheme) -> int:
+    """Return about how many bytes the result has: weights, what each group has beside them, and the small files."""
+    weights, group_size = facts.weights, scheme.group_size
+    # A scale and a bias in the type of the weights, or a scale of one byte.
+    beside = 2 * (16 if weights.half_bytes else 32) if scheme.mode == "affine" else 8
+    bits = scheme.bits
+    if scheme.quant_predicate is not None:
+        # Less than half of all weights get the larger number: values and down projections of half of the layers.
+        bits = (bits + int(scheme.quant_predicate.split("_")[2]) + 1) // 2
+    packed = weights.parameters * (bits * group_size + beside) // (8 * group_size)
     other = sum(
         path.stat().st_size
         for path in folder.iterdir()

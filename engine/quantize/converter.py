@@ -14,6 +14,7 @@ from mlx_lm.convert import convert
 
 from machinery.process_secrets import disable_core_dumps
 from schemas.wire.exit_codes import ExitCode
+from schemas.wire.stored_models import QuantizationScheme
 
 # A model of 700 GB is read from an SSD within minutes, and computed within an hour.
 _MOST_S: Final = 6 * 3600
@@ -28,7 +29,7 @@ _MODEL_ERRORS: Final = (
 )
 
 
-def quantize(source: Path, into: Path, *, bits: int, group_size: int) -> None:
+def quantize(source: Path, into: Path, scheme: QuantizationScheme) -> None:
     """Write the quantized model. Its model card says what mlx-lm did; nothing is uploaded.
 
     Raises:
@@ -39,8 +40,10 @@ def quantize(source: Path, into: Path, *, bits: int, group_size: int) -> None:
         str(source),
         mlx_path=str(into),
         quantize=True,
-        q_bits=bits,
-        q_group_size=group_size,
+        q_mode=scheme.mode,
+        q_bits=scheme.bits,
+        q_group_size=scheme.group_size,
+        quant_predicate=scheme.quant_predicate,
         trust_remote_code=False,
     )
 
@@ -68,12 +71,12 @@ def run(arguments: Sequence[str]) -> int:
     disable_core_dumps()
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    source, into, bits, group_size, memory, parent = arguments
+    source, into, scheme, memory, parent = arguments
     # Freed buffers go back to the system, so that the limit counts what is used.
     mx.set_cache_limit(0)
     threading.Thread(target=_watchdog, args=(int(parent), int(memory)), daemon=True).start()
     try:
-        quantize(Path(source), Path(into), bits=int(bits), group_size=int(group_size))
+        quantize(Path(source), Path(into), QuantizationScheme.model_validate_json(scheme))
     except _MODEL_ERRORS as error:
         text = " ".join(str(error).split())[:_ERROR_CHARACTERS] or type(error).__name__
         sys.stderr.write(f"\n{text}\n")

@@ -17,6 +17,8 @@ from models.quantization import QuantizationOrigin
 from schemas import quantity
 from schemas.wire.stored_models import NodeModels, QuantizationReport, StoredModelReport
 
+_AFFINE: Final = quantization.MODES["affine"]
+_SCHEME: Final = ("mode", "bits", "group_size", "quant_predicate")
 _POLL_S: Final = 1.0
 # An agent restarts within seconds; a job that it had is gone then, and is told.
 _MAX_MISSES: Final = 30
@@ -26,6 +28,8 @@ _HELP = """Quantize a model on a Mac that has it, and wait for the result.
 \b
   fleetctl models quantize Qwen/Qwen3-8B --bits 4
   fleetctl models quantize Qwen/Qwen3-8B --bits 8 --node mac-1 --name qwen3-8b-8bit
+  fleetctl models quantize Qwen/Qwen3-8B --mode mxfp4
+  fleetctl models quantize Qwen/Qwen3-8B --quant-predicate mixed_4_6
   fleetctl models quantize Qwen/Qwen3-8B --bits 4 --no-wait
   fleetctl models quantize Qwen/Qwen3-8B --bits 4 --cancel
 
@@ -40,18 +44,29 @@ Exit code 1 if there is no result. With --no-wait, the command ends when a Mac h
 @click.command("quantize", help=_HELP)
 @click.argument("source", metavar="SRC")
 @click.option(
+    "--mode",
+    type=click.Choice(tuple(quantization.MODES)),
+    default="affine",
+    show_default=True,
+    help="Numbers of the result: integers with scale and bias, or the formats of OCP (mx) and NVIDIA.",
+)
+@click.option(
     "--bits",
     type=int,
-    default=4,
-    show_default=True,
-    help=f"Bits of a weight: {', '.join(map(str, quantization.BITS))}.",
+    help=f"Bits of a weight: {', '.join(map(str, _AFFINE.bits))} (default: {_AFFINE.default_bits}; other modes have one).",
 )
 @click.option(
     "--group-size",
     type=int,
-    default=64,
-    show_default=True,
-    help=f"Weights that share a scale: {', '.join(map(str, quantization.GROUP_SIZES))}.",
+    help=(
+        f"Weights that share a scale: {', '.join(map(str, _AFFINE.group_sizes))} (default: {_AFFINE.default_group_size}; "
+        "other modes have one)."
+    ),
+)
+@click.option(
+    "--quant-predicate",
+    type=click.Choice(quantization.RECIPES),
+    help="Recipe of mlx-lm with mixed bits: the most sensitive layers get the second number.",
 )
 @click.option(
     "--node",
@@ -62,7 +77,7 @@ Exit code 1 if there is no result. With --no-wait, the command ends when a Mac h
 @click.option(
     "--name",
     default="",
-    help="Name of the result below fleet/ (default: SRC's, with commit, bits and group size).",
+    help="Name of the result below fleet/ (default: SRC's, with commit and scheme).",
 )
 @click.option("--cancel", "is_cancel", is_flag=True, help="End the job instead.")
 @click.option(
@@ -75,9 +90,11 @@ Exit code 1 if there is no result. With --no-wait, the command ends when a Mac h
 def quantize(source: str, **options: Any) -> None:
     """Quantize a model on a Mac that has it, and wait for the result."""
     try:
-        quantization.check_parameters(options["bits"], options["group_size"])
+        scheme = options["scheme"] = quantization.choose_scheme(
+            *(options[name] for name in _SCHEME)
+        )
         if options["name"]:
-            any_origin = QuantizationOrigin(repo="a/b", commit="0" * 40, bits=4, group_size=64)
+            any_origin = QuantizationOrigin(repo="a/b", commit="0" * 40, scheme=scheme)
             quantization.result_repo(any_origin, options["name"])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -124,8 +141,7 @@ async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, Quantiza
             return made_on, QuantizationReport(
                 repo=repo,
                 source=model.name,
-                bits=options["bits"],
-                group_size=options["group_size"],
+                scheme=options["scheme"],
                 phase="Present",
                 result=made,
             )
@@ -134,9 +150,8 @@ async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, Quantiza
         node = node or _choose_node(answers, model, options["node"])
         params = {
             "source": model.name,
-            "bits": str(options["bits"]),
-            "group_size": str(options["group_size"]),
             "name": options["name"],
+            **{name: str(options[name]) for name in _SCHEME if options[name] is not None},
         }
         started = await agents.quantize(node, params)
         if started.document is None:
@@ -170,12 +185,7 @@ def _find_source(answers: Sequence[NodeAnswer[NodeModels]], word: str) -> Stored
 
 
 def _result_repo(model: StoredModelReport, options: dict[str, Any]) -> str:
-    origin = QuantizationOrigin(
-        repo=model.repo,
-        commit=model.commit,
-        bits=options["bits"],
-        group_size=options["group_size"],
-    )
+    origin = QuantizationOrigin(repo=model.repo, commit=model.commit, scheme=options["scheme"])
     try:
         return quantization.result_repo(origin, options["name"])
     except ValueError as error:

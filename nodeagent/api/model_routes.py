@@ -13,6 +13,7 @@ from typing import Annotated
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from models import quantization
 from models.model_store.integrity import FileDefect, check_model
 from models.model_store.store import ModelStore
 from nodeagent.api.admin_access import AdminAccess
@@ -37,6 +38,8 @@ from schemas.wire.stored_models import (
     ModelCheck,
     ModelDefect,
     NodeModels,
+    QuantizationMode,
+    QuantizationRecipe,
     StoredModelReport,
 )
 from store.codec import UndecodableError
@@ -90,8 +93,10 @@ class QuantizationQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: FolderName
-    bits: int = Field(ge=1, le=64)
-    group_size: int = Field(ge=1, le=4096)
+    mode: QuantizationMode = "affine"
+    bits: int | None = Field(default=None, ge=1, le=64)
+    group_size: int | None = Field(default=None, ge=1, le=4096)
+    quant_predicate: QuantizationRecipe | None = None
     name: str = Field(default="", max_length=200)
     """The name of the result; empty for the derived one."""
 
@@ -245,9 +250,13 @@ class ModelRoutes:
     ) -> Response:
         """Start to quantize a model, or find the job that does; `GET /v1/models` tells how far it is."""
         user = await self.access.authorize(request, authorization)
-        order = QuantizationOrder(
-            source=query.source, bits=query.bits, group_size=query.group_size, name=query.name
-        )
+        try:
+            scheme = quantization.choose_scheme(
+                query.mode, query.bits, query.group_size, query.quant_predicate
+            )
+        except ValueError as error:
+            raise self.access.refused(400, str(error)) from error
+        order = QuantizationOrder(source=query.source, scheme=scheme, name=query.name)
         if self.quantizations is None:
             raise self.access.refused(404, "this agent makes no models")
         try:

@@ -32,7 +32,11 @@ from models.quantization import QuantizationOrigin
 from nodeagent.model_store.collector import ModelCollector
 from schemas import quantity
 from schemas.wire import engine_config
-from schemas.wire.stored_models import QuantizationPhase, QuantizationReport
+from schemas.wire.stored_models import (
+    QuantizationPhase,
+    QuantizationReport,
+    QuantizationScheme,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +64,7 @@ class QuantizationOrder:
 
     source: str
     """The folder of a model in this node's store."""
-    bits: int
-    group_size: int
+    scheme: QuantizationScheme
     name: str = ""
     """The name of the result; "" for the derived one."""
 
@@ -95,8 +98,7 @@ class _Job:
         return QuantizationReport(
             repo=self.repo,
             source=self.order.source,
-            bits=self.order.bits,
-            group_size=self.order.group_size,
+            scheme=self.order.scheme,
             phase=self.phase,
             total_bytes=self.total_bytes,
             done_bytes=min(self.done_bytes, self.total_bytes),
@@ -201,22 +203,14 @@ class Quantizations:
         if source is None:
             raise QuantizationRefusedError(404, f"{order.source} is not on this Mac")
         try:
-            quantization.check_parameters(order.bits, order.group_size)
-            origin = QuantizationOrigin(
-                repo=source.repo,
-                commit=source.commit,
-                bits=order.bits,
-                group_size=order.group_size,
-            )
+            origin = QuantizationOrigin(repo=source.repo, commit=source.commit, scheme=order.scheme)
             repo = quantization.result_repo(origin, order.name)
             facts = quantization.inspect_source(source.folder)
         except ModelUnusableError as error:
             raise QuantizationRefusedError(409, str(error)) from error
         except (ValueError, ValidationError) as error:
             raise QuantizationRefusedError(400, str(error)) from error
-        total = quantization.output_bytes(
-            source.folder, facts, bits=order.bits, group_size=order.group_size
-        )
+        total = quantization.output_bytes(source.folder, facts, order.scheme)
         job = _Job(
             order=order,
             origin=origin,
@@ -237,7 +231,7 @@ class Quantizations:
         if models:
             raise QuantizationRefusedError(
                 409,
-                f"{models[0].name} was made of another model, or with other bits; choose another --name, or remove it",
+                f"{models[0].name} was made of another model, or by another scheme; choose another --name, or remove it",
             )
         return None
 
@@ -308,8 +302,7 @@ class Quantizations:
         words = (
             source,
             making,
-            job.order.bits,
-            job.order.group_size,
+            job.order.scheme.model_dump_json(by_alias=True),
             job.memory_bytes,
             os.getpid(),
         )
@@ -344,7 +337,9 @@ class Quantizations:
         self._on_published()
 
     def _publish(self, job: _Job, making: Path) -> StoredModel:
-        (making / quantization.ORIGIN_FILE).write_text(job.origin.model_dump_json(indent=1) + "\n")
+        (making / quantization.ORIGIN_FILE).write_text(
+            job.origin.model_dump_json(indent=1, by_alias=True, exclude_none=True) + "\n"
+        )
         made = publish_folder(self._store, job.repo, making)
         # No hub can give it again.
         self._store.pin(made.name)

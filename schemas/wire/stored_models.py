@@ -69,14 +69,28 @@ QuantizationPhase: TypeAlias = Literal[
 ]
 
 
+QuantizationMode: TypeAlias = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
+QuantizationRecipe: TypeAlias = Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"]
+
+
+class QuantizationScheme(ApiModel):
+    """The packing of weights, in the words of mlx-lm."""
+
+    mode: QuantizationMode = "affine"
+    bits: int = 4
+    group_size: int = 64
+    """Weights that share a scale, and with `affine` a bias."""
+    quant_predicate: QuantizationRecipe | None = None
+    """The recipe of mixed bits, which chooses the bits of each layer; `bits` are then those of most layers."""
+
+
 class QuantizationReport(ApiModel):
     """A quantization that a person asked an agent for."""
 
     repo: _Text
     """The repository of the result, `fleet/NAME`."""
     source: FolderName
-    bits: int
-    group_size: int
+    scheme: QuantizationScheme
     phase: QuantizationPhase = "Queued"
     total_bytes: _Bytes = 0
     """Bytes that the result will have, estimated."""

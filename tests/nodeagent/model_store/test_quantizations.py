@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from machinery.clock import SystemClock
+from models import model_files, quantization
 from models.model_store.integrity import check_model
 from models.model_store.store import ModelStore
 from nodeagent.model_store.collector import ModelCollector
@@ -25,9 +27,10 @@ from nodeagent.model_store.quantizations import (
 )
 from nodeagent.model_store.usage import ModelUsers
 from schemas.wire import engine_config
-from schemas.wire.stored_models import QuantizationReport
+from schemas.wire.stored_models import QuantizationReport, QuantizationScheme
 from store.events import EventRecorder
 from store.memory import MemoryTransport
+from tests.support.engine_process import START_S, eventually, launching
 from tests.support.hub import COMMIT
 from tests.support.mlx_models import module
 from tests.support.model_store import add_model
@@ -37,7 +40,8 @@ from tests.support.waiting import until
 CLOCK = SystemClock()
 SOURCE = "org--Tiny@1f2e3d4c5b6a"
 REPO = "fleet/Tiny-1f2e3d4c5b6a-4bit-g64"
-ORDER = QuantizationOrder(source=SOURCE, bits=4, group_size=64)
+SCHEME = quantization.choose_scheme("affine")
+ORDER = QuantizationOrder(source=SOURCE, scheme=SCHEME)
 PLENTY = 1 << 40
 
 
@@ -104,10 +108,49 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         config = json.loads((by_name.folder / "config.json").read_bytes())
         assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
         origin = json.loads((by_name.folder / "quantization_origin.json").read_bytes())
-        assert origin == {"repo": "org/Tiny", "commit": COMMIT, "bits": 4, "group_size": 64}
+        scheme = {"mode": "affine", "bits": 4, "groupSize": 64}
+        assert origin == {"repo": "org/Tiny", "commit": COMMIT, "scheme": scheme}
         await until(lambda: leftovers(store) == [], what="an empty folder of fetches")
         again = await jobs.start(ORDER)
         assert (again.phase, again.result) == ("Present", by_name.name)
+
+
+@pytest.mark.ci
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        (quantization.choose_scheme("mxfp4"), "mxfp4"),
+        (quantization.choose_scheme("nvfp4"), "nvfp4"),
+        (quantization.choose_scheme("mxfp8"), "mxfp8"),
+        (quantization.choose_scheme("affine", quant_predicate="mixed_4_6"), "mixed_4_6-g64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_each_scheme_gives_a_model_of_the_estimated_size_that_answers(
+    tmp_path: Path, scheme: QuantizationScheme, name: str
+) -> None:
+    store = add_source(tmp_path, layers=8, hidden=128)
+    source = present(store.find_by_name(SOURCE))
+    async with quantizing(store) as jobs:
+        estimate = (await jobs.start(replace(ORDER, scheme=scheme))).total_bytes
+        report = await ended(jobs)
+    assert (report.error, report.repo) == ("", f"fleet/Tiny-1f2e3d4c5b6a-{name}")
+    result = present(store.find_by_name(report.result or ""))
+    assert 0.9 < result.size_bytes / estimate < 1.1
+    written = json.loads((result.folder / "config.json").read_bytes())["quantization"]
+    assert (written["mode"], written["bits"]) == (scheme.mode, scheme.bits)
+    assert (scheme.quant_predicate is None) == (len(written) == 3)
+    # The memory proof takes all weights as they are in the files.
+    facts = model_files.inspect_model(result.folder)
+    files = sum(path.stat().st_size for path in result.folder.glob("*.safetensors"))
+    assert 0.9 * files < facts.weight_bytes <= files * 1.1
+    assert facts.weights.parameters == model_files.inspect_model(source.folder).weights.parameters
+    with launching(tmp_path, tmp_path / "blas") as start:
+        engine = start(result.folder)
+        eventually(engine.is_ready, within_s=START_S)
+        assert engine.chat("hello").json["usage"]["completion_tokens"] > 0
 
 
 @pytest.mark.ci
@@ -215,7 +258,7 @@ def test_a_converter_that_takes_too_much_memory_ends(tmp_path: Path) -> None:
     folder = module("tests.support.tiny_model").make(
         tmp_path / "plain", dtype="bfloat16", hidden=1024, heads=16, kv_heads=16, layers=8
     )
-    words = (folder, tmp_path / "out", 4, 64, 8 << 20, os.getpid())
+    words = (folder, tmp_path / "out", SCHEME.model_dump_json(), 8 << 20, os.getpid())
     done = subprocess.run(
         [sys.executable, "-m", engine_config.QUANTIZE_MODULE, *map(str, words)],
         capture_output=True,
@@ -248,13 +291,9 @@ async def test_what_cannot_be_quantized_is_refused_with_the_reason(tmp_path: Pat
         status, message = await refused(jobs, ORDER)
         assert (status, message[:18]) == (409, "InsufficientMemory")
         assert "needs 1.0 GiB, and 1.0 MiB are available" in message
-        status, message = await refused(
-            jobs, QuantizationOrder(source=SOURCE, bits=7, group_size=64)
-        )
-        assert (status, message) == (400, "bits 7 is not supported; choose one of 2, 3, 4, 5, 6, 8")
-        gone = QuantizationOrder(source="org--Gone@1f2e3d4c5b6a", bits=4, group_size=64)
+        gone = replace(ORDER, source="org--Gone@1f2e3d4c5b6a")
         assert await refused(jobs, gone) == (404, "org--Gone@1f2e3d4c5b6a is not on this Mac")
-        bad = QuantizationOrder(source=SOURCE, bits=4, group_size=64, name="../x")
+        bad = replace(ORDER, name="../x")
         assert (await refused(jobs, bad))[0] == 400
     store.reserve_bytes = 1 << 60
     async with quantizing(store) as jobs:
@@ -272,11 +311,13 @@ async def test_a_model_that_is_quantized_already_is_refused(tmp_path: Path) -> N
 
 async def test_a_name_that_another_origin_has_is_refused(tmp_path: Path) -> None:
     store = plain_store(tmp_path, '{"model_type": "llama"}')
-    origin = b'{"repo": "org/Tiny", "commit": "%s", "bits": 8, "group_size": 64}' % COMMIT.encode()
-    add_model(store, "fleet/small", "0" * 40, {"quantization_origin.json": origin})
-    named = QuantizationOrder(source=SOURCE, bits=4, group_size=64, name="small")
+    scheme = quantization.choose_scheme("affine", 8)
+    origin = {"repo": "org/Tiny", "commit": COMMIT, "scheme": scheme.model_dump(by_alias=True)}
+    files = {"quantization_origin.json": json.dumps(origin).encode()}
+    add_model(store, "fleet/small", "0" * 40, files)
+    named = replace(ORDER, name="small")
     async with quantizing(store) as jobs:
         status, message = await refused(jobs, named)
         assert (status, "choose another --name" in message) == (409, True)
-        same = QuantizationOrder(source=SOURCE, bits=8, group_size=64, name="small")
+        same = replace(named, scheme=scheme)
         assert (await jobs.start(same)).result == "fleet--small@000000000000"
