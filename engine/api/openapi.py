@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from engine.api import web
 from engine.openai import audio, embeddings, parameters, responses, similarity, tokenization
-from engine.openai.audio import SpeechBody, TranscriptionForm
+from engine.openai.audio import SpeechBody, TranscriptionForm, TranslationForm
 from engine.openai.embeddings import EmbeddingBody
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import ChatBody, CompletionBody
@@ -86,7 +86,7 @@ def route_bodies() -> Mapping[str, RouteBody]:
 
 def _form(*, translates: bool) -> RouteBody:
     return RouteBody(
-        model=TranscriptionForm,
+        model=TranslationForm if translates else TranscriptionForm,
         accepted=audio.transcription_parameters(translates=translates),
         media_type=multipart.MEDIA_TYPE,
         is_streamable=not translates,

@@ -34,21 +34,24 @@ _MEDIA: Final[Mapping[str, str]] = {
 }
 
 
-class TranscriptionForm(BaseModel):
-    """Fields of the form of `/v1/audio/transcriptions` and `/v1/audio/translations`.
-
-    `file` is described here and read elsewhere, without a copy.
-    """
+class TranslationForm(BaseModel):
+    """Fields of the form of `/v1/audio/translations`; `file` is described here and read elsewhere, without a copy."""
 
     model_config = ConfigDict(extra="ignore")
 
     model: str
     file: Annotated[str, Field(json_schema_extra={"format": "binary"})] = ""
-    language: str = ""
     prompt: str = ""
     response_format: TranscriptFormat = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class TranscriptionForm(TranslationForm):
+    """Fields of the form of `/v1/audio/transcriptions`."""
+
+    language: str = ""
     stream: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class SpeechBody(BaseModel):
     voice: str = ""
     response_format: AudioFormat = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,9 @@ row_caches: Any = Late("engine.cache.row_caches")
 OPTIONS = {"plain": KvOptions(), "packed": KvOptions(bits=8)}
 LENGTHS = (5, 300, 37)
 # Padded: attention sinks, latent attention, shared layers, a cache for an index, and no keys at all.
-PADDED = {"gpt_oss", "gemma4_text", "deepseek_v3", "deepseek_v32", "mamba", "mamba2"}
+PADDED = {
+    *("gpt_oss", "gemma4_text", "deepseek_v3", "deepseek_v32", "kimi_linear", "mamba", "mamba2")
+}
 QUICK = {"llama", "gpt_oss", "gemma3_text", "lfm2", "deepseek_v3"}
 
 
