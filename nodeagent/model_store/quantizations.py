@@ -216,7 +216,7 @@ class Quantizations:
             origin=origin,
             repo=repo,
             total_bytes=total,
-            memory_bytes=quantization.needed_memory(facts, total),
+            memory_bytes=quantization.needed_memory(source.folder, facts, order.scheme),
         )
         if (made := self._find_result(job)) is not None:
             job.phase, job.result, job.done_bytes = "Present", made.name, total

@@ -124,7 +124,10 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         (quantization.choose_scheme("mxfp4"), "mxfp4"),
         (quantization.choose_scheme("nvfp4"), "nvfp4"),
         (quantization.choose_scheme("mxfp8"), "mxfp8"),
-        (quantization.choose_scheme("affine", quant_predicate="mixed_4_6"), "mixed_4_6-g64"),
+        *(
+            (quantization.choose_scheme("affine", quant_predicate=recipe), f"{recipe}-g64")
+            for recipe in quantization.RECIPES
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
