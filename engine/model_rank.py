@@ -275,7 +275,7 @@ def load(
             f"{config.model_dir}: an embedding model cannot be split over a group of ranks"
         )
     if config.ngram_tokens:
-        draft_model.check_guesses(loaded, config.model_dir, "spec.model.ngram")
+        draft_model.check_guesses(loaded, "spec.model.ngram")
     loaded = mtp_head.add_head(loaded, facts, config, gauges, is_stopping=is_stopping)
     loaded = draft_model.add_draft(loaded, config, gauges, is_stopping=is_stopping)
     models = [(loaded.model, facts)]

@@ -6,7 +6,7 @@ Measured with mlx-lm on models of random weights (tests/models/test_cache_rules_
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from schemas.node import LayerGroup, ModelGeometry, VisionTower
@@ -135,6 +135,10 @@ class KvFootprint:
         rotating_tokens = tokens + CACHE_STEP - 1 if tokens else 0
         rotating = sum(each * min(rotating_tokens, window) for window, each in self.windows)
         return self.constant_bytes + rotating
+
+    def kept_bytes(self, tokens: int, *, by_token: bool) -> int:
+        """Return what `kept_bytes` of this module counts, for a sequence of at most `tokens` tokens."""
+        return self._fixed_bytes(tokens) if by_token or self.constant_bytes else 0
 
     def reading_bytes(self, chunk: int) -> int:
         """Return the bytes beside their windows of rotating layers while a prompt is prefilled in chunks of tokens."""
@@ -281,6 +285,24 @@ def mtp_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     )
     kept = MTP_KEPT_TOKENS * geometry.hidden_size
     return (load.tokens * numbers + kept) * geometry.kv_element_bytes
+
+
+def kept_bytes(geometry: ModelGeometry, load: ServingLoad, *, by_token: bool) -> int:
+    """Return the bytes that are kept of one request from before a guess, to go back to them (engine/cache/rollback.py).
+
+    States cannot drop a token that was guessed wrong, nor can the windows of a draft model, which reads `by_token`.
+    """
+    groups = layer_groups(geometry)
+    if not (by_token or any(group.kind == "State" for group in groups)):
+        return 0
+    alone, kinds = replace(load, concurrency=1), {"State", "Sliding"}
+    if load.kv_window is not None:
+        kinds.add("Full")
+    return sum(
+        group.count * layer_cache_bytes(group, geometry, alone)
+        for group in groups
+        if group.kind in kinds
+    )
 
 
 def activation_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:

@@ -198,11 +198,6 @@ class ModelSource(ApiModel):
         return 0 if guesses is None else guesses.tokens
 
     @property
-    def guess_kind(self) -> str:
-        """Return the field that says where guesses come from; "" without guesses."""
-        return next((name for name in GUESS_FIELDS if getattr(self, name) is not None), "")
-
-    @property
     def adapter_paths(self) -> tuple[str, ...]:
         """Return the folders of all adapters, each once."""
         named = dict.fromkeys(adapter.path for adapter in self.adapters)
@@ -380,11 +375,6 @@ class ModelDeploymentSpec(ApiModel):
             raise ValueError(
                 f"kvCache.window is {window}, and no request is longer than contextLength, "
                 f"{self.context_length}; leave the window out, or make it smaller"
-            )
-        if window is not None and self.model.guess_tokens:
-            raise ValueError(
-                f"has kvCache.window and model.{self.model.guess_kind}, and rejected tokens cannot be removed from a "
-                "sliding cache; remove one of them"
             )
         return self
 

@@ -21,6 +21,7 @@ from engine.batch.speculative import TokenProposer, TokenSequence
 from engine.cache.batch_caches import BatchCaches
 from engine.cache.batch_layout import RowLength
 from engine.cache.interface import LayerCache
+from engine.cache.rollback import Rollback
 from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
 from engine.model.adapter_bank import AdapterBank
@@ -254,7 +255,7 @@ class DecodeStage:
             if is_promising:
                 return self._step_speculative(proposer, row)
             outputs = self._step_plain()
-            proposer.note_step(0, accepted=0, has_waited=bool(outputs))
+            proposer.note_step(0, accepted=0, passes=int(bool(outputs)))
             return outputs
         return self._step_plain()
 
@@ -271,11 +272,17 @@ class DecodeStage:
         }
         log.debug("guesses begin" if row is not None else "guesses end", extra=fields)
 
-    def _step_plain(self) -> list[TokenOutput]:
-        """Start one more token for every row; return the tokens that were not read yet."""
+    def _step_plain(self, again: Sequence[int] = ()) -> list[TokenOutput]:
+        """Start one more token for every row; return the tokens that were not read yet.
+
+        `again` are tokens before it that the caches of the only row have no more. Their hidden states are kept.
+        """
         if self._states is not None and len(self.rows) == 1:
-            self._states.keep_next(self.rows[0].job.id, self.rows[0].fed)
-        logits = self._model(self._tokens[:, None], cache=self._caches.layers)[:, -1, :]
+            self._states.keep_next(self.rows[0].job.id, self.rows[0].fed, skipped=len(again))
+        tokens = self._tokens[:, None]
+        if again:
+            tokens = mx.concatenate([mx.array([again], dtype=tokens.dtype), tokens], axis=1)
+        logits = self._model(tokens, cache=self._caches.layers)[:, -1, :]
         outputs: list[TokenOutput] = []
         if any(row.waits_for_tokens for row in self.rows):
             mx.async_eval(logits)  # type: ignore[no-untyped-call] # mlx ships few types
@@ -302,8 +309,10 @@ class DecodeStage:
             return [*outputs, *self._step_plain()]
         if self._states is not None:
             self._states.keep_next(row.job.id, row.fed)
-        logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches.layers)[0]
-        count = len(draft) + 1
+        passed = [row.tokens[-1], *draft]
+        count = len(passed)
+        rollback = Rollback(self._caches.layers)
+        logits = self._model(mx.array([passed]), cache=self._caches.layers)[0]
         sampling = self._sampling if count == 1 else SamplingColumns.of([row.job.sampling] * count)
         too_early = [at for at in range(count) if row.chosen + at < row.job.min_tokens]
         changed = logits_processors.ban_tokens(logits, too_early, self._end_tokens)
@@ -314,17 +323,30 @@ class DecodeStage:
         accepted = 0
         while accepted < len(draft) and draft[accepted] == tokens[accepted]:
             accepted += 1
-        proposer.note_step(len(draft), accepted=accepted, has_waited=has_waited)
-        self._caches.trim(len(draft) - accepted)
-        if self._states is not None:
-            self._states.trim(len(draft) - accepted)
+        made: list[TokenOutput] = []
         for at, token in enumerate(tokens[: accepted + 1]):
-            outputs.append(row.read(token, scores.get(at), is_end=token in self._ends))
-            if outputs[-1].finish is not None:
+            made.append(row.read(token, scores.get(at), is_end=token in self._ends))
+            if made[-1].finish is not None:
                 break
         row.chosen = len(row.outputs)
         self._tokens = mx.array([row.tokens[-1]], dtype=mx.uint32)
-        return outputs
+        if self._states is not None:
+            self._states.trim(count - len(made))
+        again = passed[: rollback.take_back(count, keep=len(made))]
+        del rollback
+        is_over = made[-1].finish is not None
+        proposer.note_step(
+            len(draft),
+            accepted=accepted,
+            passes=int(has_waited) + bool(again and not is_over),
+        )
+        if again and is_over:
+            # Computed only if the prefix cache stores the sequence.
+            self._model(mx.array([again]), cache=self._caches.layers)
+        elif again:
+            # The next token takes part in the pass, and is read in this step, whose time is that of the guess.
+            made += [*self._step_plain(again), *self.read()]
+        return [*outputs, *made]
 
     def _choose(self, logits: Array) -> tuple[Array, BatchLogprobs | None]:
         rows = list(enumerate(self.rows))

@@ -24,8 +24,8 @@ class HiddenStates:
         self.model = model
         self.is_wanted = True
         """True if prompts shall be kept, too, which costs the rest of the last layer."""
-        self._next: tuple[int, int] | None = None
-        """(job, position of the first token) of the next pass, if its states are kept."""
+        self._next: tuple[int, int, int] | None = None
+        """(job, position of the first kept token, tokens before it) of the next pass, if its states are kept."""
         self._job_id: int | None = None
         self._end = 0
         """Position after the last token that is kept."""
@@ -36,8 +36,8 @@ class HiddenStates:
         """Return the logits, as the model does."""
         hidden = self.model.model(tokens, cache)
         if self._next is not None:
-            (job_id, position), self._next = self._next, None
-            states = hidden[0]
+            (job_id, position, before), self._next = self._next, None
+            states = hidden[0][before:]
             if job_id != self._job_id or position != self._end:
                 self.clear()
                 self._job_id = job_id
@@ -59,9 +59,12 @@ class HiddenStates:
         """Return the embeddings of tokens."""
         return self.model.model.embed_tokens(tokens)
 
-    def keep_next(self, job_id: int, position: int) -> None:
-        """Keep the states of the next pass, which is one of this sequence alone; its first token has this position."""
-        self._next = job_id, position
+    def keep_next(self, job_id: int, position: int, *, skipped: int = 0) -> None:
+        """Keep the states of the next pass, which is one of this sequence alone, from the token of this position on.
+
+        `skipped` are the tokens of the pass before it.
+        """
+        self._next = job_id, position, skipped
 
     def keep_next_prompt(self, job_id: int, position: int) -> bool:
         """Keep them, unless another sequence is generating or they are not wanted; return whether they are kept."""

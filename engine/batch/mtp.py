@@ -70,7 +70,7 @@ class GuessPolicy:
         trial = min(1, most, self._trials) if self._may_pay else 0
         return self._best_count(most) or max(0, trial)
 
-    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
+    def note_step(self, proposed: int, *, accepted: int, passes: int) -> None:
         """Learn from a step; its time follows."""
         self.times.tokens += accepted + 1
         if proposed and self._trials:
@@ -81,7 +81,7 @@ class GuessPolicy:
         for place in range(min(proposed, accepted + 1)):
             is_right = place < accepted
             self._right[place] += _WEIGHT * (is_right - self._right[place])
-        self.times.note_step(proposed, has_waited=has_waited)
+        self.times.note_step(proposed, passes=passes)
 
     @property
     def _may_pay(self) -> bool:
@@ -135,10 +135,10 @@ class MtpProposer:
         self.proposed_tokens += len(found)
         return found
 
-    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
+    def note_step(self, proposed: int, *, accepted: int, passes: int) -> None:
         """Learn from a step; its time follows."""
         self.accepted_tokens += accepted
-        self.policy.note_step(proposed, accepted=accepted, has_waited=has_waited)
+        self.policy.note_step(proposed, accepted=accepted, passes=passes)
         if not self._is_usual:
             self.policy.times.drop_step()
         self._is_usual = True

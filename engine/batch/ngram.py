@@ -80,10 +80,10 @@ class NgramProposer:
         self.proposed_tokens += len(guess)
         return guess
 
-    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
+    def note_step(self, proposed: int, *, accepted: int, passes: int) -> None:
         """Note a step; its time follows."""
         self.accepted_tokens += accepted
-        self.times.note_step(proposed, has_waited=has_waited)
+        self.times.note_step(proposed, passes=passes)
 
     def record_time(self, seconds: float) -> None:
         """Note the time of the last step."""

@@ -27,12 +27,16 @@ class PassTimes:
     """Times that were measured, by the number of guesses."""
     _guess_s: dict[int, float] = field(default_factory=dict)
     _measured_at: dict[int, int] = field(default_factory=dict)
-    _step: tuple[int, bool] | None = None
-    """(guessed tokens, whether it waited for a pass) of the step whose time is not known yet."""
+    _step: tuple[int, int] | None = None
+    """(guessed tokens, passes for one more token) of the step whose time is not known yet."""
 
-    def note_step(self, guessed: int, *, has_waited: bool) -> None:
-        """Note a step; its time follows."""
-        self._step = guessed, has_waited
+    def note_step(self, guessed: int, *, passes: int) -> None:
+        """Note a step; its time follows.
+
+        `passes` are those of the step that made one token each: one that it waited for, and one after wrong guesses that
+        read the right ones again.
+        """
+        self._step = guessed, passes
 
     def drop_step(self) -> None:
         """Forget the step: its time will say nothing of others."""
@@ -42,10 +46,10 @@ class PassTimes:
         """Note the time of the last step, if it was noted."""
         if self._step is None:
             return
-        (count, has_waited), self._step = self._step, None
+        (count, passes), self._step = self._step, None
         if count:
-            # It waited for the pass of the token before, which had begun earlier.
-            spent = seconds - self.plain_s if has_waited else seconds
+            # What a pass takes longer because of tokens that it reads again is a cost of the guess.
+            spent = seconds - passes * self.plain_s
             old, samples = self._guess_s.get(count, spent), self.samples.get(count, 0)
             # Of the first ones the shortest counts: whatever else the machine does only makes them longer.
             is_early = samples < FEW_SAMPLES
@@ -54,7 +58,7 @@ class PassTimes:
             )
             self.samples[count] = samples + 1
             self._measured_at[count] = self.tokens
-        elif has_waited:
+        elif passes:
             # Passes overlap: the step began one, and waited for the one before.
             if not self.plain_s:
                 self.plain_s = seconds

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.models.cache import trim_prompt_cache
 
 from engine.batch.step_plan import LARGEST_CHUNK
 from engine.cache.batch_caches import set_reserved
 from engine.cache.interface import KvOptions, LayerCache
 from engine.cache.layer_caches import make_caches
+from engine.cache.rollback import Rollback
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -46,8 +46,8 @@ class TokenProposer(Protocol):
         """Return at most `most` tokens that may follow; none if a guess does not pay."""
         ...
 
-    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
-        """Note a step of the sequence; `has_waited` if it waited for the pass before it."""
+    def note_step(self, proposed: int, *, accepted: int, passes: int) -> None:
+        """Note a step of the sequence; `passes` are those of `PassTimes.note_step`."""
         ...
 
     def record_time(self, seconds: float) -> None:
@@ -68,15 +68,19 @@ class DraftProposer:
     """Those that the model would have chosen itself."""
     _caches: list[LayerCache] = field(default_factory=list)
     _read: list[int] = field(default_factory=list)
+    _known: int = 0
+    """Tokens of `_read` that were in the text; the others were proposed."""
+    _rollback: Rollback | None = None
+    """The way back to them."""
 
     def is_promising(self, sequence: TokenSequence, most: int) -> bool:
         """Return True: a draft model is there to be used."""
         del sequence, most
         return True
 
-    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
+    def note_step(self, proposed: int, *, accepted: int, passes: int) -> None:
         """Count the tokens that were right."""
-        del proposed, has_waited
+        del proposed, passes
         self.accepted_tokens += accepted
 
     def record_time(self, seconds: float) -> None:
@@ -94,15 +98,20 @@ class DraftProposer:
             if ours != theirs:
                 break
             known += 1
-        if known:
-            trim_prompt_cache(self._caches, len(self._read) - known)
-        else:
+        if known < len(self._read) and self._rollback is not None:
+            if known < self._known and self._rollback.rereads:
+                known = 0
+            else:
+                rejected = len(self._read) - self._known
+                known -= self._rollback.take_back(rejected, keep=known - self._known)
+        if not known:
             self._caches = make_caches(self.model, KvOptions())
             set_reserved(self._caches, 0)  # the memory of a row counts both models in small steps
         for start in range(known, len(target), LARGEST_CHUNK):
             self.model(mx.array([target[start : start + LARGEST_CHUNK]]), cache=self._caches)
             mx.eval([cache.state for cache in self._caches])
-        self._read = target
+        self._read, self._known = target, len(target)
+        self._rollback = Rollback(self._caches, by_token=True)
         last = mx.array([[tokens[-1]]])
         arrays: list[Any] = []
         for _ in range(count):

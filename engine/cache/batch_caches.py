@@ -78,11 +78,6 @@ class BatchCaches:
         for cache in self.layers:
             cache.filter(list(rows) if isinstance(cache, RowsKVCache) else index)
 
-    def trim(self, count: int) -> None:
-        """Drop the last tokens of each row."""
-        for cache in self.layers:
-            cache.trim(count)
-
     def arrange(self, rows: Sequence[RowLength]) -> None:
         """Choose the layout for the next step, which takes no more memory than is reserved for the rows."""
         if not self._by_rows:

@@ -183,6 +183,8 @@ def plan_budget(
     except ValueError as error:
         raise ModelUnusableError(str(error)) from error
     footprint, activations = _measure_needs(model, facts, options, load)
+    if load.draft_tokens:
+        activations += footprint.kept_bytes(load.tokens, by_token=False)
     pinned_bytes = sum(
         footprint.sequence_bytes(prefix.tokens) + BLOCK_TOKEN_BYTES * prefix.tokens
         for prefix in config.prefixes
@@ -193,7 +195,8 @@ def plan_budget(
             context_length=load.context_length + load.draft_tokens, concurrency=load.concurrency
         )
         more = _measure_needs(draft, draft_facts, KvOptions(), alone)
-        footprint, activations = footprint + more[0], activations + more[1]
+        activations += more[1] + more[0].kept_bytes(alone.tokens, by_token=True)
+        footprint += more[0]
     shared = budget.make_budget(
         footprint,
         load,

@@ -83,7 +83,7 @@ def add_head(
     if not config.mtp_tokens:
         return loaded
     folder = config.model_dir
-    check_guesses(loaded, folder, _FIELD)
+    check_guesses(loaded, _FIELD)
     layout = LAYOUTS.get(facts.module)
     if layout is None:
         raise ModelUnusableError(

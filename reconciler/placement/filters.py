@@ -91,7 +91,7 @@ def supports_context(request: PlacementRequest, node: NodeView) -> Rejection | N
 
 
 def supports_kv_cache(request: PlacementRequest, node: NodeView) -> Rejection | None:
-    """Check that the model's caches support spec.kvCache and a draft model."""
+    """Check that the model's caches support spec.kvCache."""
     kv_cache = request.spec.kv_cache or KvCache()
     groups = layer_groups(geometry_of(request, node))
     if not groups:
@@ -106,26 +106,18 @@ def supports_kv_cache(request: PlacementRequest, node: NodeView) -> Rejection | 
         return _unsuited("spec.kvCache.bits", why)
     if kv_cache.window is not None and ("Latent" in kinds or not sizes):
         return _unsuited("spec.kvCache.window", _NO_FULL_LAYERS)
-    return _supports_guesses(request, node)
-
-
-def _supports_guesses(request: PlacementRequest, node: NodeView) -> Rejection | None:
-    """Check that the caches of the models can drop tokens that were guessed wrong, and that there is a head to guess."""
-    source = request.spec.model
-    if source.mtp is not None and geometry_of(request, node).has_mtp_head is False:
-        return Rejection(
-            reason="DraftUnsupported",
-            message="spec.model.mtp needs a multi-token prediction head, and the weights have none that engines can use; "
-            "use ngram, or leave it out",
-        )
-    for title, shape in _geometries(request, node) if source.guess_tokens else ():
-        if any(group.kind in ("Sliding", "State") for group in layer_groups(shape)):
-            why = f"needs caches that can drop rejected tokens, and the {title} has layers that cannot"
-            return Rejection(
-                reason="DraftUnsupported",
-                message=f"spec.model.{source.guess_kind} {why}; leave it out",
-            )
     return None
+
+
+def has_mtp_head(request: PlacementRequest, node: NodeView) -> Rejection | None:
+    """Check that there is a multi-token prediction head if the deployment uses it."""
+    if request.spec.model.mtp is None or geometry_of(request, node).has_mtp_head is not False:
+        return None
+    return Rejection(
+        reason="DraftUnsupported",
+        message="spec.model.mtp needs a multi-token prediction head, and the weights have none that engines can use; "
+        "use ngram, or leave it out",
+    )
 
 
 def _unsuited(field: str, why: str) -> Rejection:
@@ -146,6 +138,7 @@ def suits_model(request: PlacementRequest, node: NodeView) -> Rejection | None:
         or is_understood(request, node)
         or supports_context(request, node)
         or supports_kv_cache(request, node)
+        or has_mtp_head(request, node)
     )
 
 

@@ -70,7 +70,9 @@ def prove(
     load = engine_load(context_length, concurrency, ranks=ranks, extras=extras)
     return MemoryProof(
         weights_bytes=_weights(geometry, ranks),
-        kv_cache_bytes=footprint.cache_bytes(geometry, load) + footprint.mtp_bytes(geometry, load),
+        kv_cache_bytes=footprint.cache_bytes(geometry, load)
+        + footprint.mtp_bytes(geometry, load)
+        + (footprint.kept_bytes(geometry, load, by_token=False) if load.draft_tokens else 0),
         activation_bytes=footprint.activation_bytes(geometry, load)
         + footprint.vision_bytes(geometry, load),
         overhead_bytes=_PROCESS_BYTES,
@@ -123,8 +125,10 @@ def _draft_bytes(extras: ProofExtras, load: ServingLoad) -> int:
     alone = ServingLoad(
         context_length=load.context_length + load.draft_tokens, concurrency=load.concurrency
     )
-    variable = footprint.cache_bytes(extras.draft, alone) + footprint.activation_bytes(
-        extras.draft, alone
+    variable = (
+        footprint.cache_bytes(extras.draft, alone)
+        + footprint.kept_bytes(extras.draft, alone, by_token=True)
+        + footprint.activation_bytes(extras.draft, alone)
     )
     return _weights(extras.draft, 1) + variable
 

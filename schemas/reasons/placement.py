@@ -68,8 +68,8 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "DraftUnsupported",
-            "The model or its draft model has layers that cannot take back a wrong token, or has no head for `mtp`.",
-            "Remove `spec.model.draft`, `ngram` or `mtp`, as the message says.",
+            "`spec.model.mtp` needs a multi-token prediction head, and the weights have none that engines can use.",
+            "Use `spec.model.ngram`, or remove `mtp`.",
         ),
         problem(
             "NodeNotReady",

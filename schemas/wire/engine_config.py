@@ -221,7 +221,6 @@ _GUESSES: Final = ("draftModel", "ngramTokens", "mtpTokens")
 _OF_TEXT: Final = (*_GUESSES, "adapter", "adapters")
 _EXCLUSIONS: Final = (
     *((name, _GUESSES, "choose one source of guesses") for name in _GUESSES),
-    ("kvCache.window", _GUESSES, "a guess cannot be taken back"),
     ("adapter", ("adapters",), "all requests use the former"),
     ("vision", (*_OF_TEXT, "kvCache.bits", "kvCache.window"), "it is for models of mlx-lm"),
     ("group", (*_OF_TEXT, "vision", "prefixes"), "a rank has a part of the model"),

@@ -1,6 +1,5 @@
 """Each family of models in a real engine: alone, in a batch, in a second turn, and from files after kill -9."""
 
-import json
 import random
 import signal
 import threading
@@ -15,18 +14,15 @@ from engine.cache.interface import BLOCK_TOKENS
 from schemas.kv_cache import KvCache
 from tests.support.engine_process import START_S, Engine, Start, eventually
 from tests.support.mlx_models import Late
-from tests.support.model_geometries import BASE, FAMILIES, build
+from tests.support.model_families import save
 
 pytestmark = [pytest.mark.mlx, pytest.mark.ci]
 mx: Any = Late("mlx.core")
-mlx_utils: Any = Late("mlx.utils")
 mlx_lm: Any = Late("mlx_lm")
 cache: Any = Late("mlx_lm.models.cache")
-tiny_model: Any = Late("tests.support.tiny_model")
 
-VOCABULARY, PROMPT, TURN, ANSWER = 512, 700, 40, 12
+PROMPT, TURN, ANSWER = 700, 40, 12
 """Tokens. A prompt is longer than each window of these configs, and than one piece of reading."""
-DELTA = {**BASE, **FAMILIES["qwen3_next"], "vocab_size": VOCABULARY}
 NAMES = (
     "llama",
     "qwen3",
@@ -46,29 +42,6 @@ NAMES = (
     "jamba",
     "lfm2",
 )
-
-
-def config_of(name: str) -> dict[str, Any]:
-    if name == "qwen3_5":
-        text = {**DELTA, "model_type": "qwen3_5_text"}
-        return {"model_type": name, "text_config": text, "vocab_size": VOCABULARY}
-    config = {**BASE, **FAMILIES[name], "model_type": name, "vocab_size": VOCABULARY}
-    if "vocab_size_per_layer_input" in config:
-        config["vocab_size_per_layer_input"] = VOCABULARY
-    return config
-
-
-def save(folder: Path, name: str) -> None:
-    """Write a folder of a model with random weights, and a tokenizer."""
-    tiny_model.make(folder, vocab=VOCABULARY)
-    config = config_of(name)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors.index.json").unlink()
-    for file in folder.glob("*.safetensors"):
-        file.unlink()
-    mx.random.seed(3)
-    weights = dict(mlx_utils.tree_flatten(build(config).parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
 
 class Plain:

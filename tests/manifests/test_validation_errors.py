@@ -78,7 +78,6 @@ CASES = {
         spec("  kvCache: {bits: 6}\n"),
         spec("  kvCache: {bits: 8, window: 64}\n"),
         spec("  kvCache: {window: 4096}\n"),
-        of_model("{path: m, draft: {path: small}}", "  kvCache: {window: 64}\n"),
         of_model("{path: m, draft: {path: m}}"),
         of_model("{path: m, adapter: m/}"),
     ],

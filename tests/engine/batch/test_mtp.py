@@ -213,7 +213,7 @@ def spend(policy: GuessPolicy, share: float, cost_s: float, tokens: int = 10_000
         while right < count and dice.random() < share:
             right += 1
         seconds = PLAIN_S + count * cost_s
-        policy.note_step(count, accepted=right, has_waited=not count and has_waited)
+        policy.note_step(count, accepted=right, passes=int(not count and has_waited))
         policy.times.record(seconds)
         has_waited = not count
         spent += seconds

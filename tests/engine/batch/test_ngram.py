@@ -18,10 +18,10 @@ def sequence(prompt: Sequence[int], outputs: Sequence[int] = (), job_id: int = 1
 def measured(count: int = 8, guess_s: float = PLAIN_S) -> NgramProposer:
     """Return a proposer that knows the times of its passes."""
     proposer = NgramProposer(count=count)
-    proposer.note_step(0, accepted=0, has_waited=True)
+    proposer.note_step(0, accepted=0, passes=1)
     proposer.record_time(PLAIN_S)
     for size in range(1, count + 1):
-        proposer.note_step(size, accepted=0, has_waited=False)
+        proposer.note_step(size, accepted=0, passes=0)
         proposer.record_time(guess_s)
     return proposer
 
@@ -71,7 +71,7 @@ def follow(proposer: NgramProposer, text: Sequence[int], guess_s: float) -> floa
         while right < len(guess) and guess[right] == text[at + right]:
             right += 1
         seconds = guess_s if guess else PLAIN_S
-        proposer.note_step(len(guess), accepted=right, has_waited=not guess)
+        proposer.note_step(len(guess), accepted=right, passes=int(not guess))
         proposer.record_time(seconds)
         spent += seconds
         made += text[at : at + right + 1]
@@ -118,6 +118,6 @@ def test_guesses_cost_at_most_two_percent(factor: float, every: int) -> None:
 def test_a_pass_that_was_interrupted_is_not_the_usual_one() -> None:
     proposer = measured()
     for _ in range(20):
-        proposer.note_step(0, accepted=0, has_waited=True)
+        proposer.note_step(0, accepted=0, passes=1)
         proposer.record_time(50 * PLAIN_S)
     assert proposer.times.plain_s == PLAIN_S

@@ -1,6 +1,5 @@
 """Draft models of the tiny model: loaded with it, or refused with a reason."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,12 +42,6 @@ def test_a_draft_model_is_loaded_with_the_model(tiny: Path, other: Path) -> None
     assert load_adapted(tiny).draft is None
 
 
-def sliding(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("changes", "damage", "message"),
@@ -56,7 +49,6 @@ def sliding(folder: Path) -> None:
         ({"vocab": 400}, None, "cannot be the draft model: it has 400 tokens, the model has 512, and .* small model of the same"),
         ({"has_markers": False}, None, "cannot be the draft model: .*of the model's tokens differ, first "),
         ({"context": 512}, None, "context length 1024 is more than"),
-        ({"arch": "llama"}, sliding, r"layers that cannot drop a rejected token \(RotatingKVCache\)"),
         ({}, lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
         ({}, lambda f: (f / "model.safetensors").write_bytes(b"x"), "is not a safetensors file"),
         ({}, shutil.rmtree, "does not exist"),
@@ -74,17 +66,6 @@ def test_an_unusable_draft_model_is_refused(
         damage(folder)
     with pytest.raises(ModelUnusableError, match=message):
         drafted(tiny, folder)
-
-
-def test_ngrams_need_caches_that_can_drop_a_token(tmp_path: Path) -> None:
-    folder = module("tests.support.tiny_model").make(tmp_path / "sliding", arch="llama")
-    sliding(folder)
-    with pytest.raises(
-        ModelUnusableError, match=r"RotatingKVCache.*spec.model.ngram; leave it out"
-    ):
-        module("engine.model.draft_model").check_guesses(
-            load_adapted(folder), folder, "spec.model.ngram"
-        )
 
 
 @pytest.mark.ci

@@ -18,7 +18,7 @@ from reconciler.placement.memory_proof import prove
 from reconciler.placement.refusals import summary_line
 from reconciler.placement.table import NodeTable
 from schemas.deployment import DraftModel, ModelDeploymentSpec, ModelSource, NamedAdapter
-from schemas.guesses import MtpGuesses, NgramGuesses
+from schemas.guesses import MtpGuesses
 from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, LayerGroup, ModelReport, Taint
 from schemas.placement import Placement
@@ -220,7 +220,6 @@ def test_a_thousand_refusals_list_no_more_than_twenty_nodes() -> None:
 SMALL = GEOMETRY.model_copy(update={"weights_bytes": GIB // 2, "layers": 4})
 LAW = AdapterReport(path="law", weights_bytes=GIB // 4)
 FULL = LayerGroup(kind="Full", count=16, kv_heads=8, head_dim=64, value_dim=64)
-SLIDING = LayerGroup(kind="Sliding", count=4, kv_heads=8, head_dim=64, value_dim=64, window=128)
 LATENT = LayerGroup(kind="Latent", count=4, latent_dim=576)
 STATE = LayerGroup(kind="State", count=4, state_bytes=1000)
 MISSING_DRAFT = ModelReport(path="small", reason="ModelNotFound", message="/m/small is not a directory")  # fmt: skip
@@ -259,10 +258,7 @@ MODEL_REFUSALS: dict[str, tuple[PlacementRequest, NodeView]] = {
     "adapter broken": (model_request(ADAPTED), replace(WHOLE, adapters={"law": TORN})),
     "draft not understood": (model_request(drafted()), with_draft(unknown="a new thing")),
     "draft too short": (model_request(drafted()), with_draft(max_context=512)),
-    "a window drops nothing": (model_request(drafted()), of_shape(FULL, SLIDING)),
-    "a window drops no n-gram": (model_request(ModelSource(path="qwen", ngram=NgramGuesses())), of_shape(FULL, SLIDING)),
     "no head": (model_request(ModelSource(path="qwen", mtp=MtpGuesses())), of_shape(FULL, has_mtp_head=False)),
-    "nor does a state": (model_request(drafted()), with_draft(groups=(STATE,))),
     "bits of latent vectors": (model_request(kv_cache=KvCache(bits=4)), of_shape(LATENT)),
     "a window over states": (model_request(kv_cache=KvCache(window=64)), of_shape(STATE)),
     "heads of 80": (model_request(kv_cache=KvCache(bits=8)), of_shape(OF_80)),

@@ -73,7 +73,6 @@ def test_other_processes_are_no_engines(argv: list[str]) -> None:
     ({"kvCache": {"window": 64}}, "kvCache.window must be less than contextLength"),
     ({"kvCache": {"window": 32, "keep": 17}}, "must be at most half of window"),
     ({"kvCache": {"window": 32, "bits": 8}}, "has bits and window"),
-    ({"kvCache": {"window": 32}, "mtpTokens": 4}, "kvCache.window cannot be combined with mtpTokens"),
     ({"draftModel": "d", "ngramTokens": 4}, "draftModel cannot be combined with ngramTokens: choose one source of guesses"),
     ({"ngramTokens": 17}, "ngramTokens: Input should be less than or equal to 16"),
     ({"adapter": "d", "adapters": {"a": "d"}}, "adapter cannot be combined with adapters"),
