@@ -42,7 +42,7 @@ def measure(family: str) -> dict[str, float]:
         for start in range(length, _TOKENS - 1, _PIECE):
             stop = min(start + _PIECE, _TOKENS - 1)
             _read(model, prompt[start:stop], caches)
-            cache.store(prompt[:stop], caches, is_end=stop == _TOKENS - 1)
+            cache.store(prompt[:stop], caches, is_checkpoint=stop == _TOKENS - 1)
         _read(model, prompt[-1:], caches)
         took_s = time.perf_counter() - began
         files.flush(60.0)

@@ -83,6 +83,8 @@ class Job:
     """Images, frames and recordings of the prompt, in the order of the tokens that stand for them."""
     cache_prompt: tuple[int, ...] = ()
     """The prompt as the prefix cache finds it: the tokens of images are numbers of their content. () if it has none."""
+    system_tokens: int = 0
+    """Tokens of the system message and the tools at its prompt's beginning, which other prompts share; 0 if not known."""
     is_pinned: bool = False
     """True to never evict its prompt from the prefix cache; such a job has no salt."""
     request_id: str = ""

@@ -35,6 +35,7 @@ from engine.ranks.messages import LoadedMessage, StartMessage
 from engine.ranks.rendezvous import RankLink, WaitContext
 from machinery.clock import Clock
 from models import fingerprint, model_files
+from models.footprint import CHECKPOINT_STEP
 from models.model_files import ModelFacts, ModelUnusableError
 from schemas.memory import Wired
 from schemas.wire.engine_config import EngineConfig
@@ -133,6 +134,7 @@ class ModelRank:
             self.config,
             prefix_bytes=start.prefix_bytes,
             token_bytes=start.token_bytes,
+            checkpoint_tokens=self.memory.budget.footprint.checkpoint_tokens,
             by_rows=start.by_rows,
         )
 
@@ -153,7 +155,7 @@ class ModelRank:
             model=fingerprint.compute(config.model_dir, settings),
             prefix_bytes=budget.prefix_most_bytes,
             token_bytes=budget.footprint.token_bytes,
-            is_even=not (budget.footprint.constant_bytes or budget.footprint.windows),
+            checkpoint_tokens=budget.footprint.checkpoint_tokens,
             room=min(_AMPLE, budget.kv_bytes / full) if full else _AMPLE,
             by_rows=budget.footprint.by_rows,
         )
@@ -173,12 +175,13 @@ def make_executor(
     *,
     prefix_bytes: int,
     token_bytes: int | None = None,
+    checkpoint_tokens: int = CHECKPOINT_STEP,
     by_rows: bool = False,
 ) -> StepExecutor:
     """Return the executor of a rank.
 
-    `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size.
-    `by_rows` says that the caches of a batch may be kept row by row.
+    `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size,
+    and `checkpoint_tokens` the distance of checkpoints, if the model needs any. `by_rows` says that the caches of a batch may be kept row by row.
     """
     cache = config.kv_cache
     options = KvOptions(bits=cache.bits, window=cache.window, keep=cache.keep or 0)
@@ -199,6 +202,7 @@ def make_executor(
             lambda: make_caches(loaded.model, options),
             limit_bytes=prefix_bytes,
             token_bytes=token_bytes,
+            checkpoint_tokens=checkpoint_tokens,
             disk=disk_cache.open_disk(config) if prefix_bytes else None,
         ),
         grammars=loaded.grammars,

@@ -13,6 +13,9 @@ from schemas.node import LayerGroup, ModelGeometry, VisionTower
 
 CACHE_STEP: Final = 256
 """KV caches grow by this many tokens (mlx_lm/models/cache.py; engine/cache/stepped_kv.py, engine/cache/quantized_kv.py)."""
+CHECKPOINT_STEP: Final = 512
+MAX_CHECKPOINT_TOKENS: Final = 8192
+"""Least and most tokens of a prompt between two copies of its states and windows in the prefix cache."""
 ROW_STEP: Final = 64
 """Memory of a row with caches of its own is counted, and given to it, in steps of this many tokens."""
 BLOCK_TOKEN_BYTES: Final = 32
@@ -139,6 +142,19 @@ class KvFootprint:
     def kept_bytes(self, tokens: int, *, by_token: bool) -> int:
         """Return what `kept_bytes` of this module counts, for a sequence of at most `tokens` tokens."""
         return self._fixed_bytes(tokens) if by_token or self.constant_bytes else 0
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """The tokens between two checkpoints of a prompt in the prefix cache; 0 if it needs none.
+
+        A checkpoint copies states and windows, whose sizes do not depend on the prompt. At this distance, copies take
+        at most as much memory and disk as the keys and values of all tokens, unless that is above the maximum.
+        """
+        size = self.constant_bytes + sum(window * each for window, each in self.windows)
+        if not size:
+            return 0
+        tokens = round_up(size // (self.token_bytes + BLOCK_TOKEN_BYTES), CHECKPOINT_STEP)
+        return min(max(tokens, CHECKPOINT_STEP), MAX_CHECKPOINT_TOKENS)
 
     def reading_bytes(self, chunk: int) -> int:
         """Return the bytes beside their windows of rotating layers while a prompt is prefilled in chunks of tokens."""

@@ -29,10 +29,6 @@ class KvCache(ApiModel):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        if self.disk_bytes is not None and self.window is not None:
-            raise ValueError(
-                "has diskBytes and window, and a sliding cache is not kept on disk; remove one of them"
-            )
         if self.bits is not None and self.window is not None:
             raise ValueError(
                 "has bits and window, and a sliding cache cannot be quantized; remove one of them"

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from engine.batch import logprobs
 from engine.batch.hidden_states import HiddenStates
-from engine.batch.step_plan import PromptChunk
+from engine.batch.step_plan import STORE_EVERY, PromptChunk
 from engine.cache.batch_caches import merge_caches, set_reserved
 from engine.cache.interface import LayerCache, PrefixCache
 from engine.cache.window_kv import KeepingKVCache
@@ -20,9 +20,6 @@ from models.footprint import MTP_KEPT_TOKENS
 
 Model: TypeAlias = Any  # mlx ships no types
 
-# A prompt in progress is stored after this many tokens, for prompts that wait for the same beginning. It is not stored
-# after every small piece, because the whole state of recurrent layers is copied each time.
-_STORE_EVERY = 512
 # Tokens of a prompt whose logits are in memory at once, if their log probabilities are asked for: 20 MB for a
 # vocabulary of 150,000.
 _SCORED_TOKENS = 32
@@ -40,6 +37,8 @@ class PrefillPrompt:
     """Number of tokens in the caches."""
     stored: int
     """Number of tokens that were stored in the prefix cache."""
+    checkpoints: tuple[int, ...] = ()
+    """Positions at which to make a checkpoint in the prefix cache, ascending."""
     scores: list[TokenLogprobs] = field(default_factory=list)
     """Log probabilities of the prompt's tokens from the second one on, if the job asks for them."""
 
@@ -108,6 +107,9 @@ class PrefillStage:
         for prompt in prompts:
             del self._prompts[prompt.job.id]
         computed = sum(len(prompt.tokens) - prompt.position for prompt in prompts)
+        for prompt in prompts:
+            ahead = [at for at in prompt.checkpoints if prompt.position < at < len(prompt.tokens)]
+            self._read_one(prompt, max(ahead, default=prompt.position) - prompt.position)
         is_alone = len(prompts) == 1 or any(
             isinstance(cache, KeepingKVCache) for cache in prompts[0].caches
         )
@@ -138,8 +140,8 @@ class PrefillStage:
         prompt = self._prompts.get(job.id)
         if prompt is None:
             # Logits of cached tokens are not kept.
-            wanted = () if job.has_prompt_logprobs else job.cache_tokens
-            caches, cached_tokens = self._prefix.fetch(wanted, job.cache_salt)
+            wanted, salt = () if job.has_prompt_logprobs else job.cache_tokens, job.cache_salt
+            caches, cached_tokens = self._prefix.fetch(wanted, salt)
             set_reserved(caches, self._reserved.get(job.id))
             prompt = PrefillPrompt(
                 job=job,
@@ -147,13 +149,37 @@ class PrefillStage:
                 cached_tokens=cached_tokens,
                 position=cached_tokens,
                 stored=cached_tokens,
+                checkpoints=self._prefix.plan_checkpoints(
+                    wanted, salt, start=cached_tokens, shared=job.system_tokens
+                ),
             )
             self._prompts[job.id] = prompt
         return prompt
 
     def _read_one(self, prompt: PrefillPrompt, count: int) -> None:
-        if not count:
-            return
+        """Read `count` tokens, and store what others may continue."""
+        end = prompt.position + count
+        while prompt.position < end:
+            self._read_piece(prompt, self._next_stop(prompt, end) - prompt.position)
+            is_checkpoint = prompt.position in (*prompt.checkpoints, len(prompt.tokens))
+            if is_checkpoint or prompt.position - prompt.stored >= STORE_EVERY:
+                self._prefix.store(
+                    prompt.job.cache_tokens[: prompt.position],
+                    prompt.caches,
+                    prompt.job.cache_salt,
+                    is_checkpoint=is_checkpoint,
+                )
+                prompt.stored = prompt.position
+
+    def _next_stop(self, prompt: PrefillPrompt, end: int) -> int:
+        """Return the next checkpoint before `end` that cuts no image, or `end`."""
+        at = prompt.position
+        for stop in prompt.checkpoints:
+            if at < stop < end and self._whole_images(prompt, stop - at) == stop - at:
+                return stop
+        return end
+
+    def _read_piece(self, prompt: PrefillPrompt, count: int) -> None:
         self._select([prompt])
         if prompt.job.has_prompt_logprobs:
             self._read_scored(prompt, count)
@@ -163,15 +189,6 @@ class PrefillStage:
             self._model(mx.array([piece]), cache=prompt.caches)
             mx.eval([cache.state for cache in prompt.caches], states.newest if states else [])
             prompt.position += count
-        is_done = prompt.position == len(prompt.tokens)
-        if is_done or prompt.position - prompt.stored >= _STORE_EVERY:
-            self._prefix.store(
-                prompt.job.cache_tokens[: prompt.position],
-                prompt.caches,
-                prompt.job.cache_salt,
-                is_end=is_done,
-            )
-            prompt.stored = prompt.position
 
     def _whole_images(self, prompt: PrefillPrompt, count: int) -> int:
         """Return `count`, or more tokens if an image must not be cut there."""

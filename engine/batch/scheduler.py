@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch.step_plan import LARGEST_CHUNK, PromptChunk
+from engine.batch.step_plan import LARGEST_CHUNK, STORE_EVERY, PromptChunk
 from engine.jobs import Job
 
 Tokens = npt.NDArray[np.int64]
@@ -226,7 +226,9 @@ class Scheduler:
         known = max(self._match_tokens(prompt), prompt.position)
         if len(prompt.tokens) - known < _WORTH_WAITING:
             return False
-        return common_prefix(prompt.tokens, other.tokens) >= known + _WORTH_WAITING
+        shared = common_prefix(prompt.tokens, other.tokens)
+        # Of what `other` has stored and that the cache does not find, nothing will be found later.
+        return shared >= known + _WORTH_WAITING and other.position < shared + STORE_EVERY
 
     def _remaining(self, prompt: QueuedPrompt) -> int:
         known = prompt.position if prompt.is_open else self._match_tokens(prompt)

@@ -13,6 +13,8 @@ from engine.jobs import Job
 # reads about 200 tokens/s and gains nothing from larger pieces. The memory proof uses the same numbers
 # (models/model_files.py).
 LARGEST_CHUNK = 512 if sys.platform == "linux" else 2048
+# A prompt in progress is stored in the prefix cache after this many tokens, for prompts that wait for the same beginning.
+STORE_EVERY = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

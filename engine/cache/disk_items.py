@@ -1,7 +1,8 @@
 """Names of the files of a block's values, and the longest run of them that continues a prompt. No mlx.
 
 A block's own values have the name of its chain (block_files.py). Values of a window and states have names derived from
-it, so a lookup reads the windows and the state at its end only. A tail has files if a prompt of a model with windows or states ended there.
+it, so a lookup reads the windows and the state at its end only. A tail has files if a prompt of a model with windows or
+states ended there. A prompt that is shorter than a block has none: to read it takes a model less time than its files.
 """
 
 import hashlib

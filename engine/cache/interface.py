@@ -102,11 +102,20 @@ class PrefixCache(Protocol):
         caches: Sequence[LayerCache],
         salt: str = "",
         *,
-        is_end: bool = True,
+        is_checkpoint: bool = True,
     ) -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
 
-        `is_end` says that a prompt or an answer ends here, so that others will continue.
+        `is_checkpoint` says that others will continue here: a prompt or an answer ends, or `plan_checkpoints` named it.
+        """
+        ...
+
+    def plan_checkpoints(
+        self, tokens: Sequence[int], salt: str = "", *, start: int, shared: int = 0
+    ) -> tuple[int, ...]:
+        """Return the positions behind `start` where `store` should make a checkpoint of this prompt, ascending.
+
+        `shared` is the number of tokens with which other prompts will begin; 0 if it is not known.
         """
         ...
 

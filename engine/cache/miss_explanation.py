@@ -14,12 +14,13 @@ import orjson
 
 from engine.cache.block_tree import TOKEN_BYTES, count_common, encode_tokens
 from engine.cache.interface import BLOCK_TOKENS
+from models.footprint import CHECKPOINT_STEP
 
 _MOST_PROMPTS: Final = 64
 _MOST_BYTES: Final = 16 << 20
 _LONGEST_PROMPT: Final = 4 << 20
-# Models with recurrent layers continue at stored states, 512 tokens apart (engine/batch/prefill.py).
-_SLACK_TOKENS: Final = 512 + BLOCK_TOKENS
+# Models with recurrent layers continue at checkpoints, which are this far apart (models/footprint.py) or farther.
+_SLACK_TOKENS: Final = CHECKPOINT_STEP + BLOCK_TOKENS
 # Prompts that share less are of different programs.
 _LEAST_SHARED: Final = 64
 _LOOKED_AT: Final = 4096

@@ -43,10 +43,10 @@ _MOST_DAMAGED = 4
 class BlockPrefixCache:
     """Implements `PrefixCache` for prefixes of any number of sequences within `limit_bytes`; 0 turns it off.
 
-    A match may end at any token. Models with recurrent layers are an exception: they can continue only from the end of a
-    `store`, and each store copies their whole state, whose size does not depend on the number of tokens. For them, call
-    `store` where other prompts may continue: about every thousand tokens, and before the last token of a prompt (`fetch`
-    always leaves one token to compute, so the same prompt cannot use a state at its very end).
+    A match may end at any token. Models with recurrent layers are an exception: they can continue only from a checkpoint,
+    which copies their whole state, whose size does not depend on the number of tokens. Call `store` at the positions of
+    `plan_checkpoints`, and before the last token of a prompt (`fetch` always leaves one token to compute, so the same
+    prompt cannot use a state at its very end).
     """
 
     def __init__(
@@ -56,15 +56,18 @@ class BlockPrefixCache:
         limit_bytes: int,
         block: int = BLOCK_TOKENS,
         token_bytes: int | None = None,
+        checkpoint_tokens: int = 512,
         disk: BlockDisk | None = None,
     ) -> None:
         """`make` returns the model's empty caches for one sequence; `block` is in tokens.
 
         `token_bytes` replaces the real size of a token: stages of a pipeline with different numbers of layers must evict
         the same blocks. It is valid only for models whose layers all keep every token. `disk` keeps blocks beyond the
-        end of the process: every full block, and where a prompt ended, the windows and the state to continue there.
+        end of the process: every full block, and the windows and the state of each checkpoint. `checkpoint_tokens` is the
+        distance of those inside a prompt.
         """
         self._token_bytes = token_bytes
+        self._checkpoint_tokens = checkpoint_tokens
         self._make = make
         self._layout = layer_copies.find_layout(make())
         self._blocks = BlockTree(self._layout.rules(block), limit_bytes=limit_bytes)
@@ -122,6 +125,10 @@ class BlockPrefixCache:
             self._hit_tokens += match.length
             self._blocks.touch(match.path, match.length)
             self._fill(layer_copies.flatten_caches(caches), match)
+            if self._disk is not None and self._blocks.rules.windows:
+                # Other prompts may leave this one here, too. A state needs `plan_checkpoints` for that.
+                end = match.length // self._blocks.rules.block * self._blocks.rules.block
+                self._offer(self._disk, tokens[:end], salt, is_checkpoint=True)
         return caches, match.length
 
     def store(
@@ -130,14 +137,14 @@ class BlockPrefixCache:
         caches: Sequence[LayerCache],
         salt: str = "",
         *,
-        is_end: bool = True,
+        is_checkpoint: bool = True,
     ) -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
 
         Copies only values that are not held yet, so calling it after each piece of a prompt costs no more than calling it
-        once. Values that do not fit are left out. States of recurrent layers are stored only if the caches have read
-        exactly these tokens. Windows and states go to the disk only with `is_end`, where a prompt or an answer ends: a
-        state has the same size after 64 and after 64,000 tokens.
+        once. Values that do not fit are left out. The caches of a model with recurrent layers must have read exactly these
+        tokens, otherwise nothing is stored. States are stored, and windows and states go to the disk, only with
+        `is_checkpoint`: a state has the same size after 64 and after 64,000 tokens.
 
         Raises:
             TypeError: the caches differ in kind or shape from those of `make` or of an earlier call.
@@ -145,12 +152,43 @@ class BlockPrefixCache:
         """
         if not self._blocks.limit_bytes:
             return
-        self._store_in_memory(tokens, caches, salt)
+        self._store_in_memory(tokens, caches, salt, is_checkpoint=is_checkpoint)
         if self._disk is not None:
-            self._offer(self._disk, tokens, salt, is_end=is_end)
+            self._offer(self._disk, tokens, salt, is_checkpoint=is_checkpoint)
+
+    def plan_checkpoints(
+        self, tokens: Sequence[int], salt: str = "", *, start: int, shared: int = 0
+    ) -> tuple[int, ...]:
+        """Return the positions behind `start` where `store` should make a checkpoint of this prompt, ascending.
+
+        They are ends of blocks: at fixed distances, at the end of the `shared` tokens with which other prompts begin, and
+        where this prompt leaves an earlier one, because a third one may leave it there, too. None are needed where a
+        match may end at any token.
+        """
+        rules = self._blocks.rules
+        is_needed = rules.has_state or (bool(rules.windows) and self._disk is not None)
+        if not self._blocks.limit_bytes or not is_needed:
+            return ()
+        data = encode_tokens(tokens)[:-TOKEN_BYTES]
+        path = [node for node in self._blocks.walk(data, self._blocks.root_of(salt)) if node.key]
+        branch = len(path)
+        if self._disk is not None:
+            keys = self._disk.keys(salt, data, rules.block)
+            is_on_disk = self._disk.files.has_file
+            branch = next(
+                (n for n in range(branch, len(keys)) if not is_on_disk(keys[n])), len(keys)
+            )
+        grid = range(self._checkpoint_tokens, len(tokens), self._checkpoint_tokens)
+        ends = {*grid, branch * rules.block, shared // rules.block * rules.block}
+        return tuple(sorted(end for end in ends if start < end < len(tokens)))
 
     def _store_in_memory(
-        self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str
+        self,
+        tokens: Sequence[int],
+        caches: Sequence[LayerCache],
+        salt: str,
+        *,
+        is_checkpoint: bool,
     ) -> None:
         held = self._rows(caches)
         read = {rows.stop for kind in held for rows in kind.values()} or {len(tokens)}
@@ -168,7 +206,7 @@ class BlockPrefixCache:
         has_end = bool(path) and path[-1].end == end and path[-1].extras[-1:] != [None]
         recurrent = (
             self._recurrent(layer_copies.flatten_caches(caches))
-            if has_state and not has_end
+            if has_state and is_checkpoint and not has_end
             else []
         )
         if pieces or recurrent:
@@ -312,7 +350,9 @@ class BlockPrefixCache:
         slots = (None, *needed_slots(block, end, self._blocks.rules))
         return [item_key(block.key, slot) for slot in slots]
 
-    def _offer(self, disk: BlockDisk, tokens: Sequence[int], salt: str, *, is_end: bool) -> None:
+    def _offer(
+        self, disk: BlockDisk, tokens: Sequence[int], salt: str, *, is_checkpoint: bool
+    ) -> None:
         """Queue the values of these tokens to be written that are not on disk yet, the first ones first."""
         rules, data = self._blocks.rules, encode_tokens(tokens)
         path = self._blocks.walk(data, self._blocks.root_of(salt))
@@ -323,14 +363,14 @@ class BlockPrefixCache:
             if block.node is not None
         ]
         tail = path[-1] if path and not path[-1].key and path[-1].end == len(tokens) else None
-        if tail is not None and run and is_end and rules.kinds:
+        if tail is not None and run and is_checkpoint and rules.kinds:
             key = tail_key(run[-1].key, tail.tokens)
             run.append(DiskBlock(start=tail.start, stop=tail.end, key=key, node=tail))
         if not run:
             return
         end = run[-1].stop
         for block in run:
-            for slot in (None, *(needed_slots(block, end, rules) if is_end else ())):
+            for slot in (None, *(needed_slots(block, end, rules) if is_checkpoint else ())):
                 item = block.node and (block.node.own if slot is None else block.node.extras[slot])
                 key = item_key(block.key, slot)
                 if item and not disk.files.is_known(key) and not self._write(disk, key, slot, item):

@@ -71,6 +71,7 @@ def encode_answer(prompts: Sequence[PreparedPrompt]) -> bytes:
         {
             "tokens": len(prompt.tokens),
             "grammar": prompt.grammar,
+            "system_tokens": prompt.system_tokens,
             "images": [
                 [image.width, image.height, image.tokens, image.kind, len(image.pixels)]
                 for image in prompt.images
@@ -140,7 +141,10 @@ def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusa
             at += size
         prepared_prompts.append(
             PreparedPrompt(
-                tokens=tuple(numbers[start:end]), grammar=field["grammar"], images=tuple(images)
+                tokens=tuple(numbers[start:end]),
+                grammar=field["grammar"],
+                images=tuple(images),
+                system_tokens=field["system_tokens"],
             )
         )
         start = end

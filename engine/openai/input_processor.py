@@ -154,6 +154,7 @@ class InputProcessor:
                 cache_salt=self._cache_salt(request),
                 images=prepared.images,
                 cache_prompt=self._cache_prompt(prepared),
+                system_tokens=prepared.system_tokens,
                 adapter=self.ready.adapters.get(request.model, ""),
             )
             for index in range(request.n):
@@ -205,12 +206,14 @@ class InputProcessor:
                 )  # there is nothing to do
         length = work_length(request)
         has_images = self.ready.image_rules is not None and _has_images(request)
+        budget = self.ready.budget
         return await self.inputs.prepare(
             Lane.HUGE if has_images else lane_of(length),
             PromptsTask(
                 request=request,
                 context_length=context_length,
                 image_rules=self.ready.image_rules,
+                counts_system=budget is not None and budget.footprint.checkpoint_tokens > 0,
             ),
             size=length,
         )

@@ -35,6 +35,8 @@ class PreparedPrompt:
     images: tuple[MediaInput, ...] = ()
     grammar: str | None = None
     """The grammar of the answers, which compiles within the limits; None if they have none, or it was not asked for."""
+    system_tokens: int = 0
+    """Tokens before the text of a chat's first user message; 0 if they were not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class PromptsTask:
     """A text that is certainly longer is refused before it is tokenized; None accepts any."""
     image_rules: ImageRules | None = None
     """None if the model reads text only."""
+    counts_system: bool = False
+    """True to count the tokens of a chat's system message and tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

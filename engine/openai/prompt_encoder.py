@@ -4,12 +4,16 @@ A chat template and a tokenizer come with a model's files, and may take any time
 own can be ended.
 """
 
+import hashlib
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import assert_never
+from itertools import takewhile
+from typing import Final, assert_never
 
-from engine.errors import PromptRefusedError, TextTooLongError
+from engine.errors import PromptRefusedError, RefusedError, TextTooLongError
 from engine.grammar.interface import GrammarCompiler
 from engine.openai import messages, output_format, prompts
 from engine.openai.input_tasks import (
@@ -25,6 +29,11 @@ from engine.text.interface import Codec, Message
 from engine.vision import media_reader
 from engine.vision.media_reader import Medium
 from schemas.wire import errors
+
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_MOST_SYSTEMS: Final = 64
+_system_tokens: dict[bytes, int] = {}
+"""The number of tokens of the last systems messages and tools, by their digest: to count them takes as long as a prompt."""
 
 
 def run(
@@ -46,7 +55,11 @@ def run(
             if task.image_rules is not None and media:
                 media_reader.check_places(found[0], images, task.image_rules)
             _check_context(request, found, context_length)
-            return tuple(PreparedPrompt(tokens=tuple(tokens), images=images) for tokens in found)
+            system = _count_system_tokens(request, codec, found[0]) if task.counts_system else 0
+            return tuple(
+                PreparedPrompt(tokens=tuple(tokens), images=images, system_tokens=system)
+                for tokens in found
+            )
         case TextsTask():
             return tuple(_encode_texts(task, codec))
         case GrammarTask(request=request, tail=tail):
@@ -166,6 +179,32 @@ def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder) -> list[int]:
         message = f"The model's chat template refuses these messages: {error}"
         raise errors.invalid(message, param="messages") from error
     return tokens
+
+
+def _count_system_tokens(request: GenerationRequest, codec: Codec, tokens: Sequence[int]) -> int:
+    """Return how many tokens come before the text of a chat's first user message; 0 if the template hides it.
+
+    They are those that the prompt shares with another one of the same system message and tools.
+    """
+    if not isinstance(request.prompt, Conversation):
+        return 0
+    system = list(takewhile(lambda turn: turn["role"] in _SYSTEM_ROLES, request.prompt.messages))
+    toolbox, form = request.toolbox, request.format
+    parts = (system, toolbox, form, request.effort, request.template_variables)
+    key = hashlib.blake2b(pickle.dumps(parts), digest_size=16).digest()
+    count = _system_tokens.pop(key, None)
+    if count is None:
+        prompt = Conversation(messages=(*system, {"role": "user", "content": "a"}))
+        try:
+            other = ChatEncoder(replace(request, prompt=prompt), codec).encode_chat(prompt.messages)
+        except (PromptRefusedError, RefusedError):
+            other = []
+        pairs = enumerate(zip(tokens, other, strict=False))
+        count = next((at for at, (a, b) in pairs if a != b), min(len(tokens), len(other)))
+    _system_tokens[key] = count
+    if len(_system_tokens) > _MOST_SYSTEMS:
+        del _system_tokens[next(iter(_system_tokens))]
+    return count
 
 
 def _writes_name(

@@ -29,7 +29,7 @@ def agree(ranks: Sequence[LoadedMessage]) -> StartMessage:
 
     Prefix caches must hold the same blocks on all ranks, because rank 0 only looks into its own. Pipeline stages with
     more layers need more bytes a token, so all ranks count the largest size. This is exact only for layers that keep
-    every token; otherwise the prefix cache is off.
+    every token; otherwise the prefix cache is off. It is off, too, where ranks would cut prompts at other checkpoints.
 
     Raises:
         GroupError: the ranks have loaded different models.
@@ -43,9 +43,10 @@ def agree(ranks: Sequence[LoadedMessage]) -> StartMessage:
             )
     shared, token_bytes = min(rank.prefix_bytes for rank in ranks), None
     sizes = {rank.token_bytes for rank in ranks}
-    if len(sizes) > 1 and all(rank.is_even for rank in ranks):
+    distances = {rank.checkpoint_tokens for rank in ranks}
+    if len(sizes) > 1 and distances == {0}:
         token_bytes = max(sizes)
-    elif len(sizes) > 1:
+    elif len(sizes) > 1 or len(distances) > 1:
         shared = 0
     by_rows = all(rank.by_rows for rank in ranks)
     return StartMessage(prefix_bytes=shared, token_bytes=token_bytes, by_rows=by_rows)

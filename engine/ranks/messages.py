@@ -70,8 +70,8 @@ class LoadedMessage:
     """The most bytes that its prefix cache may hold."""
     token_bytes: int
     """Cache bytes of one token on this rank; stages of a pipeline may differ."""
-    is_even: bool
-    """True if every token takes the same number of bytes: no rotating layers and no states."""
+    checkpoint_tokens: int
+    """The distance of checkpoints in its prefix cache; 0 if every token takes the same number of bytes."""
     room: float
     """The room for requests' caches on this rank, as a share of the caches of all slots when full."""
     by_rows: bool = False

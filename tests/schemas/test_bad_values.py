@@ -84,7 +84,6 @@ DEPLOYMENT: list[tuple[str, Tree]] = [
     ("kvCache", {"kvCache": {"keep": 4}}),
     ("kvCache", {"kvCache": {"window": 16, "keep": 9}}),
     ("kvCache.diskBytes", {"kvCache": {"diskBytes": "0"}}),
-    ("kvCache", {"kvCache": {"diskBytes": "1Gi", "window": 64}}),
     ("", {"sharding": "Auto", "kvCache": {"diskBytes": "1Gi"}}),
     ("kvCache.prefixBytes", {"kvCache": {"prefixBytes": "4GB"}}),
     ("kvCache", {"kvCache": {"bits": 8, "window": 64}}),

@@ -17,6 +17,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {**BASE, "model_type": "qwen3"},
     "quantized": BASE,
     "rotating": BASE,
+    "keeping": BASE,
     "gemma3": {**GEMMA, "sliding_window": WINDOW},
     "mla": {
         **BASE,
@@ -58,9 +59,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
     },
 }
-OPTIONS = {"quantized": KvOptions(bits=8), "rotating": KvOptions(window=WINDOW)}
+OPTIONS = {
+    "quantized": KvOptions(bits=8),
+    "rotating": KvOptions(window=WINDOW),
+    "keeping": KvOptions(window=WINDOW, keep=4),
+}
 KINDS = ["llama", "quantized", "gemma3", "lfm2"]  # one for each kind of cache
-RECURRENT = ("mamba", "lfm2", "falcon_h1")
+RECURRENT = ("mamba", "lfm2", "falcon_h1", "keeping")
 
 
 class Tiny:

@@ -16,9 +16,11 @@ from engine.text.output_parser import OutputParser
 from engine.text.spans import StopMatcher
 from tests.engine.batch.conftest import NewBatch
 from tests.support.engine_batches import PROMPTS, drain, job, load, new_batch, run, step, tokens
-from tests.support.mlx_models import module
+from tests.support.mlx_models import Late, module
+from tests.support.model_geometries import BASE, FAMILIES, build
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
+mx: Any = Late("mlx.core")
 
 
 def text(loaded: Any, made: list[TokenOutput], primer: tuple[int, ...] = ()) -> str:
@@ -277,6 +279,22 @@ def test_a_shared_prefix_is_computed_once(new: NewBatch) -> None:
     assert [tokens(found[number]) for number in range(6)] == alone
     assert [found[number][0].cached_tokens for number in range(6)] == [0] + [300] * 5
     assert batch.gauges.prefill_tokens == 300 + 4 + 5 * 4
+
+
+def test_a_model_with_states_continues_where_prompts_part(new: NewBatch) -> None:
+    model = build({**BASE, **FAMILIES["lfm2"], "model_type": "lfm2", "vocab_size": 512})
+    mx.eval(model.parameters())
+    head = [(11 * at) % 480 + 10 for at in range(300)]
+    prompts = [[*head, *PROMPTS[1][row : row + 5]] for row in range(5)]
+    jobs = [job(number, prompt, max_tokens=4) for number, prompt in enumerate(prompts)]
+    alone = [run(new(model=model), each)[each.id] for each in jobs]
+    for system_tokens, cached in ((300, [0, 256, 256, 256, 256]), (0, [0, 0, 256, 256, 256])):
+        batch = new(model=model)
+        for each in jobs:
+            batch.add(dataclasses.replace(each, system_tokens=system_tokens))
+        found = drain(batch)
+        assert [tokens(found[number]) for number in range(5)] == alone
+        assert [found[number][0].cached_tokens for number in range(5)] == cached
 
 
 def test_an_answer_is_cached_as_the_prefix_of_the_next_question(new: NewBatch) -> None:

@@ -1,5 +1,6 @@
-"""A conversation of 30 turns with two restarts, in each family of hybrid and window models: cached, and unchanged."""
+"""Conversations in each family of hybrid and window models, with restarts between: cached, and unchanged."""
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ interface: Any = Late("engine.cache.interface")
 
 TURNS = 30
 SYSTEM, MESSAGE, ANSWER, PIECE = 1_000, 14, 6, 512
+BEGINNING = 600
 WAIT_S = 30.0
 QWEN3_5 = {"text_config": {**BASE, **FAMILIES["qwen3_next"], "model_type": "qwen3_5_text"}}
 MODELS = {
@@ -69,22 +71,59 @@ class Conversation:
             tokens.append(int(mx.argmax(self.read(caches, tokens[-1:])).item()))
         return tokens[1:]
 
-    def turn(self, prompt: list[int]) -> tuple[list[int], int]:
+    def restart(self) -> None:
+        """Let another engine follow that has the files only."""
+        assert self.files.flush(WAIT_S)
+        self.files.close(WAIT_S)
+        self.start()
+
+    def turn(self, prompt: list[int], shared: int = 0) -> tuple[list[int], int]:
         """Return the answer and the number of cached tokens, with the stores of an engine."""
         caches, length = self.cache.fetch(prompt)
-        for start in range(length, len(prompt) - 1, PIECE):
-            stop = min(start + PIECE, len(prompt) - 1)
+        end = len(prompt) - 1
+        checkpoints = self.cache.plan_checkpoints(prompt, start=length, shared=shared)
+        stops = sorted({*range(length + PIECE, end, PIECE), *checkpoints, end})
+        for start, stop in itertools.pairwise([length, *stops]):
             self.read(caches, prompt[start:stop])
-            self.cache.store(prompt[:stop], caches, is_end=stop == len(prompt) - 1)
+            is_checkpoint = stop in (*checkpoints, end)
+            self.cache.store(prompt[:stop], caches, is_checkpoint=is_checkpoint)
         tokens = self.answer(caches, prompt[-1])
         self.cache.store([*prompt, *tokens[:-1]], caches)
         return tokens, length
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name == "lfm2" else [pytest.mark.ci]) for name in MODELS],
-)
+NAMES = [
+    pytest.param(name, marks=[] if name in ("lfm2", "gpt_oss") else [pytest.mark.ci])
+    for name in MODELS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conversations_share_the_beginning(tmp_path: Path, name: str) -> None:
+    """The second one finds it if its end is known, the third one in any case, and both after a restart."""
+    conversation = Conversation(name, tmp_path / "kv")
+    dice = random.Random(6)
+    has_windows_only = name in ("gemma3_text", "gemma4_text", "gpt_oss")
+    for shared in (BEGINNING, 0):
+        system = dice.choices(range(64), k=BEGINNING)
+        lengths = []
+        for is_restarted in (False, False, False, True):
+            if is_restarted:
+                conversation.restart()
+            prompt = [*system, *dice.choices(range(64), k=MESSAGE)]
+            tokens, length = conversation.turn(prompt, shared)
+            lengths.append(length)
+        plain = conversation.make()
+        conversation.read(plain, prompt[:-1])
+        assert conversation.answer(plain, prompt[-1]) == tokens
+        whole = BEGINNING // 64 * 64
+        in_memory = BEGINNING if has_windows_only else whole
+        second = in_memory if shared or has_windows_only else 512
+        assert lengths == [0, second, in_memory, whole]
+    conversation.files.close(WAIT_S)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_long_conversation_is_cached_and_unchanged(tmp_path: Path, name: str) -> None:
     conversation = Conversation(name, tmp_path / "kv")
     dice = random.Random(4)
@@ -92,9 +131,7 @@ def test_a_long_conversation_is_cached_and_unchanged(tmp_path: Path, name: str) 
     asked = cached = 0
     for number in range(TURNS):
         if number in (10, 20):
-            assert conversation.files.flush(WAIT_S)
-            conversation.files.close(WAIT_S)
-            conversation.start()
+            conversation.restart()
         prompt = [*prompt, *dice.choices(range(64), k=MESSAGE)]
         tokens, length = conversation.turn(prompt)
         asked, cached = asked + len(prompt), cached + length

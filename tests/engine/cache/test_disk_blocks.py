@@ -231,7 +231,7 @@ def test_only_the_user_can_read_the_files(machine: Machine) -> None:
     assert {path.stat().st_mode & 0o777 for path in machine.blocks} == {0o600}
 
 
-STATEFUL = ["gemma3", "lfm2", "rotating", "mamba", "falcon_h1"]
+STATEFUL = ["gemma3", "lfm2", "rotating", "keeping", "mamba", "falcon_h1"]
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -291,7 +291,7 @@ def test_a_prompt_in_progress_leaves_no_state_on_disk(tmp_path: Path) -> None:
     cache, files = machine.start()
     caches = machine.tiny.make()
     machine.tiny.read(caches, PROMPT)
-    cache.store(PROMPT, caches, is_end=False)
+    cache.store(PROMPT, caches, is_checkpoint=False)
     assert files.flush(WAIT_S)
     assert files.stats.written == FULL // 64
     files.close(WAIT_S)

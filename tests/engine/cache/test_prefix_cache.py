@@ -57,7 +57,9 @@ def assert_close(found: list[Any], wanted: list[Any]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.ci] if name in ("mamba", "falcon_h1") else [])
+        pytest.param(
+            name, marks=[pytest.mark.ci] if name in ("mamba", "falcon_h1", "keeping") else []
+        )
         for name in CONFIGS
     ],
 )

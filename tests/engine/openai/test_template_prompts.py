@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.openai import output_format
+from engine.openai import output_format, prompt_encoder
 from engine.openai.input_processor import decode_tokens
+from engine.openai.input_tasks import PromptsTask
 from engine.openai.prompt_encoder import encode_prompts
 from engine.text.codec import TextCodec
 from engine.text.formats import pythonic
@@ -171,3 +172,23 @@ def test_calls_of_the_history_are_written_in_a_form_that_the_template_takes(
     template = "{# tools [TOOL_CALLS] #}{% for message in messages %}" + body
     template += "{% else %} {% endif %}\n{% endfor %}"
     assert prompt(codec_of(tmp_path, template), messages=CALLED).startswith(written)
+
+
+def test_the_tokens_before_the_first_user_message_are_counted(tmp_path: Path) -> None:
+    codec = codec_of(tmp_path, PLAIN)
+    system = {"role": "system", "content": "You answer in one word."}
+
+    def count(*turns: dict[str, Any], counts_system: bool = True) -> int:
+        task = PromptsTask(request=chat(messages=list(turns)), counts_system=counts_system)
+        (prompt,) = prompt_encoder.run(task, codec, None)
+        before, _ = decode_tokens(prompt.tokens, codec).split("Who", 1)
+        counted = decode_tokens(prompt.tokens[: prompt.system_tokens], codec)
+        assert counted == (before.rstrip() if counts_system else "")
+        return prompt.system_tokens
+
+    first = count(system, {"role": "user", "content": "Who asks?"})
+    assert first > len("user:")
+    again = count(system, {"role": "user", "content": "Who?"}, TURNS[1], TURNS[3])
+    assert again == first
+    assert count({"role": "user", "content": "Who?"}) == len("user:")
+    assert not count(system, {"role": "user", "content": "Who asks?"}, counts_system=False)

@@ -11,7 +11,9 @@ from engine.errors import GroupError
 from engine.ranks import coordinator
 from engine.ranks.messages import LoadedMessage, StartMessage
 
-LOADED = LoadedMessage(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_even=True, room=1.0)
+LOADED = LoadedMessage(
+    rank=0, model="m", prefix_bytes=100, token_bytes=8, checkpoint_tokens=0, room=1.0
+)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,10 @@ LOADED = LoadedMessage(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_ev
             StartMessage(prefix_bytes=40, token_bytes=None),
         ),
         ([{"token_bytes": 16}, {}], StartMessage(prefix_bytes=100, token_bytes=16)),
-        ([{"token_bytes": 16, "is_even": False}], StartMessage(prefix_bytes=0, token_bytes=None)),
+        (
+            [{"token_bytes": 16, "checkpoint_tokens": 512}],
+            StartMessage(prefix_bytes=0, token_bytes=None),
+        ),
         ([{"by_rows": False}], StartMessage(prefix_bytes=100, token_bytes=None)),
         ([{"by_rows": True}], StartMessage(prefix_bytes=100, token_bytes=None, by_rows=True)),
     ],

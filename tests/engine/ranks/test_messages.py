@@ -46,7 +46,9 @@ def test_every_message_survives_encoding() -> None:
         StartMessage(prefix_bytes=5, token_bytes=None),
         StopMessage(),
         JoinMessage(rank=0, world_size=3, epoch=2, secret="s"),
-        LoadedMessage(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_even=True, room=1.0),
+        LoadedMessage(
+            rank=0, model="m", prefix_bytes=100, token_bytes=8, checkpoint_tokens=0, room=1.0
+        ),
         ConnectMessage(),
         RejectMessage(reason="no"),
         FailureMessage(reason="gone"),

@@ -28,7 +28,9 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)
 JOIN = JoinMessage(rank=0, world_size=3, epoch=2, secret="s")
-LOADED = LoadedMessage(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_even=True, room=1.0)
+LOADED = LoadedMessage(
+    rank=0, model="m", prefix_bytes=100, token_bytes=8, checkpoint_tokens=0, room=1.0
+)
 CLOCK = SystemClock()
 WAIT = WaitContext(clock=CLOCK, pause=lambda _: None, is_stopping=lambda: False)
 STOPPED = replace(WAIT, is_stopping=lambda: True)
