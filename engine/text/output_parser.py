@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeAlias
 
@@ -125,6 +125,8 @@ class _TokenTrace:
         """Consume the characters of a span; return the tokens whose first shown character is among them."""
         start, end = self._decided_length, self._decided_length + len(span.text)
         self._decided_length = end
+        if not self._groups:
+            return []
         shown: list[ScoredToken] = []
         while self._groups and self._groups[0][1] <= start:
             self._groups.popleft()
@@ -190,8 +192,7 @@ class OutputParser:
             self.detokenizer.finalize()
         text = self.detokenizer.last_segment
         self._trace.add_text(text)
-        spans = self._spans(text, output.finish)
-        delta = Delta.joined([self._delta(span) for span in spans if span.text or span.calls])
+        delta = self._delta(self._spans(text, output.finish))
         self.reasoning_tokens += was_thinking or self.answer.is_thinking
         self.finish = self._finish(output)
         if output.prompt_logprobs is not None:
@@ -208,24 +209,22 @@ class OutputParser:
             return "tool_calls" if self._started_calls else "stop"
         return output.finish
 
-    def _spans(self, text: str, finish: FinishReason | None) -> Iterator[Span]:
-        for span in self.answer.feed(text):
-            yield from self._match_stops(span)
-        if finish is None:
-            return
-        for span in self.answer.flush(is_cut=finish == "length"):
-            yield from self._match_stops(span)
-        yield Span(SpanRole.CONTENT, self.stops.flush())
+    def _spans(self, text: str, finish: FinishReason | None) -> list[Span]:
+        spans = [shown for span in self.answer.feed(text) for shown in self._match_stops(span)]
+        if finish is not None:
+            for span in self.answer.flush(is_cut=finish == "length"):
+                spans += self._match_stops(span)
+            spans.append(Span(SpanRole.CONTENT, self.stops.flush()))
+        return spans
 
-    def _match_stops(self, span: Span) -> Iterator[Span]:
-        if self._is_cut or (self.must_call and span.role is SpanRole.CONTENT):
-            yield Span(SpanRole.HIDDEN, span.text)
-        elif span.role is not SpanRole.CONTENT or span.calls:
-            # A stop word does not span a call.
-            yield Span(SpanRole.CONTENT, self.stops.flush())
-            yield self._count_calls(span)
-        else:
-            yield from self.stops.spans(span.text)
+    def _match_stops(self, span: Span) -> Sequence[Span]:
+        is_content = span.role is SpanRole.CONTENT
+        if self._is_cut or (self.must_call and is_content):
+            return (Span(SpanRole.HIDDEN, span.text),)
+        if is_content and not span.calls:
+            return self.stops.spans(span.text)
+        # A stop word does not span a call.
+        return (Span(SpanRole.CONTENT, self.stops.flush()), self._count_calls(span))
 
     def _count_calls(self, span: Span) -> Span:
         calls: list[CallPiece] = []
@@ -236,14 +235,27 @@ class OutputParser:
             self._completed_calls += piece.is_complete
         return Span(span.role, span.text, tuple(calls))
 
-    def _delta(self, span: Span) -> Delta:
-        scored = tuple(self._trace.decide(span))
-        if span.role is SpanRole.CONTENT:
-            return Delta(content=span.text, scored=scored)
-        if span.role is SpanRole.REASONING:
-            return Delta(reasoning=span.text)
-        shown = [call for call in span.calls if call.name is not None or call.arguments]
-        return Delta(tool_calls=tuple(self._call(call) for call in shown))
+    def _delta(self, spans: Iterable[Span]) -> Delta:
+        """Return what these spans add to the answer."""
+        content, reasoning = "", ""
+        calls: list[CallPiece] = []
+        scored: list[ScoredToken] = []
+        for span in spans:
+            role, text, pieces = span
+            if text:
+                scored += self._trace.decide(span)
+            if role is SpanRole.CONTENT:
+                content += text
+            elif role is SpanRole.REASONING:
+                reasoning += text
+            else:
+                calls += [call for call in pieces if call.name is not None or call.arguments]
+        return Delta(
+            content=content,
+            reasoning=reasoning,
+            tool_calls=tuple(map(self._call, calls)),
+            scored=tuple(scored),
+        )
 
     def _call(self, call: CallPiece) -> ToolCallDelta:
         if call.name is None:

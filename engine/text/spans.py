@@ -4,9 +4,10 @@ Every parser in this folder takes text in and returns all of it, in order and cu
 moved, so every character that a client sees can be traced back to the tokens that spell it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 
 class SpanRole(Enum):
@@ -30,9 +31,8 @@ class CallPiece:
     """True if this is the last piece."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of text, with the pieces of tool calls that it completes."""
+class Span(NamedTuple):
+    """A piece of text, with the pieces of tool calls that it completes. A tuple: every token makes some."""
 
     role: SpanRole
     text: str
@@ -50,6 +50,8 @@ class StopMatcher:
         """Take the client's stop words, and other texts that end an answer."""
         self._named = tuple(stops)
         self._stops = (*self._named, *ends)
+        self._longest = max(map(len, self._stops), default=0)
+        self._firsts = frozenset(stop[:1] for stop in self._stops)
         self._held = ""
         self._is_stopped = False
         self.matched: str | None = None
@@ -69,6 +71,8 @@ class StopMatcher:
         """Add text; return the part that can be shown now."""
         if self._is_stopped:
             return ""
+        if not self._stops:
+            return text
         pending = self._held + text
         hits = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if hits:
@@ -82,13 +86,13 @@ class StopMatcher:
         self._held = pending[len(pending) - kept :]
         return pending[: len(pending) - kept]
 
-    def spans(self, text: str) -> Iterator[Span]:
-        """Add text as `feed` does; yield the shown span, and the hidden one after a stop word."""
+    def spans(self, text: str) -> Sequence[Span]:
+        """Add text as `feed` does; return the shown span, and the hidden one after a stop word."""
         pending = self._held + text
-        shown = self.feed(text)
-        yield Span(SpanRole.CONTENT, shown)
+        shown = Span(SpanRole.CONTENT, self.feed(text))
         if self._is_stopped:
-            yield Span(SpanRole.HIDDEN, pending[len(shown) :])
+            return (shown, Span(SpanRole.HIDDEN, pending[len(shown.text) :]))
+        return (shown,)
 
     def flush(self) -> str:
         """Return the text that was held back: no more text follows, so it is no stop word."""
@@ -97,9 +101,7 @@ class StopMatcher:
 
     def _partial_stop_length(self, text: str) -> int:
         """Return the length of the longest suffix of `text` that begins a stop word."""
-        longest = max((len(stop) for stop in self._stops), default=0)
-        for length in range(min(longest - 1, len(text)), 0, -1):
-            tail = text[len(text) - length :]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[at] in self._firsts and any(stop.startswith(text[at:]) for stop in self._stops):
+                return len(text) - at
         return 0
