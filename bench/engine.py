@@ -128,9 +128,7 @@ def leaving(bench: Bench) -> None:
     for server in bench.both:
         turn = {"role": "user", "content": prompt(bench.rng, 20)}
         body = json.dumps({"model": server.model, "messages": [turn], "max_tokens": 1000}).encode()
-        head = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        )
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
             time.sleep(1.5)
