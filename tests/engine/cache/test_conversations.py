@@ -123,7 +123,8 @@ def test_conversations_share_the_beginning(tmp_path: Path, name: str) -> None:
     conversation.files.close(WAIT_S)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.ci
+@pytest.mark.parametrize("name", MODELS)
 def test_a_long_conversation_is_cached_and_unchanged(tmp_path: Path, name: str) -> None:
     conversation = Conversation(name, tmp_path / "kv")
     dice = random.Random(4)

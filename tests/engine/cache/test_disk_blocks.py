@@ -231,10 +231,10 @@ def test_only_the_user_can_read_the_files(machine: Machine) -> None:
     assert {path.stat().st_mode & 0o777 for path in machine.blocks} == {0o600}
 
 
-STATEFUL = ["gemma3", "lfm2", "rotating", "keeping", "mamba", "falcon_h1"]
+COSTLY = [pytest.param(name, marks=pytest.mark.ci) for name in ("gemma3", "mamba", "falcon_h1")]
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", ["lfm2", "rotating", "keeping", *COSTLY])
 def test_windows_and_states_continue_where_a_prompt_ended(tmp_path: Path, name: str) -> None:
     machine = Machine(tmp_path / "kv", name)
     machine.fill()
@@ -251,7 +251,7 @@ def test_windows_and_states_continue_where_a_prompt_ended(tmp_path: Path, name: 
     files.close(WAIT_S)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "lfm2"])
+@pytest.mark.parametrize("name", ["lfm2", COSTLY[0]])
 def test_any_damaged_file_of_a_stateful_model_costs_time_only(tmp_path: Path, name: str) -> None:
     machine = Machine(tmp_path / "kv", name)
     machine.fill()

@@ -163,6 +163,7 @@ def _whisper_total(config: dict[str, int]) -> int:
 
 
 @pytest.mark.mlx
+@pytest.mark.ci
 def test_parameters_are_those_of_the_models_that_mlx_lm_builds() -> None:
     count = module("engine.catalogue_weights").count_weights
     for name, model in SHIPPED.models.items():
