@@ -1,9 +1,10 @@
-"""Guesses: an engine with them beside one without: `make bench-speculation`, under five minutes.
+"""Guesses: an engine with them beside one without: `make bench-speculation`, under ten minutes.
 
 `copy` and `new` are guesses from n-grams, on texts that repeat their prompt and on new ones. `mtp_any` and `mtp_wrong`
 are those of a multi-token prediction head of a synthetic checkpoint (tests/support/mtp_models.py): random weights, and a
 head that was made to be right mostly, or never. They show what guesses cost and save, not how often a published head is
-right. Both engines answer the same chats in turns, one request at a time. Compared are the tokens a second from the first
+right. `hybrid` models have recurrent states (qwen3_5), `window` models have sliding windows (llama); `repeat` are their
+texts that repeat themselves every twelve tokens, `new` those that do not, both guessed from n-grams. Both engines answer the same chats in turns, one request at a time. Compared are the tokens a second from the first
 token to the last, as the median of all pairs. `differ` counts answers that are not equal: a pass over several tokens
 rounds differently, which may move a sampled token.
 """
@@ -21,7 +22,7 @@ from bench.servers import Json, Reply, Server, mtp_model, real_model, serving, s
 
 _PAIRS: Final = sized(6, smoke=1)
 _TOKENS: Final = sized(64, smoke=16)
-# No pair of a kind of chat begins later than this: the four kinds, and a last pair of each, fit into five minutes.
+# No pair of a kind of chat begins later than this: all kinds, and a last pair of each, fit into ten minutes.
 _CHAT_S: Final = 40.0
 _NAMES: Final = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta", "zeta")
 _TOPICS: Final = ("a lighthouse", "a market", "a winter", "a train", "a violin", "a river")
@@ -52,6 +53,11 @@ def inventing(seed: int) -> Json:
     return {
         "messages": [{"role": "user", "content": story}], "temperature": 0.8, "seed": seed,
     }  # fmt: skip
+
+
+def repeating(seed: int) -> Json:
+    """Return a chat that a model made for it answers with a text that repeats itself."""
+    return {"messages": inventing(seed)["messages"], "temperature": 0}
 
 
 def compare(
@@ -88,10 +94,17 @@ def main() -> None:
         scratch = Path(folder)
         model = real_model(scratch)
         ngram, mtp = {"ngram_tokens": 8}, {"mtp_tokens": 3}
+        hybrid, window, period = ("--arch", "qwen3_5"), ("--arch", "llama"), ("--period", "12")
         for path, guesses, chats in (
             (model, ngram, {"copy": copying, "new": inventing}),
             (mtp_model(scratch / "mtp"), mtp, {"mtp_any": inventing}),
             (mtp_model(scratch / "wrong", "--wrong"), mtp, {"mtp_wrong": inventing}),
+            (mtp_model(scratch / "h1", *hybrid), mtp, {"mtp_hybrid": inventing}),
+            (mtp_model(scratch / "h2", *hybrid, "--wrong"), mtp, {"mtp_hybrid_wrong": inventing}),
+            (mtp_model(scratch / "h3", *hybrid), ngram, {"hybrid_new": inventing}),
+            (mtp_model(scratch / "h4", *hybrid, *period), ngram, {"hybrid_repeat": repeating}),
+            (mtp_model(scratch / "w1", *window), ngram, {"window_new": inventing}),
+            (mtp_model(scratch / "w2", *window, *period), ngram, {"window_repeat": repeating}),
         ):
             both = (
                 start_ours(path, {"concurrency": 2}),

@@ -51,8 +51,10 @@ class HiddenStates:
 
     def logits(self, hidden: Array) -> Array:
         """Return the logits of hidden states."""
-        if hasattr(self.model, "lm_head"):
-            return self.model.lm_head(hidden)
+        # The head of a model that may also see is within its language model.
+        model: Model = getattr(self.model, "language_model", self.model)
+        if hasattr(model, "lm_head"):
+            return model.lm_head(hidden)
         return self.model.model.embed_tokens.as_linear(hidden)
 
     def embed(self, tokens: Array) -> Array:

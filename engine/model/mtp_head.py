@@ -28,6 +28,8 @@ Array: TypeAlias = Any  # mlx ships no types
 
 # The head's layer, as the only one of a model.
 _ONLY: Final = "model.layers.0."
+# Wrappers of models that also see have it before all names of the language model.
+_WRAPPER: Final = "language_model."
 _FIELD: Final = "spec.model.mtp"
 
 log = logging.getLogger(__name__)
@@ -91,14 +93,10 @@ def add_head(
             "use spec.model.ngram"
         )
     with raise_unusable(f"{folder}: the multi-token prediction head"):
-        model = loaded.model
-        args, prefix = model.args, layout.prefix_of(model.args.num_hidden_layers)
-        # mlx-lm knows how to name, stack and unpack the tensors of a layer: let it make a model with this one only, of
-        # which nothing else is computed. The first layers of these models are dense, and a head's layer is as the last.
-        changes = {"num_hidden_layers": 1}
-        if hasattr(args, "first_k_dense_replace"):
-            changes["first_k_dense_replace"] = 0
-        shell = type(model)(dataclasses.replace(args, **changes))
+        text_model: Any = getattr(loaded.model, "language_model", loaded.model)
+        args = text_model.args
+        prefix = layout.prefix_of(args.num_hidden_layers)
+        shell = _one_layer(loaded.model)
         tensors = _read(folder, prefix, layout)
         if not any(name.startswith(f"{_ONLY}{layout.projection}.") for name in tensors):
             raise ModelUnusableError(
@@ -106,20 +104,37 @@ def add_head(
                 f"it; use a checkpoint with a head, leave {_FIELD} out, or use spec.model.ngram"
             )
         weights = {
-            _own_name(name, layout): array for name, array in shell.sanitize(tensors).items()
+            _own_name(name, layout): array
+            for name, array in _stack_experts(shell.sanitize(tensors)).items()
         }
+        if layout.may_lack_one:
+            _complete_norms(weights)
         head = MtpHead(
             shell.model.layers[0],
             args.hidden_size,
             args.rms_norm_eps,
             puts_embedding_first=layout.puts_embedding_first,
         )
-        _quantize(head, weights, load_config(folder).get("quantization"), prefix)
+        _quantize(head, weights, load_config(folder).get("quantization"), prefix + layout.layer)
         head.load_weights(list(weights.items()), strict=True)
         head.eval()
         materialize(head, gauges, is_stopping=is_stopping)
     log.info("MTP head loaded", extra={"bytes": gauges.loaded_bytes})
     return replace(loaded, mtp_head=head)
+
+
+def _one_layer(model: Any) -> Any:
+    """Return a model like this one with a single layer, of the kind of its head's, of which nothing is computed.
+
+    mlx-lm knows how to name, stack and unpack the tensors of a layer. The first layers of these models may be dense or
+    recurrent, and a head's layer is as the last.
+    """
+    changes = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "full_attention_interval": 1}
+    args = model.args
+    if hasattr(args, "text_config"):
+        return type(model)(dataclasses.replace(args, text_config=args.text_config | changes))
+    known = {name: value for name, value in changes.items() if hasattr(args, name)}
+    return type(model)(dataclasses.replace(args, **known))
 
 
 def _read(folder: Path, prefix: str, layout: MtpLayout) -> dict[str, Array]:
@@ -128,15 +143,45 @@ def _read(folder: Path, prefix: str, layout: MtpLayout) -> dict[str, Array]:
     for path in folder.glob("model*.safetensors"):
         tensors: Any = mx.load(str(path))
         for name, array in tensors.items():
-            rest = name.removeprefix(prefix)
-            if rest != name and not rest.startswith(layout.copies):
-                arrays[_ONLY + rest] = array
+            whole = name.removeprefix(_WRAPPER)
+            rest = whole.removeprefix(prefix)
+            if rest != whole and not rest.startswith(layout.copies):
+                arrays[_ONLY + rest.removeprefix(layout.layer)] = array
     return arrays
+
+
+def _stack_experts(weights: dict[str, Array]) -> dict[str, Array]:
+    """Return the tensors with those of single experts stacked, which mlx-lm's `qwen3_5_moe` leaves as they are."""
+    experts: dict[str, dict[int, Array]] = {}
+    for name in list(weights):
+        before, found, after = name.partition(".mlp.experts.")
+        number, _, rest = after.partition(".")
+        if found and number.isdigit():
+            experts.setdefault(f"{before}.mlp.switch_mlp.{rest}", {})[int(number)] = weights.pop(
+                name
+            )
+    return weights | {
+        name: mx.stack([arrays[at] for at in sorted(arrays)]) for name, arrays in experts.items()
+    }
+
+
+def _complete_norms(weights: dict[str, Array]) -> None:
+    """Add 1 to the weights of norms that are stored as differences from 1, as Qwen's authors do.
+
+    Checkpoints mix both forms, so each tensor is judged alone. Weights of published layers are near 1, so that a
+    difference averages below 0.5. Those of the norms before the projection are about 0.3 and 0.5: a difference is
+    negative there (omlx#3750, omlx#1507, MTPLX#511).
+    """
+    for name, array in weights.items():
+        if array.ndim == 1 and name.endswith("norm.weight"):
+            is_before = name.startswith(("embedding_norm", "hidden_norm"))
+            if array.astype(mx.float32).mean().item() <= (0.0 if is_before else 0.5):
+                weights[name] = array + 1.0
 
 
 def _own_name(name: str, layout: MtpLayout) -> str:
     """Return the name in MtpHead of a tensor of the only layer."""
-    rest = name.removeprefix(_ONLY)
+    rest = name.removeprefix(_WRAPPER).removeprefix(_ONLY)
     stem, _, last = rest.rpartition(".")
     own = {
         layout.embedding_norm: "embedding_norm",
@@ -157,7 +202,10 @@ def _quantize(
     def chosen(path: str, module: Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
             return False
-        own: bool | dict[str, Any] = settings.get(prefix + path.removeprefix("layer."), True)
+        published = prefix + path.removeprefix("layer.")
+        own: bool | dict[str, Any] = settings.get(
+            published, settings.get(_WRAPPER + published, True)
+        )
         return own
 
     quantize(

@@ -18,8 +18,10 @@ _USUAL: Final = {"attention_bias": True, "partial_rotary_factor": 0.5, "rope_the
 def language_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """Return the classes that build the language model of a config: mlx-lm's own, or GLM's in a model of its name."""
     if config["model_type"] not in _MODULES:
-        classes: tuple[Any, Any] = utils._get_classes(config)  # noqa: SLF001 - the default of `load_model`
-        return classes
+        model_class, args_class = utils._get_classes(config)  # noqa: SLF001 - the default of `load_model`
+        if config["model_type"] == "qwen3_next":
+            model_class = _without_head(model_class)
+        return model_class, args_class
     library = importlib.import_module(f"mlx_lm.models.{_MODULES[config['model_type']]}")
 
     class Arguments:
@@ -63,6 +65,18 @@ def language_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             return {f"language_model.{name}": array for name, array in inner.items()}
 
     return Model, Arguments
+
+
+def _without_head(model_class: Any) -> Any:
+    """Return the class, which drops the tensors of a head (engine/model/mtp_head.py) of converted weights, too."""
+
+    def sanitize(model: Any, weights: dict[str, Array]) -> dict[str, Array]:
+        rest = {name: array for name, array in weights.items() if not name.startswith("mtp.")}
+        dropped: dict[str, Array] = model_class.sanitize(model, rest)
+        return dropped
+
+    members = {"sanitize": sanitize, "__module__": model_class.__module__}
+    return type(model_class.__name__, (model_class,), members)
 
 
 def _inner_name(name: str) -> str:

@@ -18,7 +18,7 @@ from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
-ARCHS = ("mimo", "glm4_moe", "glm4_moe_lite")
+ARCHS = ("mimo", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5")
 PLAIN_S = 0.01
 
 
@@ -48,7 +48,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any,
         if arch not in made:
             folder = tmp_path_factory.mktemp("mtp") / arch
             # The layers change the next token often enough that some guesses are wrong.
-            module("tests.support.mtp_models").make(folder, arch=arch, influence=0.25)
+            layers = 3 if arch.startswith("qwen") else 2
+            module("tests.support.mtp_models").make(
+                folder, arch=arch, layers=layers, influence=0.25
+            )
             made[arch] = with_head(folder), folder
         return made[arch]
 
@@ -87,7 +90,8 @@ SAMPLINGS = [
 @pytest.mark.parametrize(
     ("arch", "sampling"),
     [("mimo", sampling) for sampling in SAMPLINGS]
-    + [("glm4_moe", SAMPLINGS[0]), ("glm4_moe_lite", SAMPLINGS[1])],
+    + [("glm4_moe", SAMPLINGS[0]), ("glm4_moe_lite", SAMPLINGS[1])]
+    + [("qwen3_next", SAMPLINGS[0]), ("qwen3_5", SAMPLINGS[1])],
     ids=str,
 )
 def test_an_answer_is_the_same_with_a_head(
@@ -129,7 +133,7 @@ def guess_whole(loaded: Any, tokens: list[int], count: int) -> list[int]:
     read, found = mx.array([tokens[1:]]), []
     for _ in range(count):
         hidden = head(hidden, model.model.embed_tokens(read), cache)[:, -1:]
-        read = mx.argmax(model.lm_head(hidden), axis=-1)
+        read = mx.argmax(getattr(model, "language_model", model).lm_head(hidden), axis=-1)
         found.append(read.item())
     return found
 

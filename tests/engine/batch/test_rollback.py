@@ -1,5 +1,6 @@
 """Guesses for models with recurrent states and windows: answers stay the same, whatever part of a guess is right."""
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_batches import drain, job, load, new_batch, tokens
+from engine.jobs import SamplingParams, TokenOutput
+from models import footprint
+from models.footprint import ServingLoad
+from schemas.kv_cache import KvCache
+from tests.support.engine_batches import drain, job, load, new_batch, run, step, tokens
 from tests.support.mlx_models import Late
-from tests.support.model_families import save
+from tests.support.model_families import config_of, save
+from tests.support.model_geometries import build, geometry
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(300)]
-mlx_lm: Any = Late("mlx_lm")
 
 # A state and a window.
 QUICK = ("mamba2", "gemma3_text")
@@ -107,3 +112,103 @@ def test_answers_are_the_same_with_partly_wrong_guesses(tmp_path: Path, name: st
     made = drain(batch)[1]
     assert made[0].cached_tokens >= len(first.prompt) + TOKENS - 1
     assert logprobs_of(made) == scores(wanted)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma3_text", "nemotron_h"])
+def test_rows_come_and_go_between_guesses(tmp_path: Path, name: str) -> None:
+    loaded = model_of(tmp_path, name)
+    jobs = [job(at, prompt_of(30 + 50 * at, seed=at), max_tokens=90) for at in range(3)]
+    wanted = {one.id: run(new_batch(loaded, tmp_path), one)[one.id] for one in jobs}
+    proposer = Proposer(wanted)
+    batch = guessing(loaded, tmp_path, proposer)
+    batch.add(jobs[0])
+    made: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+    def read_until(number: int, count: int) -> None:
+        while len(made[number]) < count:
+            for output in step(batch):
+                assert isinstance(output, TokenOutput), output
+                made[output.job_id].append(output.token)
+
+    read_until(0, 20)
+    before = proposer.proposed_tokens
+    assert before > 0
+    batch.add(jobs[1])  # beside a row that has guessed, which pauses
+    read_until(1, 10)
+    batch.remove(1)
+    read_until(0, 50)
+    assert proposer.proposed_tokens > before, "guesses resume"
+    batch.add(jobs[2])
+    read_until(2, 5)
+    batch.remove(0)  # the row that never guessed goes on alone, and guesses
+    read_until(2, 60)
+    batch.remove(2)
+    step(batch)
+    assert batch.is_idle
+    assert all(wanted[at][: len(part)] == part for at, part in made.items())
+    # Each left its tokens in the prefix cache, with states that fit them.
+    for one in jobs:
+        turn = job(7, [*one.prompt, *made[one.id], 9, 8, 7], max_tokens=8, top_logprobs=1)
+        fresh = new_batch(loaded, tmp_path)
+        fresh.add(turn)
+        batch.add(turn)
+        answer = drain(batch)[7]
+        assert answer[0].cached_tokens >= len(one.prompt)
+        assert logprobs_of(answer) == scores(drain(fresh)[7])
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("keep", [0, 4])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_declared_window_goes_with_guesses(tmp_path: Path, name: str, keep: int) -> None:
+    loaded = model_of(tmp_path, name)
+    one = job(0, prompt_of(30), max_tokens=TOKENS, top_logprobs=1)
+    window = KvCache(window=24, keep=keep or None)
+    plain = new_batch(loaded, tmp_path, kv_cache=window)
+    plain.add(one)
+    wanted = drain(plain)[0]
+    proposer = Proposer({0: tokens(wanted)})
+    batch = guessing(loaded, tmp_path, proposer, kv_cache=window)
+    batch.add(one)
+    made = drain(batch)[0]
+    assert tokens(made) == tokens(wanted)
+    assert logprobs_of(made) == scores(wanted)
+    assert proposer.rejections
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_5", "gemma3_text", "gpt_oss"])
+def test_a_draft_model_may_have_states_and_windows(tmp_path: Path, name: str) -> None:
+    """As its own draft each guess of a model is right, for which the draft must have read what the model has."""
+    loaded = model_of(tmp_path, name)
+    first, second = (job(at, prompt_of(40, seed=at), max_tokens=TOKENS) for at in (0, 1))
+    plain = new_batch(loaded, tmp_path)
+    wanted = run(plain, first) | run(plain, second)
+    drafted = dataclasses.replace(loaded, draft=loaded.model)
+    batch = new_batch(drafted, tmp_path, draft_tokens=3)
+    assert run(batch, first) | run(batch, second) == wanted
+    proposer = batch.executor.proposer
+    assert proposer.accepted_tokens == proposer.proposed_tokens > 2 * TOKENS // 2
+    # Sampled tokens often differ from its guesses, and the greedy ones that follow tell whether it went back rightly.
+    hot = dataclasses.replace(first, sampling=SamplingParams(temperature=1.0, seed=4))
+    wanted = run(plain, hot)
+    assert run(batch, hot) == wanted
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gemma3_text"])
+def test_what_is_kept_fits_the_memory_proof(name: str) -> None:
+    caches = Late("mlx_lm.models.cache")
+    shape, model = geometry(config_of(name)), build(config_of(name))
+    layers = caches.make_prompt_cache(model)
+    model(Late("mlx.core").zeros((1, 300), dtype=Late("mlx.core").int32), cache=layers)
+    load_ = ServingLoad(context_length=512, concurrency=4, draft_tokens=3)
+    for by_token in (False, True):
+        way_back = Late("engine.cache.rollback").Rollback(layers, by_token=by_token)
+        kept = sum(
+            array.nbytes
+            for _, array in Late("mlx.utils").tree_flatten(list(way_back._states.values()))
+            if hasattr(array, "nbytes")
+        )
+        assert kept <= footprint.kept_bytes(shape, load_, by_token=by_token)
+        assert bool(kept) == (by_token or name == "mamba2")

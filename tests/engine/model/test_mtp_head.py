@@ -35,16 +35,19 @@ def add_head(folder: Path, gauges: Gauges | None = None) -> Any:
     )
 
 
-@pytest.mark.parametrize("arch", ["mimo", "glm4_moe", "glm4_moe_lite"])
+@pytest.mark.parametrize(
+    "arch", ["mimo", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5", "qwen3_5_moe"]
+)
 def test_a_head_is_found_without_mlx_and_loaded(tmp_path: Path, arch: str) -> None:
-    folder, gauges = make(tmp_path / arch, arch=arch), Gauges()
+    is_qwen = arch.startswith("qwen")
+    folder, gauges = make(tmp_path / arch, arch=arch, layers=3 if is_qwen else 2), Gauges()
     facts = model_files.inspect_model(folder)
     shape = model_files.model_geometry(facts, casts_to_float32=True)
     assert shape.has_mtp_head
     found = add_head(folder, gauges)
     assert found.mtp_head.projection.weight.shape == (64, 128)
     # The weights of a head that is used are not counted anew; its copies of the embeddings are never loaded.
-    copies = 0 if arch == "mimo" else 2 * 8 * 64 * 4
+    copies = 0 if arch == "mimo" or is_qwen else 2 * 8 * 64 * 4
     assert gauges.loaded_bytes == gauges.total_bytes == facts.weight_bytes - copies
     # The proof counts what its cache really takes.
     cache = module("mlx_lm.models.cache").KVCache()
