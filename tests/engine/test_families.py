@@ -1,5 +1,7 @@
 """Each family of models in a real engine: alone, in a batch, in a second turn, and from files after kill -9."""
 
+import contextlib
+import json
 import random
 import signal
 import threading
@@ -14,7 +16,7 @@ from engine.cache.interface import BLOCK_TOKENS
 from schemas.kv_cache import KvCache
 from tests.support.engine_process import START_S, Engine, Start, eventually
 from tests.support.mlx_models import Late
-from tests.support.model_families import save
+from tests.support.model_families import save, save_draft
 
 pytestmark = [pytest.mark.mlx, pytest.mark.ci]
 mx: Any = Late("mlx.core")
@@ -49,19 +51,22 @@ class Plain:
 
     def __init__(self, folder: Path) -> None:
         self.model, self.tokenizer = mlx_lm.load(str(folder))
+        self.tokens: list[int] = []
+        """Those of the last answer."""
 
     def answer(self, prompt: list[int]) -> Any:
         """Return about the log probabilities of a greedy answer without end tokens, the prompt read at once and alone."""
         caches = cache.make_prompt_cache(self.model)
         scores: list[float] = []
         ends = mx.array(sorted(self.tokenizer.eos_token_ids))
-        piece = prompt
+        self.tokens, piece = [], prompt
         for _ in range(ANSWER):
             logits = self.model(mx.array([piece]), cache=caches)[0, -1].astype(mx.float32)
             scored = logits - mx.logsumexp(logits)
             scored[ends] = -mx.inf
             piece = [int(mx.argmax(scored).item())]
             scores.append(float(scored[piece[0]].item()))
+            self.tokens += piece
         return pytest.approx(scores, abs=2e-3)
 
 
@@ -117,6 +122,48 @@ def test_a_family_answers_as_plain_mlx_lm(start: Start, tmp_path: Path, name: st
     scores, cached = ask(engine, [*turn, 7, 8, 9])
     assert cached >= len(turn) - BLOCK_TOKENS, "after kill -9"
     assert scores == plain.answer([*turn, 7, 8, 9]), "from files"
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_next", "qwen3_5", "kimi_linear", "nemotron_h", "mamba2", "lfm2", "gemma3_text", "gpt_oss"]
+)  # fmt: skip
+def test_guesses_of_a_draft_change_no_answer(start: Start, tmp_path: Path, name: str) -> None:
+    folder, draft = tmp_path / "model", tmp_path / "draft"
+    save(folder, name, tie_word_embeddings=False)
+    save_draft(draft, folder)
+    engine = start(folder, draft_model=draft, draft_tokens=3, concurrency=4)
+    plain = Plain(folder)
+    dice = random.Random(5)
+    first, *others = (dice.choices(range(4, 260), k=PROMPT - 90 * n) for n in range(4))
+    eventually(engine.is_ready, within_s=START_S)
+    wanted = plain.answer(first)
+    turn = [*first, *plain.tokens, *dice.choices(range(4, 260), k=TURN)]
+    assert ask(engine, first)[0] == wanted, "alone"
+    assert engine.metrics()["draft_accepted_tokens_total"] > 0
+
+    gate = threading.Barrier(len(others))
+
+    def together(prompt: list[int]) -> list[float]:
+        gate.wait(START_S)
+        return ask(engine, prompt)[0]
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(together, others))
+    assert answers == [plain.answer(prompt) for prompt in others], "in a batch"
+
+    body = {"model": "tiny", "prompt": others[0], "max_tokens": 900, "ignore_eos": True}
+    with contextlib.closing(engine.connect()) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}))
+        lines = connection.getresponse()
+        for _ in range(40):
+            lines.readline()
+    eventually(lambda: engine.busy() == (0, 0), what="the cancelled request")
+
+    scores, cached = ask(engine, turn)
+    assert cached >= PROMPT + ANSWER - 1, "second turn"
+    assert scores == plain.answer(turn), "second turn"
+    guessed = engine.metrics()
+    assert guessed["draft_accepted_tokens_total"] < guessed["draft_tokens_total"]
 
 
 def wait_for_files(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Folders of tiny models of each family, with random weights and a tokenizer. mlx_lm is imported late."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,14 @@ def save(folder: Path, name: str, **changes: Any) -> None:
     mx.random.seed(3)
     weights = dict(mlx_utils.tree_flatten(build(config).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def save_draft(folder: Path, model: Path) -> None:
+    """Write a copy of a model whose weights differ a little, so that it often guesses right."""
+    shutil.copytree(model, folder)
+    path = str(folder / "model.safetensors")
+    weights = {
+        name: array + 0.005 * mx.abs(array).mean() * mx.random.normal(array.shape)
+        for name, array in mx.load(path).items()
+    }
+    mx.save_safetensors(path, weights, metadata={"format": "mlx"})

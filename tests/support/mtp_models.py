@@ -86,6 +86,7 @@ def make(
     # The head's layer is one more of the same kind.
     larger = json.loads(json.dumps(config))
     larger.get("text_config", larger)["num_hidden_layers"] = layers + 1
+    larger.get("layer_types", []).append("full_attention")
     leaves: list[tuple[str, Any]] = cast("Any", tree_flatten(build(larger).parameters()))
     shapes = {name.removeprefix("language_model."): array.shape for name, array in leaves}
     weights = _random(shapes, seed, influence)
@@ -111,7 +112,7 @@ def _config(base: dict[str, Any], arch: MtpArch, layers: int) -> dict[str, Any]:
     config = base | {"model_type": arch, "num_nextn_predict_layers": 1}
     if arch == "llama":
         kinds = [*["sliding_attention"] * 3, "full_attention"] * (1 + layers // 4)
-        return config | {"layer_types": kinds[: layers + 1], "sliding_window": 128}
+        return config | {"layer_types": kinds[:layers], "sliding_window": 128}
     if arch in QWEN:
         experts = 0 if arch == "qwen3_5" else 4
         config |= {**_DELTA, "num_experts": experts, "moe_intermediate_size": wide}
