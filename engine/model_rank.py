@@ -19,7 +19,7 @@ from engine.batch.mtp import GuessPolicy, MtpProposer
 from engine.batch.ngram import NgramProposer
 from engine.batch.speculative import DraftProposer, TokenProposer
 from engine.cache.interface import KvOptions
-from engine.cache.layer_caches import make_caches
+from engine.cache.layer_caches import can_read_rows, make_caches
 from engine.cache.prefix_cache import BlockPrefixCache
 from engine.gauges import Gauges
 from engine.memory import allocation
@@ -210,6 +210,7 @@ def make_executor(
         adapters=loaded.adapters,
         vision=None if loaded.image_rules is None else loaded.model,
         by_rows=by_rows,
+        reads_rows=by_rows and can_read_rows(loaded.model, options),
     )
 
 

@@ -97,7 +97,7 @@ class KvFootprint:
     """True if a batch can keep the tokens of each sequence in arrays of their own (engine/cache/row_caches.py).
 
     Otherwise the sequences share one array, padded on the left, and each takes the bytes of the longest. Rotating
-    caches always do.
+    caches always do, up to their window.
     """
 
     def __add__(self, other: "KvFootprint") -> "KvFootprint":

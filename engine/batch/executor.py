@@ -45,6 +45,8 @@ class StepExecutor:
     """The model, if it sees images."""
     by_rows: bool = False
     """True if the model's caches may be kept row by row (cache/row_caches.py)."""
+    reads_rows: bool = False
+    """True if prompts may be read together into such caches."""
     compiling: BackgroundGrammars = field(init=False)
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
@@ -66,6 +68,7 @@ class StepExecutor:
             by_rows=self.by_rows,
             reserved=self._reserved,
         )
+        self.prefill_stage.reads_rows = self.reads_rows
 
     @property
     def kv_bytes(self) -> int:

@@ -76,6 +76,8 @@ class PrefillStage:
         """
         self._reserved = reserved
         self._by_rows = by_rows
+        self.reads_rows = by_rows
+        """False to pad prompts that are read together, until they are read."""
         self._model = model
         self._states = model if isinstance(model, HiddenStates) else None
         self._vision = vision
@@ -232,7 +234,7 @@ class PrefillStage:
         """Finish several prompts at once, padded on the right to the longest remainder."""
         _level_remainders(prompts)
         self._select(prompts)
-        caches = merge_caches([prompt.caches for prompt in prompts], by_rows=self._by_rows)
+        caches = merge_caches([prompt.caches for prompt in prompts], by_rows=self.reads_rows)
         pieces = [prompt.tokens[prompt.position :] for prompt in prompts]
         lengths = [len(piece) for piece in pieces]
         longest = max(lengths)

@@ -24,8 +24,12 @@ def set_reserved(caches: Sequence[LayerCache], tokens: int | None) -> None:
 def merge_caches(caches: Sequence[Sequence[LayerCache]], *, by_rows: bool) -> list[LayerCache]:
     """Make one batch of the caches of several sequences, and take them over.
 
-    `by_rows` keeps plain and quantized layers row by row, and windows that keep their first tokens; rotating and
-    recurrent layers are always merged.
+    `by_rows` keeps plain and quantized layers row by row, and windows that keep their first tokens. Others are always
+    merged:
+    - A recurrent state has one size, so a merged one has no padding, and one kernel updates all rows.
+    - A rotating window is padded up to its own size at most, for which each row has memory anyway.
+    - A CacheList pairs keys with those of an index (DeepSeek V3.2); the model changes arrays of both in the cache, which
+      rows do not have, and each row takes the memory of the longest.
     """
     return [_merge_layer(layer, by_rows=by_rows) for layer in zip(*caches, strict=True)]
 
@@ -55,8 +59,10 @@ class BatchCaches:
         return self._is_padded
 
     def join(self, layers: list[LayerCache]) -> None:
-        """Add rows: caches that `merge_caches` made with the same `by_rows`, which this takes over."""
+        """Add rows: caches that `merge_caches` made, which this takes over."""
         self._split()
+        if self._by_rows:
+            layers = [_split_layer(layer) for layer in layers]
         if not self.layers:
             self.layers = layers
             return
@@ -119,12 +125,7 @@ class BatchCaches:
         self._steps, self._promised, self._width = 0, (), 0
         if not (self._by_rows and self._is_padded):
             return
-        self.layers = [
-            RowsKVCache.split(cache)
-            if isinstance(cache, BatchSteppedKVCache | BatchQuantizedKVCache)
-            else cache
-            for cache in self.layers
-        ]
+        self.layers = [_split_layer(layer) for layer in self.layers]
         self._is_padded = False
 
 
@@ -132,6 +133,12 @@ def _merge_layer(layer: Sequence[LayerCache], *, by_rows: bool) -> Any:
     if by_rows and isinstance(layer[0], SteppedKVCache | QuantizedCache | KeepingKVCache):
         return RowsKVCache(layer)
     return layer[0].merge(list(layer))
+
+
+def _split_layer(layer: LayerCache) -> Any:
+    """Return a padded layer as views of its rows, and a layer of another kind as it is."""
+    is_padded = isinstance(layer, BatchSteppedKVCache | BatchQuantizedKVCache)
+    return RowsKVCache.split(layer) if is_padded else layer
 
 
 def _slots(cache: LayerCache) -> int:

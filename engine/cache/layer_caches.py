@@ -72,8 +72,8 @@ def try_model(model: Any, options: KvOptions) -> str:
         raise ValueError(f"this model cannot use {_option_name(options)}: {error}") from error
     if options.keep and not can_hold_rows(model, options):
         raise ValueError(
-            "this model cannot use kvCache.keep: its layers share arrays between requests, which cannot keep the first "
-            "tokens of each; leave keep out"
+            "this model cannot use kvCache.keep: its layers need one array or one mask for all requests, which cannot keep "
+            "the first tokens of each; leave keep out"
         )
     return ", ".join(f"{count} x {kind}" for kind, count in count_kinds(caches).items())
 
@@ -81,16 +81,27 @@ def try_model(model: Any, options: KvOptions) -> str:
 def can_hold_rows(model: Any, options: KvOptions) -> bool:
     """Return whether a batch of the model's sequences can keep them row by row (row_caches.py).
 
-    Computes nothing, like `try_model`. Two rows of different lengths read two tokens, then one.
+    Computes nothing, like `try_model`. A model whose layers are all recurrent has nothing to keep by rows.
     """
+    return _accepts_rows(model, options, tokens=1)
+
+
+def can_read_rows(model: Any, options: KvOptions) -> bool:
+    """Return whether prompts can be read together into rows; otherwise they are padded until they are read.
+
+    Latent attention unpacks quantized weights for several tokens, which takes arrays.
+    """
+    return _accepts_rows(model, options, tokens=2)
+
+
+def _accepts_rows(model: Any, options: KvOptions, *, tokens: int) -> bool:
+    """Let two rows of different lengths read so many tokens."""
     caches = merge_caches([_fill_caches(model, options, n) for n in (1, 2)], by_rows=True)
     if not any(isinstance(cache, RowsKVCache) for cache in caches):
         return False
     try:
-        for tokens in (1,) if options.keep else (2, 1):  # such prompts are read one by one
-            model(mx.zeros((2, tokens), dtype=mx.int32), cache=caches)
+        model(mx.zeros((2, tokens), dtype=mx.int32), cache=caches)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        # Latent attention and sinks use keys and values themselves.
         return False
     return True
 

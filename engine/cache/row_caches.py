@@ -1,22 +1,24 @@
 """Caches of a batch that keep each row by itself: a row joins and leaves without a copy, and none is padded.
 
-mlx-lm's models hand what `update_and_fetch` returns to `scaled_dot_product_attention` of mlx_lm.models.base. For a
-cache with `bits`, that function calls `quantized_scaled_dot_product_attention` by its name in that module. This is the
-only place where a cache decides about attention, so `RowsKVCache` has `bits`, and `hook_attention` replaces the name
-there. mlx-vlm's module does the same. No model's own module is touched.
+mlx-lm's models hand what `update_and_fetch` returns to `scaled_dot_product_attention` of mlx_lm.models.base, and so do
+mlx-vlm's. A `RowsKVCache` returns `RowValues`, and `hook_attention` replaces that function wherever a model's module
+has imported it.
 
-Models that use keys and values in another way (latent attention, sinks, windows of plain caches) find no arrays in a
-`RowValues` and raise an error; `layer_caches.can_hold_rows` finds out before the first request.
+Latent attention (DeepSeek V3, Kimi) first multiplies queries by the small rotary part of the keys, which is padded for
+that; the latents themselves are not. Models that use keys and values in another way find no arrays in `RowValues` and
+raise an error; `layer_caches.can_hold_rows` finds out before the first request.
 """
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models import base
+from mlx_lm.models.base import create_causal_mask
 
 from engine.cache.quantized_kv import (
     BatchQuantizedKVCache,
@@ -34,60 +36,108 @@ Array: TypeAlias = Any  # mlx ships no types
 # plain ones: scores of a piece of a prompt would take more memory than a layer's keys and values (models/footprint.py).
 # Fewer tokens read the packed numbers, of which there are fewer.
 _UNPACK_FROM = 32
+# What mlx-lm's and mlx-vlm's attention takes after queries, keys and values.
+_NAMES: Final = ("cache", "scale", "mask", "sinks")
 # One sequence's keys and values of one layer: a SteppedKVCache, a QuantizedCache or a KeepingKVCache.
 RowCache: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
 class RowValues:
-    """Each row's cache, and its keys and values. It stands for an array of keys or of values."""
+    """Each row's cache, and its keys or its values. It stands for an array of them."""
 
-    rows: tuple[tuple[RowCache, Any, Any], ...]
+    caches: tuple[RowCache, ...]
+    values: tuple[Any, ...]
+
+    def swapaxes(self, first: int, second: int) -> Array:
+        """Return a padded array with two axes exchanged."""
+        return self._pad().swapaxes(first, second)
+
+    def __matmul__(self, other: Array) -> Array:
+        """Return the product of a padded array and another one."""
+        return self._pad() @ other
+
+    def _pad(self) -> Array:
+        """Return one array of all rows, padded on the left: the model asked for a mask that hides the padding."""
+        longest = max(row.shape[2] for row in self.values)
+        return mx.concatenate(
+            [mx.pad(r, [(0, 0), (0, 0), (longest - r.shape[2], 0), (0, 0)]) for r in self.values]
+        )
 
 
+@dataclass(frozen=True, slots=True)
 class RowAttention:
-    """Computes attention row by row for `RowValues`, and as mlx-lm does for everything else."""
+    """Stands for `scaled_dot_product_attention`: row by row for `RowValues`, and as theirs for everything else."""
 
-    def __init__(self, quantized: Callable[..., Array]) -> None:
-        """`quantized` is mlx-lm's attention over packed keys and values, which stores all scores."""
-        self._quantized = quantized
+    theirs: Callable[..., Array]
 
-    def __call__(self, queries: Array, q_keys: Any, q_values: Any, **options: Any) -> Array:
+    def __call__(self, queries: Array, keys: Any, values: Any, *places: Any, **names: Any) -> Array:
+        """Return the attention; further arguments are those of mlx-lm's function.
+
+        A mask, or scores to add, is an array of rows that are padded on the left.
+        """
+        if not isinstance(keys, RowValues):
+            return self.theirs(queries, keys, values, *places, **names)
+        names |= zip(_NAMES, places, strict=False)
+        scale, mask, sinks = names["scale"], names["mask"], names.get("sinks")
+        attended: list[Array] = []
+        for at, (row, query) in enumerate(zip(keys.caches, _split(queries), strict=True)):
+            is_shared = not isinstance(mask, mx.array) or mask.ndim < 4 or mask.shape[0] == 1
+            options = {"scale": scale, "mask": mask if is_shared else mask[at : at + 1]}
+            pair = keys.values[at], values.values[at]
+            if isinstance(row, QuantizedCache):
+                if sinks is not None:
+                    raise ValueError("packed keys and values have no kernel for attention sinks")
+                options |= {"group_size": row.group_size, "bits": row.bits}
+                attended.append(
+                    base.quantized_scaled_dot_product_attention(query, *pair, **options)
+                )
+                continue
+            if isinstance(options["mask"], mx.array):
+                options["mask"] = options["mask"][..., -pair[0].shape[2] :]
+            attended.append(
+                mx.fast.scaled_dot_product_attention(query, *pair, sinks=sinks, **options)
+            )
+        return mx.concatenate(attended)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Stands for `quantized_scaled_dot_product_attention`: unpacks for the pieces of prompts."""
+
+    theirs: Callable[..., Array]
+
+    def __call__(
+        self, queries: Array, q_keys: Any, q_values: Any, *, scale: float, mask: Any, **packing: int
+    ) -> Array:
         """Return the attention; the names of the arguments are those of mlx-lm's function."""
-        if not isinstance(q_keys, RowValues):
-            return self._attend_packed(queries, q_keys, q_values, **options)
-        scale, mask = options["scale"], options["mask"]
-        found = [
-            self._attend(one, *row, scale=scale, mask=mask)
-            for one, row in zip(_split(queries), q_keys.rows, strict=True)
-        ]
-        return found[0] if len(found) == 1 else mx.concatenate(found)
-
-    def _attend(
-        self, queries: Array, cache: RowCache, keys: Any, values: Any, *, scale: float, mask: Any
-    ) -> Array:
-        if isinstance(cache, QuantizedCache):
-            packing = {"group_size": cache.group_size, "bits": cache.bits}
-            return self._attend_packed(queries, keys, values, scale=scale, mask=mask, **packing)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-
-    def _attend_packed(
-        self, queries: Array, keys: Any, values: Any, *, scale: float, mask: Any, **packing: int
-    ) -> Array:
         if queries.shape[2] < _UNPACK_FROM:
-            return self._quantized(queries, keys, values, scale=scale, mask=mask, **packing)
+            return self.theirs(queries, q_keys, q_values, scale=scale, mask=mask, **packing)
         unpack: Callable[..., Array] = mx.dequantize
-        plain = [unpack(*packed, **packing) for packed in (keys, values)]
+        plain = [unpack(*packed, **packing) for packed in (q_keys, q_values)]
         return mx.fast.scaled_dot_product_attention(queries, *plain, scale=scale, mask=mask)
 
 
+_HOOKS: Final = {
+    "scaled_dot_product_attention": RowAttention,
+    "quantized_scaled_dot_product_attention": PackedAttention,
+}
+
+
 def hook_attention() -> None:
-    """Replace the attention of mlx-lm over packed caches, and of mlx-vlm if it is loaded; a second call does nothing."""
-    loaded: tuple[Any, ...] = (base, sys.modules.get("mlx_vlm.models.base"))
-    for module in loaded:
-        theirs = getattr(module, "quantized_scaled_dot_product_attention", None)
-        if theirs is not None and not isinstance(theirs, RowAttention):
-            module.quantized_scaled_dot_product_attention = RowAttention(theirs)
+    """Replace the attention in the modules of mlx-lm's and mlx-vlm's models; does nothing if no module is new."""
+    _hook_modules(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _hook_modules(_count: int) -> None:
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(("mlx_lm.models.", "mlx_vlm.models.")):
+            continue
+        for function, hook in _HOOKS.items():
+            theirs = vars(module).get(function)
+            if theirs is not None and not isinstance(theirs, hook):
+                setattr(module, function, hook(theirs))
 
 
 class RowsKVCache:
@@ -121,16 +171,6 @@ class RowsKVCache:
         return cls(rows)
 
     @property
-    def bits(self) -> int:
-        """Bits of a packed number, 0 for plain caches. Its presence leads mlx-lm's attention to `RowAttention`."""
-        return getattr(self.rows[0], "bits", 0)
-
-    @property
-    def group_size(self) -> int:
-        """Numbers that share a scale; 0 for plain caches."""
-        return getattr(self.rows[0], "group_size", 0)
-
-    @property
     def can_pad(self) -> bool:
         """True if the rows can become one padded array, and prompts can be read together with padding."""
         return not isinstance(self.rows[0], KeepingKVCache)
@@ -157,29 +197,44 @@ class RowsKVCache:
         """The allocated bytes, including room for later tokens."""
         return sum(row.nbytes for row in self.rows if not row.empty())
 
-    def update_and_fetch(self, keys: Array, values: Array) -> tuple[RowValues, RowValues]:
-        """Append keys and values, shape (rows, heads, tokens, size) each; return those of all tokens."""
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Any, Any]:
+        """Append keys and values, shape (rows, heads, tokens, size) each; return those of all tokens.
+
+        They are `RowValues`, or the arrays of a single row that is not packed.
+        """
         self._positions = None
-        row_values = RowValues(
-            tuple(
-                (row, *row.update_and_fetch(key, value))
-                for row, key, value in zip(self.rows, _split(keys), _split(values), strict=True)
-            )
-        )
-        return row_values, row_values
+        if len(self.rows) == 1 and not isinstance(self.rows[0], QuantizedCache):
+            alone: tuple[Array, Array] = self.rows[0].update_and_fetch(keys, values)
+            return alone
+        pairs = [
+            row.update_and_fetch(key, value)
+            for row, key, value in zip(self.rows, _split(keys), _split(values), strict=True)
+        ]
+        caches = tuple(self.rows)
+        all_keys, all_values = zip(*pairs, strict=True)
+        return RowValues(caches, all_keys), RowValues(caches, all_values)
 
     def make_mask(
         self, count: int, *, return_array: bool = False, window_size: int | None = None
     ) -> Any:
-        """Return the mask for `count` new tokens a row, which is the same for all rows.
+        """Return the mask for `count` new tokens a row; an array is that of rows that are padded on the left.
 
         Raises:
-            TypeError: the model asks for a mask that would differ between rows.
+            TypeError: rows that keep their first tokens would need masks of their own.
 
         """
-        if window_size is not None or (return_array and count > 1 and len(self.rows) > 1):
-            raise TypeError("rows of different lengths have no common array as their mask")
-        return self.rows[0].make_mask(count, return_array=return_array, window_size=None)
+        if len(self.rows) == 1 or not (return_array or window_size):
+            mask = self.rows[0].make_mask(count, return_array=return_array, window_size=window_size)
+            if isinstance(mask, mx.array) and len(self.rows) > 1:
+                raise TypeError("rows that keep their first tokens have no common mask")
+            return mask
+        if not self.can_pad:
+            raise TypeError("rows that keep their first tokens have no common mask")
+        longest = self.size()
+        padding = mx.array([longest - int(row.offset) for row in self.rows])
+        return create_causal_mask(
+            count, offset=longest, left_padding=padding, window_size=window_size
+        )
 
     def prepare(self, *, lengths: Sequence[int], right_padding: Sequence[int]) -> None:
         """Announce that the next tokens of each row end with padding. No token looks at what follows it."""

@@ -106,20 +106,18 @@ def test_conversations_share_the_beginning(tmp_path: Path, name: str) -> None:
     has_windows_only = name in ("gemma3_text", "gemma4_text", "gpt_oss")
     for shared in (BEGINNING, 0):
         system = dice.choices(range(64), k=BEGINNING)
-        lengths = []
-        for is_restarted in (False, False, False, True):
-            if is_restarted:
-                conversation.restart()
-            prompt = [*system, *dice.choices(range(64), k=MESSAGE)]
-            tokens, length = conversation.turn(prompt, shared)
-            lengths.append(length)
+        prompts = [[*system, *dice.choices(range(64), k=MESSAGE)] for _ in range(4)]
+        lengths = [conversation.turn(prompt, shared)[1] for prompt in prompts[:3]]
+        conversation.restart()
+        prompt = prompts[3]
+        tokens, length = conversation.turn(prompt, shared)
         plain = conversation.make()
         conversation.read(plain, prompt[:-1])
         assert conversation.answer(plain, prompt[-1]) == tokens
         whole = BEGINNING // 64 * 64
         in_memory = BEGINNING if has_windows_only else whole
         second = in_memory if shared or has_windows_only else 512
-        assert lengths == [0, second, in_memory, whole]
+        assert [*lengths, length] == [0, second, in_memory, whole]
     conversation.files.close(WAIT_S)
 
 

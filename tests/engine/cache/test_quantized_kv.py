@@ -55,7 +55,7 @@ def test_attention_over_unpacked_numbers_is_that_of_mlx_lm(
     masks = {"causal": "causal", "none": None, "array": at[None] >= at[:count, None] + 5}
     options = {"scale": 0.125, "mask": masks[kind], "group_size": 64, "bits": bits}
     ours = hooked(mx.array(queries), keys, values, **options)
-    theirs_ = hooked._quantized(mx.array(queries), keys, values, **options)
+    theirs_ = hooked.theirs(mx.array(queries), keys, values, **options)
     assert mx.allclose(ours, theirs_, atol=1e-4).item()
 
 

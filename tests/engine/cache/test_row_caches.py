@@ -12,16 +12,16 @@ from tests.support.model_geometries import FAMILIES
 
 pytestmark = pytest.mark.mlx
 mx: Any = Late("mlx.core")
+nn: Any = Late("mlx.nn")
 layer_caches: Any = Late("engine.cache.layer_caches")
 batch_caches: Any = Late("engine.cache.batch_caches")
 row_caches: Any = Late("engine.cache.row_caches")
+stepped_kv: Any = Late("engine.cache.stepped_kv")
 
 OPTIONS = {"plain": KvOptions(), "packed": KvOptions(bits=8)}
 LENGTHS = (5, 300, 37)
-# Padded: attention sinks, latent attention, shared layers, a cache for an index, and no keys at all.
-PADDED = {
-    *("gpt_oss", "gemma4_text", "deepseek_v3", "deepseek_v32", "kimi_linear", "mamba", "mamba2")
-}
+# Padded: a cache for an index. The others have no keys, and states are never padded.
+PADDED = {"deepseek_v32", "mamba", "mamba2"}
 QUICK = {"llama", "gpt_oss", "gemma3_text", "lfm2", "deepseek_v3"}
 
 
@@ -56,6 +56,10 @@ class Batch:
         self.logits.append(self.model(mx.array(found), cache=self.caches.layers))
         mx.eval(self.logits[-1])
 
+    def trim(self, count: int) -> None:
+        for cache in self.caches.layers:
+            cache.trim(count)
+
 
 def difference(ours: list[Any], theirs: list[Any]) -> float:
     return max(
@@ -83,6 +87,23 @@ def test_every_architecture_computes_the_same_by_rows_or_is_padded(family: str) 
     assert difference(ours.logits[:1], ours.logits[1:2]) > 1e-2
 
 
+def test_quantized_latents_are_padded_only_while_prompts_are_read_together() -> None:
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    model = build({**FAMILY_BASE, **FAMILIES["deepseek_v3"], "model_type": "deepseek_v3", **sizes})
+    nn.quantize(model, group_size=32, bits=8, class_predicate=lambda path, _: "embed" in path)
+    can_use = layer_caches.can_hold_rows, layer_caches.can_read_rows
+    assert [can(model, KvOptions()) for can in can_use] == [True, False]
+    ours, theirs = (Batch(model, KvOptions(), by_rows=by_rows) for by_rows in (True, False))
+    for batch in (ours, theirs):
+        singles = [read(model, KvOptions(), length) for length in LENGTHS]
+        batch.caches.join(batch_caches.merge_caches(singles, by_rows=False))
+        batch.step(1, 2, 3)
+        batch.join(9)
+        batch.step(4, 5, 6, 7)
+    assert [cache.offset.tolist() for cache in ours.caches.layers] == [[7, 302, 39, 10]] * 6
+    assert difference(ours.logits, theirs.logits) < 1e-4
+
+
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_rows_join_leave_and_are_trimmed_as_in_a_padded_batch(kind: str) -> None:
     model = build(BASE)
@@ -97,7 +118,7 @@ def test_rows_join_leave_and_are_trimmed_as_in_a_padded_batch(kind: str) -> None
         batch.step(8, 9)
         batch.caches.keep([1])
         batch.step(1, count=4)  # guesses, of which three are wrong
-        batch.caches.trim(3)
+        batch.trim(3)
         batch.step(2)
     ours, theirs = batches
     assert difference(ours.logits, theirs.logits) < 1e-4
@@ -192,7 +213,7 @@ def test_an_extracted_row_is_not_changed_by_the_batch(kind: str) -> None:
     before = mx.array(alone[0].keys[0] if kind == "packed" else alone[0].keys)
     mx.eval(before)
     batch.step(3, 4)
-    batch.caches.trim(1)
+    batch.trim(1)
     batch.step(5, 6)
     after = alone[0].keys[0] if kind == "packed" else alone[0].keys
     assert (alone[0].offset, alone[0].size()) == (256, 256)
@@ -203,16 +224,15 @@ def test_an_extracted_row_is_not_changed_by_the_batch(kind: str) -> None:
     assert batch.caches.extract(1)[0].offset == 257
 
 
-def test_a_mask_that_would_differ_between_rows_is_refused() -> None:
+def test_a_mask_that_differs_between_rows_is_that_of_a_padded_batch() -> None:
     model = build(GEMMA)
     batch = Batch(model, KvOptions(), by_rows=True)
     batch.join(5, 9)
     full = next(c for c in batch.caches.layers if isinstance(c, row_caches.RowsKVCache))
     assert full.make_mask(1) is None
     assert full.make_mask(3) == "causal"
-    with pytest.raises(TypeError, match="no common array"):
-        full.make_mask(3, return_array=True)
-    with pytest.raises(TypeError, match="no common array"):
-        full.make_mask(1, window_size=4)
+    padded = stepped_kv.BatchSteppedKVCache.merge(full.rows)
+    assert mx.array_equal(full.make_mask(3, return_array=True), padded.make_mask(3))
+    assert mx.array_equal(full.make_mask(1, window_size=4), padded.make_mask(1, window_size=4))
     batch.caches.keep([1])
     assert full.make_mask(3, return_array=True).shape == (3, 12)

@@ -90,7 +90,26 @@ def test_rows_of_a_batch_are_as_alone(model: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma4_text"])
-def test_models_whose_requests_share_arrays_are_refused_by_name(family: str) -> None:
+def test_rows_with_sinks_and_shared_layers_are_as_alone(family: str) -> None:
+    model = build({**FAMILY_BASE, "model_type": family, **FAMILIES[family]})
+    layer_caches.try_model(model, OPTIONS)
+    batch = batch_caches.BatchCaches(by_rows=True)
+    alone: list[Any] = []
+    for length in (5, 40):
+        pair = [layer_caches.make_caches(model, OPTIONS) for _ in range(2)]
+        for caches in pair:
+            model(mx.array([TEXT[:length]]), cache=caches)
+        batch.join(batch_caches.merge_caches(pair[:1], by_rows=True))
+        alone.append(pair[1])
+    for token in range(1, 24):
+        logits = model(mx.array([[token], [token + 9]]), cache=batch.layers)
+        for row, caches in enumerate(alone):
+            single = model(mx.array([[token + 9 * row]]), cache=caches)
+            assert difference(logits[row], single[0]) < 1e-4, (token, row)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_linear"])
+def test_models_that_need_one_mask_for_all_requests_are_refused_by_name(family: str) -> None:
     config = {**FAMILY_BASE, "model_type": family, **FAMILIES[family]}
     if "text_config" in config:
         config = {"model_type": family, "vocab_size": 64, "text_config": config["text_config"]}
