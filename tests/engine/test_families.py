@@ -18,7 +18,7 @@ from tests.support.engine_process import START_S, Engine, Start, eventually
 from tests.support.mlx_models import Late
 from tests.support.model_families import save, save_draft
 
-pytestmark = [pytest.mark.mlx, pytest.mark.ci]
+pytestmark = [pytest.mark.mlx, pytest.mark.ci, pytest.mark.timeout(300)]
 mx: Any = Late("mlx.core")
 mlx_lm: Any = Late("mlx_lm")
 cache: Any = Late("mlx_lm.models.cache")
