@@ -4,6 +4,7 @@ The kernel ends the child on Linux; macOS ignores limits of memory, so the paren
 calls `serve`, and nothing else before it that reads the input.
 """
 
+import os
 import resource
 import signal
 import subprocess
@@ -35,6 +36,7 @@ class ChildLimits:
     cpu_s: int
     wall_s: float
     output_bytes: int = 64 << 20
+    """Of its output, and of each file that it writes."""
 
 
 class ChildEnd(StrEnum):
@@ -87,7 +89,8 @@ def run(
         if into is not None:
             return ChildOutcome(end=end, output=b"")
         answer.seek(0)
-        return ChildOutcome(end=end, output=answer.read(limits.output_bytes))
+        size = os.fstat(answer.fileno()).st_size  # read() allocates what it is asked for
+        return ChildOutcome(end=end, output=answer.read(min(size, limits.output_bytes)))
 
 
 def _wait(child: "subprocess.Popen[bytes]", limits: ChildLimits) -> ChildEnd:

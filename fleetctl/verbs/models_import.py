@@ -23,18 +23,22 @@ _HELP = """Import models that huggingface_hub, LM Studio or Ollama keeps on this
   fleetctl models import mlx-community/Qwen3-8B-4bit qwen3:8b-mlx
   fleetctl models import --all
   fleetctl models import /Volumes/Disk/lmstudio --repo mlx-community/Qwen3-8B-4bit
+  fleetctl models import ./Qwen3-8B-Q8_0.gguf
 
 Without a name it lists what it finds, with sizes and what can be imported. A word that begins with /, ./, ../ or ~ is a
-folder of one of these programs, of which all models are imported, or those of --repo.
+folder of one of these programs, of which all models are imported, or those of --repo; or it is a GGUF file.
 
 Every file is hashed, because huggingface_hub does not verify what it downloads, and then shared by a clone or a hard link:
 it takes no room on the same disk. Ollama's tensors are copied, because they get other names. The other program's files stay
-as they are. Exit code 1: a model was refused.
+as they are.
+
+A GGUF file of llama, qwen2, qwen3 or gemma3 is converted: its weights get 16 bits, which `fleetctl models quantize` makes
+smaller. The result is fleet/NAME, and pinned. Exit code 1: a model was refused.
 """
 
 
 @click.command("import", help=_HELP)
-@click.argument("words", nargs=-1, metavar="[NAME|FOLDER]...")
+@click.argument("words", nargs=-1, metavar="[NAME|FOLDER|FILE.gguf]...")
 @click.option("--all", "is_all", is_flag=True, help="Import all that can be imported.")
 @click.option(
     "--repo",
@@ -76,7 +80,8 @@ def import_models(
 
 
 def _is_folder(word: str) -> bool:
-    return word.startswith(("/", "./", "../", "~")) or word in (".", "..")
+    is_path = word.startswith(("/", "./", "../", "~")) or word in (".", "..")
+    return is_path or (word.endswith(".gguf") and Path(word).is_file())
 
 
 def _list(found: Sequence[FoundModel]) -> None:
@@ -120,14 +125,15 @@ def _in_folder(folder: Path, repos: tuple[str, ...]) -> list[FoundModel]:
     if absent or not chosen:
         what = ", ".join(sorted(absent)) or "models--*/snapshots, ORGANISATION/NAME or manifests"
         raise FleetctlError(
-            f"{folder} has no {what}; expected a cache of huggingface_hub, or a models folder of LM Studio or Ollama"
+            f"{folder} has no {what}; expected a GGUF file, a cache of huggingface_hub, or a models "
+            "folder of LM Studio or Ollama"
         )
     return chosen
 
 
 def _import(store: ModelStore, found: FoundModel) -> bool:
     with ProgressLine() as progress:
-        progress.show(f"hashing {found.name}")
+        progress.show(f"reading {found.name}")
         try:
             model = found.import_into(store)
         except (ImportRefusedError, OSError) as error:

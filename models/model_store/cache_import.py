@@ -109,11 +109,6 @@ def import_snapshot(
 
 
 def _unusable(snapshot: CachedSnapshot) -> str:
-    if any(snapshot.folder.glob("*.gguf")):
-        return (
-            f"{snapshot.folder} has GGUF files, which MLX engines do not serve: pull a conversion of the model "
-            "to MLX, such as one of mlx-community"
-        )
     return f"{snapshot.folder} has no *.safetensors: the download was not finished, or it is no MLX model"
 
 

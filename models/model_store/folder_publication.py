@@ -1,7 +1,9 @@
 """Publication of a model that was made on this Mac: a plain folder becomes contents by digest, and a model of the fleet."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from models import inspection_process, model_files
 from models.hf_config import ModelConfig
@@ -11,6 +13,14 @@ from models.hub.model_hub import contents_version
 from models.hub.remote_inspection import config_text, snapshot_weights
 from models.model_store.store import ModelStore, StoredModel
 from schemas.blob_share import ListedFile, ModelListing
+
+MAKING_SUFFIX: Final = ".making"
+"""The suffix of a folder that is half made: an agent that starts removes those of processes that were killed."""
+
+
+def making_room(repo: str) -> BlobDigest:
+    """Return the digest under which room is reserved for contents that are not known yet."""
+    return BlobDigest("sha256", sha256(f"contents of {repo}".encode()).hexdigest())
 
 
 def publish_folder(store: ModelStore, repo: str, folder: Path) -> StoredModel:

@@ -1,7 +1,7 @@
 """Models that other programs keep on this machine: huggingface_hub, LM Studio and Ollama, where their settings say."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from models.model_store.cache_import import (
     snapshot_problem,
     snapshot_size,
 )
+from models.model_store.gguf_import import import_gguf, repo_of
 from models.model_store.ollama_models import OllamaModel, find_ollama_models, import_ollama_model
 from models.model_store.store import ModelStore, StoredModel
 
@@ -33,10 +34,13 @@ class FoundModel:
     size_bytes: int
     problem: str
     """The reason against an import, as far as it is known before its files are read; "" if there is none."""
-    content: CachedSnapshot | OllamaModel
+    content: CachedSnapshot | OllamaModel | Path
+    """A path is that of a GGUF file."""
 
     def import_into(self, store: ModelStore) -> StoredModel:
-        """Import the model; `import_snapshot` and `import_ollama_model` have the errors."""
+        """Import the model; `import_snapshot`, `import_ollama_model` and `import_gguf` have the errors."""
+        if isinstance(self.content, Path):
+            return import_gguf(store, self.content, repo_of(self.content))
         if isinstance(self.content, OllamaModel):
             return import_ollama_model(store, self.content)
         return import_snapshot(store, self.content)
@@ -55,9 +59,12 @@ def find_models(home: Path, environment: Mapping[str, str]) -> tuple[FoundModel,
 
 
 def models_in(folder: Path) -> tuple[FoundModel, ...]:
-    """Return the models in a folder of any of the programs."""
+    """Return the models in a folder of any of the programs, or in one with GGUF files; `folder` may be such a file."""
+    if folder.is_file():
+        return tuple(_found_gguf("", "", folder.parent, [folder]))
     models = _found_snapshots("", folder, find_snapshots(folder))
-    return (*models, *_found_ollama(folder))
+    files = _found_gguf("", "", folder, sorted(folder.glob("*.gguf")))
+    return (*models, *_found_ollama(folder), *files)
 
 
 def _found_snapshots(
@@ -66,6 +73,9 @@ def _found_snapshots(
     found_models = []
     for snapshot in snapshots:
         problem = snapshot_problem(snapshot)
+        if problem and (files := sorted(snapshot.folder.glob("*.gguf"))):
+            found_models += _found_gguf(program, snapshot.repo, folder, files)
+            continue
         size = 0
         with suppress(OSError):
             size = 0 if problem else snapshot_size(snapshot)
@@ -80,6 +90,22 @@ def _found_snapshots(
             )
         )
     return found_models
+
+
+def _found_gguf(program: str, repo: str, folder: Path, files: Sequence[Path]) -> list[FoundModel]:
+    """Return the models in GGUF files; those for images (mmproj) belong to another one."""
+    return [
+        FoundModel(
+            program=program,
+            name=f"{repo}/{path.name}" if repo else path.name,
+            folder=folder,
+            size_bytes=path.stat().st_size if path.is_file() else 0,
+            problem="" if path.is_file() else f"{path} is a link to nothing: download it again",
+            content=path,
+        )
+        for path in files
+        if not path.name.startswith("mmproj")
+    ]
 
 
 def _found_ollama(folder: Path) -> list[FoundModel]:

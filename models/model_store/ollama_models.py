@@ -7,9 +7,9 @@ Ollama's store has `manifests/HOST/NAMESPACE/MODEL/TAG`, which list layers, and 
 import json
 import os
 import shutil
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,23 +22,23 @@ from models.model_files import (
     LEAD_BYTES,
     MAX_CONFIG_BYTES,
     ModelUnusableError,
-    TensorHeader,
     header_length,
     parse_header,
 )
 from models.model_store.admission import disk_shortfall
 from models.model_store.cache_import import ImportRefusedError, share_file
+from models.model_store.gguf_import import import_gguf
 from models.model_store.store import ModelStore, StoredModel
+from models.safetensors_file import NewTensor, split_tensors, write_file
 
 _TENSOR: Final = "application/vnd.ollama.image.tensor"
 _JSON: Final = "application/vnd.ollama.image.json"
 _GGUF: Final = "application/vnd.ollama.image.model"
+_ADAPTER: Final = "application/vnd.ollama.image.adapter"
 _LIBRARY: Final = "library"
 _MAX_MANIFESTS: Final = 10_000
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 _COPY_BYTES: Final = 1 << 20
-_FILE_BYTES: Final = 5 << 30
-"""Bytes of one assembled file, as mlx-lm makes them."""
 # Bits, group size and mode of Ollama's names; a blob may state another group size.
 _QUANTIZATIONS: Final = {
     "int4": (4, 32, "affine"),
@@ -84,15 +84,14 @@ class OllamaModel:
     @property
     def problem(self) -> str:
         """Return why it cannot be imported; "" if nothing is known against it."""
-        kinds = {layer.kind for layer in self.layers}
-        if _GGUF in kinds:
-            return (
-                "a GGUF model, which MLX engines do not serve: pull a conversion of it to MLX, such as one of "
-                "mlx-community"
-            )
-        if _TENSOR not in kinds:
+        kinds = [layer.kind for layer in self.layers]
+        if kinds.count(_GGUF) > 1 or (_GGUF in kinds and _ADAPTER in kinds):
+            return "it is put together of several GGUF files: import its base, and serve the adapter beside it"
+        if _TENSOR not in kinds and _GGUF not in kinds:
             return "it has no weights"
-        if not any(layer.kind == _JSON and layer.name == "config.json" for layer in self.layers):
+        if _GGUF not in kinds and not any(
+            layer.kind == _JSON and layer.name == "config.json" for layer in self.layers
+        ):
             return "it has no config.json: it is no language model"
         try:
             check_repo(self.repo)
@@ -134,7 +133,7 @@ def find_ollama_models(root: Path) -> tuple[OllamaModel, ...]:
 def import_ollama_model(store: ModelStore, model: OllamaModel) -> StoredModel:
     """Write a model's tensors into files that mlx-lm reads; return the model. Ollama's store stays as it is.
 
-    The weights are copied, because the tensors get other names. Every byte is compared with Ollama's digests.
+    A GGUF file is converted (`import_gguf` has the errors). The weights are copied, because the tensors get other names. Every byte is compared with Ollama's digests.
 
     Raises:
         ImportRefusedError: a layer is damaged or absent, the disk has no room, or it is no model for mlx-lm.
@@ -143,6 +142,10 @@ def import_ollama_model(store: ModelStore, model: OllamaModel) -> StoredModel:
     """
     if model.problem:
         raise ImportRefusedError(f"{model.name}: {model.problem}")
+    for layer in model.layers:
+        if layer.kind == _GGUF:
+            _check_layer(model, layer)
+            return import_gguf(store, model.blob(layer), model.repo)
     store.prepare()
     try:
         shortfall = disk_shortfall(
@@ -156,35 +159,16 @@ def import_ollama_model(store: ModelStore, model: OllamaModel) -> StoredModel:
             )
         tensors, quantization = _plan(model)
         files = dict(_import_configs(store, model, quantization))
-        parts: list[list[_Tensor]] = [[]]
-        filled = 0
-        for tensor in tensors:
-            if parts[-1] and filled + tensor.header.size > _FILE_BYTES:
-                parts.append([])
-                filled = 0
-            parts[-1].append(tensor)
-            filled += tensor.header.size
-        for number, part in enumerate(parts, 1):
-            files[_file_name(number, len(parts))] = _assemble(store, model, part)
+        for name, part in split_tensors(tensors).items():
+            files[name] = _assemble(store, model, part)
     except ModelUnusableError as error:
         raise ImportRefusedError(f"{model.name}: {error}") from error
     return store.publish(model.repo, contents_version(files), files, DEFAULT_PATTERNS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
-    """One tensor in a blob, with the name that mlx-lm knows it by."""
-
-    name: str
-    header: TensorHeader
-    blob: Path
-    start: int
-    """The byte of the blob at which the tensor begins."""
-
-
-def _plan(model: OllamaModel) -> tuple[list[_Tensor], dict[str, Any]]:
+def _plan(model: OllamaModel) -> tuple[list[NewTensor], dict[str, Any]]:
     """Return all tensors, and the most frequent quantization as in a config.json; {} if there is none."""
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, NewTensor] = {}
     seen: dict[tuple[int, int, str], int] = {}
     for layer in model.layers:
         if layer.kind != _TENSOR or layer.name.startswith("draft."):
@@ -200,10 +184,7 @@ def _plan(model: OllamaModel) -> tuple[list[_Tensor], dict[str, Any]]:
         if kind := metadata.get("quant_type", "").lower():
             known = _quantization(model, kind, metadata.get("group_size", ""))
             seen[known] = seen.get(known, 0) + 1
-    named = [
-        _Tensor(name=name, header=one.header, blob=one.blob, start=one.start)
-        for name, one in sorted(tensors.items())
-    ]
+    named = [replace(tensor, name=name) for name, tensor in sorted(tensors.items())]
     if not seen:
         return named, {}
     bits, group_size, mode = max(seen, key=lambda key: seen[key])
@@ -234,14 +215,18 @@ def _check_layer(model: OllamaModel, layer: _Layer) -> None:
         )
 
 
-def _read_blob(path: Path) -> tuple[list[_Tensor], dict[str, str]]:
+def _read_blob(path: Path) -> tuple[list[NewTensor], dict[str, str]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = header_length(file.read(LEAD_BYTES), path, size)
         raw = file.read(length)
     tensors = [
-        _Tensor(
-            name=name, header=header, blob=path, start=LEAD_BYTES + length + header.data_offsets[0]
+        NewTensor(
+            name=name,
+            dtype=header.dtype,
+            shape=header.shape or (),
+            size=header.size,
+            read=partial(_pieces, path, LEAD_BYTES + length + header.data_offsets[0], header.size),
         )
         for name, header in parse_header(raw, path, size).items()
     ]
@@ -256,51 +241,24 @@ def _mlx_name(name: str) -> str:
     return name
 
 
-def _file_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-
-
-def _assemble(store: ModelStore, model: OllamaModel, tensors: list[_Tensor]) -> BlobDigest:
+def _assemble(store: ModelStore, model: OllamaModel, tensors: list[NewTensor]) -> BlobDigest:
     """Write one safetensors file into the store; return its digest."""
-    header: dict[str, Any] = {"__metadata__": {"format": "mlx", "source": f"ollama:{model.name}"}}
-    at = 0
-    for tensor in tensors:
-        end = at + tensor.header.size
-        shape = list(tensor.header.shape or ())
-        header[tensor.name] = {
-            "dtype": tensor.header.dtype,
-            "shape": shape,
-            "data_offsets": [at, end],
-        }
-        at = end
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
     making = store.incoming / f"ollama.{os.getpid()}.import"
     making.unlink(missing_ok=True)
-    content_hash = ContentHash(size=LEAD_BYTES + len(raw) + at, algorithm="sha256")
-    with making.open("xb") as file:
-        for piece in (struct.pack("<Q", len(raw)), raw):
-            content_hash.update(piece)
-            file.write(piece)
-        for tensor in tensors:
-            for piece in _pieces(tensor):
-                content_hash.update(piece)
-                file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    content_hash = ContentHash(size=0, algorithm="sha256")
+    write_file(making, tensors, f"ollama:{model.name}", content_hash.update)
     store.add_blob(making, content_hash.sha256, content_hash.sha256)
     return content_hash.sha256
 
 
-def _pieces(tensor: _Tensor) -> Iterator[bytes]:
-    left = tensor.header.size
-    with tensor.blob.open("rb") as file:
-        file.seek(tensor.start)
+def _pieces(blob: Path, start: int, left: int) -> Iterator[bytes]:
+    with blob.open("rb") as file:
+        file.seek(start)
         while left and (piece := file.read(min(left, _COPY_BYTES))):
             left -= len(piece)
             yield piece
     if left:
-        raise ImportRefusedError(f"{tensor.blob} became shorter while it was read")
+        raise ImportRefusedError(f"{blob} became shorter while it was read")
 
 
 def _import_configs(

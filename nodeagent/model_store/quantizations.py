@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +20,11 @@ from pydantic import ValidationError
 
 from machinery.clock import Clock
 from models import quantization
-from models.hub.digests import BlobDigest
 from models.hub.errors import InsufficientDiskError
 from models.hub.threads import acquire_in_thread, run_in_thread
 from models.model_files import ModelUnusableError
 from models.model_store.admission import FetchReservation, read_intents, reserve
-from models.model_store.folder_publication import publish_folder
+from models.model_store.folder_publication import MAKING_SUFFIX, making_room, publish_folder
 from models.model_store.store import ModelStore, StoredModel
 from models.quantization import QuantizationOrigin
 from nodeagent.model_store.collector import ModelCollector
@@ -45,7 +43,6 @@ _MAX_KEPT: Final = 50
 _POLL_S: Final = 0.5
 _END_S: Final = 10.0
 _TAIL_BYTES: Final = 4096
-_SUFFIX: Final = ".making"
 # A disk with less is full: estimates of a result are not exact to the last small file.
 _FULL_BYTES: Final = 16 << 20
 
@@ -248,7 +245,7 @@ class Quantizations:
         self._check_memory(job)
         name, sizes = (
             f"{job.repo.replace('/', '--')}@quantized",
-            {_room_of(job.repo): job.total_bytes},
+            {making_room(job.repo): job.total_bytes},
         )
         try:
             try:
@@ -278,7 +275,7 @@ class Quantizations:
     async def _run(self, job: _Job) -> None:
         """Make the result, and keep the failure for the report."""
         # Its stem is that of the reserved content: a collection leaves it alone while the reservation lives.
-        making = self._store.part_path(_room_of(job.repo)).with_suffix(_SUFFIX)
+        making = self._store.part_path(making_room(job.repo)).with_suffix(MAKING_SUFFIX)
         try:
             async with self._turn:
                 await self._make(job, making)
@@ -366,11 +363,6 @@ async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
         del tail[:-_TAIL_BYTES]
 
 
-def _room_of(repo: str) -> BlobDigest:
-    """Return the digest under which room is reserved for contents that are not known yet."""
-    return BlobDigest("sha256", sha256(f"quantization of {repo}".encode()).hexdigest())
-
-
 def _bytes_in(folder: Path) -> int:
     found = 0
     try:
@@ -396,6 +388,6 @@ def _sweep(store: ModelStore) -> None:
             if intent.is_running
             for digest in intent.sizes
         }
-        for path in store.incoming.glob(f"*{_SUFFIX}"):
+        for path in store.incoming.glob(f"*{MAKING_SUFFIX}"):
             if path.stem not in running:
                 _remove(path)

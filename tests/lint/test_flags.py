@@ -39,6 +39,7 @@ FOREIGN: Mapping[str, str] = {
     "log-outputs logger peer-cert-file peer-client-cert-auth peer-key-file peer-trusted-ca-file quota-backend-bytes "
     "snapshot-count trusted-ca-file watch-progress-notify-interval",
     "socketfilterfw": "add getblockall getglobalstate listapps remove setblockall unblockapp",
+    "llama-gguf-split": "merge",
     "log": "last predicate style",
     "promtool": "syntax-only",
     "pytest": "update-golden",

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.fleet import Done
 from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.gguf_files import write_gguf
 from tests.support.hub import COMMIT
 from tests.support.model_folders import safetensors
 from tests.support.ollama_store import GGUF, TENSOR, add_blob, add_jsons, add_manifest
@@ -20,8 +21,8 @@ def put(path: Path, content: bytes) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home folder with models of three programs."""
+def home(tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a home folder with models of three programs; that of llama3 is damaged."""
     path = tmp_path / "home"
     monkeypatch.setenv("HOME", str(path))
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
@@ -29,7 +30,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = path / ".cache/huggingface/hub/models--a--cached/snapshots" / COMMIT
     put(cache / "model.safetensors", bytes(5000))
     put(path / ".lmstudio/models/a/studio/model.safetensors", bytes(3000))
-    put(path / ".lmstudio/models/a/studio-GGUF/model.gguf", b"GGUF")
+    gguf = path / ".lmstudio/models/a/studio-GGUF"
+    put(gguf / "mmproj-tiny.gguf", b"GGUF")
+    write_gguf(gguf / "tiny-Q8_0.gguf", models_dir / "tiny", "Q8_0")
     ollama = path / ".ollama/models"
     tensor = add_blob(ollama, TENSOR, "a", safetensors({"a": ("F32", 0, 4000)}))
     jsons = add_jsons(ollama, {"config.json": CONFIG})
@@ -57,26 +60,29 @@ async def test_without_a_name_everything_is_listed_and_nothing_imported(
     assert title.split() == ["PROGRAM", "NAME", "SIZE", "IMPORT"]
     found = {row.split("  ")[0] + " " + row.split()[-1] for row in rows if row.endswith(" yes")}
     assert found == {"Hugging Face yes", "LM Studio yes", "Ollama yes"}
-    refused = [row for row in rows if "GGUF" in row and "pull a conversion" in row]
-    assert len(refused) == 2
+    names = {word for row in rows for word in row.split() if "GGUF" in word}
+    assert names == {"a/studio-GGUF/tiny-Q8_0.gguf"}
     assert not (tmp_path / "models").exists()
 
 
 async def test_all_that_can_be_imported_is_imported(home: Path, tmp_path: Path) -> None:
     done = await models(tmp_path / "models", "import", "--all")
-    assert (done.code, done.err) == (0, "")
-    assert await stored(tmp_path / "models") == {"a/cached", "a/studio", "ollama/tiny"}
+    assert done.code == 1
+    assert done.err.startswith("llama3:8b refused: ")
+    assert done.err.count(" refused: ") == 1
+    known = {"a/cached", "a/studio", "fleet/tiny-Q8_0", "ollama/tiny"}
+    assert await stored(tmp_path / "models") == known
     assert (home / ".lmstudio/models/a/studio/model.safetensors").read_bytes() == bytes(3000)
 
 
-async def test_models_are_chosen_by_name_and_gguf_is_refused(home: Path, tmp_path: Path) -> None:
+async def test_models_are_chosen_by_name(home: Path, tmp_path: Path) -> None:
     assert home.is_dir()
     folder = tmp_path / "models"
     done = await models(folder, "import", "tiny", "a/studio")
     assert (done.code, done.err) == (0, "")
     assert await stored(folder) == {"a/studio", "ollama/tiny"}
     refused = await models(folder, "import", "llama3:8b")
-    assert (refused.code, "llama3:8b refused: llama3:8b: a GGUF model" in refused.err) == (1, True)
+    assert (refused.code, "behind the end of the file" in refused.err) == (1, True)
     absent = await models(folder, "import", "a/other")
     assert (absent.code, "no program here has a/other" in absent.err) == (1, True)
     both = await models(folder, "import", "tiny", "--all")
@@ -101,3 +107,18 @@ async def test_an_empty_home_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = await models(tmp_path / "models", "import")
     assert (done.code, done.out) == (0, "")
     assert "name a folder to look into" in done.err
+
+
+async def test_a_gguf_file_is_named_by_its_path_and_a_folder_of_them_as_a_whole(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / ".lmstudio/models/a/studio-GGUF"
+    monkeypatch.chdir(folder)
+    done = await models(tmp_path / "models", "import", "tiny-Q8_0.gguf")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("fleet--tiny-Q8_0@")
+    repeated = await models(tmp_path / "models", "import", str(folder))
+    assert repeated.out == done.out
+    assert await stored(tmp_path / "models") == {"fleet/tiny-Q8_0"}
+    absent = await models(tmp_path / "models", "import", "./absent.gguf")
+    assert (absent.code, "expected a GGUF file" in absent.err) == (1, True)

@@ -135,14 +135,3 @@ def test_other_contents_of_a_folder_of_lm_studio_are_another_model(tmp_path: Pat
     config.unlink()  # a hard link of the store
     config.write_bytes(b'{"model_type": "qwen3"}\n')
     assert import_snapshot(store, snapshot).name != before.name
-
-
-def test_a_gguf_model_of_lm_studio_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    cache = _lm_studio_folder(
-        tmp_path / "lm-studio", "org/Tiny-GGUF", {"tiny.gguf": b"GGUF", "config.json": b"{}"}
-    )
-    store = ModelStore(tmp_path / "store", SystemClock())
-    (snapshot,) = find_snapshots(cache)
-    with pytest.raises(ImportRefusedError, match="pull a conversion of the model to MLX"):
-        import_snapshot(store, snapshot)
-    assert store.models() == ()

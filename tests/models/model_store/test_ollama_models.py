@@ -13,6 +13,7 @@ from models.model_store.integrity import check_model
 from models.model_store.ollama_models import find_ollama_models, import_ollama_model
 from models.model_store.store import ModelStore
 from tests.support.commands import run_module
+from tests.support.gguf_files import write_gguf
 from tests.support.model_folders import safetensors
 from tests.support.model_store import files_below
 from tests.support.ollama_store import GGUF, TENSOR, add_blob, add_jsons, add_manifest
@@ -71,13 +72,27 @@ def test_a_model_without_quantization_is_imported_with_its_own_config(tmp_path: 
     assert (model.folder / "config.json").read_bytes() == CONFIG
 
 
-def test_gguf_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    gguf = add_blob(tmp_path, GGUF, "", b"GGUF")
-    add_manifest(tmp_path, "library/llama3/latest", [gguf])
-    (model,) = find_ollama_models(tmp_path)
-    assert model.size_bytes == 4
-    with pytest.raises(ImportRefusedError, match="llama3:latest: a GGUF model, which MLX engines"):
-        import_ollama_model(ModelStore(tmp_path / "store", SystemClock()), model)
+def test_a_gguf_model_is_converted_after_its_digest_was_compared(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    content = write_gguf(tmp_path / "tiny.gguf", models_dir / "tiny", "Q8_0").read_bytes()
+    layer = add_blob(tmp_path, GGUF, "", content)
+    add_manifest(tmp_path, "library/llama3/latest", [layer])
+    (ollama_model,) = find_ollama_models(tmp_path)
+    assert (ollama_model.size_bytes, ollama_model.problem) == (len(content), "")
+    store = ModelStore(tmp_path / "store", SystemClock())
+    model = import_ollama_model(store, ollama_model)
+    assert (model.repo, check_model(store, model.name, hashes=True)) == ("ollama/llama3", ())
+    ollama_model.blob(ollama_model.layers[0]).write_bytes(content[:-1] + b"x")
+    with pytest.raises(ImportRefusedError, match="is damaged: its content is sha256:"):
+        import_ollama_model(store, ollama_model)
+
+
+def test_a_gguf_model_with_an_adapter_says_why_it_cannot_be_imported(tmp_path: Path) -> None:
+    kinds = (GGUF, "application/vnd.ollama.image.adapter")
+    add_manifest(tmp_path, "library/a/b", [add_blob(tmp_path, kind, "", b"G") for kind in kinds])
+    (ollama_model,) = find_ollama_models(tmp_path)
+    assert "put together of several GGUF files" in ollama_model.problem
 
 
 @pytest.mark.parametrize("damage", ["changed", "absent", "cut"])
