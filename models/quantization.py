@@ -13,7 +13,12 @@ from models import inspection_process, model_files
 from models.hub.model_hub import check_repo
 from models.model_files import MAX_CONFIG_BYTES, ModelFacts, ModelUnusableError
 from schemas.deployment import FLEET_ORGANISATION
-from schemas.wire.stored_models import QuantizationMode, QuantizationRecipe, QuantizationScheme
+from schemas.wire.stored_models import (
+    QuantizationMode,
+    QuantizationQuality,
+    QuantizationRecipe,
+    QuantizationScheme,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,10 @@ RECIPES: Final = get_args(QuantizationRecipe)
 """Recipes of mixed bits in mlx_lm/convert.py, named after the bits of most layers and of the most sensitive ones."""
 ORIGIN_FILE: Final = "quantization_origin.json"
 """The file of the result that says what it was made of; engines ignore it."""
+QUALITY_FILE: Final = "quantization_quality.json"
+"""The file of the result that says how near it is to its original."""
+QUALITY_MODEL_BYTES: Final = 3 << 30
+"""Memory beside the weights while a model reads the text: logits, activations, and the process."""
 
 # mlx_lm.utils.MAX_FILE_SIZE_GB: the converter computes one weight file of the result at a time.
 _SHARD_BYTES: Final = 5 << 30
@@ -166,6 +175,14 @@ def inspect_source(folder: Path) -> ModelFacts:
             "more than bits"
         )
     return facts
+
+
+def read_quality(folder: Path) -> QuantizationQuality | None:
+    """Return how near a result is to its original; None if its folder does not say."""
+    try:
+        return model_files.parse_json_file(QuantizationQuality, folder / QUALITY_FILE)
+    except (ModelUnusableError, OSError):
+        return None
 
 
 def read_origin(folder: Path) -> QuantizationOrigin | None:

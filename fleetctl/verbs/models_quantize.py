@@ -35,7 +35,8 @@ _HELP = """Quantize a model on a Mac that has it, and wait for the result.
 
 SRC is a model of the list (`fleetctl models list`), by folder or repository. The result is fleet/NAME: a deployment names it as
 spec.model.hub.repo, and the Macs of the fleet give it to each other. It is pinned on the Mac that made it, because no hub
-can give it again. An interrupted command ends nothing: repeated, it finds the job, or the result.
+can give it again. Then both models read a fixed text: perplexity and agreement are printed, and are in the result. An
+interrupted command ends nothing: repeated, it finds the job, or the result.
 
 Exit code 1 if there is no result. With --no-wait, the command ends when a Mac has accepted the job.
 """
@@ -110,6 +111,8 @@ def quantize(source: str, **options: Any) -> None:
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     elif report.result or report.is_running or options["is_cancel"]:
         click.echo(f"{node}: {report.result or report.repo} {report.phase.lower()}")
+        if report.quality is not None:
+            click.echo(f"quality: {report.quality.summary}")
     # Say on standard error what can be done next.
     if report.result is not None:
         click.echo(f"Serve it with `fleetctl run {report.repo}`.", err=True)

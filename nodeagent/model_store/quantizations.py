@@ -32,6 +32,7 @@ from schemas import quantity
 from schemas.wire import engine_config
 from schemas.wire.stored_models import (
     QuantizationPhase,
+    QuantizationQuality,
     QuantizationReport,
     QuantizationScheme,
 )
@@ -77,6 +78,7 @@ class _Job:
     phase: QuantizationPhase = "Queued"
     done_bytes: int = 0
     result: str | None = None
+    quality: QuantizationQuality | None = None
     error: str = ""
     task: asyncio.Task[None] | None = None
     words: bytearray = field(default_factory=bytearray)
@@ -100,6 +102,7 @@ class _Job:
             total_bytes=self.total_bytes,
             done_bytes=min(self.done_bytes, self.total_bytes),
             result=self.result,
+            quality=self.quality,
             error=self.error[:2000],
         )
 
@@ -217,6 +220,7 @@ class Quantizations:
         )
         if (made := self._find_result(job)) is not None:
             job.phase, job.result, job.done_bytes = "Present", made.name, total
+            job.quality = quantization.read_quality(made.folder)
         return job
 
     def _find_result(self, job: _Job) -> StoredModel | None:
@@ -301,6 +305,7 @@ class Quantizations:
             making,
             job.order.scheme.model_dump_json(by_alias=True),
             job.memory_bytes,
+            self.available_bytes(),
             os.getpid(),
         )
         process = await asyncio.create_subprocess_exec(
@@ -329,6 +334,7 @@ class Quantizations:
             raise OSError(f"the converter {how}: {last}{shortage}")
         job.phase, job.done_bytes = "Storing", job.total_bytes
         made = await run_in_thread(self._publish, job, making)
+        job.quality = await run_in_thread(quantization.read_quality, made.folder)
         job.phase, job.result = "Present", made.name
         log.info("model quantized", extra={"model": made.name, "bytes": made.size_bytes})
         self._on_published()

@@ -33,7 +33,7 @@ GOLDEN_MODULE: Final = "engine.golden"
 SHAPE_PROBE_MODULE: Final = "engine.shape_probe"
 """`python -m engine.shape_probe FOLDER PARENT` reports how a model can be split among ranks."""
 QUANTIZE_MODULE: Final = "engine.quantize"
-"""`python -m engine.quantize SOURCE INTO BITS GROUP_SIZE MEMORY_BYTES PARENT` writes a quantized model."""
+"""`python -m engine.quantize SOURCE INTO SCHEME MEMORY_BYTES AVAILABLE_BYTES PARENT` writes a quantized model."""
 DEVICE_CHECK_MODULE: Final = "engine.device_check"
 """`python -m engine.device_check` computes once on the GPU."""
 

@@ -84,6 +84,30 @@ class QuantizationScheme(ApiModel):
     """The recipe of mixed bits, which chooses the bits of each layer; `bits` are then those of most layers."""
 
 
+class QuantizationQuality(ApiModel):
+    """The nearness of a quantized model to its original, on a fixed text (engine/quantize/quality.py)."""
+
+    tokens: int = 0
+    original_perplexity: float | None = None
+    perplexity: float | None = None
+    top1_agreement: float | None = None
+    """Part of the tokens for which both find the same next one likeliest."""
+    mean_kl_divergence: float | None = None
+    """In nats for each token, of the original's likeliest tokens and the rest as one: the true one is not smaller."""
+    not_measured: _Text = ""
+    """The reason if there are no figures."""
+
+    @property
+    def summary(self) -> str:
+        """Return it in one line."""
+        if self.not_measured:
+            return f"not measured: {self.not_measured}"
+        return (
+            f"perplexity {self.perplexity or 0:.4g}, of the original {self.original_perplexity or 0:.4g}; same next token "
+            f"{self.top1_agreement or 0:.1%}; KL divergence {self.mean_kl_divergence or 0:.3g} ({self.tokens} tokens)"
+        )
+
+
 class QuantizationReport(ApiModel):
     """A quantization that a person asked an agent for."""
 
@@ -97,6 +121,7 @@ class QuantizationReport(ApiModel):
     done_bytes: _Bytes = 0
     result: FolderName | None = None
     """The folder of the result, once it is in the store."""
+    quality: QuantizationQuality | None = None
     error: _Text = ""
 
     @property

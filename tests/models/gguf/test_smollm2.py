@@ -11,7 +11,7 @@ from tests.support.gguf_files import write_gguf
 from tests.support.mlx_models import module
 from tests.support.models import MODEL
 
-pytestmark = [pytest.mark.ci, pytest.mark.mlx, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.mlx, pytest.mark.timeout(900)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 QUESTION = "<|im_start|>user\nName three planets.<|im_end|>\n<|im_start|>assistant\n"
@@ -27,7 +27,7 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
     return answer
 
 
-@pytest.mark.parametrize(("packing", "limit"), [("F32", 1e-3), ("F16", 0.05), ("Q8_0", 0.6)])
+@pytest.mark.parametrize(("packing", "limit"), [("F16", 0.01), ("Q8_0", 0.2)])
 def test_answers_are_those_of_the_original(
     smollm2: Path, tmp_path: Path, packing: str, limit: float
 ) -> None:
@@ -46,9 +46,9 @@ def test_answers_are_those_of_the_original(
     original, _ = utils.load_model(smollm2 / MODEL)
     model, _ = utils.load_model(tmp_path / "out")
     model.set_dtype(mx.float32)  # the difference of the weights, not of the arithmetic
-    prompt = before.encode(QUESTION).ids
-    tokens = mx.array([ids[:256]])
-    difference = mx.abs(model(tokens) - original(tokens)).max().item()
-    assert difference < limit
-    count = 8 if packing == "Q8_0" else 32
+    tokens = mx.array([ids[:128]])
+    first, second = original(tokens), model(tokens)
+    assert mx.abs(first - second).mean().item() < limit
+    assert mx.mean(mx.argmax(first, -1) == mx.argmax(second, -1)).item() > 0.95
+    prompt, count = before.encode(QUESTION).ids, 16 if packing == "F16" else 4
     assert greedy(model, prompt, count) == greedy(original, prompt, count)

@@ -110,9 +110,16 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         origin = json.loads((by_name.folder / "quantization_origin.json").read_bytes())
         scheme = {"mode": "affine", "bits": 4, "groupSize": 64}
         assert origin == {"repo": "org/Tiny", "commit": COMMIT, "scheme": scheme}
+        quality = present(report.quality)
+        assert (quality.tokens, quality.not_measured) == (2047, "")
+        assert quality == quantization.read_quality(by_name.folder)
+        assert 1 < present(quality.original_perplexity) < 2 * present(quality.perplexity)
+        assert 0.2 < present(quality.top1_agreement) < 1  # random weights are nothing to rely on
+        assert 0 < present(quality.mean_kl_divergence) < 1
         await until(lambda: leftovers(store) == [], what="an empty folder of fetches")
         again = await jobs.start(ORDER)
         assert (again.phase, again.result) == ("Present", by_name.name)
+        assert again.quality == quality
 
 
 @pytest.mark.ci
@@ -261,7 +268,7 @@ def test_a_converter_that_takes_too_much_memory_ends(tmp_path: Path) -> None:
     folder = module("tests.support.tiny_model").make(
         tmp_path / "plain", dtype="bfloat16", hidden=1024, heads=16, kv_heads=16, layers=8
     )
-    words = (folder, tmp_path / "out", SCHEME.model_dump_json(), 8 << 20, os.getpid())
+    words = (folder, tmp_path / "out", SCHEME.model_dump_json(), 8 << 20, 8 << 20, os.getpid())
     done = subprocess.run(
         [sys.executable, "-m", engine_config.QUANTIZE_MODULE, *map(str, words)],
         capture_output=True,
