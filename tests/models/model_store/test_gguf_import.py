@@ -83,7 +83,7 @@ def half_made(store: ModelStore) -> set[tuple[int, int]]:
 
 @pytest.mark.ci
 @pytest.mark.mlx
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_killed_import_leaves_no_model_and_no_process(tmp_path: Path) -> None:
     source = module("tests.support.tiny_model").make(
         tmp_path / "source", arch="llama", hidden=512, heads=8, kv_heads=8, layers=40
