@@ -137,6 +137,8 @@ class EmbedJob:
 
     id: int
     prompts: tuple[tuple[int, ...], ...]
+    second_starts: tuple[int, ...] = ()
+    """For each pair of texts, the index of the first token of the second one; () without pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

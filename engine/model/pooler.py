@@ -171,6 +171,15 @@ def activate(logits: npt.NDArray[np.float32], how: ScoreActivation) -> npt.NDArr
     return np.asarray(np.exp(-np.logaddexp(0, -logits)), dtype=np.float32)
 
 
+def encode_vectors(pooled: npt.NDArray[np.float32], pooling: PoolerConfig) -> list[bytes]:
+    """Return one answer a row, as little-endian float32: a vector, or the score of a logit."""
+    if pooling.score is not None:
+        pooled = activate(pooled, pooling.score)
+    elif pooling.is_normalized:
+        pooled = normalize(pooled)
+    return [row.tobytes() for row in pooled.astype("<f4")]
+
+
 def weights(
     mode: Mode, lengths: Sequence[int], *, start: int, columns: int
 ) -> npt.NDArray[np.float32]:
