@@ -57,9 +57,10 @@ $(READY): requirements-build.txt requirements.txt pyproject.toml
 	@rm -f $(BIN)/etcd $(BIN)/etcdctl $(BIN)/etcdutl  # 3.5.1 must not hide a sound etcd on PATH; fleetctl up finds its own
 	@touch $@
 
-$(TEST_READY): $(READY) requirements-test.txt
+$(TEST_READY): $(READY) requirements-test.txt requirements-test-data.txt
 	@echo "adding what tests need to $(VENV) (once)"
 	@$(UV) pip install $(QUIET) --python $(BIN)/python --require-hashes -r requirements-test.txt
+	@$(UV) pip install $(QUIET) --python $(BIN)/python --require-hashes --no-deps -r requirements-test-data.txt
 	@touch $@
 
 $(CLIENTS)/.ready: $(READY) requirements-clients.txt

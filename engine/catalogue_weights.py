@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from models import model_files
+from models import encoder_shape, model_files, speech_shape
 from models.catalogue.catalogue import GROUP_SIZE
 
 
@@ -21,7 +21,7 @@ def main(path: Path) -> int:
     """Write the counts of every model of a catalogue that mlx-lm builds into its file."""
     tree = json.loads(path.read_text())
     for entry in tree["models"].values():
-        if entry["task"] not in ("Transcribe", "Speak"):
+        if entry["config"]["model_type"] not in (*speech_shape.FAMILIES, *encoder_shape.FAMILIES):
             entry["weights"] = count_weights(entry["config"])
     models = ",\n".join(f"  {json.dumps(n)}: {json.dumps(m)}" for n, m in tree["models"].items())
     path.write_text(

@@ -145,6 +145,10 @@ class Worker:
             self._speak(facts, listener)
             model_rank.free(self.config.wired)
             return
+        if facts.encoder is not None:
+            self._encode(facts, listener)
+            model_rank.free(self.config.wired)
+            return
 
         wait = WaitContext(
             clock=self.clock, pause=self._stopping.wait, is_stopping=self._stopping.is_set
@@ -171,6 +175,21 @@ class Worker:
         from engine.speech import loader  # noqa: PLC0415 - as above
 
         runner, served = loader.load(self.config, facts, self.gauges)
+        listener.on_ready(served)
+        self._serve(runner, listener)
+        runner.close()
+
+    def _encode(self, facts: ModelFacts, listener: WorkerListener) -> None:
+        """Load an encoder and run its jobs."""
+        from engine.encoder import loader  # noqa: PLC0415 - as above
+
+        runner, served = loader.load(
+            self.config,
+            facts,
+            self.gauges,
+            clock=self.clock,
+            is_stopping=self._stopping.is_set,
+        )
         listener.on_ready(served)
         self._serve(runner, listener)
         runner.close()

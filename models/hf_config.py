@@ -135,6 +135,12 @@ class TextConfig(BaseModel):
     n_text_ctx: LooseNumber = None
     n_text_layer: LooseNumber = None
     n_vocab: LooseNumber = None
+    # Encoders; the short names are those of NomicBERT.
+    pad_token_id: LooseNumber = None
+    n_embd: LooseNumber = None
+    n_inner: LooseNumber = None
+    n_positions: LooseNumber = None
+    max_trained_positions: LooseNumber = None
 
     @property
     def expert_count(self) -> int:
@@ -181,6 +187,7 @@ class ModelConfig(TextConfig):
     """A config.json."""
 
     model_type: str
+    architectures: LooseWords = None
     text_config: _InnerTextConfig = Field(default_factory=_InnerTextConfig)
     quantization: Annotated[
         QuantizationConfig | None, BeforeValidator(lambda v: v if isinstance(v, dict) else None)

@@ -75,6 +75,8 @@ def unsupported_reason(facts: ModelFacts) -> str:
     """Return why the installed mlx-lm, or mlx-audio, cannot build this model; "" if it can. Imports neither."""
     if facts.speech is not None:
         return _unspoken_reason(facts.speech.family.package)
+    if facts.encoder is not None:
+        return ""
     module = facts.module
     spec = importlib.util.find_spec("mlx_lm")  # finds it without an import
     folders = spec.submodule_search_locations if spec is not None else None

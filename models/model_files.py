@@ -20,8 +20,9 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
-from models import cache_rules, mtp_layout, speech_shape
+from models import cache_rules, encoder_shape, mtp_layout, speech_shape
 from models.cache_rules import NotUnderstoodError
+from models.encoder_shape import EncoderShape
 from models.hf_config import ModelConfig, TextConfig, VisionConfig
 from models.speech_shape import SpeechShape
 from schemas.node import ModelGeometry, VisionTower
@@ -216,6 +217,8 @@ class ModelFacts:
     vision: VisionConfig | None = None
     speech: SpeechShape | None = None
     """Set if it transcribes or speaks; mlx-audio builds it then."""
+    encoder: EncoderShape | None = None
+    """Set if it is an encoder of BERT's kind; engine/encoder builds it then."""
 
     @property
     def weight_bytes(self) -> int:
@@ -228,6 +231,8 @@ class ModelFacts:
 
     @property
     def max_context(self) -> int | None:
+        if self.encoder is not None:
+            return self.encoder.max_tokens
         return self.config.max_position_embeddings or self.config.model_max_length or None
 
 
@@ -329,6 +334,7 @@ def model_facts(config: ModelConfig, weights: WeightTotals) -> ModelFacts:
         weights=weights,
         vision=config.vision_config,
         speech=speech_shape.speech_shape(config),
+        encoder=encoder_shape.encoder_shape(config),
     )
 
 
@@ -339,10 +345,11 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
     """
     config, weights = facts.config, facts.weights
     widened = weights.half_bytes if casts_to_float32 else 0
-    if facts.speech is not None:
-        return speech_shape.speech_geometry(
+    work = facts.speech or facts.encoder
+    if work is not None:
+        return _work_geometry(
             facts.model_type,
-            facts.speech,
+            work.work_bytes,
             weights_bytes=weights.total_bytes + widened,
             parameters=weights.parameters,
         )
@@ -387,6 +394,26 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
     )
 
 
+def _work_geometry(
+    model_type: str, work_bytes: int, *, weights_bytes: int, parameters: int
+) -> ModelGeometry:
+    """Return the geometry of a model without caches: the same memory for any number of requests.
+
+    There is no longest context: texts have the model's own limit, whatever the deployment's is.
+    """
+    return ModelGeometry(
+        model_type=model_type,
+        weights_bytes=weights_bytes,
+        layers=0,
+        kv_heads=0,
+        head_dim=0,
+        kv_element_bytes=4,
+        vocab_size=0,
+        parameters=parameters,
+        work_bytes=work_bytes,
+    )
+
+
 # Of Qwen2-VL and Qwen2.5-VL, whose towers have the same sizes beside language models of 2 to 72 billion parameters.
 _USUAL_TOWER: Final = VisionTower(patch=14, width=1_280, ffn=5_120, heads=16)
 
@@ -405,13 +432,13 @@ def _vision_tower(config: VisionConfig, module: str) -> VisionTower:
 
 
 def check_context(facts: ModelFacts, context_length: int) -> None:
-    """Refuse a context that is longer than the model's own.
+    """Refuse a context that is longer than the model's own; an encoder's texts have its own limit in any case.
 
     Raises:
         ModelUnusableError: it is longer; the model's answers would be wrong.
 
     """
-    if facts.max_context is not None and context_length > facts.max_context:
+    if facts.encoder is None and facts.max_context and context_length > facts.max_context:
         raise ModelUnusableError(
             f"context length {context_length} is more than the model's "
             f"max_position_embeddings, {facts.max_context}"
@@ -473,6 +500,12 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"{folder} lacks {len(absent)} of {len(wanted)} weight files, first {absent[0]}"
             )
     if not present:
+        pickled = next(folder.glob("*.bin"), None)
+        if pickled is not None:
+            raise ModelUnusableError(
+                f"{pickled} is PyTorch's format, which may run code and is never read; load the model with transformers or "
+                "sentence-transformers elsewhere and save it, which writes model.safetensors"
+            )
         raise ModelUnusableError(f"{folder} has no model*.safetensors: no weights")
     return list(present.values())
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from models.hf_config import ModelConfig
-from schemas.node import ModelGeometry
 from schemas.wire.audio_limits import DECODING_BYTES, UPLOAD_BYTES, UPLOADS
 
 SpeechTask: TypeAlias = Literal["Transcribe", "Speak"]
@@ -79,20 +78,3 @@ def _window_bytes(config: ModelConfig) -> int:
     # The spectrum is computed from the samples in complex numbers.
     spectrum = 8 * WINDOW_S * _MEL_FRAMES_PER_S * 400
     return 4 * (layer + caches + convolutions + logits + spectrum)
-
-
-def speech_geometry(
-    model_type: str, shape: SpeechShape, *, weights_bytes: int, parameters: int
-) -> ModelGeometry:
-    """Return the numbers that the memory proof needs: the same memory for any number of requests."""
-    return ModelGeometry(
-        model_type=model_type,
-        weights_bytes=weights_bytes,
-        layers=0,
-        kv_heads=0,
-        head_dim=0,
-        kv_element_bytes=4,
-        vocab_size=0,
-        parameters=parameters,
-        work_bytes=shape.work_bytes,
-    )

@@ -84,14 +84,14 @@ class Embedder:
         long = self._long
         # Only one text at a time is longer than a step: each has a cache.
         texts = self._queue.next_batch(tokens, beside=None if long is None else long.texts[0])
+        if texts:
+            sums = mx.zeros((len(texts), self._pooling.width))
+            batch = _TextBatch(texts, make_prompt_cache(self._model), sums)
+        else:
+            assert long is not None
+            batch = long
+            self._queue.charge(batch.texts[0], tokens)
         try:
-            if texts:
-                sums = mx.zeros((len(texts), self._pooling.width))
-                batch = _TextBatch(texts, make_prompt_cache(self._model), sums)
-            else:
-                assert long is not None
-                batch = long
-                self._queue.charge(batch.texts[0], tokens)
             self._read(batch, tokens)
             if batch.column < batch.columns:
                 self._long = batch
@@ -99,9 +99,8 @@ class Embedder:
             results = self._results(batch)
         except Exception as error:
             # Whatever the error was, it did not touch the caches of generating jobs.
-            texts = texts or batch.texts
-            log.exception("embedding step failed", extra={"texts": len(texts)})
-            failures = self._queue.fail(texts, summarize(error))
+            log.exception("embedding step failed", extra={"texts": len(batch.texts)})
+            failures = self._queue.fail(batch.texts, summarize(error))
             if long is not None and long.texts[0] not in self._queue:
                 self._long = None
             return failures

@@ -72,6 +72,7 @@ def encode_answer(prompts: Sequence[PreparedPrompt]) -> bytes:
             "tokens": len(prompt.tokens),
             "grammar": prompt.grammar,
             "system_tokens": prompt.system_tokens,
+            "second_start": prompt.second_start,
             "images": [
                 [image.width, image.height, image.tokens, image.kind, len(image.pixels)]
                 for image in prompt.images
@@ -145,6 +146,7 @@ def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusa
                 grammar=field["grammar"],
                 images=tuple(images),
                 system_tokens=field["system_tokens"],
+                second_start=field["second_start"],
             )
         )
         start = end

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from engine.cache import layer_caches
 from engine.cache.interface import KvOptions
+from engine.gauges import Gauges
 from engine.memory import budget
 from engine.memory.budget import MemoryBudget, MemoryRequest, full_bytes
 from engine.memory.guard import MemoryGuard
@@ -28,6 +29,7 @@ from models.footprint import (
 )
 from models.model_files import ModelFacts, ModelUnusableError
 from schemas import quantity
+from schemas.kv_cache import KvCache
 from schemas.memory import Wired
 from schemas.wire.engine_config import EngineConfig
 
@@ -157,6 +159,54 @@ def allocate(
     memory_budget = plan_budget(models, config, ranks=ranks)
     apply_limits(find_limits(memory_budget, config.wired))
     return MemoryGuard(budget=memory_budget)
+
+
+def divide_for_work(config: EngineConfig, work_bytes: int, gauges: Gauges) -> None:
+    """Set MLX's limits for a model without caches: all memory beside its weights is for `work_bytes`.
+
+    Raises:
+        ModelUnusableError: the memory is too small.
+
+    """
+    shared = budget.make_budget(
+        KvFootprint(),
+        ServingLoad(context_length=config.context_length, concurrency=config.concurrency),
+        MemoryRequest(promised_bytes=config.memory_limit_bytes, prefix_bytes=0),
+        machine_bytes=machine_bytes(),
+        held=(mx.get_active_memory(), work_bytes),
+    )
+    gauges.limit_bytes = shared.limit_bytes
+    free = shared.limit_bytes - shared.weights_bytes
+    if free < work_bytes:
+        raise ModelUnusableError(
+            f"the limit of {shared.limit_bytes >> 20} MiB leaves {max(0, free) >> 20} MiB beside the weights; "
+            f"this model needs {work_bytes >> 20} MiB for its work: set spec.resources.memory higher"
+        )
+    apply_limits(find_limits(shared, config.wired))
+
+
+def refuse_text_settings(config: EngineConfig, kind: str) -> None:
+    """Refuse settings of models that generate text: they would have no effect on a model of this kind.
+
+    Raises:
+        ModelUnusableError: a setting is given.
+
+    """
+    given = {
+        "a draft model": config.draft_model,
+        "n-grams": config.ngram_tokens,
+        "an MTP head": config.mtp_tokens,
+        "adapters": config.adapter or config.adapters,
+        "vision": config.vision,
+        "pinned prefixes": config.prefixes,
+        "a group of ranks": config.group,
+        "kvCache": config.kv_cache != KvCache(),
+    }
+    named = [name for name, value in given.items() if value]
+    if named:
+        raise ModelUnusableError(
+            f"{config.model_dir}: {kind} has no use for {' and '.join(named)}; remove it"
+        )
 
 
 def plan_budget(

@@ -78,7 +78,7 @@ class _Attention(BaseModel):
 
 
 class _SentenceTransformers(BaseModel):
-    activation_fn: str = "torch.nn.modules.activation.Sigmoid"
+    activation_fn: str | None = None
 
 
 class _Classifier(BaseModel):
@@ -86,6 +86,9 @@ class _Classifier(BaseModel):
     id2label: dict[str, str] | None = None
     num_labels: int | None = None
     sentence_transformers: _SentenceTransformers | None = None
+    # The older name of its activation.
+    sbert_ce_default_activation_function: str | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"
 
 
 _MODULES = TypeAdapter(list[_Module])
@@ -100,7 +103,8 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
 
     """
     listing = folder / "modules.json"
-    if not listing.is_file():
+    is_reranker = facts.encoder is not None and facts.encoder.task == "Rerank"
+    if is_reranker or not listing.is_file():
         return _read_cross_encoder(folder / "config.json", facts)
     modules = {module.type.rpartition(".")[2]: module for module in _parse(_MODULES, listing)}
     if "Pooling" not in modules:
@@ -110,11 +114,8 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
             raise ModelUnusableError(
                 f"{listing}: a module {name} is not supported; it may have {', '.join(_SUPPORTED)}"
             )
-    _check_attention(folder / "config.json")
-    if facts.config.hidden_size is None:
-        raise ModelUnusableError(
-            f"{folder}/config.json lacks hidden_size, the width of its vectors"
-        )
+    if facts.encoder is None:
+        _check_attention(folder / "config.json")
     switches = folder / modules["Pooling"].path / "config.json"
     settings = _optional(_Transformer, folder / "sentence_bert_config.json")
     if settings.do_lower_case:
@@ -124,9 +125,9 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
     prefix = _find_prefix(folder / "config_sentence_transformers.json")
     return PoolerConfig(
         mode=_find_mode(switches, has_prefix=bool(prefix)),
-        width=facts.config.hidden_size,
+        width=_width(folder / "config.json", facts),
         is_normalized="Normalize" in modules,
-        max_tokens=settings.max_seq_length,
+        max_tokens=_limit(facts, settings.max_seq_length),
         prefix=prefix,
     )
 
@@ -146,9 +147,12 @@ def _read_cross_encoder(path: Path, facts: ModelFacts) -> PoolerConfig | None:
         raise ModelUnusableError(
             f"{path}: the model sorts texts into {labels} classes; a cross-encoder for /v1/rerank has one"
         )
-    if facts.config.hidden_size is None:
-        raise ModelUnusableError(f"{path} lacks hidden_size, the width of its score's layer")
-    named = (classifier.sentence_transformers or _SentenceTransformers()).activation_fn
+    newer = classifier.sentence_transformers or _SentenceTransformers()
+    named = (
+        newer.activation_fn
+        or classifier.sbert_ce_default_activation_function
+        or "torch.nn.modules.activation.Sigmoid"
+    )
     activations: dict[str, ScoreActivation] = {"Sigmoid": "Sigmoid", "Identity": "Identity"}
     name = named.rpartition(".")[2]
     if name not in activations:
@@ -156,11 +160,26 @@ def _read_cross_encoder(path: Path, facts: ModelFacts) -> PoolerConfig | None:
             f"{path}: the activation {named} is not supported; it must be Sigmoid or Identity"
         )
     return PoolerConfig(
-        mode="lasttoken",
-        width=facts.config.hidden_size,
+        mode="lasttoken" if facts.encoder is None else classifier.classifier_pooling,
+        width=_width(path, facts),
         is_normalized=False,
+        max_tokens=_limit(facts, None),
         score=activations[name],
     )
+
+
+def _width(path: Path, facts: ModelFacts) -> int:
+    width = facts.config.hidden_size or facts.config.n_embd
+    if width is None:
+        raise ModelUnusableError(f"{path} lacks hidden_size, the width of its vectors")
+    return width
+
+
+def _limit(facts: ModelFacts, own: int | None) -> int | None:
+    """Return the most tokens of a text: an encoder has no positions beyond its own limit."""
+    if facts.encoder is None:
+        return own
+    return min(facts.encoder.max_tokens, own or facts.encoder.max_tokens)
 
 
 def activate(logits: npt.NDArray[np.float32], how: ScoreActivation) -> npt.NDArray[np.float32]:

@@ -18,12 +18,15 @@ from engine.model import pooler
 from engine.model.pooler import PoolerConfig
 from engine.openai import limits, parameters, request_body
 from engine.openai.input_processor import InputProcessor, lane_of
-from engine.openai.input_tasks import TextsTask
+from engine.openai.input_tasks import PreparedPrompt, TextsTask
 from engine.openai.parameters import EndpointParameters
 from engine.openai.prompts import Prompt, context_exceeded
 from schemas.wire import errors
 
 EmbeddingInput: TypeAlias = str | tuple[int, ...]
+
+Truncation: TypeAlias = Annotated[int, Field(ge=-1)]
+"""vLLM's `truncate_prompt_tokens`: the tokens to which longer texts are cut; -1 for the model's own limit."""
 
 # OpenAI's limits of one request.
 MAX_INPUTS, _MAX_TOKENS = 2048, 300_000
@@ -38,6 +41,7 @@ class EmbeddingBody(BaseModel):
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Truncation | None = None
     user: str | None = None
 
 
@@ -49,6 +53,8 @@ class EmbeddingRequest:
     inputs: tuple[EmbeddingInput, ...]
     is_base64: bool = False
     dimensions: int | None = None
+    truncation: int | None = None
+    """As `Truncation`; None refuses longer texts."""
     paths: tuple[str, ...] = ()
     """The place of each input in the body, for refusals; empty if they are in `input`."""
     seconds: tuple[str, ...] = ()
@@ -63,7 +69,9 @@ class EmbeddingRequest:
 
 def accepted_parameters() -> EndpointParameters:
     """Return the parameters of `/v1/embeddings`."""
-    honoured = frozenset({"model", "input", "encoding_format", "dimensions"})
+    honoured = frozenset(
+        {"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"}
+    )
     return EndpointParameters(honoured=honoured, labels=frozenset({"user"}), limited={})
 
 
@@ -86,6 +94,7 @@ def parse(raw: bytes) -> EmbeddingRequest:
         inputs=inputs,
         is_base64=body.encoding_format == "base64",
         dimensions=body.dimensions,
+        truncation=body.truncate_prompt_tokens,
     )
 
 
@@ -139,17 +148,24 @@ async def build_job(
         )
         raise errors.invalid(message, param="dimensions")
     max_length = min(processor.context_length, pooling.max_tokens or processor.context_length)
-    prompts = await _tokenize(request, pooling.prefix, processor, max_length)
+    prepared = await _tokenize(request, pooling.prefix, processor, max_length)
+    prompts = [prompt.tokens for prompt in prepared]
     _check_lengths(request, prompts, max_length, processor.ready.vocab_size)
-    return EmbedJob(id=job_id, prompts=tuple(prompts))
+    starts = tuple(prompt.second_start for prompt in prepared) if request.seconds else ()
+    return EmbedJob(id=job_id, prompts=tuple(prompts), second_starts=starts)
 
 
 async def _tokenize(
     request: EmbeddingRequest, prefix: str, processor: InputProcessor, max_length: int
-) -> list[tuple[int, ...]]:
+) -> list[PreparedPrompt]:
+    truncate = _truncation(request, max_length)
     inputs = request.inputs
     texts = {at: part for at, part in enumerate(inputs) if isinstance(part, str)}
-    prompts = {at: part for at, part in enumerate(inputs) if not isinstance(part, str)}
+    prompts = {
+        at: PreparedPrompt(tokens=part[:truncate])
+        for at, part in enumerate(inputs)
+        if not isinstance(part, str)
+    }
     if texts:
         task = TextsTask(
             texts=tuple(texts.values()),
@@ -157,11 +173,25 @@ async def _tokenize(
             params=tuple(map(request.path, texts)),
             prefix=prefix,
             max_length=max_length,
+            truncate=truncate,
         )
         length = sum(map(len, (*task.texts, *task.seconds)))
         prepared_prompts = await processor.inputs.prepare(lane_of(length), task, size=length)
-        prompts |= {at: one.tokens for at, one in zip(texts, prepared_prompts, strict=True)}
+        prompts |= dict(zip(texts, prepared_prompts, strict=True))
     return [prompts[at] for at in range(len(inputs))]
+
+
+def _truncation(request: EmbeddingRequest, max_length: int) -> int | None:
+    """Return the tokens to which longer texts are cut; None if they are refused."""
+    tokens = request.truncation
+    if tokens is None or tokens == -1:
+        return None if tokens is None else max_length
+    if not 1 <= tokens <= max_length:
+        raise errors.invalid(
+            f"'truncate_prompt_tokens' is {tokens}; it must be -1, or from 1 to {max_length}, this model's limit.",
+            param="truncate_prompt_tokens",
+        )
+    return tokens
 
 
 def _check_lengths(

@@ -33,6 +33,8 @@ class PreparedPrompt:
 
     tokens: tuple[int, ...] = ()
     images: tuple[MediaInput, ...] = ()
+    second_start: int = 0
+    """Index of the first token of the second text of a pair; 0 if the model does not tell the two apart."""
     grammar: str | None = None
     """The grammar of the answers, which compiles within the limits; None if they have none, or it was not asked for."""
     system_tokens: int = 0
@@ -64,6 +66,8 @@ class TextsTask:
     prefix: str
     """Put before each text."""
     max_length: int
+    truncate: int | None = None
+    """Cut longer texts to so many tokens; None refuses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,13 +91,13 @@ def _encode_texts(task: TextsTask, codec: Codec) -> Iterator[PreparedPrompt]:
     seconds: Sequence[str | None] = task.seconds or [None] * len(task.texts)
     for text, second, param in zip(task.texts, seconds, task.params, strict=True):
         try:
-            tokens = codec.encode_text(
-                task.prefix + text, second=second, max_tokens=task.max_length
+            tokens, second_start = codec.encode_pair(
+                task.prefix + text, second, max_tokens=task.max_length, truncate=task.truncate
             )
         except TextTooLongError as error:
             least = f"at least {error.min_tokens}"
             raise prompts.context_exceeded(param, task.max_length, least) from error
-        yield PreparedPrompt(tokens=tuple(tokens))
+        yield PreparedPrompt(tokens=tuple(tokens), second_start=second_start)
 
 
 def encode_prompts(

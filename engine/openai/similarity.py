@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.model import pooler
 from engine.model.pooler import PoolerConfig
 from engine.openai import embeddings, parameters, request_body
-from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
+from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest, Truncation
 from engine.openai.parameters import EndpointParameters
 from schemas.wire import errors
 
@@ -33,6 +33,7 @@ class ScoreBody(BaseModel):
     model: str
     text_1: str | list[str]
     text_2: str | list[str]
+    truncate_prompt_tokens: Truncation | None = None
     user: str | None = None
 
 
@@ -54,6 +55,7 @@ class RerankBody(BaseModel):
     documents: list[str | DocumentText]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
     user: str | None = None
 
 
@@ -86,14 +88,18 @@ class SimilarityRequest:
 def score_parameters() -> EndpointParameters:
     """Return the parameters of `/v1/score`."""
     return EndpointParameters(
-        honoured=frozenset({"model", "text_1", "text_2"}), labels=frozenset({"user"}), limited={}
+        honoured=frozenset({"model", "text_1", "text_2", "truncate_prompt_tokens"}),
+        labels=frozenset({"user"}),
+        limited={},
     )
 
 
 def rerank_parameters() -> EndpointParameters:
     """Return the parameters of `/v1/rerank`."""
     return EndpointParameters(
-        honoured=frozenset({"model", "query", "documents", "top_n", "return_documents"}),
+        honoured=frozenset(
+            {"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}
+        ),
         labels=frozenset({"user"}),
         limited={},
     )
@@ -126,6 +132,7 @@ def parse_score(raw: bytes) -> SimilarityRequest:
     texts = EmbeddingRequest(
         model=body.model,
         inputs=(*firsts, *seconds),
+        truncation=body.truncate_prompt_tokens,
         paths=(*_paths(body.text_1, "text_1"), *_paths(body.text_2, "text_2")),
     )
     return SimilarityRequest(texts=texts, pairs=pairs)
@@ -149,6 +156,7 @@ def parse_rerank(raw: bytes) -> SimilarityRequest:
         texts=EmbeddingRequest(
             model=body.model,
             inputs=(body.query, *texts),
+            truncation=body.truncate_prompt_tokens,
             paths=("query", *_paths(texts, "documents")),
         ),
         pairs=tuple((0, 1 + at) for at in range(len(texts))),

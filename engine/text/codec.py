@@ -128,7 +128,7 @@ class TextCodec:
         """Return what another process needs to make an equal codec."""
         wrapper = self._tokenizer
         return PortableTokenizer(
-            tokenizer=getattr(wrapper, "_tokenizer", wrapper),
+            tokenizer=self._plain,
             traits=self._traits,
             token_bytes=self._token_bytes,
             eos_token_ids=self.eos_ids,
@@ -137,6 +137,14 @@ class TextCodec:
             thinking_switch=getattr(wrapper, "_thinking_kwarg", "enable_thinking"),
             renderer=getattr(wrapper, "_chat_template", None),
         )
+
+    @property
+    def _plain(self) -> Any:
+        """Transformers' own tokenizer."""
+        wrapper = self._tokenizer
+        if isinstance(wrapper, PortableTokenizer):
+            return wrapper.tokenizer
+        return getattr(wrapper, "_tokenizer", wrapper)
 
     @property
     def traits(self) -> TemplateTraits:
@@ -170,21 +178,40 @@ class TextCodec:
         """The number of tokens in the vocabulary."""
         return len(self._tokenizer)
 
-    def encode_text(
-        self, text: str, *, second: str | None = None, max_tokens: int | None = None
-    ) -> list[int]:
-        """Return the tokens of a text, with the special tokens that begin a text, or of a pair with those between them.
+    def encode_text(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a text, with the special tokens that begin a text.
 
         Raises:
             TextTooLongError: it certainly has more than `max_tokens`.
             RefusedError: the tokenizer fails on it.
 
         """
-        self._check_length(text + (second or ""), max_tokens)
+        self._check_length(text, max_tokens)
         with _refusing_unreadable():
-            if second is None:
-                return list(self._tokenizer.encode(text))
-            return list(self._tokenizer.encode(text, second))
+            return list(self._tokenizer.encode(text))
+
+    def encode_pair(
+        self, text: str, second: str | None, *, max_tokens: int, truncate: int | None
+    ) -> tuple[list[int], int]:
+        """Return the tokens of a text or a pair with the special ones, and the index of the second text's first token.
+
+        The index is 0 without a second text, and where the tokenizer gives both the same type. `truncate` cuts the end
+        of the longest text so that at most so many tokens are left.
+
+        Raises:
+            TextTooLongError: without `truncate`, it certainly has more than `max_tokens`.
+            RefusedError: the tokenizer fails on it.
+
+        """
+        if truncate is None:
+            self._check_length(text + (second or ""), max_tokens)
+        limit = {} if truncate is None else {"truncation": True, "max_length": truncate}
+        with _refusing_unreadable():
+            encoded = self._plain(text, second, verbose=False, **limit)
+        types: list[int] = encoded.get("token_type_ids") or []
+        return list(encoded["input_ids"]), types.index(
+            1
+        ) if second is not None and 1 in types else 0
 
     def encode_chat(
         self,

@@ -44,13 +44,24 @@ class Codec(Protocol):
         """The model's markers, call syntax and template variables."""
         ...
 
-    def encode_text(
-        self, text: str, *, second: str | None = None, max_tokens: int | None = None
-    ) -> list[int]:
-        """Return the tokens of a text, or of a pair of texts that the model reads together.
+    def encode_text(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a text.
 
         Raises:
             TextTooLongError: it certainly has more than `max_tokens`, which its length shows; None accepts any text.
+
+        """
+        ...
+
+    def encode_pair(
+        self, text: str, second: str | None, *, max_tokens: int, truncate: int | None
+    ) -> tuple[list[int], int]:
+        """Return the tokens of a text, or of a pair that the model reads together, and where its second text begins.
+
+        `truncate` cuts the end of the longest text so that there are at most so many tokens, special ones included.
+
+        Raises:
+            TextTooLongError: without `truncate`, it certainly has more than `max_tokens`.
 
         """
         ...

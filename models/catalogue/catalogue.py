@@ -20,8 +20,8 @@ GROUP_SIZE: Final = 64
 MAX_CATALOGUE_BYTES: Final = 2 << 20
 BITS: Final = (4, 8)
 """Quantizations that the catalogue answers for; those that most repositories of mlx-community have."""
-SPEECH_BITS: Final = (16,)
-"""Models that transcribe or speak are small, and served as they are."""
+WHOLE_BITS: Final = (16,)
+"""Models that transcribe or speak, and encoders, are small, and served as they are."""
 
 _HALF_BYTES: Final = 2
 _MAX_MODELS, _MAX_VALUES = 2_000, 200_000
@@ -145,13 +145,14 @@ def entries(catalogue: CatalogueFile) -> Iterator[CatalogueEntry]:
     """Yield each model of the list in each of its bits."""
     for name, model in catalogue.models.items():
         config = ModelConfig.model_validate(model.config)
-        is_speech = model.task in ("Transcribe", "Speak")
-        for bits in SPEECH_BITS if is_speech else BITS:
+        facts = model_files.model_facts(config, quantized_weights(model, WHOLE_BITS[0]))
+        is_whole = facts.speech is not None or facts.encoder is not None
+        for bits in WHOLE_BITS if is_whole else BITS:
             repo = {int(key): value for key, value in model.repositories.items()}.get(bits)
             yield CatalogueEntry(
                 name=name,
                 repo=repo or f"{model.org}/{name}",
-                is_quantized=repo is not None or is_speech,
+                is_quantized=repo is not None or is_whole,
                 bits=bits,
                 model=model,
                 facts=model_files.model_facts(config, quantized_weights(model, bits)),

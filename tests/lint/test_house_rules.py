@@ -90,6 +90,7 @@ MAY_CATCH_ALL = {
     "machinery/process_main.py",
     "engine/batch/loop.py",
     "engine/batch/embedder.py",
+    "engine/encoder/loop.py",
     "engine/input_workers/fork_server.py",
     "engine/model/loader.py",
     "engine/speech/loader.py",

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import orjson
@@ -334,6 +334,7 @@ class EmbedBody(RequestFields):
 
     input: str | list[str] = ""
     dimensions: int | None = None
+    truncate: bool | None = None
 
 
 class EmbeddingsBody(RequestFields):
@@ -342,6 +343,8 @@ class EmbeddingsBody(RequestFields):
     prompt: str = ""
 
 
+_TRUNCATED: Final = {"truncate_prompt_tokens": -1}
+"""vLLM's parameter: cut texts to the model's own limit."""
 _CHAT = msgspec.json.Decoder(ChatBody)
 _GENERATE = msgspec.json.Decoder(GenerateBody)
 _EMBED = msgspec.json.Decoder(EmbedBody)
@@ -439,13 +442,15 @@ def embed_to_openai(body_fields: EmbedBody) -> dict[str, Any]:
     return {
         "model": body_fields.model,
         "input": body_fields.input,
+        # Ollama cuts longer texts unless the client forbids it.
+        **({} if body_fields.truncate is False else _TRUNCATED),
         **without_nones(dimensions=body_fields.dimensions),
     }
 
 
 def embeddings_to_openai(body_fields: EmbeddingsBody) -> dict[str, Any]:
     """Return the request as an OpenAI embeddings request."""
-    return {"model": body_fields.model, "input": body_fields.prompt}
+    return {"model": body_fields.model, "input": body_fields.prompt, **_TRUNCATED}
 
 
 def _generation(body_fields: _Generation) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Encoders of BERT's kind: embedding models and cross-encoders, whole texts at a time."""
