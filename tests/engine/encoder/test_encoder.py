@@ -111,7 +111,7 @@ def test_a_batch_takes_no_more_memory_than_was_proven(family: str, tmp_path: Pat
 def test_scores_in_parts_are_those_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no fused kernel avoids the scores, a long text's are computed for some queries at a time."""
+    """Without a fused kernel, scores of a long text are computed for some queries at a time."""
     for family in ("bert", "modernbert"):
         runner, served = load(make_encoder(tmp_path / family, family))
         texts = queued(served.codec, TEXTS)
