@@ -123,6 +123,15 @@ def test_a_family_answers_as_plain_mlx_lm(start: Start, tmp_path: Path, name: st
     assert cached >= len(turn) - BLOCK_TOKENS, "after kill -9"
     assert scores == plain.answer([*turn, 7, 8, 9]), "from files"
 
+    system = {"role": "system", "content": "".join(map(chr, dice.choices(range(97, 123), k=400)))}
+    shared = []
+    for question in ("Why is that?", "How do I start?"):
+        messages = [system, {"role": "user", "content": question}]
+        reply = engine.post("/v1/chat/completions", messages=messages, max_tokens=2)
+        assert reply.status == 200, reply.raw
+        shared.append((reply.json["usage"].get("prompt_tokens_details") or {})["cached_tokens"])
+    assert shared[0] < BLOCK_TOKENS <= 200 <= shared[1], "another chat with the same system message"
+
 
 @pytest.mark.parametrize(
     "name", ["qwen3_next", "qwen3_5", "kimi_linear", "nemotron_h", "mamba2", "lfm2", "gemma3_text", "gpt_oss"]
