@@ -19,8 +19,9 @@ from typing import cast
 import uvicorn
 import uvloop
 
-from engine.api.app import make_app
+from engine.api.app import make_app, read_gauges
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
+from engine.api.link import LinkMiddleware
 from engine.api.tls import EngineTls, read_credentials
 from engine.request_log import SpanRecorder
 from engine.service import Service
@@ -155,9 +156,12 @@ async def serve(
     service: Service, listener: EngineListener, credentials: Credentials | None = None
 ) -> tuple[int, str]:
     """Serve until the service ends, TLS with credentials; return the exit code and the reason."""
-    limits = EngineConnectionLimits(is_crowded=lambda: service.admission.is_crowded)
+    limits = EngineConnectionLimits(
+        is_crowded=lambda: service.admission.is_crowded, gauges=lambda: read_gauges(service)
+    )
+    app = make_app(service)
     config = uvicorn.Config(
-        make_app(service),
+        LinkMiddleware(app, limits, app.names),
         http=cast(
             "type[EngineHttpProtocol]",
             partial(EngineHttpProtocol, limits, limits.limiter()),

@@ -45,6 +45,7 @@ from engine.vllm_metrics import VllmMetrics
 from identity.names import Role
 from identity.peers import peer_of
 from machinery import host_header
+from machinery.engine_link import EngineGauges
 from machinery.http_server import SSL_OBJECT
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
@@ -94,6 +95,23 @@ def make_app(service: Service) -> web.RequestMiddleware:
     )
 
 
+def read_gauges(service: Service) -> EngineGauges:
+    """Return the state and the load of the engine; memory only once its limits are known."""
+    admission, gauges = service.admission, service.gauges
+    free = None
+    if gauges.limit_bytes:
+        used = max(0, gauges.active_bytes - gauges.prefix_bytes)
+        free = max(0, 100 - 100 * used // gauges.limit_bytes) / 100
+    return EngineGauges(
+        replica=service.config.replica,
+        is_ready=service.state is EngineState.READY,
+        in_flight=admission.in_flight,
+        queued=admission.queued,
+        memory_free=free,
+        kv_used=gauges.kv_usage if gauges.kv_limit_bytes else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRoutes:
     """Routes of OpenAI's API. Each parses one request and returns its ASGI response."""
@@ -105,25 +123,19 @@ class GenerationRoutes:
     )
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers of every response: the replica and its load, by which gateways route."""
-        config, admission = self.service.config, self.service.admission
-        return {
-            headers.NODE: config.node,
-            headers.REPLICA: config.replica,
-            headers.IN_FLIGHT: str(admission.in_flight),
-            headers.QUEUED: str(admission.queued),
-            **self._memory(),
+        """Return the headers of every response: the replica and its load, by which routers choose."""
+        gauges = read_gauges(self.service)
+        lines = {
+            headers.NODE: self.service.config.node,
+            headers.REPLICA: gauges.replica,
+            headers.IN_FLIGHT: str(gauges.in_flight),
+            headers.QUEUED: str(gauges.queued),
         }
-
-    def _memory(self) -> dict[str, str]:
-        """Return the memory that is free or can be freed, and the use of KV caches; nothing before limits are known."""
-        gauges, memory = self.service.gauges, dict[str, str]()
-        if gauges.limit_bytes:
-            used = max(0, gauges.active_bytes - gauges.prefix_bytes)
-            memory[headers.MEMORY_FREE] = str(max(0, 100 - 100 * used // gauges.limit_bytes))
-        if gauges.kv_limit_bytes:
-            memory[headers.KV_USED] = str(round(1e6 * gauges.kv_usage))
-        return memory
+        if gauges.memory_free is not None:
+            lines[headers.MEMORY_FREE] = str(round(100 * gauges.memory_free))
+        if gauges.kv_used is not None:
+            lines[headers.KV_USED] = str(round(1e6 * gauges.kv_used))
+        return lines
 
     async def models(self, _: Request) -> Response:
         """List the served names."""

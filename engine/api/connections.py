@@ -14,14 +14,23 @@ import struct
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from typing_extensions import override
+from uvicorn.server import ServerState
 
-from engine.api.progress import WRITE_INTERIM
 from machinery.connection_limits import AddressLimit, ConnectionLimiter
+from machinery.engine_link import EngineGauges
 from machinery.http_server import BoundedHttpProtocol
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
+
+HAND_OVER: Final = "hand_over"
+"""The key in an ASGI scope's `state` with the function that gives the connection to another protocol. The function takes
+what makes the protocol, from uvicorn's state of the server and from a function to call at the end of the connection."""
+
+IS_LINK: Final = "is_link"
+"""The key in an ASGI scope's `state` of requests that come over a link, which reports the load once for all of them."""
 
 # Bytes of a response in the kernel: a larger buffer hides for minutes that nothing is read.
 _SEND_BUFFER_BYTES = 64 << 10
@@ -30,10 +39,12 @@ _SO_NWRITE = 0x1024
 # Every client skips an interim response of this status, wanted or not (RFC 9110, 15.2); Python's skips no other. Go's
 # takes at most five. A proxy learns from the first that its client is gone, and the engine from the next.
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-_PROCESSING = b"HTTP/1.1 102 Processing\r\n%b\r\n"
 _INTERIM_AFTER_S = (0.0, 5.0, 30.0, 120.0)
 # The time between two looks at whether a connection was reset: first a round trip, then twice the last one.
 _RESET_CHECK_S, _RESET_CHECK_MOST_S = 0.01, 1.0
+
+
+MakeProtocol: TypeAlias = Callable[[ServerState, Callable[[], None]], asyncio.Protocol]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,10 @@ class EngineConnectionLimits:
     """The same, while other requests wait for a slot."""
     is_crowded: Callable[[], bool] = lambda: False
     """Returns whether requests wait."""
+    gauges: Callable[[], EngineGauges] = lambda: EngineGauges(
+        replica="", is_ready=True, in_flight=0, queued=0
+    )
+    """Returns what links report of the engine."""
 
     def limiter(self) -> ConnectionLimiter:
         """Return the limiter of the connections of one engine. Its clients are gateways: none is limited by address."""
@@ -85,6 +100,13 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         """Write to a client that sends no more."""
         self._reset_check: asyncio.TimerHandle | None = None
         """Looks whether it is gone."""
+        self._is_handed_over = False
+
+    @property
+    @override
+    def is_serving(self) -> bool:
+        """True while a request is answered, or once another protocol has the connection."""
+        return self._is_handed_over or super().is_serving
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -103,12 +125,17 @@ class EngineHttpProtocol(BoundedHttpProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"][WRITE_INTERIM] = self._write_progress
+        self.scope["state"][HAND_OVER] = self._hand_over
 
-    def _write_progress(self, lines: bytes) -> None:
-        """Send an interim response with these header lines, unless the response has begun."""
-        if self.has_request and not self.cycle.response_started:
-            self.transport.write(_PROCESSING % lines)
+    def _hand_over(self, make: MakeProtocol) -> None:
+        """Give the connection to another protocol; the current request gets no response."""
+        self._is_handed_over = True
+        self.end_step()
+        self.cycle.disconnected = True
+        self.connections.discard(self)
+        protocol = make(self.server_state, partial(self._limiter.leave, self))
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
 
     @override
     def on_response_complete(self) -> None:

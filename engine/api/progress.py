@@ -1,4 +1,4 @@
-"""Signs of progress for gateways: interim responses, until the response begins.
+"""Signs of progress for gateways, until the response begins.
 
 A gateway gives up an engine that shows no progress for some time, and a place in the queue, a long prompt or an answer
 that is not streamed send nothing of the response for minutes. See docs/internals/engine.md, "Signs of progress".
@@ -12,8 +12,8 @@ from starlette.types import Scope
 
 from schemas.wire import headers
 
-WRITE_INTERIM: Final = "write_interim"
-"""The key in an ASGI scope's `state` with the function that writes the header lines of an interim response."""
+WRITE_PROGRESS: Final = "write_progress"
+"""The key in an ASGI scope's `state` with the function that sends a sign of progress, with a resume comment or none."""
 _LEAST_S, _MOST_S = 0.05, 60.0
 _ASKED = headers.PROGRESS.encode()
 _KEY = "progress_reporter"
@@ -46,7 +46,7 @@ class ProgressReporter:
     @classmethod
     def start(cls, scope: Scope, progress: Callable[[], int]) -> "ProgressReporter | None":
         """Begin to report, if the sender of the request asks for it; `close` must follow."""
-        write = scope.get("state", {}).get(WRITE_INTERIM)
+        write = scope.get("state", {}).get(WRITE_PROGRESS)
         asked = next((value for name, value in scope["headers"] if name == _ASKED), None)
         if write is None or asked is None:
             return None
@@ -69,9 +69,6 @@ class ProgressReporter:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         if self.has_advanced():
-            name = headers.RESUME.encode()
-            # One interim response for each comment, which keeps the heads small.
-            for lines in [
-                b"%b: %b\r\n" % (name, comment) for comment in self.resume_comments()
-            ] or [b""]:
-                self._write(lines)
+            # One sign for each comment, which keeps them small.
+            for comment in (*self.resume_comments(),) or (b"",):
+                self._write(comment)

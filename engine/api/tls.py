@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.api.connections import EngineHttpProtocol
+from engine.api.link import EngineLink
 from engine.metrics import TlsMetrics
 from identity.credentials import Credentials, CredentialsError
 from identity.folder import IdentityFolder
@@ -105,7 +106,7 @@ class EngineTls:
         revoked = self._credentials.trust().revoked
         is_strict, is_left = self._credentials.mode is TlsMode.STRICT, False
         for connection in tuple(connections):
-            if not isinstance(connection, EngineHttpProtocol):
+            if not isinstance(connection, EngineHttpProtocol | EngineLink):
                 continue
             peer = peer_of(connection.transport.get_extra_info("ssl_object"))
             if peer is None and is_strict:

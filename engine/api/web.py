@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.admission import ClaimedBytes
+from engine.api.connections import IS_LINK
 from engine.api.progress import ProgressReporter
 from engine.request_log import RequestLog
 from machinery import host_header, multipart
@@ -219,9 +220,10 @@ class RequestMiddleware:
                     reporter.close()
                 record.status = message["status"]
                 record.leave()  # not counted in the headers of its own refusal
-                response_headers = MutableHeaders(scope=message)
-                response_headers.update(self.headers())
-                response_headers[headers.REQUEST_ID] = record.id
+                if IS_LINK not in scope.get("state", ()):
+                    response_headers = MutableHeaders(scope=message)
+                    response_headers.update(self.headers())
+                    response_headers[headers.REQUEST_ID] = record.id
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 record.is_answered = True

@@ -15,11 +15,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
+from engine.api.link import LinkMiddleware
 from engine.api.tls import EngineTls
 from engine.metrics import TlsMetrics
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from machinery.clock import SystemClock
+from machinery.engine_link import EngineGauges
 from machinery.http_server import HttpServer, listen
 from schemas.wire import headers
 from tests.support.waiting import until
@@ -96,10 +98,11 @@ async def serving_tls(
         Route("/v1/chat/completions", engine.chat, methods=["POST"]),
         Route("/stream", engine.stream),
     ]
-    limits = EngineConnectionLimits()
+    gauges = EngineGauges(replica=replica, is_ready=True, in_flight=0, queued=0)
+    limits = EngineConnectionLimits(gauges=lambda: gauges)
     http: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     config = uvicorn.Config(
-        Starlette(routes=routes),
+        LinkMiddleware(Starlette(routes=routes), limits, None),
         http=http,
         ws="none",
         lifespan="off",

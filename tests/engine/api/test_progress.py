@@ -1,19 +1,18 @@
-"""Signs of progress: interim responses with the tokens of whole answers, from which another engine continues."""
+"""Signs of progress on a link, with the tokens of whole answers, from which another engine continues."""
 
 import json
-import re
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.forwarding.resume_log import ResumeLog
+from machinery import engine_link
 from tests.support.engine_process import START_S, Engine, Start, eventually
+from tests.support.link_client import JSON_LINE, linked
 
 ASKS = {"x-fleet-resumable": "1", "x-fleet-progress": "0.05"}
 MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 600}
-INTERIM = re.compile(rb"HTTP/1\.1 102 Processing\r\n(?:x-fleet-resume: ([^\r]*)\r\n)?\r\n")
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", MESSAGES | {"temperature": 0}),
     ("/v1/chat/completions", MESSAGES | {"temperature": 0, "n": 2}),
@@ -25,21 +24,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def ask(
     engine: Engine, path: str, body: bytes, headers: dict[str, str]
 ) -> tuple[list[bytes], bytes]:
-    """Return the resume comments of interim responses, empty ones included, and the body of a 200."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n{lines}\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", engine.port), timeout=60) as connection:
-        connection.sendall(head.encode() + body)
-        raw = b"".join(iter(lambda: connection.recv(65536), b""))
-    at, interims = 0, []
-    while (match := INTERIM.match(raw, at)) is not None:
-        at = match.end()
-        interims.append(match[1] or b"")
-    assert raw.startswith(b"HTTP/1.1 200 OK\r\n", at), raw[at : at + 500]
-    return interims, raw[at:].partition(b"\r\n\r\n")[2]
+    """Return the resume comments of signs of progress, empty ones included, and the body of a 200."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+    with linked(engine.port) as link:
+        link.request(1, path, body, lines=JSON_LINE + lines)
+        link.send(1, engine_link.WINDOW, engine_link.encode_window(1 << 26))
+        status, _, answer = link.response(1)
+        assert status == 200, answer[:500]
+        kinds = [kind for kind, _ in link.frames[1]]
+        comments = [payload for kind, payload in link.frames[1] if kind == engine_link.PROGRESS]
+        assert kinds[len(comments)] == engine_link.STATUS  # none after the response has begun
+    return comments, answer
 
 
 def comparable(raw: bytes) -> dict[str, Any]:
@@ -54,7 +49,7 @@ def comparable(raw: bytes) -> dict[str, Any]:
 @pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.parametrize(("path", "fields"), CASES, ids=str)
-def test_a_whole_answer_continues_from_any_interim_response(
+def test_a_whole_answer_continues_from_any_sign(
     engine: Engine, path: str, fields: dict[str, Any]
 ) -> None:
     body = json.dumps({"model": "tiny"} | fields).encode()

@@ -1,0 +1,97 @@
+"""A gateway's side of the engine link on a plain socket, for tests of engines: frame by frame, without limits."""
+
+import json
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from machinery import engine_link
+from machinery.engine_link import EngineGauges, FrameReader, RequestHead
+
+UPGRADE = b"POST /v1/link HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: fleet-link\r\n%b\r\n"
+JSON_LINE = b"content-type: application/json\r\n"
+
+
+class LinkClient:
+    """One open link; what has arrived for each stream is kept until it is asked for."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.reader = FrameReader(engine_link.MAX_RESPONSE_PAYLOAD)
+        self.frames: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        self.reads: list[int] = []
+        """The number of frames of each read."""
+        self.is_closed = False
+
+    def send(self, stream: int, kind: int, payload: bytes = b"") -> None:
+        self.connection.sendall(engine_link.frame(stream, kind, payload))
+
+    def request(
+        self, stream: int, path: str, body: bytes, *, lines: bytes = JSON_LINE, method: str = "POST"
+    ) -> None:
+        head = RequestHead(method, path, lines, len(body))
+        first, rest = body[: engine_link.BODY_BYTES], body[engine_link.BODY_BYTES :]
+        self.send(stream, engine_link.REQUEST, engine_link.encode_request(head, first))
+        for at in range(0, len(rest), engine_link.BODY_BYTES):
+            self.send(stream, engine_link.BODY, rest[at : at + engine_link.BODY_BYTES])
+
+    def chat(self, number: int, /, *, lines: bytes = JSON_LINE, **fields: Any) -> None:
+        messages = [{"role": "user", "content": "hello"}]
+        body = {"model": "tiny", "messages": messages, "temperature": 0} | fields
+        self.request(number, "/v1/chat/completions", json.dumps(body).encode(), lines=lines)
+
+    def read(self) -> None:
+        """Take what has arrived, or wait for it."""
+        data = self.connection.recv(1 << 20)
+        if not data:
+            self.is_closed = True
+            return
+        frames = self.reader.feed(data)
+        self.reads.append(len(frames))
+        for stream, kind, payload in frames:
+            self.frames[stream].append((kind, payload))
+
+    def wait(self, stream: int, *kinds: int) -> None:
+        """Read until the stream has a frame of one of these kinds."""
+        while not self.is_closed and not any(kind in kinds for kind, _ in self.frames[stream]):
+            self.read()
+
+    def response(self, stream: int) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Return status, headers and body of a response, of which everything has arrived or does."""
+        self.wait(stream, engine_link.END, engine_link.FAIL)
+        frames = self.frames[stream]
+        assert frames[-1][0] == engine_link.END, frames
+        head = engine_link.decode_status(
+            next(payload for kind, payload in frames if kind == engine_link.STATUS)
+        )
+        data = (engine_link.EVENTS, engine_link.END)
+        body = b"".join(payload for kind, payload in frames if kind in data)
+        return head.status, dict(engine_link.split_lines(head.lines)), body
+
+    def gauges(self) -> EngineGauges:
+        """Ask for the load of the engine."""
+        self.frames.pop(0, None)
+        self.send(0, engine_link.PING)
+        self.wait(0, engine_link.GAUGES)
+        return engine_link.decode_gauges(self.frames[0][-1][1])
+
+
+def upgrade(port: int, more: bytes = b"") -> tuple[socket.socket, bytes]:
+    """Return a connection on which a link was asked for, and the head of the answer."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    connection.sendall(UPGRADE % more)
+    head = b""
+    while not head.endswith(b"\r\n\r\n") and (byte := connection.recv(1)):
+        head += byte
+    return connection, head
+
+
+@contextmanager
+def linked(port: int) -> Iterator[LinkClient]:
+    """Yield an open link to the engine at the port."""
+    connection, head = upgrade(port)
+    with connection:
+        assert head == engine_link.SWITCHING, head
+        yield LinkClient(connection)
