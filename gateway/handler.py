@@ -36,7 +36,7 @@ from gateway.responses.stateful import PATH, StatefulHandler, StatefulResponses
 from gateway.routing.default_model import choose_default
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.call import BrokenResponseError, Headers
-from gateway.upstream.connection import list_lines
+from gateway.upstream.response_head import list_lines
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import (
     CANCELLED_STATUS,

@@ -47,7 +47,8 @@ from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder, Tracer
 from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.telemetry.saved_journal import SavedJournal
-from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.dialer import Dialer
+from gateway.upstream.engine_links import EngineLinks
 from gateway.upstream.tls import EngineTls
 from identity.log_access import LogAccess
 from identity.metrics_access import MetricsAccess
@@ -136,7 +137,7 @@ class Gateway:
         )
         self.table_cache = self.fleet_state.table_cache
         self.load_tracker = LoadTracker(entropy, self.fleet_state.gpu_loads.by_node)
-        self.pool = self._connection_pool()
+        self.links = self._engine_links()
         self.activator = Activator(
             self.table_cache, self.load_tracker, clock, limit=limits.hold_limit
         )
@@ -173,11 +174,11 @@ class Gateway:
             self._handler_options(instance),
             stateful,
         )
-        self.pool.make_room = self.handler.connections.make_room
+        self.links.dialer.make_room = self.handler.connections.make_room
         self._stopping, self._gives_way = asyncio.Event(), False
         self._batches = None if store is None else self._batch_runner(store, model_states)
         context, handler = self._admin_context(transport, id_, model_states), self.handler
-        requests = InFlightSource(running=handler.running, cancel=handler.cancel, pool=self.pool)
+        requests = InFlightSource(running=handler.running, cancel=handler.cancel, links=self.links)
         app = make_app(context, requests, store, stateful, has_compat_names=limits.has_compat_names)
         self._server = self._http_server(app)
 
@@ -190,20 +191,17 @@ class Gateway:
         disk = self._state_disk.full_folder
         return self._limits.lease(url).model_copy(update={"full_disk": disk})
 
-    def _connection_pool(self) -> ConnectionPool:
-        """Return the connections to engines, which follow the table and the gateway's identity."""
+    def _engine_links(self) -> EngineLinks:
+        """Return the links to engines, which follow the table and the gateway's identity."""
         limits, credentials = self._limits, self._limits.credentials
-        pool = ConnectionPool(
-            self._clock,
-            silence_s=limits.request_timeout_s,
-            tls=None if credentials is None else EngineTls(credentials),
-        )
+        tls = None if credentials is None else EngineTls(credentials)
+        dialer = Dialer(self._clock, tls)
+        silence_s = limits.request_timeout_s
+        links = EngineLinks(self._clock, dialer, self.load_tracker, silence_s=silence_s)
+        self.table_cache.on_change(lambda: links.set_engines(all_endpoints(self.table_cache.table)))
         if credentials is not None:
-            self.table_cache.on_change(
-                lambda: pool.set_engines(all_endpoints(self.table_cache.table))
-            )
-            credentials.on_change(pool.close_revoked)
-        return pool
+            credentials.on_change(links.close_revoked)
+        return links
 
     def _handler_options(self, id_: str) -> HandlerOptions:
         """Return the options that apply to every request and connection of clients."""
@@ -213,7 +211,7 @@ class Gateway:
             self._clock,
             max_files=limits.max_files,
             count_files=self.recorder.process.count_files,
-            count_engines=self.pool.connections,
+            count_engines=self.links.connections,
             on_shed=on_shed,
         )
         return HandlerOptions(
@@ -285,7 +283,7 @@ class Gateway:
             self._clock,
             ConnectionCounts(
                 clients=lambda: len(self._server.server_state.connections),
-                engines=self.pool.connections,
+                engines=self.links.connections,
             ),
         )
         metrics = GatewayMetrics(
@@ -297,7 +295,7 @@ class Gateway:
                 self._store_metrics,
                 self.fleet_state.keyring,
                 process,
-                self.pool.tls_failures,
+                self.links.dialer.tls_failures,
                 *([self._upkeep] if self._upkeep else ()),
                 *([file] if file else ()),
                 *([self._saved_journal] if self._saved_journal else ()),
@@ -331,14 +329,14 @@ class Gateway:
     def _forwarder(self, model_states: ModelStates, router: Router) -> Forwarder:
         """Return the forwarder of requests to engines."""
         attempts = AttemptRunner(
-            upstream=self.pool,
+            upstream=self.links,
             load_tracker=self.load_tracker,
             versions=self.versions,
             table_cache=self.table_cache,
             metrics=self.metrics,
             clock=self._clock,
         )
-        self.health_checker = HealthChecker(attempts, self.pool, model_states)
+        self.health_checker = HealthChecker(attempts, self.links, model_states)
         return Forwarder(
             attempts=attempts,
             model_states=model_states,
@@ -417,7 +415,7 @@ class Gateway:
                 group.create_task(self.fleet_state.run()),
                 group.create_task(self.registration.run()),
                 group.create_task(self._state_disk.run()),
-                group.create_task(self.pool.run()),
+                group.create_task(self.links.run()),
                 group.create_task(self.health_checker.run()),
                 group.create_task(self.recorder.run()),
                 group.create_task(
@@ -453,7 +451,7 @@ class Gateway:
             for task in background:
                 task.cancel()
         self.handler.mirror.close()
-        self.pool.close()
+        self.links.close()
 
     async def _hold_address(self, holder: AddressHolder) -> None:
         """Take part in holding the floating address while clients are accepted."""

@@ -19,7 +19,7 @@ from gateway.http.request_context import RequestContext
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.request_journal import rows_json, truncate
 from gateway.upstream.call import BrokenResponseError, UnreachableError
-from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.engine_links import EngineLinks
 from machinery.clock import Clock
 from schemas.wire import in_flight
 from schemas.wire.engine_address import EngineAddress
@@ -48,8 +48,8 @@ class InFlightSource:
     running: Callable[[], Iterable[RequestContext]] = tuple
     cancel: Callable[[RequestContext], bool] = lambda _: False
     """Ends a request; returns False if it has ended."""
-    pool: ConnectionPool | None = None
-    """Connections to engines; None: engines are not asked."""
+    links: EngineLinks | None = None
+    """Links to engines; None: engines are not asked."""
 
 
 def phase_of(context: RequestContext) -> RequestPhase:
@@ -111,7 +111,7 @@ class InFlightRoutes:
         """List the requests in flight, oldest first, with their phase and what their engine tells."""
         running = sorted(self.source.running(), key=lambda one: one.began_s)
         shown = running[:_MOST_REQUESTS]
-        rows = await describe_all(shown, self.source.pool, self.clock)
+        rows = await describe_all(shown, self.source.links, self.clock)
         body = {"gateway": self.gateway, "total": len(running), "requests": rows_json(rows)}
         return Response(orjson.dumps(body), media_type="application/json")
 
@@ -144,27 +144,27 @@ class InFlightRoutes:
 
 
 async def describe_all(
-    shown: Iterable[RequestContext], pool: ConnectionPool | None, clock: Clock
+    shown: Iterable[RequestContext], links: EngineLinks | None, clock: Clock
 ) -> list[RunningRequest]:
     """Return requests as they are shown, with what their engines tell; engines that do not answer are left out."""
     shown = tuple(shown)
-    progress = await _ask_engines(shown, pool)
+    progress = await _ask_engines(shown, links)
     now_s = clock.monotonic()
     return [describe(context, now_s, _told(context, progress)) for context in shown]
 
 
-async def _ask_engines(shown: Iterable[RequestContext], pool: ConnectionPool | None) -> Progress:
+async def _ask_engines(shown: Iterable[RequestContext], links: EngineLinks | None) -> Progress:
     endpoints = {
         endpoint.origin: endpoint
         for context in shown
         if (endpoint := endpoint_of(context)) is not None and endpoint.external is None
     }
-    if pool is None or not endpoints:
+    if links is None or not endpoints:
         return {}
     turns = asyncio.Semaphore(_AT_ONCE)
     asked = list(endpoints.values())[:_MOST_ENGINES]
     answers = await asyncio.gather(
-        *(_ask(pool, engine_endpoint, turns) for engine_endpoint in asked)
+        *(_ask(links, engine_endpoint, turns) for engine_endpoint in asked)
     )
     return {
         (endpoint.origin, request.id): request
@@ -181,14 +181,12 @@ def _told(context: RequestContext, progress: Progress) -> InFlightRequest | None
 
 
 async def _ask(
-    pool: ConnectionPool, endpoint: EngineEndpoint, turns: asyncio.Semaphore
+    links: EngineLinks, endpoint: EngineEndpoint, turns: asyncio.Semaphore
 ) -> InFlightRequests:
     """Return the requests in flight at an engine; none if it does not answer in time, or something else does."""
-    head = b"GET %b HTTP/1.1\r\nhost: %b\r\n\r\n"
-    raw = head % (in_flight.ENGINE_PATH.encode(), endpoint.host)
     try:
         async with turns, asyncio.timeout(_ANSWER_S):
-            answer = await pool.request(endpoint.origin, raw)
+            answer = await links.request(endpoint.origin, in_flight.ENGINE_PATH)
             try:
                 body = await answer.read_all(in_flight.MAX_BODY_BYTES)
             finally:

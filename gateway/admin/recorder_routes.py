@@ -52,8 +52,8 @@ class FeedRoute:
         context = self.context
         page = context.recorder.journal.page_after(after, limit)
         running = sorted(self.source.running(), key=lambda one: one.began_s)[:_MOST_RUNNING]
-        pool = self.source.pool if progress else None
-        described = await in_flight.describe_all(running, pool, context.clock)
+        links = self.source.links if progress else None
+        described = await in_flight.describe_all(running, links, context.clock)
         body = {
             "gateway": context.id,
             "uptimeSeconds": round(context.uptime_s(), 1),

@@ -26,8 +26,8 @@ from gateway.request import JSON, InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
 from gateway.upstream.call import BrokenResponseError, UnreachableError, Upstream, UpstreamError
-from gateway.upstream.connection import UNTIL_CLOSE, ResponseHead
-from gateway.upstream.request_encoder import REQUEST, encode_external, rename_model
+from gateway.upstream.request_encoder import encode_external, encode_link, rename_model
+from gateway.upstream.response_head import UNTIL_CLOSE, ResponseHead
 from machinery.clock import NEVER, Clock
 from schemas.wire import headers
 
@@ -52,18 +52,14 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
     ),
 }
 
+_NO_BODY = memoryview(b"")
 _TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
-# Larger bodies are written as they are, so that memory holds them once.
-_COPIED_BYTES = 64 << 10
-_REPLICA = headers.REPLICA.encode()
 _CACHE_MISS, _LONGEST_MISS = headers.CACHE_MISS.encode(), 500
-_IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 _PROGRESS_LINE = headers.PROGRESS.encode() + b": %.3g\r\n"
 _PROGRESS_S = 1.0
 _USUAL_PROGRESS_LINE = _PROGRESS_LINE % _PROGRESS_S
 _RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
-_RESUME = headers.RESUME.encode()
 _MODEL_LINE = headers.MODEL.encode() + b": %b\r\n"
 _SALT_LINE = headers.CACHE_SALT.encode() + b": %b\r\n"
 _TIMEOUT_LINE = f"{headers.REQUEST_TIMEOUT}: %.3f\r\n".encode()
@@ -141,9 +137,8 @@ class EngineAttempt(InFlight, kw_only=True):
         return True
 
     @override
-    def on_interim(self, head: ResponseHead) -> None:
-        comment = head.fields.get(_RESUME)
-        if comment is not None:
+    def on_progress(self, comment: bytes) -> None:
+        if comment:
             if self.resume_log is None:
                 self.resume_log = ResumeLog(self.state.terms.policy.resumable_tokens)
             self.resume_log.add(comment)
@@ -159,15 +154,9 @@ class EngineAttempt(InFlight, kw_only=True):
             if status in _EXTERNAL_FAULTS:
                 self._fail(f"{_EXTERNAL_FAULTS[status]} (status {status})")
             return
-        if _IN_FLIGHT in fields or _MEMORY_FREE in fields:
-            self.load_tracker.record_report(self.origin, fields, self.runner.clock.monotonic())
         miss = fields.get(_CACHE_MISS)
         if miss is not None:
             self.state.cache_miss = miss[:_LONGEST_MISS].decode("latin-1")
-        name = fields.get(_REPLICA)
-        # Ports of ended engines are reused.
-        if name and (replica := name.decode("latin-1")) != self.endpoint.replica:
-            self._fail(f"replica {replica} answers there, not {self.endpoint.replica}")
 
     @override
     def on_body(self, data: bytes) -> None:
@@ -330,9 +319,9 @@ class AttemptRunner:
                 body = point.resume_body(request.body)
                 request = msgspec.structs.replace(request, body=body)
         if endpoint.external is None:
-            raw, body = encode_request(request, endpoint, state, now_s)
+            raw, rest = encode_request(request, endpoint, state, now_s)
         else:
-            raw, body = encode_external(request, endpoint, endpoint.external), b""
+            raw, rest = encode_external(request, endpoint, endpoint.external), _NO_BODY
         until_s, silence_s = deadline.at_s, policy.silence_s
         if endpoint.external is not None and not request.is_streamed:
             silence_s = policy.external_silence_s
@@ -341,7 +330,8 @@ class AttemptRunner:
         attempt = EngineAttempt(
             origin=endpoint.origin,
             raw=raw,
-            body=body,
+            body=rest,
+            replica=endpoint.replica,
             silence_s=silence_s,
             until_s=until_s,
             endpoint=endpoint,
@@ -438,8 +428,8 @@ def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
 
 def encode_request(
     request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, now_s: float
-) -> tuple[bytes, bytes]:
-    """Return the HTTP request for an engine, with the header lines of this attempt only, and its body if it is large."""
+) -> tuple[bytes, memoryview]:
+    """Return the request for an engine, with the header lines of this attempt only, and the rest of a large body."""
     lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
     terms, body = state.terms, request.body
     silence_s = terms.policy.silence_s
@@ -457,10 +447,7 @@ def encode_request(
             body = rename_model(body, request.model, endpoint.names[0])
         else:  # an upload is large, and stays as it is
             lines += _MODEL_LINE % endpoint.names[0].encode("latin-1", "replace")
-    path, host = request.path.encode("ascii"), endpoint.host
-    first, rest = (body, b"") if len(body) <= _COPIED_BYTES else (b"", body)
-    kind = request.content_type
-    return REQUEST % (path, host, kind, len(body), request.request_id, lines, first), rest
+    return encode_link(request, lines, body)
 
 
 def _is_json(head: ResponseHead) -> bool:

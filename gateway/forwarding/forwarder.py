@@ -41,7 +41,7 @@ from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, RoutingChoice, UnknownModel
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.upstream.call import BrokenResponseError, UnreachableError, UpstreamError
-from gateway.upstream.connection import list_lines
+from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
 from schemas.wire import headers
 from schemas.wire.errors import Refusal

@@ -1,4 +1,4 @@
-"""Active health checks: GET /health for endpoints that are silent, awaited or ejected.
+"""Active health checks: probes of the links to engines, and GET /models of external servers, that are silent, awaited or ejected.
 
 Also drops outdated endpoint state.
 
@@ -15,13 +15,11 @@ from typing import Literal, TypeAlias
 
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.model_state import ModelStates
-from gateway.routing.table import EngineEndpoint, RoutingTable
-from gateway.upstream.call import BrokenResponseError, Exchange, UnreachableError
-from gateway.upstream.connection_pool import ConnectionPool
-from schemas.wire import headers
+from gateway.routing.table import EngineEndpoint, ExternalServer, RoutingTable
+from gateway.upstream.call import BrokenResponseError, UnreachableError
+from gateway.upstream.engine_links import EngineLinks
+from machinery.engine_link import EngineGauges
 from schemas.wire.engine_address import EngineAddress
-
-_REPLICA = headers.REPLICA.encode()
 
 TICK_S = 0.5
 RATE_PER_S = 20
@@ -40,8 +38,6 @@ _EXTERNAL_QUIET_S = 30.0
 PROBE_S = 3.0
 # For ejected endpoints, where a failed check costs nothing.
 _EJECTED_TIMEOUT_S = 1.0
-# Answers are a few hundred bytes.
-_LIMIT_BYTES = 1 << 20
 _KEY_REFUSED = frozenset({401, 403, 407})
 ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad", "unknown"]
 """The last is that the gateway could not open a connection."""
@@ -137,10 +133,10 @@ class HealthChecker:
     """Runs the health checks. Run `run()` in a task group."""
 
     def __init__(
-        self, attempts: AttemptRunner, pool: ConnectionPool, model_states: ModelStates
+        self, attempts: AttemptRunner, links: EngineLinks, model_states: ModelStates
     ) -> None:
         self._attempts = attempts
-        self._pool = pool
+        self._links = links
         self._model_states = model_states
         self.probe_s = PROBE_S
         self._table_cache, self._load_tracker, self._clock = (
@@ -174,8 +170,8 @@ class HealthChecker:
             self._load_tracker.set_endpoints(endpoints.keys())
             self._model_states.update(table.models)
         self._load_tracker.drop_old(now_s)
-        schedule.record_heard(self._pool.responding_origins(), now_s)
-        awaited = self._pool.silent_origins(now_s - AWAITED_S)
+        schedule.record_heard(self._links.responding_origins(), now_s)
+        awaited = self._links.silent_origins(now_s - AWAITED_S)
         return schedule.due(
             now_s, awaited=awaited, is_open=outliers.is_open, draw=self._load_tracker.draw
         )
@@ -184,7 +180,7 @@ class HealthChecker:
         began_s = self._clock.monotonic()
         health = await self._health(endpoint)
         now_s, outliers = self._clock.monotonic(), self._load_tracker.outliers
-        self._schedule.record_heard(self._pool.responding_origins(), now_s)
+        self._schedule.record_heard(self._links.responding_origins(), now_s)
         self._schedule.done(endpoint.origin)
         match health:
             case "well":
@@ -210,33 +206,25 @@ class HealthChecker:
             async with asyncio.timeout(
                 min(_EJECTED_TIMEOUT_S, timeout_s) if is_open else timeout_s
             ):
-                answer = await self._pool.request(endpoint.origin, _request(endpoint))
-                try:
-                    if endpoint.external is None:  # a cloud lists hundreds of models
-                        await answer.read_all(_LIMIT_BYTES)
-                finally:
-                    answer.close()
+                if endpoint.external is None:
+                    return self._engine_result(endpoint, await self._links.probe(endpoint.origin))
+                request = _request(endpoint, endpoint.external)
+                answer = await self._links.external.request(endpoint.origin, request)
+                answer.close()  # a cloud lists hundreds of models
         except TimeoutError:
             return "mute"
         except UnreachableError as error:
-            if error.is_own_fault:
-                return "unknown"
-            return "mute" if error.is_timeout else "gone"
+            return "unknown" if error.is_own_fault else "mute" if error.is_timeout else "gone"
         except BrokenResponseError:
             return "bad"
-        return self._result(endpoint, answer)
+        is_refused = answer.status in _KEY_REFUSED
+        return "bad" if is_refused else "busy" if answer.status >= 500 else "well"
 
-    def _result(self, endpoint: EngineEndpoint, answer: Exchange) -> ProbeResult:
-        """Return what the answer to a check says."""
-        if endpoint.external is not None:
-            if answer.status in _KEY_REFUSED:
-                return "bad"
-            return "busy" if answer.status >= 500 else "well"
-        found = answer.fields
-        if found.get(_REPLICA, b"").decode("latin-1") not in ("", endpoint.replica):
+    def _engine_result(self, endpoint: EngineEndpoint, gauges: EngineGauges) -> ProbeResult:
+        """Return what the report of an engine says."""
+        if gauges.replica not in ("", endpoint.replica):
             return "gone"  # another process listens there now
-        self._load_tracker.record_report(endpoint.origin, found, self._clock.monotonic())
-        return "busy" if answer.status >= 500 else "well"
+        return "well" if gauges.is_ready else "busy"
 
     def _give_up(self, endpoint: EngineEndpoint, now_s: float) -> None:
         """Move its requests to other endpoints; without others, waiting is better than failing."""
@@ -249,7 +237,7 @@ class HealthChecker:
             for other in (*backend.leased, *backend.orphans)
         )
         if any(other.origin not in ejected for other in others):
-            self._pool.fail_waiting(endpoint.origin, "it does not answer health checks")
+            self._links.fail_waiting(endpoint.origin, "it does not answer health checks")
 
 
 def all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
@@ -262,19 +250,9 @@ def all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
     }
 
 
-def _request(endpoint: EngineEndpoint) -> bytes:
-    origin, external = endpoint.origin, endpoint.external
-    # Without TLS a connection of its own: one idle connection to each of a thousand engines would be a waste. With TLS
-    # the check keeps one open: a handshake for each check would cost more, and delay the next request.
-    end = b"" if origin.node else b"connection: close\r\n"
-    path, more = (
-        ("/health", b"")
-        if external is None
-        else (f"{external.path}/models", external.authorization)
-    )
-    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (
-        path.encode("ascii"),
+def _request(endpoint: EngineEndpoint, server: ExternalServer) -> bytes:
+    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n" % (
+        f"{server.path}/models".encode("ascii"),
         endpoint.host,
-        more,
-        end,
+        server.authorization,
     )

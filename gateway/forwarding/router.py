@@ -32,13 +32,8 @@ from gateway.routing.table import (
 )
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
-from schemas.wire import headers as wire_headers
+from machinery.engine_link import EngineGauges
 from schemas.wire.engine_address import EngineAddress
-
-_IN_FLIGHT = wire_headers.IN_FLIGHT.encode()
-_QUEUED = wire_headers.QUEUED.encode()
-_MEMORY_FREE = wire_headers.MEMORY_FREE.encode()
-_KV_USED = wire_headers.KV_USED.encode()
 
 # A reported load is valid for about as long as the reported requests take.
 _REPORT_TTL_S = 3.0
@@ -100,22 +95,15 @@ class LoadTracker:
         load = self._in_flight.get(origin, 0) + self._others_in_flight.get(origin, 0.0)
         return load < endpoint.concurrency and origin not in self.outliers.ejected_origins
 
-    def record_report(
-        self, origin: EngineAddress, headers: Mapping[bytes, bytes], now_s: float
-    ) -> None:
-        """Record the load and the memory that an engine reports; values that are not numbers are ignored."""
-        running = headers.get(_IN_FLIGHT, b"")
-        queued = headers.get(_QUEUED, b"")
-        if running.isdigit() and queued.isdigit() and len(running) + len(queued) < 20:
-            others = int(running) + int(queued) - self._in_flight.get(origin, 0)
-            self._others_in_flight[origin] = others if others > 0 else 0.0
-            self._reported_s[origin] = now_s
-        free = headers.get(_MEMORY_FREE, b"")
-        if free.isdigit() and len(free) <= 3:
-            self._headroom[origin] = min(int(free), 100) / 100
-        used = headers.get(_KV_USED, b"")
-        if used.isdigit() and len(used) <= 7:
-            self._kv_used[origin] = min(int(used), 1_000_000) / 1e6
+    def record_gauges(self, origin: EngineAddress, gauges: EngineGauges, now_s: float) -> None:
+        """Record the load and the memory that an engine reports."""
+        others = gauges.in_flight + gauges.queued - self._in_flight.get(origin, 0)
+        self._others_in_flight[origin] = others if others > 0 else 0.0
+        self._reported_s[origin] = now_s
+        if gauges.memory_free is not None:
+            self._headroom[origin] = min(max(gauges.memory_free, 0.0), 1.0)
+        if gauges.kv_used is not None:
+            self._kv_used[origin] = min(max(gauges.kv_used, 0.0), 1.0)
 
     def kv_used(self, origins: Collection[EngineAddress]) -> float | None:
         """Return the mean part of the memory for KV caches that engines use, 0..1; None if none has reported it."""

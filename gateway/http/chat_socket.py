@@ -28,7 +28,7 @@ from gateway.http.request_context import (
     ResponseWriter,
 )
 from gateway.request import HttpRequest, RawHeaders
-from gateway.upstream.connection import list_lines
+from gateway.upstream.response_head import list_lines
 from machinery.websocket_frames import FrameError, ServerFrames
 from schemas.wire.errors import Refusal, invalid
 

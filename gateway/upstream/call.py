@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 from typing_extensions import override
 
+from machinery.clock import NEVER
 from schemas.wire.engine_address import EngineAddress
 
-if TYPE_CHECKING:  # it carries calls
-    from gateway.upstream.connection import Connection, ResponseHead
+if TYPE_CHECKING:  # they carry calls
+    from gateway.upstream.response_head import ResponseHead
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 # The limit of unread bytes before the engine is paused.
@@ -58,27 +59,60 @@ class UnreachableError(Exception):
 UpstreamError: TypeAlias = UnreachableError | BrokenResponseError
 
 
+class CallCarrier(Protocol):
+    """Carries calls: a link to an engine, or the HTTP connection to an external server."""
+
+    def drop(self, call: "EngineCall") -> None:
+        """Give up the call's response."""
+        ...
+
+    def pause(self, call: "EngineCall") -> None:
+        """Receive no more than what is in transit."""
+        ...
+
+    def resume(self, call: "EngineCall") -> None:
+        """Receive again."""
+        ...
+
+    def fail_call(self, call: "EngineCall", why: str, *, is_silence: bool) -> None:
+        """End the call because its time is up."""
+        ...
+
+
 class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     """One request to an engine. Subclasses receive the response: its head, parts of its body, then its end or an error."""
 
     origin: EngineAddress
     raw: bytes
-    """The HTTP request; empty once a part of the response has arrived."""
-    body: bytes = b""
-    """The rest of the request, if its body is large: `raw` would be a copy of it. Empty with `raw`."""
+    """To an engine the payload of a link's REQUEST, to an external server an HTTP request; empty once it is sent and not
+    sent again."""
+    body: bytes | memoryview = b""
+    """The rest of the request, if its body is large. Empty with `raw`."""
+    replica: str = ""
+    """The replica that must answer; empty for any."""
     silence_s: float
     """The engine is given up after so long without a byte."""
     until_s: float
     """The engine is given up at this time, by the clock; may be changed."""
-    connection: "Connection | None" = None
-    """The connection that carries the call; None before, and once the response is complete."""
+    connection: CallCarrier | None = None
+    """The carrier of the call; None before, and once the response is complete."""
+    stream_id: int = 0
+    """The stream of the call on its link."""
+    silent_since: float = NEVER
+    """Time since which the engine owes the next byte; infinite if it owes none."""
+    unread: int = 0
+    """Bytes that arrived on the link and were not granted again."""
+    is_paused: bool = False
+    """True while the client is slow."""
+    has_bytes: bool = False
+    """True once a part of the response has arrived over the link."""
     dialing: asyncio.Task[None] | None = None
     """The task that opens a connection for the call."""
     receive: Callable[[bytes], None] | None = None
     """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
 
-    def on_interim(self, head: "ResponseHead") -> None:
-        """Receive an interim head: a sign of progress before the response."""
+    def on_progress(self, comment: bytes) -> None:
+        """Receive a sign of progress before the response, with a resume comment or none."""
 
     def on_whole(self, head: "ResponseHead", body: bytes) -> bool:
         """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
@@ -111,12 +145,12 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     def pause(self) -> None:
         """Read no more for now, because the client reads too slowly."""
         if self.connection is not None:
-            self.connection.pause()
+            self.connection.pause(self)
 
     def resume(self) -> None:
         """Read again."""
         if self.connection is not None:
-            self.connection.resume()
+            self.connection.resume(self)
 
 
 class Upstream(Protocol):

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to an engine: it parses the responses and hands them to the call that it carries.
+"""One HTTP/1.1 connection to an external server: it parses the responses and hands them to the call that it carries.
 
 No task and no future: each read of the socket calls the receiver of the response directly. Heads are read line by line:
 nearly every line was seen before. The parser takes a strict part of HTTP/1.1. A head that says two things about the length
@@ -10,35 +10,33 @@ import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
-import msgspec
 from typing_extensions import override
 
 from gateway.upstream.call import BrokenResponseError, EngineCall
+from gateway.upstream.response_head import (
+    CONNECTION,
+    CONTENT_LENGTH,
+    SHORT_LIMIT_S,
+    TRANSFER_ENCODING,
+    UNTIL_CLOSE,
+    InvalidResponseError,
+    ResponseHead,
+    SeenLines,
+    read_head,
+    read_header,
+)
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES
-from schemas.wire import headers as wire_headers
 from schemas.wire.connections import POOL_IDLE_S
 from schemas.wire.engine_address import EngineAddress
 
-_V = TypeVar("_V")
-# Lines and sizes that are remembered. A longer line is unlikely to come again.
-_MOST_SEEN = 4096
-_LONGEST_SEEN = 256
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [\t\x20-\x7e\x80-\xff]*)?")
-_HEADER_LINE = re.compile(
-    rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*"
-    rb"((?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?)[ \t]*"
-)
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
-_LENGTH = re.compile(rb"\d{1,15}")
-_PASSED_NAMES = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
 _BODILESS = frozenset({204, 304})
-_CONTENT_LENGTH, _TRANSFER_ENCODING = b"content-length", b"transfer-encoding"
-_CONNECTION = b"connection"
 # Names that must not come twice.
-_SINGLE = frozenset({_CONTENT_LENGTH, _TRANSFER_ENCODING})
+_SINGLE = frozenset({CONTENT_LENGTH, TRANSFER_ENCODING})
 _BEGINNING = b"HTTP/1."
 # A chunk's size with its extensions. Engines send no extensions.
 _LONGEST_SIZE_LINE = 1024
@@ -47,51 +45,6 @@ _SWITCHING = 101
 _MOST_TRAILERS = 100
 # What the next bytes of a connection belong to.
 _IDLE, _HEAD, _SIZED, _CHUNKS, _UNTIL_CLOSE = range(5)
-SHORT_LIMIT_S = 5.0
-"""Requests with a shorter time limit are checked more often than once a second."""
-UNTIL_CLOSE = -1
-"""The length of a body that ends with its connection."""
-
-
-class InvalidResponseError(Exception):
-    """The input is not a valid HTTP/1.1 response."""
-
-
-class ResponseHead(msgspec.Struct):
-    """The head of one response."""
-
-    status: int
-    fields: dict[bytes, bytes]
-    """The last value of each header, by its name in lower case."""
-    passed: bytes
-    """The header lines that clients get."""
-    length: int
-    """The length of the body; UNTIL_CLOSE also stands for chunks."""
-    is_chunked: bool
-    keeps_alive: bool
-    """True if the engine keeps the connection open."""
-
-
-class SeenLines(dict[bytes, _V]):
-    """Values of lines that were read before; a new line is read by `read`. Bounded."""
-
-    def __init__(self, read: Callable[[bytes], _V]) -> None:
-        super().__init__()
-        self._read = read
-
-    def __missing__(self, line: bytes) -> _V:
-        """Return the value of a new line.
-
-        Raises:
-            InvalidResponseError: the line is not valid.
-
-        """
-        missing = self._read(line)
-        if len(line) <= _LONGEST_SEEN:
-            if len(self) >= _MOST_SEEN:
-                self.clear()
-            self[line] = missing
-        return missing
 
 
 def _read_status_line(line: bytes) -> tuple[int, bool]:
@@ -102,27 +55,6 @@ def _read_status_line(line: bytes) -> tuple[int, bool]:
     return int(match[2]), match[1] == b"1"
 
 
-def _read_header_line(line: bytes) -> tuple[bytes, bytes]:
-    """Return the name in lower case, and the value."""
-    match = _HEADER_LINE.fullmatch(line)
-    if match is None:
-        raise InvalidResponseError("an invalid header")
-    name, value = match[1].lower(), match[2]
-    if name == _CONTENT_LENGTH and not _LENGTH.fullmatch(value):
-        raise InvalidResponseError("an invalid content-length")
-    if name == _TRANSFER_ENCODING and value.lower() != b"chunked":
-        raise InvalidResponseError("an unknown transfer-encoding")
-    if name == _CONNECTION:
-        value = value.lower()
-    return name, value
-
-
-def _passed_line(line: bytes) -> bytes:
-    """Return the line for clients; empty if they do not get it."""
-    name, value = _HEADERS[line]
-    return b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
-
-
 def _read_chunk_size(line: bytes) -> int:
     match = _CHUNK_SIZE.fullmatch(line)
     if match is None:
@@ -131,9 +63,6 @@ def _read_chunk_size(line: bytes) -> int:
 
 
 _STATUS_LINES = SeenLines(_read_status_line)
-_HEADERS = SeenLines(_read_header_line)
-_PASSED_LINES = SeenLines(_passed_line)
-_read_header, _read_passed = _HEADERS.__getitem__, _PASSED_LINES.__getitem__
 _CHUNK_SIZES = SeenLines(_read_chunk_size)
 """The size of a chunk by the line before it."""
 
@@ -160,28 +89,21 @@ def parse_head(data: bytes) -> ResponseHead:
     """
     first, *lines = data.split(b"\r\n")
     status, keeps_alive = _STATUS_LINES[first]
-    fields = dict(map(_read_header, lines))
-    passed = b"".join(map(_read_passed, lines))
+    head = read_head(status, lines)
+    fields = head.fields
     if len(fields) < len(lines):
-        names = [_read_header(line)[0] for line in lines]
+        names = [read_header(line)[0] for line in lines]
         for name in _SINGLE & fields.keys():
             if names.count(name) > 1:
                 raise InvalidResponseError(f"more than one {name.decode('ascii')}")
-    if b"close" in fields.get(_CONNECTION, b""):
-        keeps_alive = False
-    is_chunked, text = _TRANSFER_ENCODING in fields, fields.get(_CONTENT_LENGTH)
-    length = UNTIL_CLOSE if text is None else int(text)
+    head.keeps_alive = keeps_alive and b"close" not in fields.get(CONNECTION, b"")
+    head.is_chunked, text = TRANSFER_ENCODING in fields, fields.get(CONTENT_LENGTH)
+    head.length = UNTIL_CLOSE if text is None else int(text)
     if status in _BODILESS:
-        length, is_chunked = 0, False
-    elif is_chunked and text is not None:
+        head.length, head.is_chunked = 0, False
+    elif head.is_chunked and text is not None:
         raise InvalidResponseError("a content-length together with chunks")
-    return ResponseHead(status, fields, passed, length, is_chunked, keeps_alive)
-
-
-def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
-    """Return header lines as pairs of name and value."""
-    pairs = (line.partition(b": ") for line in passed.split(b"\r\n")[:-1])
-    return [(name, value) for name, _, value in pairs]
+    return head
 
 
 class KeptConnections(ABC):
@@ -202,15 +124,11 @@ class KeptConnections(ABC):
         while idle:
             connection = idle.pop()
             if connection.is_usable and connection.idle_since >= now_s - POOL_IDLE_S:
-                if not idle and origin.node:
-                    self.on_last_taken(origin)
                 if call.silence_s < SHORT_LIMIT_S or call.until_s < now_s + SHORT_LIMIT_S:
                     self.watch(connection)
                 connection.start(call, now_s)
                 return
             connection.cut()
-        if origin.node:
-            self.on_last_taken(origin)
         self.dial(call)
 
     @abstractmethod
@@ -220,14 +138,6 @@ class KeptConnections(ABC):
     @abstractmethod
     def watch(self, connection: "Connection") -> None:
         """Check a connection's time limits more often than once a second."""
-
-    @abstractmethod
-    def on_last_taken(self, origin: EngineAddress) -> None:
-        """Handle that no idle connection to an engine of the fleet with TLS is left."""
-
-    @abstractmethod
-    def on_proven(self, connection: "Connection") -> None:
-        """Handle the first bytes of a connection: the engine has accepted it."""
 
     @abstractmethod
     def on_broken(
@@ -251,15 +161,6 @@ class Connection(asyncio.Protocol):
         """Time since which the engine owes the next byte; infinite if it owes none."""
         self.has_received = False
         """True if anything arrived since this was last reset."""
-        self.opened_s = clock.monotonic()
-        self.end = ""
-        """The reason of its end."""
-        self.is_cut = False
-        """True once the gateway has closed it."""
-        self.is_refused = False
-        """True once its end was counted as a refusal by the engine."""
-        self.is_proven = False
-        """True once anything has arrived: the engine has accepted the connection."""
         self.is_reused = False
         """True once it has been idle: the engine may close it in the moment of the next request."""
         self.is_paused = False
@@ -298,11 +199,6 @@ class Connection(asyncio.Protocol):
             if call.body:
                 transport.write(call.body)
 
-    def rest(self) -> None:
-        """Become idle without a request, so that one finds the connection open."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._become_idle()
-
     def drop(self, call: EngineCall) -> None:
         """Give up the call's response, whose rest would be in the way of another."""
         if self._call is call:
@@ -311,7 +207,7 @@ class Connection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once, so that the engine frees the request's slot."""
-        self.is_usable, self.is_cut = False, True
+        self.is_usable = False
         if self._transport is not None:
             self._transport.abort()
 
@@ -321,13 +217,18 @@ class Connection(asyncio.Protocol):
             self._break(why, is_silence=is_silence)
         self.cut()
 
-    def pause(self) -> None:
+    def fail_call(self, call: EngineCall, why: str, *, is_silence: bool) -> None:
+        """End the call because its time is up."""
+        if self._call is call:
+            self.fail(why, is_silence=is_silence)
+
+    def pause(self, _: EngineCall) -> None:
         """Stop reading; the engine owes nothing meanwhile."""
         if not self.is_paused and self._transport is not None:
             self.is_paused, self.silent_since = True, NEVER
             self._transport.pause_reading()
 
-    def resume(self) -> None:
+    def resume(self, _: EngineCall | None = None) -> None:
         """Read again."""
         if self.is_paused and self._transport is not None:
             self.is_paused, self.silent_since = False, self._now()
@@ -342,11 +243,6 @@ class Connection(asyncio.Protocol):
     def until_s(self) -> float:
         """The deadline of the request; infinite without one."""
         return NEVER if self._call is None else self._call.until_s
-
-    @property
-    def ssl_object(self) -> object:
-        """The TLS state; None without TLS."""
-        return None if self._transport is None else self._transport.get_extra_info("ssl_object")
 
     @property
     def is_gone(self) -> bool:
@@ -400,17 +296,15 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False
         self._transport = None
-        self.end = "the connection was lost" if exc is None else f"the connection was lost: {exc}"
         if self._call is not None:
-            self._break(self.end)
+            self._break(
+                "the connection was lost" if exc is None else f"the connection was lost: {exc}"
+            )
         self._owner.forget(self)
 
     def _feed_head(self, call: EngineCall, data: bytes) -> None:
         """Read the head, and what follows it."""
         self._has_bytes = True
-        if not self.is_proven:
-            self.is_proven = True
-            self._owner.on_proven(self)
         if self._rest:
             data, self._rest = self._rest + data, b""
         while True:
@@ -425,7 +319,6 @@ class Connection(asyncio.Protocol):
                 break
             if head.status == _SWITCHING:
                 raise InvalidResponseError("an upgrade that was not asked for")
-            call.on_interim(head)
         if head.length != len(data):
             self.silent_since, self._keeps_alive = self._now(), head.keeps_alive
             call.raw = call.body = b""  # never sent again, and streams live long

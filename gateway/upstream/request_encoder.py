@@ -16,18 +16,21 @@ from typing_extensions import override
 from gateway.json_limits import decode_members
 from gateway.request import JSON, InferenceRequest, RawHeaders
 from gateway.routing.table import EngineEndpoint, ExternalServer
+from machinery import engine_link
+from machinery.engine_link import BODY_BYTES, LinkError, RequestHead
 from machinery.http_server import TRACE_PARENT, TRACE_STATE
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _TRACE_STATE = wire_headers.TRACE_STATE.encode()
-REQUEST = (
+_EXTERNAL_REQUEST = (
     b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
     + wire_headers.REQUEST_ID.encode()
     + b": %b\r\n%b\r\n%b"
 )
 """The HTTP request: its path, host, content type, length of the body, request id, further header lines, and body."""
+_LINK_LINES = b"content-type: %b\r\n" + wire_headers.REQUEST_ID.encode() + b": %b\r\n%b"
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -111,7 +114,7 @@ def encode_external(
     )
     body = msgspec.json.encode(fields)
     path = server.path + request.path.removeprefix("/v1")
-    return REQUEST % (
+    return _EXTERNAL_REQUEST % (
         path.encode("ascii"),
         endpoint.host,
         JSON,
@@ -120,6 +123,22 @@ def encode_external(
         lines,
         body,
     )
+
+
+def encode_link(request: InferenceRequest, lines: bytes, body: bytes) -> tuple[bytes, memoryview]:
+    """Return the request for the link to an engine, with further header lines, and the rest of a large body.
+
+    Raises:
+        RefusedError: the headers are too large.
+
+    """
+    lines = _LINK_LINES % (request.content_type, request.request_id, lines)
+    head = RequestHead("POST", request.path, lines, len(body))
+    first, rest = body[:BODY_BYTES], memoryview(body)[BODY_BYTES:]
+    try:
+        return engine_link.encode_request(head, first), rest
+    except LinkError as error:
+        raise invalid(f"The request cannot be sent to an engine: {error}.") from error
 
 
 def rename_model(body: bytes, old: str, new: str) -> bytes:

@@ -145,7 +145,7 @@ async def test_a_stolen_identity_of_one_node_cannot_answer_for_another(tmp_path:
         status, _ = await one.ask(session)
         assert status >= 500
         assert thief.reached == 0
-        assert one.running.gateway.pool.tls_failures.value("UntrustedCertificate") >= 1
+        assert one.running.gateway.links.dialer.tls_failures.value("UntrustedCertificate") >= 1
         await one.publish("mac-1", one.address("mac-1"))
         await one.running.knows("m", ready=2)
         # Requests go to the node that is what it says, also while both endpoints have the same address.
@@ -176,5 +176,5 @@ async def test_a_gateway_that_is_refused_by_one_engine_tries_another(tmp_path: P
             status, _ = await one.ask(session)
             assert status == 200
         assert (first.reached, one.engines["mac-2"].reached) == (0, 5)
-        assert one.running.gateway.pool.tls_failures.value("ClosedByEngine") >= 1
+        assert one.running.gateway.links.dialer.tls_failures.value("ClosedByEngine") >= 1
         assert first.refused["Revoked"] >= 1

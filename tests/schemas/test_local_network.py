@@ -13,6 +13,7 @@ import pytest
 
 from gateway.upstream.call import UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.dialer import Dialer as EngineDialer
 from identity.dialer import Dialer
 from machinery.clock import SystemClock
 from models.hub.digests import BlobDigest
@@ -66,7 +67,7 @@ def test_gateways_agents_and_doctor_name_it_alike(caplog: pytest.LogCaptureFixtu
     address = EngineAddress(HOST, 4100)
 
     async def work() -> tuple[UnreachableError, PeerError, Reach]:
-        pool = ConnectionPool(SystemClock(), silence_s=60)
+        pool = ConnectionPool(SystemClock(), EngineDialer(SystemClock()), silence_s=60)
         with pytest.raises(UnreachableError) as unreachable:
             await pool.request(address, b"GET / HTTP/1.1\r\n\r\n")
         blobs, digest = HttpPeerBlobs(Dialer()), BlobDigest("sha256", "0" * 64)

@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from machinery.engine_link import EngineGauges
+from tests.support import link_server
+
 Script = Callable[["Call"], Awaitable[None]]
 
 
@@ -62,8 +65,10 @@ class FakeEngine:
     abandoned: int = 0
     """Connections that the other side closed during a response."""
     connections: int = 0
+    """HTTP connections, of which each request of a link is one, and links."""
+    links: int = 0
     health: int | None = 200
-    """Status of GET /health; None: no answer, as of a stopped process."""
+    """Status of GET /health; only 200 is ready. None: no answer, as of a process that was stopped after its first link."""
     probes: int = 0
     """The number of health checks."""
     _server: asyncio.Server | None = None
@@ -101,9 +106,23 @@ class FakeEngine:
             self._writers.discard(writer)
             writer.close()
 
+    def _report(self) -> EngineGauges | None:
+        self.probes += 1
+        if self.health is None:
+            return None
+        is_ready = self.health == 200
+        return EngineGauges(replica=self.replica, is_ready=is_ready, in_flight=0, queued=0)
+
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines if line)
+        if link_server.is_upgrade(first):
+            self.links += 1
+            is_answered = self.health is not None or self.links == 1
+            await link_server.serve_link(
+                reader, writer, self._serve, gauges=self._report, is_answered=is_answered
+            )
+            return False
         if first.startswith("GET /health"):
             self.probes += 1
             await (_stopped if self.health is None else _health)(Call(self, "", {}, b"", writer))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.support import link_server
 from tests.support.tcp_server import tcp_server
 
 _ANSWER = b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[]}'
@@ -54,6 +55,9 @@ class Recorder:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if link_server.is_upgrade(head):
+                    await link_server.serve_link(reader, writer, self.serve)
+                    return
                 if _length(head) > self.most_body:
                     writer.write(_TOO_LARGE)
                     await asyncio.sleep(0.5)

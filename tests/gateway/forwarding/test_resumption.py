@@ -26,7 +26,8 @@ from gateway.request import InferenceRequest
 from gateway.state.build_table import TableInputs, build_table
 from gateway.state.table_cache import TableCache
 from gateway.upstream.call import BrokenResponseError, EngineCall, UnreachableError, Upstream
-from gateway.upstream.connection import parse_head
+from gateway.upstream.response_head import read_head
+from machinery import engine_link
 from machinery.clock import SystemClock
 from schemas.wire.streams import WAITING
 from store.memory import MemoryTransport
@@ -72,15 +73,14 @@ class Cut(Upstream):
             call.on_error(UnreachableError("connection refused"))
             return
         self.asked.append(call.raw)
-        head, _, body = call.raw.partition(b"\r\n\r\n")
-        path = head.split(b" ")[1].decode()
+        head, body = engine_link.decode_request(call.raw)
         number = len(self.asked)
-        request = Request(path, orjson.loads(body))
+        request = Request(head.path, orjson.loads(body))
         data = b"".join(events(request, seed=number, id_=f"x-{number}"))
         is_cut = bool(self.cuts)
         if is_cut:
             data = data[: self.cuts.pop(0)]
-        call.on_head(parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream"))
+        call.on_head(read_head(200, [b"content-type: text/event-stream"]))
         for at in range(0, len(data), self.size):
             (call.receive or call.on_body)(data[at : at + self.size])
             await asyncio.sleep(0)  # a call that was given up ends here

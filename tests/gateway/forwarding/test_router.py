@@ -12,6 +12,7 @@ from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.forwarding.router import LoadTracker
 from gateway.limits import GatewayLimits
+from machinery.engine_link import EngineGauges
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
@@ -37,14 +38,9 @@ def loads() -> LoadTracker:
 
 
 def told(
-    running: bytes, queued: bytes = b"0", free: bytes = b"", kv: bytes = b""
-) -> dict[bytes, bytes]:
-    return {
-        b"x-fleet-in-flight": running,
-        b"x-fleet-queued": queued,
-        b"x-fleet-memory-free": free,
-        b"x-fleet-kv-used": kv,
-    }
+    running: int, queued: int = 0, free: float | None = None, kv: float | None = None
+) -> EngineGauges:
+    return EngineGauges("m-0", True, running, queued, free, kv)
 
 
 def test_the_view_is_live_and_the_same_object() -> None:
@@ -66,16 +62,16 @@ def test_others_load_is_what_an_engine_says_without_what_is_ours() -> None:
     tracker = loads()
     health = tracker.health(0.0)
     tracker.begin(ONE)
-    tracker.record_report(ONE.origin, told(b"3", b"2"), 0.0)
+    tracker.record_gauges(ONE.origin, told(3, 2), 0.0)
     assert health.others_in_flight[ONE.origin] == 4
-    tracker.record_report(ONE.origin, told(b"0"), 0.0)
+    tracker.record_gauges(ONE.origin, told(0), 0.0)
     assert health.others_in_flight[ONE.origin] == 0
 
 
 def test_words_are_forgotten_after_a_few_seconds_and_memory_with_its_engine() -> None:
     tracker = loads()
     health = tracker.health(0.0)
-    tracker.record_report(ONE.origin, told(b"3", free=b"25"), 0.0)
+    tracker.record_gauges(ONE.origin, told(3, free=0.25), 0.0)
     tracker.drop_old(2.9)
     assert health.others_in_flight == {ONE.origin: 3}
     tracker.drop_old(3.1)
@@ -88,30 +84,17 @@ def test_words_are_forgotten_after_a_few_seconds_and_memory_with_its_engine() ->
 def test_the_use_of_kv_caches_is_the_mean_of_the_engines_that_report_it() -> None:
     tracker, both = loads(), {ONE.origin, OTHER.origin}
     assert tracker.kv_used(both) is None
-    tracker.record_report(ONE.origin, told(b"1", kv=b"500000"), 0.0)
+    tracker.record_gauges(ONE.origin, told(1, kv=0.5), 0.0)
     assert tracker.kv_used(both) == 0.5
-    tracker.record_report(OTHER.origin, told(b"1", kv=b"9999999"), 0.0)
-    assert tracker.kv_used(both) == 0.75
-    for nonsense in (b"", b"-1", b"many", b"12345678"):
-        tracker.record_report(OTHER.origin, told(b"1", kv=nonsense), 0.0)
+    tracker.record_gauges(OTHER.origin, told(1, kv=9.0), 0.0)
     assert tracker.kv_used(both) == 0.75
     tracker.set_endpoints([ONE.origin])
     assert tracker.kv_used(both) == 0.5
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{}, told(b"many"), told(b"-1"), told(b"1", b""), told(b"9" * 4300), told(b"1", b"9" * 30)],
-)
-def test_what_is_no_number_is_no_word(headers: dict[bytes, bytes]) -> None:
-    tracker = loads()
-    tracker.record_report(ONE.origin, headers, 0.0)
-    assert not tracker.health(0.0).others_in_flight
-
-
 def test_more_than_all_memory_is_all_of_it() -> None:
     tracker = loads()
-    tracker.record_report(ONE.origin, told(b"1", free=b"999"), 0.0)
+    tracker.record_gauges(ONE.origin, told(1, free=9.99), 0.0)
     assert tracker.health(0.0).headroom == {ONE.origin: 1.0}
 
 

@@ -71,7 +71,7 @@ async def test_keep_alive(fleet: Fleet) -> None:
         assert (answer.status, answer.body) == (200, body)
         assert "connection" not in answer.headers
         assert answer.headers["x-fleet-replica"] == "m-0"
-    assert fleet.engine.connections == 1
+    assert fleet.engine.links == 1
 
 
 async def test_pipelined_requests_are_answered_in_their_order(fleet: Fleet) -> None:

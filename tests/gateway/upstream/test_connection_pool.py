@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from gateway.upstream.call import BrokenResponseError, UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.dialer import Dialer
 from machinery.clock import SystemClock
 from schemas.wire.engine_address import EngineAddress
 from tests.support.clock import FakeClock
@@ -33,7 +34,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ConnectionPool]:
-    made = ConnectionPool(SystemClock(), silence_s=60)
+    made = ConnectionPool(SystemClock(), Dialer(SystemClock()), silence_s=60)
     yield made
     made.close()
     await asyncio.sleep(0)
@@ -187,7 +188,7 @@ async def test_a_cancelled_request_cuts_the_connection(pool: ConnectionPool) -> 
 
 async def test_silence_is_ended_and_idleness_too() -> None:
     clock = FakeClock()
-    pool = ConnectionPool(clock, silence_s=10)
+    pool = ConnectionPool(clock, Dialer(clock), silence_s=10)
     async with serving(LENGTH, in_steps(b"", 1)) as (server, origin):
         assert await ask(pool, origin) == b"200 hello"
         async with asyncio.TaskGroup() as group:
@@ -210,7 +211,7 @@ async def test_silence_is_ended_and_idleness_too() -> None:
 )
 async def test_a_limit_below_a_second_is_held(silence_s: float, until_s: float, said: str) -> None:
     clock = FakeClock()
-    pool = ConnectionPool(clock, silence_s=10)
+    pool = ConnectionPool(clock, Dialer(clock), silence_s=10)
     async with serving(LENGTH, in_steps(b"", 1)) as (server, origin), asyncio.TaskGroup() as group:
         keeping = group.create_task(pool.run())
         # The first leaves the connection idle, the second reuses it and is checked often.
@@ -228,7 +229,7 @@ async def test_a_limit_below_a_second_is_held(silence_s: float, until_s: float, 
 
 async def test_idle_connections_are_closed_before_engines_close_them() -> None:
     clock = FakeClock()
-    pool = ConnectionPool(clock, silence_s=10)
+    pool = ConnectionPool(clock, Dialer(clock), silence_s=10)
     async with serving(LENGTH) as (server, origin):
         await ask(pool, origin)
         await clock.advance(60.1)
@@ -314,7 +315,7 @@ def test_a_full_queue_of_a_busy_engine_is_waited_for(short_folder: Path, queued:
     engine = BusyEngine(path)
 
     async def connect() -> None:
-        pool = ConnectionPool(engine, silence_s=60)
+        pool = ConnectionPool(engine, Dialer(engine), silence_s=60)
         async with asyncio.TaskGroup() as group:
             request = group.create_task(pool.request(EngineAddress.at_socket(path), REQUEST))
             await until(lambda: bool(pool.open), what="a connection")

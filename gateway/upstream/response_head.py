@@ -1,0 +1,115 @@
+"""Heads of responses, from their lines: nearly every line was seen before."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+import msgspec
+
+from schemas.wire import headers as wire_headers
+
+_V = TypeVar("_V")
+# Lines and sizes that are remembered. A longer line is unlikely to come again.
+_MOST_SEEN = 4096
+_LONGEST_SEEN = 256
+_HEADER_LINE = re.compile(
+    rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*"
+    rb"((?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?)[ \t]*"
+)
+_LENGTH = re.compile(rb"\d{1,15}")
+_PASSED_NAMES = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
+CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION = (
+    b"content-length",
+    b"transfer-encoding",
+    b"connection",
+)
+SHORT_LIMIT_S: Final = 5.0
+"""Requests with a shorter time limit are checked more often than once a second."""
+UNTIL_CLOSE: Final = -1
+"""The length of a body that ends with its connection."""
+
+
+class InvalidResponseError(Exception):
+    """The input is not a valid response."""
+
+
+class ResponseHead(msgspec.Struct):
+    """The head of one response."""
+
+    status: int
+    fields: dict[bytes, bytes]
+    """The last value of each header, by its name in lower case."""
+    passed: bytes
+    """The header lines that clients get."""
+    length: int = UNTIL_CLOSE
+    """The length of the body; UNTIL_CLOSE also stands for chunks."""
+    is_chunked: bool = False
+    keeps_alive: bool = True
+    """True if the server keeps the connection open."""
+
+
+class SeenLines(dict[bytes, _V]):
+    """Values of lines that were read before; a new line is read by `read`. Bounded."""
+
+    def __init__(self, read: Callable[[bytes], _V]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, line: bytes) -> _V:
+        """Return the value of a new line.
+
+        Raises:
+            InvalidResponseError: the line is not valid.
+
+        """
+        missing = self._read(line)
+        if len(line) <= _LONGEST_SEEN:
+            if len(self) >= _MOST_SEEN:
+                self.clear()
+            self[line] = missing
+        return missing
+
+
+def _read_header_line(line: bytes) -> tuple[bytes, bytes]:
+    """Return the name in lower case, and the value."""
+    match = _HEADER_LINE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("an invalid header")
+    name, value = match[1].lower(), match[2]
+    if name == CONTENT_LENGTH and not _LENGTH.fullmatch(value):
+        raise InvalidResponseError("an invalid content-length")
+    if name == TRANSFER_ENCODING and value.lower() != b"chunked":
+        raise InvalidResponseError("an unknown transfer-encoding")
+    if name == CONNECTION:
+        value = value.lower()
+    return name, value
+
+
+def _passed_line(line: bytes) -> bytes:
+    """Return the line for clients; empty if they do not get it."""
+    name, value = _HEADERS[line]
+    return b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
+
+
+_HEADERS = SeenLines(_read_header_line)
+_PASSED_LINES = SeenLines(_passed_line)
+read_header: Final = _HEADERS.__getitem__
+"""Returns the name, in lower case, and the value of a header line."""
+_read_passed = _PASSED_LINES.__getitem__
+
+
+def read_head(status: int, lines: Iterable[bytes]) -> ResponseHead:
+    """Return the head with these header lines, given without their ends.
+
+    Raises:
+        InvalidResponseError: a line is not valid.
+
+    """
+    lines = tuple(lines)
+    return ResponseHead(status, dict(map(read_header, lines)), b"".join(map(_read_passed, lines)))
+
+
+def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
+    """Return header lines as pairs of name and value."""
+    pairs = (line.partition(b": ") for line in passed.split(b"\r\n")[:-1])
+    return [(name, value) for name, _, value in pairs]
