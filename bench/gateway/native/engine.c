@@ -6,7 +6,9 @@
    sequences makes them); other answers come after delay_us. With `x-fleet-resumable: 1` events carry marks, and a
    body with `fleet` is continued; tokens that this engine would not have made are refused with 409.
    SIGTERM drains. GET /pace/US sets the pace, /stats counts (marked: streams with marks). GET /fault/MODE misbehaves from then on, also in streams that are under way:
-   none, blackhole (accepts, never answers), garbage, half (a piece, then the end), length (a wrong chunk size). */
+   none, blackhole (accepts, never answers), garbage, half (a piece, then the end), length (a wrong chunk size).
+   POST /v1/link begins an engine link (machinery/engine_link.py), which has everything of one turn of the loop in one
+   write, as of an engine's step. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -38,7 +40,14 @@ struct conn {
     double due_s;
     char id[ID];
     long created;
+    size_t out_size;
+    int is_link, reported; /* of a link: the load that it has reported */
+    int link_fd;           /* of a stream of a link: its connection; 0: no stream of a link */
+    uint32_t stream;
 };
+
+enum kind { REQUEST = 1, CANCEL = 3, PING = 5, STATUS = 16, EVENTS = 17, END = 18, GAUGES = 21 };
+static int place_of[65536]; /* in conns, by descriptor */
 
 static struct conn conns[CONNECTIONS];
 static struct pollfd polls[CONNECTIONS + 1];
@@ -70,7 +79,9 @@ static int busy(void)
 
 static void put(struct conn *c, const char *data, size_t size)
 {
-    if (c->out_len + size <= OUTPUT)
+    if (c->out_len + size > c->out_size && c->is_link)
+        c->out = realloc(c->out, c->out_size = 2 * (c->out_len + size));
+    if (c->out_len + size <= c->out_size)
         memcpy(c->out + c->out_len, data, size), c->out_len += size;
     else
         c->is_closing = 1;
@@ -87,6 +98,39 @@ static void flush(struct conn *c)
         c->out_sent = c->out_len = 0;
 }
 
+static struct conn *link_of(struct conn *c) { return &conns[place_of[c->link_fd]]; }
+
+/* Declares `more` bytes too many, for frames that shall be wrong. */
+static void put_frame(struct conn *link, uint32_t stream, enum kind kind, const void *data, size_t size, size_t more)
+{
+    uint32_t top[2] = {htonl(stream), htonl((uint32_t)kind << 24 | (uint32_t)(size + more))};
+    put(link, (char *)top, sizeof top);
+    put(link, data, size);
+}
+
+static void put_status(struct conn *c, int status, const char *kind)
+{
+    char payload[128];
+    int size = snprintf(payload + 6, sizeof payload - 6, "content-type: %s\r\n", kind);
+    unsigned char top[6] = {0x92, 0xcd, (unsigned char)(status >> 8), (unsigned char)status, 0xc4, (unsigned char)size};
+    memcpy(payload, top, sizeof top);
+    put_frame(link_of(c), c->stream, STATUS, payload, (size_t)size + 6, 0);
+}
+
+static void put_gauges(struct conn *link)
+{
+    unsigned char payload[64];
+    size_t at = 0, size = strlen(replica) & 31;
+    int load = busy();
+    payload[at++] = 0x96, payload[at++] = (unsigned char)(0xa0 | size);
+    memcpy(payload + at, replica, size), at += size;
+    payload[at++] = is_draining ? 0xc2 : 0xc3;
+    payload[at++] = 0xcd, payload[at++] = (unsigned char)(load >> 8), payload[at++] = (unsigned char)load;
+    payload[at++] = 0, payload[at++] = 0xc0, payload[at++] = 0xc0;
+    link->reported = load;
+    put_frame(link, 0, GAUGES, payload, at, 0);
+}
+
 static int head(char *to, size_t room, const char *status, const char *kind, const char *more)
 {
     return snprintf(to, room,
@@ -98,6 +142,14 @@ static int head(char *to, size_t room, const char *status, const char *kind, con
 static void whole(struct conn *c, const char *status, const char *body, size_t size, size_t declared)
 {
     char top[512], length[64];
+    if (c->link_fd) {
+        put_status(c, atoi(status), "application/json");
+        put_frame(link_of(c), c->stream, END, body, size, declared - size);
+        c->is_closing = 1;
+        if (declared != size)
+            link_of(c)->is_closing = 1;
+        return;
+    }
     snprintf(length, sizeof length, "content-length: %zu\r\n", declared);
     put(c, top, (size_t)head(top, sizeof top, status, "application/json", length));
     put(c, body, size);
@@ -115,7 +167,7 @@ static void answer(struct conn *c)
     if (mode == BLACKHOLE)
         return;
     if (mode == GARBAGE) {
-        put(c, "\x16\x03\x01 this is not HTTP\n\n", 21);
+        put(c->link_fd ? link_of(c) : c, "\x16\x03\x01 this is not HTTP\n\n", 21);
         return;
     }
     size_t at = (size_t)sprintf(body, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%ld,\"model\":\"bench\",\"choices\":[{\"index\":0,%s",
@@ -142,11 +194,14 @@ static int event(struct conn *c)
     if (mode == BLACKHOLE)
         return 0;
     if (mode == GARBAGE) {
-        put(c, "zz\x01\x02 garbage \xff\xfe\r\n\r\n", 17);
+        put(c->link_fd ? link_of(c) : c, "zz\x01\x02 garbage \xff\xfe\r\n\r\n", 17);
         return 0;
     }
     if (i == (uint32_t)tokens + 2) {
-        put(c, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", 24);
+        if (c->link_fd)
+            put_frame(link_of(c), c->stream, END, "data: [DONE]\n\n", 14, 0), c->is_closing = 1;
+        else
+            put(c, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", 24);
         return 0;
     }
     const char *finish = i == (uint32_t)tokens + 1 ? "\"stop\"" : "null";
@@ -172,6 +227,13 @@ static int event(struct conn *c)
     at += sprintf(text + at, c->is_chat ? "data: {\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%ld,\"model\":\"bench\",\"system_fingerprint\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{%s},\"logprobs\":null,\"finish_reason\":%s}]}\n\n"
                                         : "data: {\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%ld,\"model\":\"bench\",\"system_fingerprint\":\"bench\",\"choices\":[{\"index\":0,\"text\":%s,\"logprobs\":null,\"finish_reason\":%s}]}\n\n",
                   c->id, c->created, delta, finish);
+    if (c->link_fd) {
+        struct conn *link = link_of(c);
+        put_frame(link, c->stream, EVENTS, text, (size_t)(mode == HALF ? at / 2 : at), mode == HALF ? (size_t)(at - at / 2) : mode == LENGTH ? 10 : 0);
+        if (mode == HALF)
+            link->is_closing = 1;
+        return mode == NONE;
+    }
     int size = sprintf(chunk, "%x\r\n", mode == LENGTH ? at - 3 : at);
     memcpy(chunk + size, text, (size_t)at);
     memcpy(chunk + size + at, "\r\n", 2);
@@ -187,7 +249,10 @@ static void begin_stream(struct conn *c)
     char top[512];
     if (mode == BLACKHOLE)
         return;
-    put(c, top, (size_t)head(top, sizeof top, "200 OK", "text/event-stream", "transfer-encoding: chunked\r\n"));
+    if (c->link_fd)
+        put_status(c, 200, "text/event-stream");
+    else
+        put(c, top, (size_t)head(top, sizeof top, "200 OK", "text/event-stream", "transfer-encoding: chunked\r\n"));
     c->is_streaming = 1, c->due_s = now_s();
     marked += c->is_resumable;
 }
@@ -289,9 +354,74 @@ static void look_up(struct conn *c, const char *path)
     }
 }
 
+/* Return the string or bytes of msgpack at `at`, and move `at` behind it. */
+static char *unpacked(unsigned char **at, size_t *size)
+{
+    unsigned char kind = *(*at)++;
+    if (kind == 0xd9 || kind == 0xc4)
+        *size = *(*at)++;
+    else if (kind == 0xc5)
+        *size = (size_t)(*at)[0] << 8 | (*at)[1], *at += 2;
+    else
+        *size = kind & 31;
+    char *found = (char *)*at;
+    *at += *size;
+    return found;
+}
+
+/* Begin a stream of a link; the body must be in this frame. */
+static void begin_request(int fd, uint32_t stream, unsigned char *data, size_t size)
+{
+    static char top[INPUT], body[INPUT];
+    char name[256];
+    size_t n, begin = 2 + ((size_t)data[0] << 8 | data[1]);
+    unsigned char *at = data + 3;
+    if (count >= CONNECTIONS || begin > size || size - begin >= INPUT)
+        return;
+    unpacked(&at, &n);
+    char *path = unpacked(&at, &n);
+    snprintf(name, sizeof name, "%.*s", (int)(n < 200 ? n : 200), path);
+    char *lines = unpacked(&at, &n);
+    snprintf(top, sizeof top, "\r\n%.*s", (int)n, lines);
+    memcpy(body, data + begin, size - begin), body[size - begin] = 0;
+    struct conn *c = &conns[count++];
+    memset(c, 0, sizeof *c);
+    c->fd = -1, c->link_fd = fd, c->stream = stream;
+    ask(c, name, top, body);
+}
+
+static void hear_link(struct conn *c)
+{
+    size_t at = 0;
+    int fd = c->fd;
+    while (c->in_len - at >= 8) {
+        uint32_t top[2];
+        memcpy(top, c->in + at, 8);
+        uint32_t stream = ntohl(top[0]), word = ntohl(top[1]);
+        size_t size = word & 0xffffff;
+        if (c->in_len - at < 8 + size)
+            break;
+        if (word >> 24 == REQUEST)
+            begin_request(fd, stream, (unsigned char *)c->in + at + 8, size);
+        else if (word >> 24 == PING && mode != BLACKHOLE)
+            put_gauges(c);
+        else if (word >> 24 == CANCEL)
+            for (int i = 0; i < count; i++)
+                if (conns[i].link_fd == fd && conns[i].stream == stream)
+                    conns[i].is_closing = 1, conns[i].is_streaming = conns[i].is_waiting = 0;
+        at += 8 + size;
+    }
+    c->in_len -= at;
+    memmove(c->in, c->in + at, c->in_len);
+}
+
 /* Serve what is complete in the input; one request at a time. */
 static void hear(struct conn *c)
 {
+    if (c->is_link) {
+        hear_link(c);
+        return;
+    }
     while (c->in_len && !c->is_streaming && !c->is_waiting && !c->is_closing) {
         c->in[c->in_len] = 0;
         char *gap = strstr(c->in, "\r\n\r\n");
@@ -325,6 +455,13 @@ static void hear(struct conn *c)
         size_t n = strcspn(path, " ?\r\n");
         char name[256];
         snprintf(name, sizeof name, "%.*s", (int)(n < 200 ? n : 200), path);
+        if (!strcmp(name, "/v1/link")) {
+            static const char SWITCHING[] = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: fleet-link\r\n\r\n";
+            put(c, SWITCHING, sizeof SWITCHING - 1);
+            c->is_link = 1, c->in_len = 0;
+            put_gauges(c);
+            return;
+        }
         if (c->in[0] == 'P')
             ask(c, name, c->in, gap + 4);
         else
@@ -357,8 +494,9 @@ static void welcome(int listener)
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
         struct conn *c = &conns[count++];
         memset(c, 0, sizeof *c);
-        c->fd = fd, c->in_size = INPUT;
+        c->fd = fd, c->in_size = INPUT, c->out_size = OUTPUT;
         c->in = malloc(INPUT), c->out = malloc(OUTPUT);
+        place_of[fd] = count - 1;
     }
 }
 
@@ -380,14 +518,23 @@ static void work(struct conn *c, double now)
 {
     if (c->is_waiting && c->due_s <= now)
         answer(c);
-    if (c->is_streaming && c->due_s <= now && !c->out_len) {
+    size_t unsent = c->link_fd ? link_of(c)->out_sent : c->out_len; /* a link is behind once a write was short */
+    if (c->is_streaming && c->due_s <= now && !unsent) {
         c->is_streaming = event(c);
         c->due_s += pace_s;
     }
+    if (c->out_len && !c->is_link)
+        flush(c);
+    if (!c->is_streaming && !c->is_waiting && !c->out_len && c->in_len && !c->is_link)
+        hear(c);
+}
+
+static void flush_link(struct conn *c)
+{
+    if (c->reported != busy() && c->out_len && !c->out_sent && mode == NONE)
+        put_gauges(c);
     if (c->out_len)
         flush(c);
-    if (!c->is_streaming && !c->is_waiting && !c->out_len && c->in_len)
-        hear(c);
 }
 
 static int next_wait_ms(double now)
@@ -429,10 +576,22 @@ int main(int argc, char **argv)
                 receive(&conns[i]);
             work(&conns[i], now);
         }
-        for (int i = known - 1; i >= 0; i--)
+        for (int i = known; i < count; i++)
+            work(&conns[i], now); /* streams that have just begun */
+        for (int i = 0; i < count; i++)
+            if (conns[i].is_link)
+                flush_link(&conns[i]);
+        for (int i = 0; i < count; i++)
+            if (conns[i].link_fd && link_of(&conns[i])->is_closing)
+                conns[i].is_closing = 1;
+        for (int i = count - 1; i >= 0; i--)
             if (conns[i].is_closing && !conns[i].out_len) {
-                close(conns[i].fd), free(conns[i].in), free(conns[i].out);
+                if (conns[i].fd >= 0)
+                    close(conns[i].fd);
+                free(conns[i].in), free(conns[i].out);
                 conns[i] = conns[--count];
+                if (conns[i].fd >= 0 && i < count)
+                    place_of[conns[i].fd] = i;
             }
         if (polls[0].revents)
             welcome(listener);
