@@ -4,6 +4,9 @@ Same SmolLM2 in float32, same BLAS, same prompts, in turns, both servers up all 
 (`cpu_`) the server's own processor seconds, which other load on this machine disturbs less. The tiny model shows what a
 request costs beside the model. `cases` limits it: `python -m bench.engine plain seeded`.
 
+Tiny models of families whose caches cannot be cut (`_FAMILIES`) hold a conversation of 30 turns: which share of its
+prompts was cached, ours and theirs. And they read a long prompt after a restart, from files and cold.
+
 The last line is one JSON object, ratios first: ours / theirs, so that tokens/s want to be large and seconds small.
 """
 
@@ -22,11 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bench import prefix_cache_states
 from bench.harness import arguments, finish, recorded, sized, turns
 from bench.servers import (
     Burst,
     Json,
     Server,
+    family_model,
     fast_blas,
     prompt,
     real_model,
@@ -40,6 +45,9 @@ _BUDGET_S: Final = 250.0
 _STARTS: Final = sized(3, smoke=1)
 _PREFIX_WORDS: Final = 430
 """With the chat template's head some 462 tokens of SmolLM2's."""
+_FAMILIES: Final = sized(("qwen3_next", "gemma3_text"), smoke=("gemma3_text",))
+"""One with recurrent states and one with sliding windows."""
+_TURNS: Final = sized(30, smoke=3)
 _RAW: Final = """
 import ctypes, json, sys, time
 if sys.argv[2]:
@@ -193,6 +201,39 @@ def starts(bench: Bench, model: Path) -> None:
         )
 
 
+def states(bench: Bench, root: Path) -> None:
+    """Compare the cached shares of a conversation whose prompts grow to 2,000 tokens, and read a prompt after a restart."""
+    for family in _FAMILIES:
+        model = family_model(root, family)
+        with serving(start_ours(model), start_theirs(model)) as servers:
+            shares = [round(cached_share(server, random.Random(7)), 3) for server in servers]
+        measured = prefix_cache_states.measure(family)
+        bench.ratios[f"{family}_cached_share"] = shares[0]
+        bench.ratios[f"{family}_restart_ttft"] = measured.pop(f"{family}_warm_of_cold")
+        bench.figures |= {f"{family}_cached_shares": shares, **measured}
+        print(family, shares, measured, flush=True)
+
+
+def cached_share(server: Server, rng: random.Random) -> float:
+    """Hold a conversation; return the share of its prompts' tokens that the server says it had cached."""
+    messages = [{"role": "system", "content": prompt(rng, 400)}]
+    asked = cached = 0
+    for _ in range(_TURNS):
+        messages.append({"role": "user", "content": prompt(rng, 20)})
+        fields: Json = {"model": server.model, "messages": messages, "max_tokens": 8}
+        with server.blamed():
+            status, raw = server.call("POST", "/v1/chat/completions", fields | {"temperature": 0})
+            if status != 200:
+                raise RuntimeError(f"{server.name}: {status} {raw[:200]!r}")
+            reply = json.loads(raw)
+            details = reply["usage"].get("prompt_tokens_details") or {}
+        asked += reply["usage"]["prompt_tokens"]
+        cached += details.get("cached_tokens") or 0
+        message = reply["choices"][0]["message"]
+        messages.append({"role": "assistant", "content": message.get("content") or ""})
+    return float(cached / asked)
+
+
 CASES: dict[str, Callable[[Bench], None]] = {
     case.__name__: case for case in (plain, prefix, seeded, stall, leaving, memory)
 }
@@ -214,6 +255,8 @@ def run(bench: Bench, root: Path, wanted: Sequence[str]) -> None:
     smol, tiny = real_model(root / "real"), tiny_model(root)
     if is_wanted("starts"):
         starts(bench, smol)
+    if is_wanted("states"):
+        states(bench, root)
     for model in (tiny, smol):
         with serving(start_ours(model), start_theirs(model)) as bench.both:
             for server in bench.both:
@@ -236,7 +279,7 @@ def main() -> None:
     failed: dict[str, str] = {}
     bench = Bench(())
     with tempfile.TemporaryDirectory() as root, recorded(failed, "mlx_lm.server"):
-        cases = sized((), smoke=("starts", "overhead", "raw", "plain"))
+        cases = sized((), smoke=("starts", "overhead", "raw", "plain", "states"))
         run(bench, Path(root), tuple(arguments()) or cases)
     finish("engine", bench.ratios, {"figures": bench.figures}, failed=failed)
 

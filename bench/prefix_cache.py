@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from bench import prefix_cache_states
 from bench.harness import SMOKE, finish, of_peer, recorded, sized
 from bench.servers import Server, real_model, serving, start_ours
 from schemas.kv_cache import KvCache
@@ -140,8 +139,6 @@ def main() -> None:
             ("decode_while_writing_of_no_disk", "no_disk_s", "writing_s"),
         ):
             compared[name] = round(figures[first] / figures[second], 4)
-    for family in ("lfm2", "gpt_oss"):
-        figures |= prefix_cache_states.measure(family)
     more = {"rounds": ROUNDS, "prompt_tokens": PROMPT_TOKENS, **figures}
     finish("prefix-cache", compared, more, failed=failed)
 

@@ -336,6 +336,11 @@ def tiny_model(folder: Path, *flags: str) -> Path:
     return _made("tiny_model", folder / "tiny", "--endless", *flags)
 
 
+def family_model(folder: Path, family: str) -> Path:
+    """Make a tiny model of a family with random weights."""
+    return _made("model_families", folder / family, family)
+
+
 def mtp_model(folder: Path, *flags: str) -> Path:
     """Make a checkpoint with an MTP head, whose passes cost about what those of SmolLM2 do."""
     size = ("--layers", "13", "--hidden", "576", "--influence", "0.2")

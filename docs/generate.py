@@ -12,7 +12,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from docs import fleetctl_reference, gateway_openapi, kind_pages, model_sizes, reason_tables
+from docs import (
+    family_table,
+    fleetctl_reference,
+    gateway_openapi,
+    kind_pages,
+    model_sizes,
+    reason_tables,
+)
 from engine import lifecycle
 from nodeagent.doctor.checks import CHECKS
 from nodeagent.replicas import engine_tracker
@@ -36,8 +43,11 @@ def generated() -> dict[Path, str]:
     files |= {
         DOCS / "reference" / "kinds" / name: page for name, page in kind_pages.pages().items()
     }
-    for page, (name, content) in sections().items():
-        files[DOCS / page] = with_section((DOCS / page).read_text(), name, content)
+    for page, contents in sections().items():
+        text = (DOCS / page).read_text()
+        for name, content in contents.items():
+            text = with_section(text, name, content)
+        files[DOCS / page] = text
     files[DOCS / "adr" / "README.md"] = decisions()
     files[DOCS / "internals" / "lifecycles.md"] = lifecycles()
     files[DOCS / "reference" / "reasons.md"] = reason_tables.page()
@@ -48,13 +58,13 @@ def generated() -> dict[Path, str]:
     return files
 
 
-def sections() -> dict[str, tuple[str, str]]:
-    """Return the generated section of each page that is otherwise written by hand: its name and its content."""
+def sections() -> dict[str, dict[str, str]]:
+    """Return the generated sections of each page that is otherwise written by hand, by name."""
     return {
-        "architecture.md": ("layers", picture(layers())),
-        "models.md": ("sizes", model_sizes.table()),
-        "reference/http-api.md": ("routes", gateway_openapi.table()),
-        "troubleshooting.md": ("machine checks", machine_checks()),
+        "architecture.md": {"layers": picture(layers())},
+        "models.md": {"sizes": model_sizes.table(), "families": family_table.table()},
+        "reference/http-api.md": {"routes": gateway_openapi.table()},
+        "troubleshooting.md": {"machine checks": machine_checks()},
     }
 
 

@@ -24,18 +24,17 @@ from schemas.vision import Vision
 from schemas.wire.errors import RefusedError
 from tests.support import engine_batches
 from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.golden_cases import Golden
 from tests.support.mlx_models import module
+from tests.support.model_geometries import VISION_FAMILIES
 
 # mlx-vlm brings 60 packages that nothing else needs: `make .venv-vision/.ready` makes an environment with them.
 image_module = pytest.importorskip("PIL.Image", reason="Pillow is not here: run `make test-vision`")
 pytest.importorskip("mlx_vlm", reason="mlx-vlm is not here: run `make test-vision`")
 pytestmark = [pytest.mark.mlx, pytest.mark.full]
 
+TABLE = "families.json"
 VISION = Vision(max_images=3, max_image_bytes=300_000, max_pixels=120_000)
-ARCHITECTURES = (
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("gemma3", "gemma4", "mistral3", "glm4v", "glm4v_moe"),
-)
 SERVED = ("qwen2_vl", "qwen3_5", "gemma3")
 """Those that an engine process serves in these tests: one of each way to place images."""
 
@@ -60,7 +59,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Path:
     return made
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=VISION_FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory, request.param)
 
@@ -210,7 +209,9 @@ def answer_in_blocks(reference: Any, job: Job, pixels: Any) -> list[int]:
     return answer
 
 
-def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any, reference: Any) -> None:
+def test_a_batch_answers_as_mlx_vlm_does(
+    folder: Path, loaded: Any, reference: Any, golden: Golden
+) -> None:
     """With images, several images and none, together, one after the other, and from the prefix cache."""
     jobs = [
         make_job(loaded, 1, "what is this", RED),
@@ -233,6 +234,9 @@ def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any, reference: A
     assert loaded.model._seen == {}  # what was seen is freed with its request
     assert batch.executor.prefix.stats.hit_tokens > 0
     assert batch.executor.by_rows == (folder.name != "gemma4")  # its layers share arrays
+    golden.check_row(
+        TABLE, folder.name, dict.fromkeys(("greedy", "batch", "turn", "images"), "yes")
+    )
 
 
 def frames_url(*colors: tuple[int, int, int]) -> str:
@@ -256,15 +260,17 @@ def recording_url(hertz: float, seconds: float) -> str:
 
 
 def test_frames_and_recordings_are_read_as_mlx_vlm_reads_them(
-    folder: Path, loaded: Any, reference: Any
+    folder: Path, loaded: Any, reference: Any, golden: Golden
 ) -> None:
     """Three frames and two of them, two recordings; together, beside a text, and once more from the cache."""
     if folder.name.startswith("qwen3"):
+        kind = "video"
         urls = [
             frames_url((255, 0, 0), (0, 255, 0), (9, 9, 255)),
             frames_url((0, 0, 0), (255, 255, 0)),
         ]
     elif folder.name == "gemma4":
+        kind = "audio"
         urls = [recording_url(440, 0.5), recording_url(2_000, 1.13)]
     else:
         with pytest.raises(RefusedError, match=r"no videos|hears no recordings"):
@@ -280,6 +286,7 @@ def test_frames_and_recordings_are_read_as_mlx_vlm_reads_them(
     assert engine_batches.run(batch, *jobs) == expected
     again = [dataclasses.replace(job, id=job.id + 10) for job in jobs]
     assert engine_batches.run(batch, *again) == {job.id: expected[job.id - 10] for job in again}
+    golden.check_row(TABLE, folder.name, {kind: "yes"})
 
 
 def test_a_later_turn_reads_its_own_image_only(folder: Path, loaded: Any, reference: Any) -> None:

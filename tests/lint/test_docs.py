@@ -19,6 +19,7 @@ from schemas.json_schema import json_schema, user_kinds
 from schemas.routing import Routing
 from tests.support.command_lines import problems
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.model_geometries import SERVED_FAMILIES, VISION_FAMILIES
 from tests.support.pages import anchors, code_blocks, command_lines, links, pages, prose
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,17 @@ def test_generated_files_are_the_same_whoever_generates_them() -> None:
     for path, content in generated().items():
         assert re.search(r"/(?:root|(?:home|Users)/\w+)/\.", content) is None, path.name
         assert f"{Path.home()}/" not in content, path.name
+
+
+def test_every_family_that_tests_ask_was_measured() -> None:
+    rows = json.loads((ROOT / "tests" / "golden" / "families.json").read_text())
+    served = {name.removesuffix("_text") for name in SERVED_FAMILIES}
+    assert rows.keys() == served | {*VISION_FAMILIES}
+    lacking = [
+        family for family in served if not {"disk", "guesses", "tools"} <= rows[family].keys()
+    ]
+    assert lacking == []
+    assert [family for family in VISION_FAMILIES if "images" not in rows[family]] == []
 
 
 def test_the_changelog_begins_with_the_version() -> None:

@@ -1,5 +1,7 @@
 """Golden files of messages: each case, and below it after `! ` what is said about it. `pytest --update-golden` writes them."""
 
+import fcntl
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +9,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent / "golden"
 Cases = Iterable[tuple[str, Sequence[str]]]
+_REMEDY = "if this is right: pytest --update-golden"
 _HEAD = re.compile(
     r"^apiVersion: fleet/v1alpha1\n|^kind: ModelDeployment\nmetadata:\n  name: qwen\n", re.MULTILINE
 )
@@ -34,7 +37,20 @@ class Golden:
         if self.is_update:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-        assert text == path.read_text(), "if this is right: pytest --update-golden"
+        assert text == path.read_text(), _REMEDY
+
+    def check_row(self, name: str, row: str, cells: Mapping[str, str]) -> None:
+        """Check these cells of a row of the table `name` below tests/golden; other tests check its other cells."""
+        with (FOLDER / name).open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # tests of other processes write other rows
+            table = json.load(file)
+            recorded = table.setdefault(row, {})
+            if self.is_update:
+                recorded.update(cells)
+                file.seek(0)
+                file.truncate()
+                file.write(json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        assert {column: recorded.get(column) for column in cells} == cells, _REMEDY
 
 
 def _shown(text: str) -> str:

@@ -1,7 +1,11 @@
-"""Folders of tiny models of each family, with random weights and a tokenizer. mlx_lm is imported late."""
+"""Folders of tiny models of each family, with random weights and a tokenizer. mlx_lm is imported late.
+
+python -m tests.support.model_families OUT FAMILY
+"""
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +17,26 @@ mlx_utils: Any = Late("mlx.utils")
 tiny_model: Any = Late("tests.support.tiny_model")
 
 VOCABULARY = 512
-DELTA = {**BASE, **FAMILIES["qwen3_next"], "vocab_size": VOCABULARY}
 
 
-def config_of(name: str) -> dict[str, Any]:
+def config_of(name: str, vocabulary: int = VOCABULARY) -> dict[str, Any]:
     if name == "qwen3_5":
-        text = {**DELTA, "model_type": "qwen3_5_text"}
-        return {"model_type": name, "text_config": text, "vocab_size": VOCABULARY}
-    config = {**BASE, **FAMILIES[name], "model_type": name, "vocab_size": VOCABULARY}
+        text = {**BASE, **FAMILIES["qwen3_next"], "model_type": "qwen3_5_text"}
+        text["vocab_size"] = vocabulary
+        return {"model_type": name, "text_config": text, "vocab_size": vocabulary}
+    config = {**BASE, **FAMILIES[name], "model_type": name, "vocab_size": vocabulary}
     if "vocab_size_per_layer_input" in config:
-        config["vocab_size_per_layer_input"] = VOCABULARY
+        config["vocab_size_per_layer_input"] = vocabulary
     return config
 
 
-def save(folder: Path, name: str, **changes: Any) -> None:
-    """Write a folder of a model with random weights, and a tokenizer; `changes` are those of its config."""
+def save(folder: Path, name: str, vocabulary: int = VOCABULARY, **changes: Any) -> None:
+    """Write a folder of a model with random weights, and a tokenizer; `changes` are those of its config.
+
+    The tokenizer has at most 512 tokens; a larger `vocabulary` has room for tokens that the caller adds.
+    """
     tiny_model.make(folder, vocab=VOCABULARY)
-    config = config_of(name)
+    config = config_of(name, vocabulary)
     config.get("text_config", config).update(changes)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors.index.json").unlink()
@@ -49,3 +56,7 @@ def save_draft(folder: Path, model: Path) -> None:
         for name, array in mx.load(path).items()
     }
     mx.save_safetensors(path, weights, metadata={"format": "mlx"})
+
+
+if __name__ == "__main__":
+    save(Path(sys.argv[1]), sys.argv[2])

@@ -175,6 +175,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1, 4],
     },
 }
+SERVED_FAMILIES = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "gpt_oss",
+    "olmo3",
+    "cohere2",
+    "gemma3_text",
+    "gemma4_text",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5",
+    "kimi_linear",
+    "mamba2",
+    "nemotron_h",
+    "jamba",
+    "lfm2",
+)
+"""Families of text models that `tests/engine/test_families.py` asks in a real engine."""
+VISION_FAMILIES = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("gemma3", "gemma4", "mistral3", "glm4v", "glm4v_moe"),
+)
+"""Families of models that see images, which `tests/engine/test_vision.py` holds against mlx-vlm."""
 
 
 def module(name: str) -> Any:
