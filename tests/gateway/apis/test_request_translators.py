@@ -188,6 +188,20 @@ def test_what_a_call_gave_back_belongs_to_it() -> None:
         ollama_request_translator.translate_messages([said, tool(tool_name="h")])
 
 
+@pytest.mark.parametrize(
+    ("fields", "cut"),
+    [({}, {"truncate_prompt_tokens": -1}), ({"truncate": False}, {})],
+)
+def test_long_texts_are_cut_unless_the_client_forbids_it(
+    fields: dict[str, bool], cut: dict[str, int]
+) -> None:
+    body = orjson.dumps({"model": "m", "input": ["x"], **fields})
+    translated = ollama_request_translator.embed_to_openai(
+        ollama_request_translator.read_embed(body)
+    )
+    assert translated == {"model": "m", "input": ["x"], **cut}
+
+
 def test_conversations_stick() -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
     named = read("/v1/messages", orjson.dumps({**body, "metadata": {"user_id": "me"}}))
