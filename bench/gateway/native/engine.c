@@ -254,6 +254,8 @@ static void begin_stream(struct conn *c)
     else
         put(c, top, (size_t)head(top, sizeof top, "200 OK", "text/event-stream", "transfer-encoding: chunked\r\n"));
     c->is_streaming = 1, c->due_s = now_s();
+    if (pace_s > 0) /* all streams of an engine get a token in the same step */
+        c->due_s = ((long)(c->due_s / pace_s) + 1) * pace_s;
     marked += c->is_resumable;
 }
 
