@@ -175,11 +175,6 @@ class Exchange(EngineCall, kw_only=True):
     def status(self) -> int:
         return 0 if self._head is None else self._head.status
 
-    @property
-    def fields(self) -> dict[bytes, bytes]:
-        """The last value of each header, by its name in lower case."""
-        return {} if self._head is None else self._head.fields
-
     async def wait_head(self) -> None:
         """Wait for the head of the response.
 

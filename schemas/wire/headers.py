@@ -21,7 +21,7 @@ RESUMABLE: Final = "x-fleet-resumable"
 """`1` asks for a stream with resume comments (streams.py) and allows the body field `fleet`; `0` is the default."""
 
 PROGRESS: Final = "x-fleet-progress"
-"""Seconds after which an interim response (102) is wanted, again and again, while the engine makes progress and its
+"""Seconds after which a sign of progress is wanted on the link, again and again, while the engine makes progress and its
 response has not begun."""
 
 CACHE_SALT: Final = "x-fleet-cache-salt"
@@ -45,9 +45,6 @@ KV_USED: Final = "x-fleet-kv-used"
 
 CACHE_MISS: Final = "x-fleet-cache-miss"
 """Explanation of tokens that an engine read again although it had read them before (engine/cache/miss_explanation.py)."""
-
-RESUME: Final = "x-fleet-resume"
-"""In interim responses: the resume comment of an answer that is not streamed (streams.py), without its prefix."""
 
 # Sent by gateways to clients, with NODE and REPLICA.
 ATTEMPTS: Final = "x-fleet-attempts"
