@@ -55,14 +55,16 @@ async def serve_link(
         async with asyncio.TaskGroup() as group:
             link = _Link(writer, serve, group)
             link.send(0, engine_link.GAUGES, engine_link.encode_head(first))
-            while data := await reader.read(1 << 16):
-                for number, kind, payload in frames.feed(data):
-                    if kind == engine_link.PING:
-                        report = gauges()
-                        if report is not None:
-                            link.send(0, engine_link.GAUGES, engine_link.encode_head(report))
-                    else:
-                        await link.take(number, kind, payload)
+            # A gateway that is killed resets the connection, which ends the link like its end of file.
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    for number, kind, payload in frames.feed(data):
+                        if kind == engine_link.PING:
+                            report = gauges()
+                            if report is not None:
+                                link.send(0, engine_link.GAUGES, engine_link.encode_head(report))
+                        else:
+                            await link.take(number, kind, payload)
             for stream in tuple(link.streams.values()):
                 stream.task.cancel()
     finally:

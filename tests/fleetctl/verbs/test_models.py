@@ -88,7 +88,7 @@ async def test_a_cache_of_another_program_is_imported(folder: Path, tmp_path: Pa
     assert (done.code, done.err) == (0, "")
     assert files_below(folder / "a--b@1f2e3d4c5b6a") == {"model.safetensors": b"weights"}
     absent = await models(folder, "import", str(tmp_path / "hub"), "--repo", "a/c")
-    assert (absent.code, "has no a/c; expected a cache" in absent.err) == (1, True)
+    assert (absent.code, "has no a/c; expected a GGUF file, a cache" in absent.err) == (1, True)
 
 
 async def test_a_pull_takes_large_files_from_an_import_of_lm_studio(
