@@ -82,6 +82,6 @@ def write_file(
 def index_of(parts: Mapping[str, Sequence[NewTensor]]) -> dict[str, Any]:
     """Return the content of model.safetensors.index.json, which mlx-lm reads when it splits a model."""
     return {
-        "metadata": {"total_size": sum(one.size for part in parts.values() for one in part)},
-        "weight_map": {one.name: name for name, part in parts.items() for one in part},
+        "metadata": {"total_size": sum(entry.size for part in parts.values() for entry in part)},
+        "weight_map": {entry.name: name for name, part in parts.items() for entry in part},
     }

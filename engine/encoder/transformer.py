@@ -277,18 +277,21 @@ class Encoder(Module):
         window: int | None,
         batch: _Batch,
     ) -> Array:
-        seen, mask = slice(0, batch.length), batch.valid
+        keys_part, mask = slice(0, batch.length), batch.valid
         if window is not None:
-            seen = slice(max(0, part.start - window), min(batch.length, part.stop + window))
+            keys_part = slice(max(0, part.start - window), min(batch.length, part.stop + window))
             near = (
-                mx.abs(mx.arange(part.start, part.stop)[:, None] - mx.arange(seen.start, seen.stop))
+                mx.abs(
+                    mx.arange(part.start, part.stop)[:, None]
+                    - mx.arange(keys_part.start, keys_part.stop)
+                )
                 <= window
             )
-            mask = near if mask is None else near & mask[..., seen]
+            mask = near if mask is None else near & mask[..., keys_part]
         attended = mx.fast.scaled_dot_product_attention(
             queries[:, :, part],
-            keys[:, :, seen],
-            values[:, :, seen],
+            keys[:, :, keys_part],
+            values[:, :, keys_part],
             scale=1 / math.sqrt(self._size),
             mask=mask,
         )

@@ -100,7 +100,7 @@ def _read(
 
 def _compare(first: Sequence[_Answers], second: Sequence[_Answers]) -> QuantizationQuality:
     before, after = (
-        np.exp(np.concatenate([one.losses for one in part]).mean(dtype=np.float64))
+        np.exp(np.concatenate([answers.losses for answers in part]).mean(dtype=np.float64))
         for part in (first, second)
     )
     agreeing = np.concatenate([a.top == b.top for a, b in zip(first, second, strict=True)])

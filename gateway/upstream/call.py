@@ -176,15 +176,19 @@ class Exchange(EngineCall, kw_only=True):
         return 0 if self._head is None else self._head.status
 
     async def wait_head(self) -> None:
-        """Wait for the head of the response.
+        """Wait for the head of the response; without one, release the response.
 
         Raises:
             UnreachableError: the engine accepts no connection.
             BrokenResponseError: the connection ended before the head had arrived.
 
         """
-        while self._head is None:
-            await self._changed()
+        try:
+            while self._head is None:
+                await self._changed()
+        except BaseException:
+            self.close()
+            raise
 
     async def read(self) -> bytes:
         """Return the bytes that arrived since the last call; empty at the end.

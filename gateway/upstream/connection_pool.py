@@ -58,11 +58,7 @@ class ConnectionPool(KeptConnections):
         silence_s = self._silence_s if silence_s is None else silence_s
         exchange = Exchange(origin=origin, raw=raw, silence_s=silence_s, until_s=until_s)
         self.send(exchange)
-        try:
-            await exchange.wait_head()
-        except BaseException:
-            exchange.close()
-            raise
+        await exchange.wait_head()
         return exchange
 
     async def _dial(self, call: EngineCall) -> None:

@@ -96,11 +96,7 @@ class EngineLinks(LinkOwner):
         raw = engine_link.encode_request(RequestHead("GET", path, b"", 0), b"")
         exchange = Exchange(origin=origin, raw=raw, silence_s=self._silence_s, until_s=NEVER)
         self.send(exchange)
-        try:
-            await exchange.wait_head()
-        except BaseException:
-            exchange.close()
-            raise
+        await exchange.wait_head()
         return exchange
 
     async def probe(self, origin: EngineAddress) -> EngineGauges:

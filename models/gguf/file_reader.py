@@ -154,12 +154,12 @@ class _Header:
         return int(struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0])
 
     def count(self, what: str, most: int) -> int:
-        found = self.number("Q")
-        if found > most:
+        count = self.number("Q")
+        if count > most:
             raise GgufRefusedError(
-                f"{self.path} says that it has {found} {what}; at most {most} are read: it is damaged; download it again"
+                f"{self.path} says that it has {count} {what}; at most {most} are read: it is damaged; download it again"
             )
-        return found
+        return count
 
     def text(self, most: int = _MAX_TEXT_BYTES) -> str:
         return self.take(self.count("bytes in a text", most)).decode(errors="replace")
@@ -211,12 +211,14 @@ def read_header(path: Path) -> GgufFile:
                 raise GgufRefusedError(f"{path} has the key {key!r} twice: it is damaged")
             metadata[key] = header.value()
         rows = [_read_tensor(header) for _ in range(tensor_count)]
-    found = GgufFile(path=path, metadata=metadata, tensors={})
-    alignment = found.integer("general.alignment", default=_DEFAULT_ALIGNMENT, most=_MAX_ALIGNMENT)
+    described = GgufFile(path=path, metadata=metadata, tensors={})
+    alignment = described.integer(
+        "general.alignment", default=_DEFAULT_ALIGNMENT, most=_MAX_ALIGNMENT
+    )
     if alignment.bit_count() != 1:
-        raise found.refused("general.alignment", "a power of two")
+        raise described.refused("general.alignment", "a power of two")
     start = -(-header.position // alignment) * alignment
-    return replace(found, tensors=_place(header, rows, start, alignment))
+    return replace(described, tensors=_place(header, rows, start, alignment))
 
 
 def _read_tensor(header: _Header) -> GgufTensor:

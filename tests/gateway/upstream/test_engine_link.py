@@ -175,7 +175,11 @@ async def test_a_cancelled_call_hears_nothing_and_its_engine_is_told() -> None:
         engine.send(1, engine_link.STATUS, STATUS)
         engine.send(1, engine_link.END, b"late")
         await until(lambda: engine_link.CANCEL in engine.kinds(1), what="the cancellation")
-        await asyncio.sleep(0.05)
+        # Frames arrive in order: after the report the others have.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stand.links.probe(stand.origin))
+            await until(lambda: engine_link.PING in engine.kinds(0), what="the probe")
+            engine.send(0, engine_link.GAUGES, GAUGES)
         assert [*call.heads, *call.data, *call.errors] == []
 
 
