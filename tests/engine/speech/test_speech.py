@@ -332,7 +332,10 @@ def test_the_engine_stays_within_its_memory_proof(
         assert engine.health().json["peakBytes"] < proven, name
 
 
-def test_metrics_name_the_paths_of_speech(engines: dict[str, Engine]) -> None:
+def test_metrics_name_the_paths_of_speech(
+    whisper: openai.OpenAI, engines: dict[str, Engine]
+) -> None:
+    whisper.audio.transcriptions.create(model="tiny", file=speech_models.recording())
     samples = engines["whisper"].metrics()
     ended = [n for n in samples if n.startswith("requests_total") and "transcriptions" in n]
     assert any('outcome="ok"' in name for name in ended), list(samples)
