@@ -1,6 +1,7 @@
 """The first token of a 16k prompt after a restart, in tiny hybrid and window models: from files, divided by computing it.
 
-A second prompt shares all but the last eighth with the first one. In this process, with the engine's prefix cache: a new cache with the folder of the one before stands for a restart.
+A second prompt shares all but the last eighth with the first one. In this process, with the engine's prefix cache: a
+new cache with the folder of the one before stands for a restart.
 """
 
 import itertools
@@ -23,7 +24,12 @@ from tests.support.model_geometries import BASE, FAMILIES, build
 _TOKENS: Final = sized(16_384, smoke=2_048)
 _PIECE: Final = 512
 # A layer that keeps all tokens, and one with a window or a state: more take minutes on a CPU.
-_SIZE: Final = {"num_hidden_layers": 2, "full_attn_idxs": [1]}
+_SIZE: Final = {
+    "num_hidden_layers": 2,
+    "full_attn_idxs": [1],
+    "full_attention_interval": 2,
+    "sliding_window_pattern": 2,
+}
 _LIMIT_BYTES: Final = 4 << 30
 
 

@@ -116,8 +116,9 @@ class BatchLoop:
         chunks = () if preempts else self._scheduler.next_chunks(budget)
         piece_s = sum(chunk.count for chunk in chunks) / self.speed.prefill_tokens_per_s
         stall_s = self.speed.stall_s(running=running, waiting=waiting)
-        is_due = not chunks or self._has_begun or self._stalled_s + piece_s > stall_s
-        is_due = is_due or bool(preempts)
+        # A completed prompt gets its first token at once, unless a crowd waits to be read.
+        has_first = self._has_begun and waiting <= running
+        is_due = not chunks or has_first or self._stalled_s + piece_s > stall_s or bool(preempts)
         is_too_large = prefix_bytes > advice.prefix_limit_bytes
         plan = StepPlan(
             joins=joins,

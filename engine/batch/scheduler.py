@@ -6,7 +6,6 @@ one in progress waits for it and then takes the shared part from the prefix cach
 one long common prefix cheap.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,12 +21,13 @@ Tokens = npt.NDArray[np.int64]
 # Pieces of prompts may stall streams for the time of this many of their own tokens, within these bounds: a stall
 # under a quarter of a second goes unnoticed, one above a second is noticed by every client.
 _STALL_STEPS, _STALL_MIN_S, _STALL_MAX_S = 3.0, 0.25, 1.0
-# The stall while more prompts wait than sequences run; on a GPU a piece of mlx-lm's own length takes as long.
-_STALL_CROWD_S = 2.0
-# A piece takes as long as this many tokens of a stream; twice that while no other request would wait for its end. A
-# CPU reads small pieces as fast as large ones (ADR 0016). A GPU does not, so a piece has a least time there.
-_PIECE_STEPS = 4.0
-_PIECE_MIN_S = 0.0 if sys.platform == "linux" else 0.25
+# The same while more prompts wait than sequences run: then decoding costs at most a seventeenth of the time.
+_CROWD_STEPS, _CROWD_MIN_S, _CROWD_MAX_S = 16.0, 0.5, 2.0
+# A piece takes as long as this many tokens of a stream, and half of the stall of a crowd; twice that while no other
+# request would wait for its end. Each pass reads all weights, so small pieces are slow: a piece has a least time, and
+# the end of a prompt is read with the piece before it unless it is longer than half of a piece.
+_PIECE_STEPS, _PIECE_MIN_S, _PIECE_MAX_S = 4.0, 0.25, 1.0
+_LONGEST_END = 1.5
 _SMALLEST_CHUNK = 32
 # Prompts are read together if padding wastes at most this share of the work.
 _WASTE = 0.25
@@ -62,17 +62,19 @@ class StepSpeed:
         seconds = max(_PIECE_STEPS * self.decode_s, _PIECE_MIN_S)
         if running + waiting <= 1:
             seconds *= 2
-        tokens = int(self.prefill_tokens_per_s * min(seconds, _STALL_MAX_S))
+        elif waiting > running:
+            seconds = max(seconds, self.stall_s(running=running, waiting=waiting) / 2)
+        tokens = int(self.prefill_tokens_per_s * min(seconds, _PIECE_MAX_S))
         return min(max(tokens, _SMALLEST_CHUNK), largest)
 
     def stall_s(self, *, running: int, waiting: int) -> float:
         """Return the time for which prompts may be read between two tokens of the `running` sequences.
 
-        While more prompts wait than that, reading goes first: a decode step of a few rows costs nearly as much as one
-        of all rows.
+        While more prompts wait than that (a crowd), reading goes first: a decode step of a few rows costs nearly as
+        much as one of all rows.
         """
         if waiting > running:
-            return _STALL_CROWD_S
+            return min(max(_CROWD_STEPS * self.decode_s, _CROWD_MIN_S), _CROWD_MAX_S)
         return min(max(_STALL_STEPS * self.decode_s, _STALL_MIN_S), _STALL_MAX_S)
 
 
@@ -149,7 +151,7 @@ class Scheduler:
     def next_chunks(self, budget: int) -> tuple[PromptChunk, ...]:
         """Return the pieces to read now, of at most `budget` tokens including padding; () if none may be read.
 
-        A prompt that its piece completes leaves the queue. For the others the caller calls `set_position`.
+        A prompt that ends soon after is read to its end. A prompt that its piece completes leaves the queue. For the others the caller calls `set_position`.
         """
         candidates = self._candidates()
         if not candidates:
@@ -158,7 +160,7 @@ class Scheduler:
         self._open(first)
         remaining = self._remaining(first)
         piece = max(int(budget * first.pace), min(budget, _SMALLEST_CHUNK))
-        if remaining > piece:
+        if remaining > max(piece, min(_LONGEST_END * piece, LARGEST_CHUNK)):
             self._count_ahead(candidates[0], [first], piece)
             return (PromptChunk(job_id=first.job.id, count=piece, is_last=False),)
         chosen = [first]

@@ -15,7 +15,17 @@ from engine.jobs import JobFailure, SamplingParams, TokenOutput, WorkerEvent
 from engine.text.output_parser import OutputParser
 from engine.text.spans import StopMatcher
 from tests.engine.batch.conftest import NewBatch
-from tests.support.engine_batches import PROMPTS, drain, job, load, new_batch, run, step, tokens
+from tests.support.engine_batches import (
+    PROMPTS,
+    EvenClock,
+    drain,
+    job,
+    load,
+    new_batch,
+    run,
+    step,
+    tokens,
+)
 from tests.support.mlx_models import Late, module
 from tests.support.model_geometries import BASE, FAMILIES, build
 
@@ -323,3 +333,19 @@ def test_prompts_of_another_salt_are_computed_anew(new: NewBatch) -> None:
     for salt, is_cached in (("bob", False), ("alice", True)):
         batch.add(job(9, longer, cache_salt=salt))
         assert (drain(batch)[9][0].cached_tokens > 301) == is_cached
+
+
+def test_a_crowd_is_read_before_the_first_of_it_decodes(new: NewBatch) -> None:
+    prompts = [[(7 * at * (n + 1) + n) % 480 + 10 for at in range(20 + 25 * n)] for n in range(4)]
+    batch = new(concurrency=4)
+    # A second for each piece of 60 tokens: the stall of a crowd is two of them.
+    batch.clock = EvenClock()
+    batch.speed.decode_s, batch.speed.prefill_tokens_per_s = 1.0, 60.0
+    for number, prompt in enumerate(prompts):
+        batch.add(job(number, prompt, max_tokens=3))
+    running = []
+    while not batch.gauges.decode_tokens:
+        step(batch)
+        running.append(len(batch.executor.decode_stage.rows))
+    assert running == [1, 2, 3], "two were read, then both decoded and the third was read"
+    assert all(len(made) == 3 for made in drain(batch).values())

@@ -188,9 +188,12 @@ def test_every_prompt_is_read_once_and_completely(
 def test_a_piece_takes_as_long_as_some_tokens_of_a_stream() -> None:
     speed = StepSpeed(decode_s=0.075, prefill_tokens_per_s=1000)
     assert speed.chunk_tokens(running=2, waiting=1) == 300
-    assert speed.chunk_tokens(running=0, waiting=2) == 300
+    assert speed.chunk_tokens(running=1, waiting=1) == 300
     assert speed.chunk_tokens(running=0, waiting=1) == min(600, LARGEST_CHUNK)
     assert speed.chunk_tokens(running=2, waiting=1, factor=0) == 32
+    assert StepSpeed(decode_s=0.01).chunk_tokens(running=2, waiting=1) == 50
+    crowd = StepSpeed(decode_s=0.05, prefill_tokens_per_s=500)
+    assert crowd.chunk_tokens(running=1, waiting=2) == 200
     speed = StepSpeed(decode_s=5, prefill_tokens_per_s=100)
     assert speed.chunk_tokens(running=2, waiting=1) == 100
     assert StepSpeed(prefill_tokens_per_s=1).chunk_tokens(running=2, waiting=1) == 32
@@ -199,9 +202,28 @@ def test_a_piece_takes_as_long_as_some_tokens_of_a_stream() -> None:
 def test_streams_wait_longer_while_more_prompts_wait_than_run() -> None:
     speed = StepSpeed(decode_s=0.02)
     assert speed.stall_s(running=2, waiting=2) == 0.25
-    assert speed.stall_s(running=2, waiting=3) == 2.0
+    assert speed.stall_s(running=2, waiting=3) == 0.5
+    assert StepSpeed(decode_s=0.1).stall_s(running=2, waiting=3) == pytest.approx(1.6)
+    assert StepSpeed(decode_s=5).stall_s(running=2, waiting=3) == 2.0
     assert StepSpeed(decode_s=0.1).stall_s(running=1, waiting=1) == pytest.approx(0.3)
     assert StepSpeed(decode_s=5).stall_s(running=1, waiting=1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("length", "counts"), [(301, [300]), (451, [450]), (452, [300, 151]), (901, [300, 300, 300])]
+)
+def test_a_short_end_is_read_with_the_piece_before_it(length: int, counts: list[int]) -> None:
+    scheduler, _, _ = make_scheduler(list(range(length)))
+    read = []
+    while chunks := scheduler.next_chunks(300):
+        read.append(chunks[0].count)
+        scheduler.set_position(0, sum(read))
+    assert read == counts
+
+
+def test_a_long_end_is_no_larger_than_the_largest_piece() -> None:
+    scheduler, _, _ = make_scheduler(list(range(LARGEST_CHUNK + 2)))
+    assert scheduler.next_chunks(LARGEST_CHUNK)[0].count == LARGEST_CHUNK
 
 
 def test_common_prefix() -> None:
