@@ -114,7 +114,9 @@ class Service:
         self._processor: InputProcessor | None = None
         self._speech: ServedSpeech | None = None
         self._decoder = AudioDecoder()
-        self._inputs = InputWorkers(limit_s=config.input_limit_s, clock=clock)
+        self._inputs = InputWorkers(
+            limit_s=config.input_limit_s, cache=config.blas_cache, clock=clock
+        )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()

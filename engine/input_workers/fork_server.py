@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -29,6 +30,7 @@ from engine.grammar import llguidance_backend
 from engine.grammar.interface import GrammarCompiler
 from engine.input_workers import wire
 from engine.input_workers.wire import WorkerLimits
+from engine.model import import_cache
 from engine.openai import prompt_encoder
 from engine.openai.input_tasks import LANES, Lane
 from engine.text.codec import TextCodec
@@ -159,7 +161,7 @@ def send_model(model: WorkerModel) -> bytes:
 
 
 def main() -> None:
-    """Read the model from the connection on stdin, and serve."""
+    """Read the model from the connection on stdin, and serve; the argument is the folder of the import cache."""
     disable_core_dumps()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
@@ -167,6 +169,7 @@ def main() -> None:
     if not head:
         return
     (size,) = _SIZE.unpack(head)
+    import_cache.install(Path(sys.argv[1]))  # the tokenizer brings transformers
     model: WorkerModel = pickle.loads(_read(control, size))  # noqa: S301 - the same
     codec = TextCodec(model.tokenizer)
     codec.encode_text(_TEXT)  # what is loaded at first use

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final, cast
 
 from typing_extensions import override
@@ -218,9 +219,10 @@ class _Server:
 class InputWorkers:
     """Runs tasks in worker processes, one lane beside the other. `run` is its whole life."""
 
-    def __init__(self, *, limit_s: float, clock: Clock) -> None:
-        """Give each task `limit_s` seconds of CPU time, and more to a long text."""
+    def __init__(self, *, limit_s: float, cache: Path, clock: Clock) -> None:
+        """Give each task `limit_s` seconds of CPU time, and more to a long text; `cache` holds the import cache."""
         self._limit_s = limit_s
+        self._cache = cache
         self._clock = clock
         self._lanes = {lane: _LaneState(lane) for lane in LANES}
         self._lanes[Lane.SHORT].lose()  # the others start with their first task
@@ -251,7 +253,7 @@ class InputWorkers:
     async def run(self) -> None:
         """Keep a fork server and its workers running until cancelled."""
         while True:
-            process, control = await _spawn()
+            process, control = await _spawn(self._cache)
             server = _Server(process=process, control=control)
             try:
                 await self._serve(server)
@@ -464,13 +466,13 @@ def _kill_left(worker: _Worker, asked: int) -> None:
         worker.kill()
 
 
-async def _spawn() -> tuple[asyncio.subprocess.Process, socket.socket]:
+async def _spawn(cache: Path) -> tuple[asyncio.subprocess.Process, socket.socket]:
     """Start a fork server; return its process and the connection to it."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "engine.input_workers"),
+            *("-m", "engine.input_workers", str(cache)),
             stdin=theirs.fileno(),
             env=child_environment(_VARIABLES, without=()),
             start_new_session=True,

@@ -3,6 +3,7 @@
 import contextlib
 from asyncio import TaskGroup
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from engine.input_workers.fork_server import WorkerModel
@@ -17,10 +18,10 @@ from machinery.clock import SystemClock
 
 @contextlib.asynccontextmanager
 async def running(
-    codec: TextCodec, *, limit_s: float = 20.0, memory_bytes: int = 256 << 20
+    codec: TextCodec, cache: Path, *, limit_s: float = 20.0, memory_bytes: int = 256 << 20
 ) -> AsyncIterator[InputWorkers]:
-    """Yield running workers with this codec."""
-    workers = InputWorkers(limit_s=limit_s, clock=SystemClock())
+    """Yield running workers with this codec and the import cache of a folder."""
+    workers = InputWorkers(limit_s=limit_s, cache=cache, clock=SystemClock())
     workers.load(
         lambda: WorkerModel(
             tokenizer=codec.portable(),

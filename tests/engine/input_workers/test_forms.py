@@ -37,9 +37,9 @@ def form(name: str, *texts: str) -> GenerationRequest:
     return chat(messages=turns, response_format=wanted)
 
 
-async def test_a_form_is_tried_once_and_compiled_once(tmp_path: Path) -> None:
+async def test_a_form_is_tried_once_and_compiled_once(tmp_path: Path, blas_cache: Path) -> None:
     codec = load(tmp_path, byte_level(), chat_template=TEMPLATE)
-    async with running(codec) as inputs:
+    async with running(codec, blas_cache) as inputs:
         processor = processor_of(codec, inputs)
         (first,) = await processor.choices(form("a", "hi"), first_id=1, fresh_seed=1)
         (second,) = await processor.choices(form("a", "what", "now"), first_id=2, fresh_seed=1)
@@ -52,7 +52,9 @@ async def test_a_form_is_tried_once_and_compiled_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-async def test_a_schema_that_cannot_be_enforced_is_refused_each_time(tmp_path: Path) -> None:
+async def test_a_schema_that_cannot_be_enforced_is_refused_each_time(
+    tmp_path: Path, blas_cache: Path
+) -> None:
     codec = load(tmp_path, byte_level(), chat_template=TEMPLATE)
     wanted = {
         "type": "object",
@@ -60,7 +62,7 @@ async def test_a_schema_that_cannot_be_enforced_is_refused_each_time(tmp_path: P
     }
     fields = {"name": "x", "schema": wanted | {"required": ["a"]}}
     request = chat(response_format={"type": "json_schema", "json_schema": fields})
-    async with running(codec) as inputs:
+    async with running(codec, blas_cache) as inputs:
         processor = processor_of(codec, inputs)
         for _ in range(2):
             with pytest.raises(RefusedError, match=r"\$.properties.a") as caught:

@@ -43,7 +43,9 @@ async def refused(workers: InputWorkers, lane: Lane | None = None) -> Refusal:
 
 
 @pytest.mark.ci
-async def test_workers_write_the_prompts_that_the_serving_process_would(tmp_path: Path) -> None:
+async def test_workers_write_the_prompts_that_the_serving_process_would(
+    tmp_path: Path, blas_cache: Path
+) -> None:
     codec = codec_of(tmp_path)
     requests = [
         chat(messages=[TURN]),
@@ -59,7 +61,7 @@ async def test_workers_write_the_prompts_that_the_serving_process_would(tmp_path
         complete(prompt=TEXT),
         complete(prompt="x " * 40_000),
     ]
-    async with running(codec) as workers:
+    async with running(codec, blas_cache) as workers:
         for request in requests:
             (expected,) = prompt_encoder.encode_prompts(request, codec)
             assert await tokens(workers, request) == tuple(expected)
@@ -68,8 +70,9 @@ async def test_workers_write_the_prompts_that_the_serving_process_would(tmp_path
 @pytest.mark.ci
 async def test_a_template_that_takes_too_long_is_ended_and_the_next_request_works(
     tmp_path: Path,
+    blas_cache: Path,
 ) -> None:
-    async with running(codec_of(tmp_path, LOOP), limit_s=0.3) as workers:
+    async with running(codec_of(tmp_path, LOOP), blas_cache, limit_s=0.3) as workers:
         before = await tokens(workers, chat(messages=[TURN]))
         refusal = await refused(workers)
         assert (refusal.status, refusal.code) == (400, "input_too_costly")
@@ -89,11 +92,11 @@ async def test_a_template_that_takes_too_long_is_ended_and_the_next_request_work
     ],
 )
 async def test_a_template_that_is_hostile_for_some_messages_only(
-    tmp_path: Path, bomb: str, complaint: str
+    tmp_path: Path, blas_cache: Path, bomb: str, complaint: str
 ) -> None:
     codec = codec_of(tmp_path, bomb)
     assert codec.template_complaint() == ""
-    async with running(codec) as workers:
+    async with running(codec, blas_cache) as workers:
         refusal = await refused(workers)
         assert refusal.status == 400
         assert complaint in refusal.message
@@ -101,8 +104,8 @@ async def test_a_template_that_is_hostile_for_some_messages_only(
 
 
 @pytest.mark.ci
-async def test_a_worker_that_is_killed_costs_one_request(tmp_path: Path) -> None:
-    async with running(codec_of(tmp_path, LOOP)) as workers:
+async def test_a_worker_that_is_killed_costs_one_request(tmp_path: Path, blas_cache: Path) -> None:
+    async with running(codec_of(tmp_path, LOOP), blas_cache) as workers:
         await tokens(workers, chat(messages=[TURN]))
         pid = pid_of(workers, Lane.SHORT)
         async with asyncio.TaskGroup() as group:
@@ -124,8 +127,8 @@ async def test_a_worker_that_is_killed_costs_one_request(tmp_path: Path) -> None
 
 
 @pytest.mark.ci
-async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
-    async with running(codec_of(tmp_path), limit_s=0.5) as workers:
+async def test_a_worker_that_hangs_is_replaced(tmp_path: Path, blas_cache: Path) -> None:
+    async with running(codec_of(tmp_path), blas_cache, limit_s=0.5) as workers:
         await tokens(workers, chat(messages=[TURN]))
         os.kill(pid_of(workers, Lane.SHORT), signal.SIGSTOP)
         assert (await refused(workers)).code == "input_too_costly"
@@ -134,18 +137,22 @@ async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 async def test_no_library_of_workers_starts_threads_before_the_fork(tmp_path: Path) -> None:
-    async with running(codec_of(tmp_path)) as workers:
+    cache = tmp_path / "cache"
+    async with running(codec_of(tmp_path), cache) as workers:
         await tokens(workers, chat(messages=[TURN]))
         pid = pid_of(workers, Lane.SHORT)
         server = psutil.Process(pid).parent()
         assert server is not None
         assert server.num_threads() == 1
         assert server.environ()["VECLIB_MAXIMUM_THREADS"] == "1"
+    assert list(cache.glob("transformers-*.imports")), "the import cache is not used"
 
 
 @pytest.mark.ci
-async def test_another_fork_server_replaces_one_that_is_killed(tmp_path: Path) -> None:
-    async with running(codec_of(tmp_path, LOOP)) as workers:
+async def test_another_fork_server_replaces_one_that_is_killed(
+    tmp_path: Path, blas_cache: Path
+) -> None:
+    async with running(codec_of(tmp_path, LOOP), blas_cache) as workers:
         await tokens(workers, chat(messages=[TURN]))
         pid = pid_of(workers, Lane.SHORT)
         async with asyncio.TaskGroup() as group:
@@ -160,8 +167,9 @@ async def test_another_fork_server_replaces_one_that_is_killed(tmp_path: Path) -
 @pytest.mark.ci
 async def test_costly_input_delays_no_short_prompt_and_a_client_that_leaves_ends_it(
     tmp_path: Path,
+    blas_cache: Path,
 ) -> None:
-    async with running(codec_of(tmp_path, LOOP), limit_s=100) as workers:
+    async with running(codec_of(tmp_path, LOOP), blas_cache, limit_s=100) as workers:
         await tokens(workers, chat(messages=[TURN]), Lane.HUGE)
         pid = pid_of(workers, Lane.HUGE)
         async with asyncio.TaskGroup() as group:
@@ -176,8 +184,10 @@ async def test_costly_input_delays_no_short_prompt_and_a_client_that_leaves_ends
 
 
 @pytest.mark.ci
-async def test_a_client_that_leaves_the_queue_begins_nothing(tmp_path: Path) -> None:
-    async with running(codec_of(tmp_path)) as workers:
+async def test_a_client_that_leaves_the_queue_begins_nothing(
+    tmp_path: Path, blas_cache: Path
+) -> None:
+    async with running(codec_of(tmp_path), blas_cache) as workers:
         await tokens(workers, chat(messages=[TURN]))
         asked: Any = workers._lanes[Lane.SHORT].worker
         async with asyncio.TaskGroup() as group:
@@ -199,8 +209,10 @@ def form(count: int) -> GrammarTask:
 
 
 @pytest.mark.ci
-async def test_a_schema_that_takes_too_long_is_refused_and_others_compile(tmp_path: Path) -> None:
-    async with running(codec_of(tmp_path), limit_s=0.2) as workers:
+async def test_a_schema_that_takes_too_long_is_refused_and_others_compile(
+    tmp_path: Path, blas_cache: Path
+) -> None:
+    async with running(codec_of(tmp_path), blas_cache, limit_s=0.2) as workers:
         (small,) = await workers.prepare(Lane.GRAMMAR, form(1), size=0)
         assert small.grammar
         with pytest.raises(RefusedError) as caught:

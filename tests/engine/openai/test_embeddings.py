@@ -35,8 +35,8 @@ def loaded(folder: Path) -> Any:
     return load_once(folder)
 
 
-async def test_a_model_without_a_head_refuses_to_generate(loaded: Any) -> None:
-    inputs = InputWorkers(limit_s=1, clock=SystemClock())
+async def test_a_model_without_a_head_refuses_to_generate(loaded: Any, tmp_path: Path) -> None:
+    inputs = InputWorkers(limit_s=1, cache=tmp_path, clock=SystemClock())
     ready = ServedModel(codec=loaded.codec, vocab_size=512, pooling=pooling("mean"), has_head=False)
     processor = InputProcessor(
         ready=ready, context_length=100, concurrency=1, inputs=inputs, fingerprint="f"
