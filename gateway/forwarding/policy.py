@@ -82,7 +82,7 @@ def policy_of(
     `start_s`: seconds in which the model's engines started, 0 if unknown. Where nothing is declared, requests wait for
     a restart as long as it takes.
     """
-    restart_s = min(_NOTICE_S + _START_FACTOR * start_s, _LONGEST_RECOVERY_S)
+    restart_s = min(_NOTICE_S + _START_FACTOR * start_s, _LONGEST_RECOVERY_S) if start_s else 0.0
     timeouts, hedging, queueing = routing.timeouts, routing.hedging, routing.queueing
     queue = cold_start_s = None
     if queueing is not None and queueing.cold_start is not None:

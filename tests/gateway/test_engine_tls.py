@@ -100,7 +100,7 @@ async def fleet(path: Path) -> AsyncIterator[Fleet]:
             for n, folder in enumerate(folders, 1)
         }
         limits = GatewayLimits(
-            drain_timeout_s=0.0, resume_timeout_s=2.0, credentials=Credentials(edge, clock)
+            drain_timeout_s=0.0, resume_timeout_s=5.0, credentials=Credentials(edge, clock)
         )
         running = await stack.enter_async_context(running_gateway(transport, limits))
         nodes = {name: NodeTls(one.credentials, clock) for name, one in engines.items()}

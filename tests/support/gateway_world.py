@@ -298,7 +298,7 @@ async def running_gateway(
     port = listener.getsockname()[1]
     has_own_store = transport is None
     transport = transport or MemoryTransport(SystemClock())
-    limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, hold_timeout_s=2.0)
+    limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=5.0, hold_timeout_s=2.0)
     url = f"{'http' if limits.certificate is None else 'https'}://127.0.0.1:{port}"
     gateway = Gateway(
         transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer

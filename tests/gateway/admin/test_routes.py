@@ -100,6 +100,7 @@ async def test_workers(gateway: Running) -> None:
         assert "mac-1, mac-2, mac-3" in error["message"]
 
 
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_a_worker_with_a_failing_agent_or_engine(gateway: Running) -> None:
     """An engine outlives its agent, so its Mac is neither offline nor online."""
     await report(gateway.world, "mac-2")

@@ -37,7 +37,7 @@ def line(custom_id: str, model: str = "m", **more: object) -> str:
 
 @pytest.fixture
 async def gateway(world: World, tmp_path: Path) -> AsyncIterator[Running]:
-    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, state_dir=tmp_path / "state")
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=5.0, state_dir=tmp_path / "state")
     async with running_gateway(world.transport, limits) as found:
         yield found
 

@@ -113,6 +113,7 @@ async def test_a_server_that_cannot_prove_its_name_gets_nothing(
         assert not far.calls
 
 
+@pytest.mark.parametrize("patience_s", [1.0])
 async def test_a_refused_key_is_the_fleets_fault_and_not_the_clients(
     gateway: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,7 +120,7 @@ async def test_requests_wait_for_engines_that_load_where_they_are_published_stil
 
 
 async def test_a_silent_engine_is_given_up() -> None:
-    limits = GatewayLimits(request_timeout_s=0.1, drain_timeout_s=0)
+    limits = GatewayLimits(request_timeout_s=0.1, resume_timeout_s=0.1, drain_timeout_s=0)
     async with running_gateway(limits=limits) as gateway:
         (engine,) = await gateway.serve(slow(30))
         status, body, _ = await gateway.chat()

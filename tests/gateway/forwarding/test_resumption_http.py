@@ -131,11 +131,12 @@ def unfit(odd: Any) -> Any:
 async def test_an_engine_that_cannot_continue_is_left_out(odd: Any) -> None:
     limits = GatewayLimits(resume_timeout_s=0.5, hold_timeout_s=0.5)
     async with running_gateway(limits=limits) as gateway:
-        engines = await gateway.serve(*[unfit(odd)] * 3)
+        await gateway.serve(*[unfit(odd)] * 3)
         raw = await ask(gateway, CHAT, BODY)
         assert b"Once more" not in raw
         assert raw.endswith(b'"code":"stream_interrupted"}}\n\n')
-        engines[2].script = fit
+    async with running_gateway() as gateway:
+        await gateway.serve(unfit(odd), unfit(odd), fit)
         assert clean(await ask(gateway, CHAT, BODY)) == expected_stream()
 
 

@@ -207,7 +207,7 @@ async def test_a_client_that_reads_nothing_stops_its_engine(gateway: Running) ->
 
 
 async def test_a_stopping_gateway_ends_what_runs() -> None:
-    limits = GatewayLimits(drain_timeout_s=30.0, resume_timeout_s=2.0)
+    limits = GatewayLimits(drain_timeout_s=30.0, resume_timeout_s=5.0)
     async with running_gateway(limits=limits) as gateway:
         await gateway.serve(streams(20, pause_s=0.1))
         socket = await gateway.http.ws_connect(gateway.url + PATH)

@@ -28,7 +28,7 @@ def client_of(gateway: Running, key: str = "none") -> openai.AsyncOpenAI:
 
 @pytest.fixture
 def limits(tmp_path: Path) -> GatewayLimits:
-    return GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, state_dir=tmp_path / "state")
+    return GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=5.0, state_dir=tmp_path / "state")
 
 
 @pytest.fixture
