@@ -1,7 +1,7 @@
 """Autoscaling of a deployment: bounds for the number of replicas, the load that counts, and schedules."""
 
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -83,6 +83,9 @@ class Autoscaling(ApiModel):
     """Time for which the load must ask for fewer replicas before some are ended."""
     idle_time: Duration = "15m"
     """Time without any request after which the last replica ends, if minReplicas is 0."""
+    swap: Literal["Allowed", "Pinned"] = "Allowed"
+    """Swap of models. Allowed: while the fewest replicas are 0, idle replicas end before `idleTime` if requests wait for
+    another model at zero that has no room, and whose priority is not lower. Pinned: they never do."""
     schedule: Annotated[tuple[ScheduleWindow, ...], Field(max_length=50)] = ()
     """Windows with other bounds; where windows overlap, the later one in the list applies."""
 

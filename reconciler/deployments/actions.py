@@ -1,7 +1,7 @@
 """The actions of the reconciler: a closed set of values. execute.py carries them out."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from reconciler.groups.group_view import GroupForm
 from schemas.deployment import HubReference, RevisionTemplate
@@ -76,13 +76,15 @@ class DeleteReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptReplica:
-    """Mark a replica of another deployment as deleted, because a higher priority needs its memory."""
+    """Mark a replica of another deployment as deleted, because one that goes before needs its memory."""
 
     name: str
     deployment: str
     """The deployment of the victim."""
     by: str
     """The replica that needs the memory."""
+    reason: Literal["Preempted", "GaveWay"] = "Preempted"
+    """Preempted by a higher priority; GaveWay if it was idle, and requests wait for a model at zero."""
     because: str
     version: int
 

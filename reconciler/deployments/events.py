@@ -49,13 +49,16 @@ class DeploymentEvents:
             case MoveReplica() | ReformReplica():
                 reason, message = _moved(action)
                 await self._recorder.record(about, reason, message, type_="Warning")
-            case PreemptReplica(name=name, deployment=deployment, because=why):
+            case PreemptReplica(name=name, deployment=deployment, reason=reason, because=why):
                 # The event belongs to the deployment that loses the replica.
                 victim = self._lister.deployment(deployment)
                 uid = victim.metadata.uid if victim is not None else ""
                 about = ObjectReference(kind="ModelDeployment", name=deployment, uid=uid)
                 message = f"{name} drains and ends: {why}"
-                await self._recorder.record(about, "Preempted", message, type_="Warning")
+                if reason == "GaveWay":
+                    await self._recorder.record(about, "GaveWay", message)
+                else:
+                    await self._recorder.record(about, "Preempted", message, type_="Warning")
             case RemoveRevision() | ReleaseRanks() | StartRanks() | EndPreload():
                 pass  # of no interest
             case _:

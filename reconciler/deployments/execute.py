@@ -161,8 +161,8 @@ def make_write(
             written = _replacement(edited, action.version, *_dropped_reports(replica, edited))
         case DeleteReplica(name=name, because=because, version=version):
             written = _mark_deleted(replicas[name], version, because, now)
-        case PreemptReplica(name=name, because=why, version=version):
-            written = _mark_deleted(replicas[name], version, f"Preempted: {why}", now)
+        case PreemptReplica(name=name, reason=reason, because=why, version=version):
+            written = _mark_deleted(replicas[name], version, f"{reason}: {why}", now)
         case OrphanReplica(name=name, version=version):
             written = _edit(replicas[name], version, {"owner_references": ()})
         case AdoptReplica(name=name, version=version):

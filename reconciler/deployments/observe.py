@@ -1,7 +1,7 @@
 """Observes one deployment: makes the planner's frozen input from the caches. Changes nothing."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,6 +12,7 @@ from reconciler.groups.group_view import GroupView, group_shapes
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import Now
 from reconciler.placement.inputs import NodeView, Rival, request_for
+from reconciler.placement.swap import IdleReplica
 from reconciler.placement.table import NodeTable
 from schemas.deployment import CanaryStatus, HubReference, ModelDeployment, Revision
 from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition
@@ -124,7 +125,12 @@ class DeploymentView:
     apart_from: frozenset[str] = frozenset()
     """Deployments whose replicas must not share a node with its own: it or they set antiAffinity."""
     rivals: tuple[Rival, ...] = ()
-    """Missing replicas of deployments with a higher priority, the highest first: they are placed before."""
+    """Missing replicas that are placed before: of deployments with a higher priority, the highest first, and then of
+    those with the same for which requests wait at zero, and wait longer."""
+    waits_at_zero: bool = False
+    """True if requests wait for it at gateways, and it has no replica."""
+    idle: Mapping[str, IdleReplica] = field(default_factory=dict)
+    """Idle replicas of all deployments that give way for models at zero, by name; empty unless one waits."""
     autoscaled_replicas: int | None = None
     """Number of replicas that the autoscaler asks for; None without an autoscaler."""
     scaling: Condition | None = None
@@ -194,6 +200,10 @@ class LeaderFacts:
     scaling: Condition | None = None
     unresolved: Condition | None = None
     awaits_reports: bool = False
+    waiting_at_zero: tuple[str, ...] = ()
+    """Deployments for which requests wait and that have no replica, the longest wait first."""
+    idle: Mapping[str, IdleReplica] = field(default_factory=dict)
+    """Idle replicas that give way for those, by name."""
     requeue_after_s: float | None = None
     """Seconds until one of the leader's waits ends; None if only changes matter."""
 
@@ -206,7 +216,8 @@ def observe(
     deployment, own = lister.deployment(name), lister.replicas_of(name)
     status = lister.deployment_status(name)
     revisions = tuple(lister.revisions_of(name))
-    rivals = _rivals(lister, deployment, now.lost) if deployment is not None else ()
+    waiting = facts.waiting_at_zero
+    rivals = _rivals(lister, deployment, now.lost, waiting) if deployment is not None else ()
     shardings = {revision.spec.content.sharding for revision in revisions}
     shardings |= {rival.request.spec.sharding for rival in rivals}
     shardings |= {r.spec.formation.group for r in own if r.spec.formation is not None}
@@ -224,6 +235,8 @@ def observe(
         table=table,
         apart_from=_apart_from(lister, deployment) if deployment is not None else frozenset(),
         rivals=rivals,
+        waits_at_zero=name in waiting,
+        idle=facts.idle,
         autoscaled_replicas=autoscaled,
         scaling=facts.scaling,
         revisions=revisions,
@@ -264,10 +277,12 @@ def _repels(one: ModelDeployment, other: ModelDeployment) -> bool:
 
 
 def _rivals(
-    lister: Lister, deployment: ModelDeployment, lost: AbstractSet[str]
+    lister: Lister, deployment: ModelDeployment, lost: AbstractSet[str], waiting: Sequence[str]
 ) -> tuple[Rival, ...]:
-    """Return the missing replicas of deployments with a higher priority, the highest first.
+    """Return the missing replicas that are placed before those of the deployment.
 
+    They are of deployments with a higher priority, the highest first, and then of those with the same that wait at zero
+    for longer.
     A replica on a lost node is missing, too: it moves to the room that it preempted, which must not be taken before.
     """
     above = lister.deployments_above(deployment.spec.priority)
@@ -284,7 +299,14 @@ def _rivals(
         missing = lister.desired_replicas(rival) - active[rival.name]
         if missing > 0 and rival.metadata.deletion_timestamp is None:
             request = request_for(rival, apart_from=_apart_from(lister, rival))
-            rivals.append(Rival(request=request, missing=missing))
+            waits = rival.name in waiting
+            rivals.append(Rival(request=request, missing=missing, waits_at_zero=waits))
+    at = waiting.index(deployment.name) if deployment.name in waiting else len(waiting)
+    for name in waiting[:at]:
+        earlier = lister.deployment(name)
+        if earlier is not None and earlier.spec.priority == deployment.spec.priority:
+            request = request_for(earlier, apart_from=_apart_from(lister, earlier))
+            rivals.append(Rival(request=request, missing=1, waits_at_zero=True))
     return tuple(rivals)
 
 

@@ -1,6 +1,6 @@
 """Places replicas one after the other: on the best single node, or all ranks on a group, or not at all. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,10 +14,11 @@ from reconciler.groups.gang import (
     no_such_group,
 )
 from reconciler.groups.group_view import GroupForm, GroupView, by_size, group_shapes
-from reconciler.placement import filters, preemption
-from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest
+from reconciler.placement import filters, preemption, swap
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, Rival
 from reconciler.placement.ranking import AssumedState, Ranking
 from reconciler.placement.refusals import Unschedulable, collect_refusals
+from reconciler.placement.swap import IdleReplica
 from reconciler.placement.table import NodeTable
 from schemas import quantity
 from schemas.replica import MemoryProof, RankAssignment, Replica
@@ -54,11 +55,13 @@ class PendingAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptingAssignment:
-    """Nodes that have room once replicas of a lower priority have ended."""
+    """Nodes that have room once others have ended: replicas of a lower priority, or idle ones."""
 
     ranks: tuple[RankAssignment, ...]
     victims: tuple[Allocation, ...]
     why: Unschedulable
+    is_swap: bool = False
+    """True if the victims are idle and give way to a model at zero."""
 
     @property
     def node(self) -> str:
@@ -92,15 +95,32 @@ class Placer:
         self.assumed.assign(row, request.name, memory.total_bytes)
         return Assignment(ranks=(self._rank(row, memory),))
 
-    def claim(self, request: PlacementRequest) -> PlacementOutcome:
-        """Place one more replica; if there is no room, wait for draining replicas or preempt others."""
+    def claim(
+        self, request: PlacementRequest, idle: Mapping[str, IdleReplica] | None = None
+    ) -> PlacementOutcome:
+        """Place one more replica; if there is no room, wait for draining replicas or preempt others.
+
+        `idle` are the replicas that give way for it, by name; None if requests do not wait for its deployment at zero.
+        """
         outcome, options = self.place(request), self._options(request)
         if isinstance(outcome, Assignment) or isinstance(options, Unschedulable):
             return outcome
         if options is None:
-            return self._wait(request, outcome) or self._preempt(request, outcome) or outcome
+            return (
+                self._wait(request, outcome, loads=idle is not None)
+                or self._swap(request, outcome, idle or {})
+                or self._preempt(request, outcome)
+                or outcome
+            )
         deferred = GangPlacer(self.assumed).try_after(request, options, outcome)
         return outcome if deferred is None else self._deferred(deferred)
+
+    def claim_missing(self, rival: Rival, idle: Mapping[str, IdleReplica]) -> None:
+        """Claim the replicas that a deployment misses which is placed before, as far as they fit."""
+        for number in range(rival.missing):
+            is_first = number == 0 and rival.waits_at_zero
+            if isinstance(self.claim(rival.request, idle if is_first else None), Unschedulable):
+                return
 
     def reform(
         self, request: PlacementRequest, replica: Replica, epoch: Epoch
@@ -176,8 +196,13 @@ class Placer:
         note = f"waits until {', '.join(ending)} has ended"
         return PendingAssignment(ranks=ranks, why=deferred.why.noting(note))
 
-    def _wait(self, request: PlacementRequest, why: Unschedulable) -> PendingAssignment | None:
-        """Reserve the best node that has room once draining replicas have ended; None if there is none."""
+    def _wait(
+        self, request: PlacementRequest, why: Unschedulable, *, loads: bool
+    ) -> PendingAssignment | None:
+        """Reserve the best node that has room once draining replicas have ended; None if there is none.
+
+        With `loads` the note says how long the model loads then.
+        """
         if not self.assumed.ending.any():
             return None
         ranking = self._ranking(request, after_endings=True)
@@ -191,7 +216,28 @@ class Placer:
             sorted(allocation.replica for allocation in node.allocations if allocation.is_ending)
         )
         note = f"waits until {ending} on {node.name} has ended"
+        if loads:
+            note += f", and then {_load_text(request, node, memory)}"
         return PendingAssignment(ranks=(self._rank(row, memory),), why=why.noting(note))
+
+    def _swap(
+        self, request: PlacementRequest, why: Unschedulable, idle: Mapping[str, IdleReplica]
+    ) -> PreemptingAssignment | None:
+        """Let idle replicas on one node give way, and reserve their room; None if that is not enough."""
+        if not idle:
+            return None
+        ranking = self._ranking(request, after_endings=True)
+        choice = swap.choose_swap(self.assumed, request, ranking, idle)
+        if choice is None:
+            return None
+        memory = self._reserve(ranking, choice)
+        node = self.assumed.table.nodes[choice.row]
+        names = ", ".join(victim.replica for victim in choice.victims)
+        note = f"{_load_text(request, node, memory)}: {names} on {node.name} gives way"
+        ranks = (self._rank(choice.row, memory),)
+        return PreemptingAssignment(
+            ranks=ranks, victims=choice.victims, why=why.noting(note), is_swap=True
+        )
 
     def _preempt(
         self, request: PlacementRequest, why: Unschedulable
@@ -201,10 +247,7 @@ class Placer:
         found = preemption.choose_preemption(self.assumed, request, ranking)
         if found is None:
             return None
-        for victim in found.victims:
-            self.assumed.end(found.row, victim)
-        memory = ranking.proof(found.row)
-        self.assumed.promise(found.row, memory.total_bytes)
+        memory = self._reserve(ranking, found)
         name = self.assumed.table.nodes[found.row].name
         freed = quantity.show(sum(victim.bytes for victim in found.victims))
         names = ", ".join(victim.replica for victim in found.victims)
@@ -212,12 +255,29 @@ class Placer:
         ranks = (self._rank(found.row, memory),)
         return PreemptingAssignment(ranks=ranks, victims=found.victims, why=why.noting(note))
 
+    def _reserve(self, ranking: Ranking, choice: preemption.Preemption) -> MemoryProof:
+        """Count the victims as ending, and promise their room; return the proof of what comes."""
+        for victim in choice.victims:
+            self.assumed.end(choice.row, victim)
+        memory = ranking.proof(choice.row)
+        self.assumed.promise(choice.row, memory.total_bytes)
+        return memory
+
 
 def place_replica(
     request: PlacementRequest, nodes: Sequence[NodeView], groups: Sequence[GroupView] = ()
 ) -> Assignment | Unschedulable:
     """Return where one more replica would go, or why it cannot go anywhere."""
     return Placer(NodeTable(nodes), groups).place(request)
+
+
+def _load_text(request: PlacementRequest, node: NodeView, memory: MemoryProof) -> str:
+    """Return how long the model loads on the node."""
+    seconds = swap.load_s(memory.weights_bytes, node.disk_gbps)
+    fetched = node.missing_bytes(request.path)
+    return f"loads in {seconds:.0f} s" + (
+        f" after a fetch of {quantity.show(fetched)}" if fetched else ""
+    )
 
 
 def _assignment_of(found: FormedGroup) -> Assignment:

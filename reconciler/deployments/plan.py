@@ -67,6 +67,8 @@ class ReplicaScheduler:
         self._contents = known_contents(observed)
         self._requests: dict[str, PlacementRequest] = {}
         self._placer: Placer | None = None
+        self._idle = observed.idle if observed.waits_at_zero else None
+        """Replicas that give way for the next one; None if none has to."""
         self._unfit: dict[str, Unschedulable] = {}
         """Versions that do not fit: what does not fit once does not fit again in this plan."""
         self.actions: list[Action] = []
@@ -136,18 +138,23 @@ class ReplicaScheduler:
         is_ending = any(r.is_deleting for r in self._observed.replicas)
         has_fallback = fallback in self._contents and fallback != template and not is_ending
         placer, name = self._started_placer(), to if isinstance(to, str) else to.name
+        # Idle replicas give way for the first replica only.
+        idle, self._idle = self._idle, None
         for template_hash in (template, fallback) if has_fallback else (template,):
             if template_hash in self._unfit:
                 continue
             request = self._request(template_hash)
-            match placer.place(request) if is_surge else placer.claim(request):
+            match placer.place(request) if is_surge else placer.claim(request, idle):
                 case Assignment() as assigned:
                     self.actions.append(self._assign(template_hash, to, assigned))
                     if template_hash != template:
                         self.stuck = self.stuck or self._unfit[template]
                     return
-                case PreemptingAssignment(victims=victims, why=why):
-                    self.actions.extend(self._preempt(name, victim) for victim in victims)
+                case PreemptingAssignment(victims=victims, why=why, is_swap=is_swap):
+                    self.actions.extend(
+                        self._give_way(name, victim) if is_swap else self._preempt(name, victim)
+                        for victim in victims
+                    )
                     self.unschedulable = self.unschedulable or why
                     return
                 case PendingAssignment(why=why):
@@ -214,9 +221,7 @@ class ReplicaScheduler:
             observed = self._observed
             self._placer = Placer(self._table, observed.groups)
             for rival in observed.rivals:
-                for _ in range(rival.missing):
-                    if isinstance(self._placer.claim(rival.request), Unschedulable):
-                        break
+                self._placer.claim_missing(rival, observed.idle)
             self._placer.discount(observed.name, self._nodes_of_ending())
         return self._placer
 
@@ -272,6 +277,16 @@ class ReplicaScheduler:
             version=victim.version,
             by=name,
             because=f"{name} has priority {priority}, {victim.replica} has {victim.priority}",
+        )
+
+    def _give_way(self, name: str, victim: Allocation) -> PreemptReplica:
+        return PreemptReplica(
+            name=victim.replica,
+            deployment=victim.deployment,
+            version=victim.version,
+            by=name,
+            reason="GaveWay",
+            because=f"it is idle, and requests wait for {self._observed.name}",
         )
 
 

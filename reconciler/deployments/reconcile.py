@@ -14,6 +14,12 @@ from machinery.control_loop import Requeue, soonest_s
 from reconciler.deployments import status
 from reconciler.deployments.actions import PreemptReplica
 from reconciler.deployments.autoscaling.autoscaler import Autoscaler, ScalingDecision
+from reconciler.deployments.autoscaling.idle_replicas import (
+    find_idle_replicas,
+    has_given_way,
+    waiting_at_zero,
+)
+from reconciler.deployments.demand.gateway_metrics import DemandTotals
 from reconciler.deployments.demand.scraper import DemandScraper
 from reconciler.deployments.events import DeploymentEvents
 from reconciler.deployments.execute import Executor
@@ -35,6 +41,7 @@ from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placement.swap import IdleReplica
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, ModelSource
 from schemas.meta import ObjectKey, Status
 from schemas.rollout import canary_decision
@@ -43,6 +50,8 @@ log = logging.getLogger(__name__)
 
 # Agents report within tens of milliseconds; one that hangs must not delay placement for long.
 _REPORT_GRACE_S = 2.0
+# A model at zero looks so often for a replica that became idle: gateways are scraped as often.
+_SWAP_S = 1.0
 
 
 class ReportGrace:
@@ -68,7 +77,7 @@ class LeaderState:
 
     liveness: NodeLiveness
     nodes: NodeViewCache
-    demand: DemandScraper
+    demand: DemandScraper | DemandTotals
     waiting_for_room: set[str]
     """Deployments that go on as soon as there is more room."""
     lookups: LookupProblems = field(default_factory=LookupProblems)
@@ -152,13 +161,19 @@ class DeploymentReconciler:
         if deployment is None or deployment.spec.autoscaling is None:
             self._state.autoscaler.histories.pop(name, None)
             return None
-        return self._state.autoscaler.desired(
+        autoscaler, demand = self._state.autoscaler, self._state.demand.demand(name)
+        decided = autoscaler.desired(
             deployment,
             self._lister.deployment_status(name),
-            self._state.demand.demand(name),
+            demand,
             self._clock.now(),
             self._clock.monotonic(),
         )
+        replicas = self._lister.replicas_of(name)
+        if (demand is not None and demand.requests) or not has_given_way(replicas):
+            return decided
+        remaining = sum(replica.metadata.deletion_timestamp is None for replica in replicas)
+        return autoscaler.after_swap(name, decided, remaining=remaining)
 
     def observe(self, name: str, scaling: ScalingDecision | None) -> DeploymentView:
         """Return everything that the plan depends on, as of now."""
@@ -181,18 +196,29 @@ class DeploymentReconciler:
             grace_s = state.report_grace.remaining_s(
                 source, is_incomplete=table.awaits_reports(source), now=monotonic
             )
+        has_autoscaled = bool(state.autoscaler.histories)
+        waiting = waiting_at_zero(lister, state.autoscaler) if has_autoscaled else ()
+        idle = dict[str, IdleReplica]()
+        if waiting:
+            now_both = now.time, monotonic
+            idle = find_idle_replicas(
+                lister, state.autoscaler, state.demand.demand, table, now_both
+            )
         own_nodes = [rank.node for r in lister.replicas_of(name) for rank in r.spec.ranks]
         after_s = soonest_s(
             state.liveness.requeue_after_s(own_nodes, monotonic),
             state.liveness.next_release_s(monotonic),
             state.nodes.next_change_s(now),
             grace_s or None,
+            _SWAP_S if name in waiting else None,
         )
         facts = LeaderFacts(
             autoscaled_replicas=None if scaling is None else scaling.desired,
             scaling=None if scaling is None else status.scaling_condition(scaling),
             unresolved=unresolved,
             awaits_reports=grace_s > 0,
+            waiting_at_zero=waiting,
+            idle=idle,
             requeue_after_s=after_s,
         )
         return observe(lister, name, now, table=table, facts=facts)

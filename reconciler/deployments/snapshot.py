@@ -118,9 +118,7 @@ class FleetSnapshot:
         assert observed.deployment is not None
         placer = Placer(table, observed.groups)
         for rival in observed.rivals:
-            for _ in range(rival.missing):
-                if isinstance(placer.claim(rival.request), Unschedulable):
-                    break
+            placer.claim_missing(rival, observed.idle)
         request = request_for(observed.deployment, apart_from=observed.apart_from)
         nodes = [placer.assumed.view(row) for row in range(len(table))]
         outcome = placer.claim(request)

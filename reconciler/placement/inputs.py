@@ -31,10 +31,12 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Replicas that a deployment of a higher priority still misses."""
+    """Replicas that a deployment still misses which is placed before."""
 
     request: PlacementRequest
     missing: int
+    waits_at_zero: bool = False
+    """True if requests wait for the deployment, and it has no replica: idle replicas give way for its first."""
 
 
 def request_for(

@@ -75,6 +75,10 @@ SECTION: Final = ReasonSection(
         normal("ScaledDown", "The load, or the declaration, needs fewer replicas."),
         normal("Stabilizing", "The load changed, but not for long enough yet."),
         normal("Idle", "There are no requests; the first one starts a replica."),
+        normal(
+            "GaveWay",
+            "Idle replicas ended so that a model at zero has room; the next request starts one again.",
+        ),
         normal("Woken", "A request waits, so the first replica starts."),
         normal("AtMinimum", "`minReplicas` keeps more replicas than the load needs."),
     ),
@@ -126,6 +130,10 @@ EVENTS: Final = ReasonSection(
         normal(
             "ModelCollected",
             "A Mac's disk was full, so its agent removed a model that nothing uses.",
+        ),
+        normal(
+            "GaveWay",
+            "An idle replica ends, because requests wait for a model at zero. `spec.autoscaling.swap: Pinned` keeps it.",
         ),
         problem(
             "Preempted",

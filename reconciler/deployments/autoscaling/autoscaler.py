@@ -3,6 +3,7 @@
 Decides as Kubernetes' HorizontalPodAutoscaler does: a tolerance of a tenth, and windows that delay changes.
 """
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from reconciler.deployments.autoscaling.schedule import ReplicaBounds, bounds_at
 from reconciler.deployments.demand.gateway_metrics import Demand
+from reconciler.placement import swap
 from schemas import duration, quantity
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import (
@@ -25,6 +27,7 @@ ScalingReason: TypeAlias = Literal[
     "ScaledDown",
     "Stabilizing",
     "Idle",
+    "GaveWay",
     "Woken",
     "AtMinimum",
     "AtMaximum",
@@ -204,6 +207,8 @@ class ReplicaHistory:
         return [*entries, self._entries[-1]]
 
 
+# Requests of one minute are one use: a burst does not keep a model longer than steady work does.
+_USE_S = 60.0
 # A timer that fires slightly early would find no change, and fire again.
 _SLACK_S = 0.05
 
@@ -246,6 +251,36 @@ class Autoscaler:
         target = target_requests(spec, status)
         return own.decision(target, current, demand, now, now_s)
 
+    def after_swap(self, name: str, decided: ScalingDecision, *, remaining: int) -> ScalingDecision:
+        """Return the decision for a deployment whose idle replicas gave way: it stays at the remaining ones until a request comes."""
+        entry = self.histories.get(name)
+        if decided.desired <= remaining or entry is None or entry.bounds.low > remaining:
+            return decided
+        message = "idle replicas gave way to a model for which requests wait"
+        return replace(decided, desired=remaining, reason="GaveWay", message=message)
+
+    def awaited(self) -> list[str]:
+        """Return the deployments for which requests wait at gateways, the longest wait first."""
+        waits = {
+            name: entry.waits_since_s
+            for name, entry in self.histories.items()
+            if entry.waits_since_s is not None
+        }
+        return sorted(waits, key=lambda name: (waits[name], name))
+
+    def swappable(self) -> list[str]:
+        """Return the deployments whose idle replicas may give way."""
+        return [
+            name
+            for name, entry in self.histories.items()
+            if entry.autoscaling.swap == "Allowed" and entry.bounds.low == 0
+        ]
+
+    def use(self, name: str, now_s: float) -> tuple[float, float]:
+        """Return a deployment's minutes with requests, older ones counted less, and the seconds since the last."""
+        entry = self.histories[name]
+        return entry.uses_at(now_s), now_s - entry.busy_s
+
 
 def target_requests(spec: ModelDeploymentSpec, status: ModelDeploymentStatus | None) -> int:
     """Return how many requests one replica should serve at once, with room for a burst."""
@@ -265,6 +300,15 @@ class _DeploymentHistory:
     busy_s: float
     """The last time with a request, or with incomplete demand."""
     finished: int = 0
+    waits_since_s: float | None = None
+    """Since when requests wait at gateways; None if none does."""
+    uses: float = 0.0
+    used_s: float = -math.inf
+    """The last minute with a request began then."""
+
+    def uses_at(self, now_s: float) -> float:
+        """Return the minutes with requests; one of an hour ago counts half."""
+        return self.uses * math.exp2((self.used_s - now_s) / swap.USES_HALF_LIFE_S)
 
     def record(
         self, autoscaling: Autoscaling, demand: Demand | None, now: datetime, now_s: float
@@ -277,8 +321,16 @@ class _DeploymentHistory:
             self.bounds, self.bounds_of = bounds_at(autoscaling, now), now
         if demand is None or not demand.is_complete or demand.requests:
             self.busy_s = now_s
-        if demand is not None and demand.finished != self.finished:
+        if demand is None:
+            return
+        if demand.requests or demand.finished != self.finished:
             self.finished, self.busy_s = demand.finished, now_s
+            if now_s - self.used_s >= _USE_S:
+                self.uses, self.used_s = self.uses_at(now_s) + 1, now_s
+        if not demand.waiting:
+            self.waits_since_s = None
+        elif self.waits_since_s is None:
+            self.waits_since_s = now_s
 
     def decision(
         self,

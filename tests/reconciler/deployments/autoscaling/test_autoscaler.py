@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -411,3 +412,30 @@ def test_bounds_hold_until_they_say(start: str, end: str, now: datetime) -> None
     for part in (0.3, 0.9):
         between = bounds_at(autoscaling, now + (bounds.until - now) * part)
         assert (between.low, between.until) == (bounds.low, bounds.until)
+
+
+def test_after_a_swap_it_stays_at_zero_until_a_request_comes() -> None:
+    one = scaled(low=0, current=1)
+    decided = one.look(load(0))
+    assert one.scaler.swappable() == ["m"]
+    gone = one.scaler.after_swap("m", decided, remaining=0)
+    assert (gone.desired, gone.reason) == (0, "GaveWay")
+    one.current = 0
+    assert one.look(load(0), after_s=1).desired == 0, "the load of before the swap wakes nothing"
+    assert (one.look(load(0, waiting=1), after_s=1).reason) == "Woken"
+    assert one.scaler.awaited() == ["m"]
+
+
+@pytest.mark.parametrize("fields", [{"low": 1}, {"low": 0, "swap": "Pinned"}])
+def test_pinned_replicas_and_a_minimum_give_no_way(fields: dict[str, Any]) -> None:
+    one = scaled(current=1, **fields)
+    one.look(load(0))
+    assert one.scaler.swappable() == []
+
+
+def test_minutes_with_requests_are_uses() -> None:
+    one = scaled(low=0, current=1)
+    for second in range(180):
+        one.look(load(second % 2, finished=second), after_s=1)
+    assert [round(figure) for figure in one.scaler.use("m", one.at_s)] == [3, 0]
+    assert [round(figure, 1) for figure in one.scaler.use("m", one.at_s + 3600)] == [1.5, 3600]

@@ -1,0 +1,68 @@
+"""Deployments that wait at zero, and idle replicas that may give way, from caches and the leader's memory."""
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from reconciler.deployments.autoscaling.autoscaler import Autoscaler
+from reconciler.deployments.demand.gateway_metrics import Demand
+from reconciler.listers.lister import Lister
+from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence_s
+from reconciler.placement.table import NodeTable
+from schemas.meta import ENDED_BECAUSE, ConditionStatus, ObjectKey, find_condition
+from schemas.replica import Replica
+
+
+def waiting_at_zero(lister: Lister, autoscaler: Autoscaler) -> tuple[str, ...]:
+    """Return the deployments for which requests wait and that have no replica, the longest wait first."""
+    return tuple(
+        name
+        for name in autoscaler.awaited()
+        if all(r.metadata.deletion_timestamp is not None for r in lister.replicas_of(name))
+    )
+
+
+def find_idle_replicas(
+    lister: Lister,
+    autoscaler: Autoscaler,
+    demand: Callable[[str], Demand | None],
+    table: NodeTable,
+    now: tuple[datetime, float],
+) -> dict[str, IdleReplica]:
+    """Return the ready replicas of deployments that may swap and have no request; `now` is also monotonic."""
+    return {
+        replica.name: IdleReplica(
+            load_s=seconds,
+            next_use_s=next_use_s(*autoscaler.use(name, now[1])),
+            stays_s=residence_s(seconds) - (now[0] - since).total_seconds(),
+        )
+        for name in autoscaler.swappable()
+        if (load := demand(name)) is not None and load.is_complete and not load.requests
+        for replica in lister.replicas_of(name)
+        if (since := _ready_since(lister, replica)) is not None
+        for seconds in (_load_s(replica, table),)
+    }
+
+
+def has_given_way(replicas: Iterable[Replica]) -> bool:
+    """Return whether one of the replicas ends because it gave way to a model at zero."""
+    notes = (replica.metadata.annotations.get(ENDED_BECAUSE, "") for replica in replicas)
+    return any(note.startswith("GaveWay:") for note in notes)
+
+
+def _ready_since(lister: Lister, replica: Replica) -> datetime | None:
+    """Return since when a replica is ready; None if it is not, or drains."""
+    status = lister.status(ObjectKey("Replica", replica.name))
+    ready = find_condition(status.conditions, "Ready") if status is not None else None
+    if replica.metadata.deletion_timestamp is not None or ready is None:
+        return None
+    return ready.last_transition_time if ready.status is ConditionStatus.TRUE else None
+
+
+def _load_s(replica: Replica, table: NodeTable) -> float:
+    """Return the seconds in which its slowest rank would load again."""
+    disks = {
+        node.name: node.disk_gbps for node in table.named(rank.node for rank in replica.spec.ranks)
+    }
+    return max(
+        load_s(rank.memory.weights_bytes, disks.get(rank.node, 0.0)) for rank in replica.spec.ranks
+    )
