@@ -35,15 +35,6 @@ async def answered(fleet: Fleet, count: int = 4) -> None:
     assert all(one.succeeded for one in streams), [one.error for one in streams]
 
 
-async def converges(fleet: Fleet, name: str) -> None:
-    """A new deployment can be applied after the kills, and comes to serve."""
-    await fleet.applied(manifest(name, 1))
-    await fleet.available(name)
-    await fleet.available("tiny")
-    await fleet.routed("tiny", 1)
-    await answered(fleet)
-
-
 @pytest.mark.fleet
 @pytest.mark.timeout(300)
 async def test_each_process_killed_alone(tmp_path: Path, models_dir: Path) -> None:
@@ -55,7 +46,7 @@ async def test_each_process_killed_alone(tmp_path: Path, models_dir: Path) -> No
         await etcd_killed(fleet)
         assert engines <= fleet.engine_pids("node-1"), "an engine was restarted"
         listed = await fleet.ctl("get", "modeldeployments", "-o", "name")
-        names = ["after-agent", "after-etcd", "after-reconciler", "tiny", "while-etcd-was-killed"]
+        names = ["after-etcd", "after-reconciler", "tiny", "while-etcd-was-killed"]
         assert listed.out.splitlines() == [f"modeldeployment/{name}" for name in names]
 
 
@@ -65,11 +56,6 @@ async def reconciler_killed(fleet: Fleet) -> None:
     await answered(fleet)
     fleet.restart("reconciler")
     await fleet.available("after-reconciler")
-    await fleet.ctl("delete", "md/after-reconciler", "--no-wait")
-    await fleet.applied(manifest("after-agent", 0))
-    done = await fleet.ctl("wait", "md/after-reconciler", "--for=delete")
-    assert done.code == 0, done.err
-    await fleet.applied(manifest("after-reconciler", 0))
 
 
 async def gateway_killed(fleet: Fleet) -> None:
@@ -81,19 +67,23 @@ async def gateway_killed(fleet: Fleet) -> None:
 
 
 async def agent_killed(fleet: Fleet) -> None:
-    """Longer than the lease: the endpoint goes, the engine serves on, and the agent finds it."""
+    """Longer than the lease: the endpoints go, the engines serve on, and the agent finds them and ends what may go."""
     fleet.kill("node-1")
 
     async def is_gone() -> bool:
         return not await fleet.endpoints()
 
     await answered(fleet)
-    await until_async(is_gone, limit_s=20, what="the endpoint's end")
+    await until_async(is_gone, limit_s=20, what="the endpoints' end")
     await answered(fleet)
     fleet.restart("node-1")
     await fleet.available("tiny")
     await fleet.routed("tiny", 1)
-    await converges(fleet, "after-agent")
+    done = await fleet.ctl("delete", "md/after-reconciler")
+    assert done.code == 0, done.err
+    await fleet.applied(manifest("after-reconciler", 0))
+    assert len(fleet.engine_pids("node-1")) == 1
+    await answered(fleet)
 
 
 async def etcd_killed(fleet: Fleet) -> None:
@@ -106,4 +96,8 @@ async def etcd_killed(fleet: Fleet) -> None:
     assert "Is the fleet up?" in refused.err
     await answered(fleet)
     await fleet.etcd.start()
-    await converges(fleet, "after-etcd")
+    await fleet.applied(manifest("after-etcd", 1))
+    await fleet.available("after-etcd")
+    await fleet.available("tiny")
+    await fleet.routed("tiny", 1)
+    await answered(fleet)
