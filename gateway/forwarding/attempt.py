@@ -27,7 +27,7 @@ from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
 from gateway.upstream.call import BrokenResponseError, UnreachableError, Upstream, UpstreamError
 from gateway.upstream.request_encoder import encode_external, encode_link, rename_model
-from gateway.upstream.response_head import UNTIL_CLOSE, ResponseHead
+from gateway.upstream.response_head import ResponseHead
 from machinery.clock import NEVER, Clock
 from schemas.wire import headers
 
@@ -52,7 +52,6 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
     ),
 }
 
-_NO_BODY = memoryview(b"")
 _TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
 _CACHE_MISS, _LONGEST_MISS = headers.CACHE_MISS.encode(), 500
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
@@ -94,47 +93,11 @@ class EngineAttempt(InFlight, kw_only=True):
     """True if the engine continues an answer that is not streamed."""
     resume_log: ResumeLog | None = None
     """The tokens of such an answer so far; None before the first sign of them."""
-    _is_invalid: bool = False
-    """True if the response is given up."""
     _is_streamed: bool = False
     _head: ResponseHead | None = None
     _parts: list[bytes] = msgspec.field(default_factory=list)
     _size: int = 0
     _rest: bytes = b""
-
-    @override
-    def on_whole(self, head: ResponseHead, body: bytes) -> bool:
-        if self._head is None:
-            self.on_head(head)
-            if self._is_invalid:
-                return False
-        if self._is_streamed:
-            self.on_end(body, is_surplus=False)
-            return not self._is_invalid
-        # A truncated body whose head declares it complete. Two bytes tell, without parsing.
-        if not (body.startswith(b"{") and body.rstrip().endswith(b"}")) and _is_json(head):
-            self._fail("the response is not a JSON object")
-            return False
-        endpoint, status, tracker, runner = (
-            self.endpoint,
-            head.status,
-            self.load_tracker,
-            self.runner,
-        )
-        now_s = runner.clock.monotonic()
-        # As `close`, of a call that its connection has released.
-        self.is_closed = self.is_counted = True
-        tracker.end(endpoint)
-        if status < 400:
-            self.state.usage = self.version.record_response(status, body, now_s - self.sent_s)
-        else:
-            self._record_error_status(head, body, now_s)
-        if tracker.outliers.breakers and status not in RETRYABLE_STATUSES:
-            tracker.outliers.record_success(endpoint, self.sent_s, now_s)
-        if self.is_trial:
-            self._end_trial()
-        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body))
-        return True
 
     @override
     def on_progress(self, comment: bytes) -> None:
@@ -174,13 +137,10 @@ class EngineAttempt(InFlight, kw_only=True):
                 self._fail(f"the response is larger than {_WHOLE_LIMIT} bytes")
 
     @override
-    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+    def on_end(self, data: bytes) -> None:
         if not self._is_streamed:
             assert self._head is not None
-            if is_surplus and self._head.length != UNTIL_CLOSE:
-                self._fail("the response is longer than its content-length")
-            else:
-                self.on_whole(self._head, b"".join((*self._parts, data)))
+            self._finish_whole(self._head, b"".join((*self._parts, data)))
             return
         if data:
             self.on_body(data)
@@ -216,9 +176,33 @@ class EngineAttempt(InFlight, kw_only=True):
 
     def _fail(self, why: str) -> None:
         """Give up a response that is not valid."""
-        self._is_invalid = True
         self.cancel()
         self.on_error(BrokenResponseError(why, had_bytes=True))
+
+    def _finish_whole(self, head: ResponseHead, body: bytes) -> None:
+        # A truncated body whose head declares it complete. Two bytes tell, without parsing.
+        if not (body.startswith(b"{") and body.rstrip().endswith(b"}")) and _is_json(head):
+            self._fail("the response is not a JSON object")
+            return
+        endpoint, status, tracker, runner = (
+            self.endpoint,
+            head.status,
+            self.load_tracker,
+            self.runner,
+        )
+        now_s = runner.clock.monotonic()
+        # As `close`, of a call that its connection has released.
+        self.is_closed = self.is_counted = True
+        tracker.end(endpoint)
+        if status < 400:
+            self.state.usage = self.version.record_response(status, body, now_s - self.sent_s)
+        else:
+            self._record_error_status(head, body, now_s)
+        if tracker.outliers.breakers and status not in RETRYABLE_STATUSES:
+            tracker.outliers.record_success(endpoint, self.sent_s, now_s)
+        if self.is_trial:
+            self._end_trial()
+        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body))
 
     def _end_trial(self) -> None:
         if self.is_trial:
@@ -321,7 +305,7 @@ class AttemptRunner:
         if endpoint.external is None:
             raw, rest = encode_request(request, endpoint, state, now_s)
         else:
-            raw, rest = encode_external(request, endpoint, endpoint.external), _NO_BODY
+            raw, rest = encode_external(request, endpoint.external)
         until_s, silence_s = deadline.at_s, policy.silence_s
         if endpoint.external is not None and not request.is_streamed:
             silence_s = policy.external_silence_s
@@ -447,7 +431,7 @@ def encode_request(
             body = rename_model(body, request.model, endpoint.names[0])
         else:  # an upload is large, and stays as it is
             lines += _MODEL_LINE % endpoint.names[0].encode("latin-1", "replace")
-    return encode_link(request, lines, body)
+    return encode_link(request, request.path, lines, body)
 
 
 def _is_json(head: ResponseHead) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.model_state import ModelStates
-from gateway.routing.table import EngineEndpoint, ExternalServer, RoutingTable
+from gateway.routing.table import EngineEndpoint, RoutingTable
 from gateway.upstream.call import BrokenResponseError, UnreachableError
 from gateway.upstream.engine_links import EngineLinks
 from machinery.engine_link import EngineGauges
@@ -208,8 +208,9 @@ class HealthChecker:
             ):
                 if endpoint.external is None:
                     return self._engine_result(endpoint, await self._links.probe(endpoint.origin))
-                request = _request(endpoint, endpoint.external)
-                answer = await self._links.external.request(endpoint.origin, request)
+                server = endpoint.external
+                path = f"{server.path}/models"
+                answer = await self._links.request(endpoint.origin, path, server.authorization)
                 answer.close()  # a cloud lists hundreds of models
         except TimeoutError:
             return "mute"
@@ -248,11 +249,3 @@ def all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
         for backend in model.all_backends()
         for endpoint in (*backend.orphans, *backend.leased)
     }
-
-
-def _request(endpoint: EngineEndpoint, server: ExternalServer) -> bytes:
-    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n" % (
-        f"{server.path}/models".encode("ascii"),
-        endpoint.host,
-        server.authorization,
-    )

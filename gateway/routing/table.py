@@ -100,15 +100,12 @@ class EngineEndpoint:
     mark: int = field(default=0, init=False, compare=False)
     """32-bit id for affinity. It does not depend on `version`: an engine keeps its cache when its agent restarts."""
     # Computed once for all requests.
-    host: bytes = field(default=b"", init=False, compare=False, repr=False)
-    """The value of the `Host` header."""
     lines: bytes = field(default=b"", init=False, compare=False, repr=False)
     """Header lines that name the node and the replica to clients."""
 
     def __post_init__(self) -> None:
         mark = zlib.crc32(f"{self.replica} {self.node}".encode())
         object.__setattr__(self, "mark", mark or 1)
-        object.__setattr__(self, "host", self.origin.authority.encode("ascii", "replace"))
         lines = f"{wire_headers.NODE}: {self.node}\r\n{wire_headers.REPLICA}: {self.replica}\r\n"
         object.__setattr__(self, "lines", lines.encode())
 

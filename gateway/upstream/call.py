@@ -60,7 +60,7 @@ UpstreamError: TypeAlias = UnreachableError | BrokenResponseError
 
 
 class CallCarrier(Protocol):
-    """Carries calls: a link to an engine, or the HTTP connection to an external server."""
+    """Carries calls: a link to an engine, or a request to an external server."""
 
     def drop(self, call: "EngineCall") -> None:
         """Give up the call's response."""
@@ -84,8 +84,7 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
 
     origin: EngineAddress
     raw: bytes
-    """To an engine the payload of a link's REQUEST, to an external server an HTTP request; empty once it is sent and not
-    sent again."""
+    """The payload of a link's REQUEST, which is translated for external servers; empty once it is sent."""
     body: bytes | memoryview = b""
     """The rest of the request, if its body is large. Empty with `raw`."""
     replica: str = ""
@@ -105,18 +104,12 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     is_paused: bool = False
     """True while the client is slow."""
     has_bytes: bool = False
-    """True once a part of the response has arrived over the link."""
-    dialing: asyncio.Task[None] | None = None
-    """The task that opens a connection for the call."""
+    """True once the head of the response has arrived."""
     receive: Callable[[bytes], None] | None = None
     """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
 
     def on_progress(self, comment: bytes) -> None:
         """Receive a sign of progress before the response, with a resume comment or none."""
-
-    def on_whole(self, head: "ResponseHead", body: bytes) -> bool:
-        """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
-        raise NotImplementedError
 
     def on_head(self, head: "ResponseHead") -> None:
         """Receive the head."""
@@ -126,8 +119,8 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
         """Receive a part of the body after which more follows."""
         raise NotImplementedError
 
-    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
-        """Receive the last part of the body, which may be empty. `is_surplus`: more came than the head declares."""
+    def on_end(self, data: bytes) -> None:
+        """Receive the last part of the body, which may be empty."""
         raise NotImplementedError
 
     def on_error(self, error: UpstreamError) -> None:
@@ -136,9 +129,6 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
 
     def cancel(self) -> None:
         """Give the call up: nothing is received any more, and the engine sees a closed connection."""
-        if self.dialing is not None:
-            self.dialing.cancel()
-            self.dialing = None
         if self.connection is not None:
             self.connection.drop(self)
 
@@ -241,12 +231,6 @@ class Exchange(EngineCall, kw_only=True):
         self._change.set()
 
     @override
-    def on_whole(self, head: "ResponseHead", body: bytes) -> bool:
-        self.on_head(head)
-        self.on_end(body, is_surplus=False)
-        return True
-
-    @override
     def on_head(self, head: "ResponseHead") -> None:
         self._head = head
         self._change.set()
@@ -256,7 +240,7 @@ class Exchange(EngineCall, kw_only=True):
         self._add(data)
 
     @override
-    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+    def on_end(self, data: bytes) -> None:
         self._is_complete = True
         self._add(data)
 

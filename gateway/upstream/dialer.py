@@ -1,4 +1,4 @@
-"""Opens connections to engines and external servers, over TCP, TLS or a socket, and counts failures of TLS."""
+"""Opens connections to engines, over TCP, TLS or a socket, and counts failures of TLS, those of external servers included."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.upstream.call import UnreachableError
-from gateway.upstream.tls import EngineTls, external_context, message_of, new_failures, reason_of
+from gateway.upstream.tls import EngineTls, message_of, new_failures, reason_of
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -20,7 +20,7 @@ from schemas.wire.engine_address import EngineAddress
 
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 # No file descriptor is left, in the process or in the system.
-_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 # The kernel's queue of a busy engine's socket is full. TCP waits then; a socket refuses at once. BSDs, so probably
 # macOS (not tried on a Mac), do so with the error of a dead engine.
 _FULL_QUEUE = frozenset({errno.ECONNREFUSED if sys.platform == "darwin" else errno.EAGAIN})
@@ -57,7 +57,7 @@ class Dialer:
                 try:
                     transport, protocol = await self._open(origin, make)
                 except OSError as error:
-                    if error.errno not in _NO_FILES or not self.make_room():
+                    if error.errno not in NO_FILES or not self.make_room():
                         raise
                     await asyncio.sleep(0)  # the descriptors are free in the next turn of the loop
                     transport, protocol = await self._open(origin, make)
@@ -66,19 +66,12 @@ class Dialer:
             raise UnreachableError(reason, is_timeout=True) from None
         except unix_sockets.SocketFolderError as error:
             raise UnreachableError(str(error)) from error
-        except ssl.SSLError as error:
-            self.record_failure(origin, reason_of(error), message_of(error))
-            raise UnreachableError(message_of(error)) from error
         except UnicodeError as error:
             raise UnreachableError(f"{origin.host[:100]!r} is no host name") from error
         except OSError as error:
-            raise UnreachableError(
-                local_network.failure_text(error, origin.host),
-                is_own_fault=error.errno in _NO_FILES,
-                has_no_route=local_network.has_no_route(error),
-            ) from error
+            raise self.unreachable(origin, error) from error
         if not origin.socket:
-            _set_keepalive(transport.get_extra_info("socket"))
+            set_keepalive(transport.get_extra_info("socket"))
         return protocol
 
     async def _open(
@@ -93,9 +86,6 @@ class Dialer:
                 raise OSError("the engine serves TLS, and this gateway has no identity")
             name = self.tls.server_name(origin.node)
             return await origin.connect(loop, make, self.tls.context, name)
-        if origin.authorities:
-            context = external_context(origin.authorities)
-            return await origin.connect(loop, make, context, origin.host)
         retries = Retries(_QUEUE_BACKOFF, self._clock)
         while True:
             try:
@@ -105,6 +95,17 @@ class Dialer:
                 if not is_full or retries.failures == _QUEUE_TRIES:
                     raise
             await retries.wait()
+
+    def unreachable(self, origin: EngineAddress, error: OSError) -> UnreachableError:
+        """Return what a failure to connect means, and count it if TLS is the reason."""
+        if isinstance(error, ssl.SSLError):
+            self.record_failure(origin, reason_of(error), message_of(error))
+            return UnreachableError(message_of(error))
+        return UnreachableError(
+            local_network.failure_text(error, origin.host),
+            is_own_fault=error.errno in NO_FILES,
+            has_no_route=local_network.has_no_route(error),
+        )
 
     def record_failure(self, origin: EngineAddress, reason: str, why: str) -> None:
         """Count a failure of TLS, and log it unless the last connection failed for the same reason."""
@@ -129,14 +130,10 @@ class Dialer:
     def set_known(self, origins: Iterable[EngineAddress]) -> None:
         """Forget the failures of all others."""
         known = frozenset(origins)
-        self._failing = {
-            origin: why
-            for origin, why in self._failing.items()
-            if origin in known or origin.external
-        }
+        self._failing = {o: why for o, why in self._failing.items() if o in known}
 
 
-def _set_keepalive(sock: socket.socket) -> None:
+def set_keepalive(sock: socket.socket) -> None:
     """Find out within 8 s that the other machine is gone: without it a request to it waits for its full time limit."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "darwin":

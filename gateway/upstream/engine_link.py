@@ -279,7 +279,7 @@ class EngineLink(asyncio.Protocol):
                 call.on_head(_HEADS[payload])
             case engine_link.END:
                 self._release(call)
-                call.on_end(payload, is_surplus=False)
+                call.on_end(payload)
             case engine_link.PROGRESS:
                 call.on_progress(payload)
             case engine_link.FAIL:

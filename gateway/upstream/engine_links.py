@@ -1,4 +1,4 @@
-"""Links to all engines, one to each; calls to external servers go through a pool of HTTP connections.
+"""Links to all engines, one to each; calls to external servers go over HTTP.
 
 A link is opened when its engine's endpoint appears, and kept. One that is silent is probed by the health checks.
 """
@@ -11,9 +11,9 @@ from typing import Final, Protocol
 from typing_extensions import override
 
 from gateway.upstream.call import EngineCall, Exchange, UnreachableError
-from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.dialer import CONNECT_S, Dialer
 from gateway.upstream.engine_link import SWITCHED, EngineLink, LinkOwner
+from gateway.upstream.external_client import ExternalClient
 from gateway.upstream.response_head import SHORT_LIMIT_S
 from gateway.upstream.tls import REFUSED
 from machinery import engine_link
@@ -50,7 +50,7 @@ class EngineLinks(LinkOwner):
     ) -> None:
         """`silence_s`: the limit of `request`."""
         self.dialer = dialer
-        self.external = ConnectionPool(clock, dialer, silence_s=silence_s)
+        self.external = ExternalClient(clock, dialer)
         self.links: dict[EngineAddress, EngineLink] = {}
         """The links that take calls, those that are not open yet included."""
         self._clock = clock
@@ -60,7 +60,7 @@ class EngineLinks(LinkOwner):
         self._all: set[EngineLink] = set()
         self._dials: dict[EngineLink, asyncio.Task[None]] = {}
         self._known: frozenset[EngineAddress] = frozenset()
-        """The engines that have an endpoint."""
+        """The engines and servers that have an endpoint."""
         self._wanted: dict[EngineAddress, None] = {}
         """Those that have no link yet."""
         self._is_wanted = asyncio.Event()
@@ -75,25 +75,25 @@ class EngineLinks(LinkOwner):
 
         Time limits are held to the second, or to 50 ms if they are less than 5 s ahead.
         """
-        if call.origin.external:
-            self.external.send(call)
-            return
         now_s = self._now()
-        link = self.links.get(call.origin) or self._dial(call.origin)
         if call.silence_s < SHORT_LIMIT_S or call.until_s < now_s + SHORT_LIMIT_S:
             self._short_limits.add(call)
             self._has_short_limits.set()
-        link.start(call, now_s)
+        if call.origin.external:
+            self.external.send(call)
+        else:
+            link = self.links.get(call.origin) or self._dial(call.origin)
+            link.start(call, now_s)
 
-    async def request(self, origin: EngineAddress, path: str) -> Exchange:
-        """Send a GET to an engine; return when the head of the response has arrived.
+    async def request(self, origin: EngineAddress, path: str, lines: bytes = b"") -> Exchange:
+        """Send a GET, with these header lines; return when the head of the response has arrived.
 
         Raises:
-            UnreachableError: the engine accepts no link.
-            BrokenResponseError: the link ended before the head had arrived.
+            UnreachableError: the engine or server accepts no connection.
+            BrokenResponseError: the connection ended before the head had arrived.
 
         """
-        raw = engine_link.encode_request(RequestHead("GET", path, b"", 0), b"")
+        raw = engine_link.encode_request(RequestHead("GET", path, lines, 0), b"")
         exchange = Exchange(origin=origin, raw=raw, silence_s=self._silence_s, until_s=NEVER)
         self.send(exchange)
         await exchange.wait_head()
@@ -159,8 +159,7 @@ class EngineLinks(LinkOwner):
 
     async def run(self) -> None:
         """Hold time limits, and open links to new engines, forever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.external.run())
+        async with self.external.run(), asyncio.TaskGroup() as group:
             group.create_task(self._check_short_limits())
             group.create_task(self._open_wanted())
             while True:
@@ -169,6 +168,8 @@ class EngineLinks(LinkOwner):
 
     def sweep(self, now_s: float) -> None:
         """Check every call and every link once."""
+        for call in tuple(self.external.calls):
+            _fail_if_late(call, now_s)
         for link in tuple(self._all):
             for call in tuple(link.calls.values()):
                 _fail_if_late(call, now_s)
@@ -205,11 +206,12 @@ class EngineLinks(LinkOwner):
                     await asyncio.wait([self._dials[link] for link in links])
 
     def set_engines(self, addresses: Iterable[EngineAddress]) -> None:
-        """Set the engines that have an endpoint, and open a link to each new one."""
-        known = frozenset(address for address in addresses if not address.external)
+        """Set the engines and servers that have an endpoint, and open a link to each new engine."""
+        known = frozenset(addresses)
         for origin in known - self._known:
-            self._wanted[origin] = None
-            self._is_wanted.set()
+            if not origin.external:
+                self._wanted[origin] = None
+                self._is_wanted.set()
         self._known = known
         self.dialer.set_known(known)
 
@@ -219,7 +221,7 @@ class EngineLinks(LinkOwner):
 
     def responding_origins(self) -> set[EngineAddress]:
         """Return the origins that sent anything since the last call."""
-        origins = self.external.responding_origins()
+        origins, self.external.heard = self.external.heard, set()
         for link in self._all:
             if link.has_received:
                 link.has_received = False
@@ -228,7 +230,7 @@ class EngineLinks(LinkOwner):
 
     def silent_origins(self, since_s: float) -> set[EngineAddress]:
         """Return the origins that readers have been waiting on at least since that time."""
-        silent = self.external.silent_origins(since_s)
+        silent = {call.origin for call in self.external.calls if call.silent_since <= since_s}
         for link in self._all:
             if any(call.silent_since <= since_s for call in link.calls.values()):
                 silent.add(link.origin)

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from gateway.json_limits import decode_members
 from gateway.request import JSON, InferenceRequest, RawHeaders
-from gateway.routing.table import EngineEndpoint, ExternalServer
+from gateway.routing.table import ExternalServer
 from machinery import engine_link
 from machinery.engine_link import BODY_BYTES, LinkError, RequestHead
 from machinery.http_server import TRACE_PARENT, TRACE_STATE
@@ -24,13 +24,7 @@ from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _TRACE_STATE = wire_headers.TRACE_STATE.encode()
-_EXTERNAL_REQUEST = (
-    b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-    + wire_headers.REQUEST_ID.encode()
-    + b": %b\r\n%b\r\n%b"
-)
-"""The HTTP request: its path, host, content type, length of the body, request id, further header lines, and body."""
-_LINK_LINES = b"content-type: %b\r\n" + wire_headers.REQUEST_ID.encode() + b": %b\r\n%b"
+_LINES = b"content-type: %b\r\n" + wire_headers.REQUEST_ID.encode() + b": %b\r\n%b"
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -86,10 +80,8 @@ def trace_lines(parent: bytes, state: bytes) -> bytes:
     return lines + b"%b: %b\r\n" % (_TRACE_STATE, state) if state else lines
 
 
-def encode_external(
-    request: InferenceRequest, endpoint: EngineEndpoint, server: ExternalServer
-) -> bytes:
-    """Return the HTTP request for an external server: without anything that only this fleet's engines know.
+def encode_external(request: InferenceRequest, server: ExternalServer) -> tuple[bytes, memoryview]:
+    """Return the request for an external server as `encode_link` does, without what only this fleet's engines know.
 
     Raises:
         RefusedError: the body is not valid JSON, or the request has passed too many fleets.
@@ -112,28 +104,21 @@ def encode_external(
     lines = server.authorization + b"via: %b\r\n" % b", ".join(
         [b"1.1 " + _PSEUDONYM] * (passed + 1)
     )
-    body = msgspec.json.encode(fields)
     path = server.path + request.path.removeprefix("/v1")
-    return _EXTERNAL_REQUEST % (
-        path.encode("ascii"),
-        endpoint.host,
-        JSON,
-        len(body),
-        request.request_id,
-        lines,
-        body,
-    )
+    return encode_link(request, path, lines, msgspec.json.encode(fields))
 
 
-def encode_link(request: InferenceRequest, lines: bytes, body: bytes) -> tuple[bytes, memoryview]:
-    """Return the request for the link to an engine, with further header lines, and the rest of a large body.
+def encode_link(
+    request: InferenceRequest, path: str, lines: bytes, body: bytes
+) -> tuple[bytes, memoryview]:
+    """Return the payload of REQUEST, with further header lines, and the rest of a large body.
 
     Raises:
         RefusedError: the headers are too large.
 
     """
-    lines = _LINK_LINES % (request.content_type, request.request_id, lines)
-    head = RequestHead("POST", request.path, lines, len(body))
+    lines = _LINES % (request.content_type, request.request_id, lines)
+    head = RequestHead("POST", path, lines, len(body))
     first, rest = body[:BODY_BYTES], memoryview(body)[BODY_BYTES:]
     try:
         return engine_link.encode_request(head, first), rest

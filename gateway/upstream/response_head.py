@@ -25,8 +25,6 @@ CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION = (
 )
 SHORT_LIMIT_S: Final = 5.0
 """Requests with a shorter time limit are checked more often than once a second."""
-UNTIL_CLOSE: Final = -1
-"""The length of a body that ends with its connection."""
 
 
 class InvalidResponseError(Exception):
@@ -41,11 +39,6 @@ class ResponseHead(msgspec.Struct):
     """The last value of each header, by its name in lower case."""
     passed: bytes
     """The header lines that clients get."""
-    length: int = UNTIL_CLOSE
-    """The length of the body; UNTIL_CLOSE also stands for chunks."""
-    is_chunked: bool = False
-    keeps_alive: bool = True
-    """True if the server keeps the connection open."""
 
 
 class SeenLines(dict[bytes, _V]):

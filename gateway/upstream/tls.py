@@ -3,8 +3,8 @@
     tls = EngineTls(credentials)
     transport, connection = await address.connect(loop, make, tls.context, tls.server_name(address.node))
 
-An engine that refuses the gateway says so after the handshake: in TLS 1.3 the client's handshake has ended by then. The
-connection pool counts such an end as `REFUSED`.
+An engine that refuses the gateway says so after the handshake: in TLS 1.3 the client's handshake has ended by then.
+`EngineLinks` counts such an end as `REFUSED`.
 """
 
 import ssl

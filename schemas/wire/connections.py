@@ -12,4 +12,4 @@ SERVER_KEEP_ALIVE_S: Final = 75
 Also one that has not sent a request yet (engine/api/connections.py).
 """
 POOL_IDLE_S: Final = 60.0
-"""An idle connection to an engine is closed by the gateway after this time; less than `SERVER_KEEP_ALIVE_S`."""
+"""An idle connection to an external server is closed by the gateway after this time; less than `SERVER_KEEP_ALIVE_S`."""

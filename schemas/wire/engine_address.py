@@ -47,8 +47,8 @@ class EngineAddress(NamedTuple):
 
     A part of the key: a connection to one node never carries the requests for another."""
     external: str = ""
-    """ROUTE/NAME of a server that the fleet did not start; empty for engines. A part of the key: one never gets the
-    connections of another."""
+    """ROUTE/NAME of a server that the fleet did not start; empty for engines. A part of the key: two routes to a server
+    have loads and health of their own."""
     authorities: str = ""
     """The certificates in PEM form that an external server's certificate leads to, or `SYSTEM_AUTHORITIES`; empty
     without TLS."""

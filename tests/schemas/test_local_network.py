@@ -1,5 +1,6 @@
 """EHOSTUNREACH, from a real network without a route: one wording for gateways, agents and doctor."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gateway.upstream.call import UnreachableError
-from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.dialer import Dialer as EngineDialer
 from identity.dialer import Dialer
 from machinery.clock import SystemClock
@@ -67,9 +67,8 @@ def test_gateways_agents_and_doctor_name_it_alike(caplog: pytest.LogCaptureFixtu
     address = EngineAddress(HOST, 4100)
 
     async def work() -> tuple[UnreachableError, PeerError, Reach]:
-        pool = ConnectionPool(SystemClock(), EngineDialer(SystemClock()), silence_s=60)
         with pytest.raises(UnreachableError) as unreachable:
-            await pool.request(address, b"GET / HTTP/1.1\r\n\r\n")
+            await EngineDialer(SystemClock()).connect(address, 60.0, asyncio.Protocol)
         blobs, digest = HttpPeerBlobs(Dialer()), BlobDigest("sha256", "0" * 64)
         async with blobs.open():
             with pytest.raises(PeerError) as peer:

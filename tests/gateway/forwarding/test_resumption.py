@@ -25,7 +25,13 @@ from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import InferenceRequest
 from gateway.state.build_table import TableInputs, build_table
 from gateway.state.table_cache import TableCache
-from gateway.upstream.call import BrokenResponseError, EngineCall, UnreachableError, Upstream
+from gateway.upstream.call import (
+    BrokenResponseError,
+    CallCarrier,
+    EngineCall,
+    UnreachableError,
+    Upstream,
+)
 from gateway.upstream.response_head import read_head
 from machinery import engine_link
 from machinery.clock import SystemClock
@@ -54,6 +60,30 @@ def test_fake_engines_mark_as_real_ones_do(path: str, body: dict[str, Any]) -> N
 # Without sockets: every byte.
 
 
+@dataclass(frozen=True)
+class Answering(CallCarrier):
+    """An engine that answers in a task."""
+
+    task: asyncio.Task[None]
+
+    @override
+    def drop(self, call: EngineCall) -> None:
+        call.connection = None
+        self.task.cancel()
+
+    @override
+    def pause(self, call: EngineCall) -> None:
+        pass
+
+    @override
+    def resume(self, call: EngineCall) -> None:
+        pass
+
+    @override
+    def fail_call(self, call: EngineCall, why: str, *, is_silence: bool) -> None:
+        raise NotImplementedError
+
+
 @dataclass
 class Cut(Upstream):
     """Engines whose streams break after a number of bytes, one after another."""
@@ -66,7 +96,8 @@ class Cut(Upstream):
 
     @override
     def send(self, call: EngineCall) -> None:
-        call.dialing = asyncio.get_running_loop().create_task(self._answer(call))
+        answer = asyncio.get_running_loop().create_task(self._answer(call))
+        call.connection = Answering(answer)
 
     async def _answer(self, call: EngineCall) -> None:
         if self.is_gone:
@@ -87,7 +118,7 @@ class Cut(Upstream):
         if is_cut:
             call.on_error(BrokenResponseError("it broke", had_bytes=True))
         else:
-            call.on_end(b"", is_surplus=False)
+            call.on_end(b"")
 
 
 def content(chunk: bytes) -> bytes:

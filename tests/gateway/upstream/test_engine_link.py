@@ -48,7 +48,7 @@ class Call(EngineCall, kw_only=True):
         self.data += data
 
     @override
-    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+    def on_end(self, data: bytes) -> None:
         self.data += data
         self.is_done = True
 
