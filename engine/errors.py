@@ -1,6 +1,6 @@
 """Errors of the engine: its exceptions, and its refusals beside those of `schemas.wire.errors`."""
 
-from models.speech_shape import SpeechTask
+from schemas.wire.audio_limits import SpeechTask
 from schemas.wire.errors import Refusal, RefusedError, internal, invalid, unavailable
 
 __all__ = [

@@ -11,7 +11,7 @@ from engine.memory.budget import MemoryBudget
 from engine.model.pooler import PoolerConfig
 from engine.text.interface import Codec
 from engine.vision.image_reader import ImageRules
-from models.speech_shape import SpeechTask
+from schemas.wire.audio_limits import SpeechTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from engine.worker import LoopListener, Worker
 from machinery.clock import Clock
 from models import fingerprint, footprint
 from models.model_files import ModelUnusableError
-from models.speech_shape import SpeechTask
+from schemas.wire.audio_limits import SpeechTask
 from schemas.wire.body_limits import image_bytes
 from schemas.wire.engine_config import EngineConfig, PrefixFile
 from schemas.wire.exit_codes import ExitCode

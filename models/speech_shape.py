@@ -4,12 +4,10 @@ mlx-audio has a class for many more families than `FAMILIES`. Only these were tr
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from models.hf_config import ModelConfig
-from schemas.wire.audio_limits import DECODING_BYTES, UPLOAD_BYTES, UPLOADS
-
-SpeechTask: TypeAlias = Literal["Transcribe", "Speak"]
+from schemas.wire.audio_limits import DECODING_BYTES, UPLOAD_BYTES, UPLOADS, SpeechTask
 
 WINDOW_S: Final = 30
 """Seconds of audio that a transcriber hears at once (whisper's window)."""

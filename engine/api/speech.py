@@ -29,9 +29,8 @@ from engine.openai.audio import SpeechRequest, TranscriptionRequest
 from engine.service import Service
 from engine.speech import audio_encoder
 from engine.speech.audio_encoder import AudioEncoder
-from models.speech_shape import SpeechTask
 from schemas.wire import headers
-from schemas.wire.audio_limits import UPLOAD_BYTES
+from schemas.wire.audio_limits import UPLOAD_BYTES, SpeechTask
 from schemas.wire.body_limits import LEAST_LIMIT
 from schemas.wire.errors import Refusal, RefusedError
 from schemas.wire.streams import WAITING

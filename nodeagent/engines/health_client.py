@@ -11,11 +11,11 @@ import aiohttp
 import orjson
 
 from models import golden_question
-from models.speech_shape import SpeechTask
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
 from schemas import local_network
 from schemas.formation import GoldenAnswer
+from schemas.wire.audio_limits import SpeechTask
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.errors import ErrorBody
 

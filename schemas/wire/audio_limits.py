@@ -1,6 +1,8 @@
-"""Limits of uploads of audio, which gateways, engines and the memory proof share. Imports nothing."""
+"""Speech tasks and limits of uploads, which gateways, engines and the memory proof share. Imports nothing."""
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
+
+SpeechTask: TypeAlias = Literal["Transcribe", "Speak"]
 
 UPLOAD_BYTES: Final = (25 << 20) + (64 << 10)
 """Bytes of a body with an upload: a file of 25 MiB as at OpenAI, and the other fields of its form."""
