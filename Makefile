@@ -214,6 +214,9 @@ bench-dashboard: $(TEST_READY)  ## the page at 1,000 Macs that change each secon
 bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw MLX, from its start on, in five minutes
 	@$(BIN)/python -m bench.engine
 
+bench-engine-peers: $(TEST_READY)  ## our engine beside the MLX servers of PyPI that run on Linux, in five minutes (installs them once)
+	@$(BIN)/python -m bench.engine_peers
+
 bench-encoder: $(TEST_READY)  ## embeddings of a real encoder beside sentence-transformers, in five minutes (installs 6 GB once)
 	@$(BIN)/python -m bench.encoder
 

@@ -5,7 +5,7 @@ Same SmolLM2 in float32, same BLAS, same prompts, in turns, both servers up all 
 request costs beside the model. `cases` limits it: `python -m bench.engine plain seeded`.
 
 Tiny models of families whose caches cannot be cut (`_FAMILIES`) hold a conversation of 30 turns: which share of its
-prompts was cached, ours and theirs. And they read a long prompt after a restart, from files and cold.
+prompts was cached, ours and theirs.
 
 The last line is one JSON object, ratios first: ours / theirs, so that tokens/s want to be large and seconds small.
 """
@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench import prefix_cache_states
 from bench.harness import arguments, finish, recorded, sized, turns
 from bench.servers import (
     Burst,
@@ -202,16 +201,14 @@ def starts(bench: Bench, model: Path) -> None:
 
 
 def states(bench: Bench, root: Path) -> None:
-    """Compare the cached shares of a conversation whose prompts grow to 2,000 tokens, and read a prompt after a restart."""
+    """Compare the cached shares of a conversation whose prompts grow to 2,000 tokens."""
     for family in _FAMILIES:
         model = family_model(root, family)
         with serving(start_ours(model), start_theirs(model)) as servers:
             shares = [round(cached_share(server, random.Random(7)), 3) for server in servers]
-        measured = prefix_cache_states.measure(family)
         bench.ratios[f"{family}_cached_share"] = shares[0]
-        bench.ratios[f"{family}_restart_ttft"] = measured.pop(f"{family}_warm_of_cold")
-        bench.figures |= {f"{family}_cached_shares": shares, **measured}
-        print(family, shares, measured, flush=True)
+        bench.figures[f"{family}_cached_shares"] = shares
+        print(family, shares, flush=True)
 
 
 def cached_share(server: Server, rng: random.Random) -> float:

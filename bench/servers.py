@@ -281,19 +281,27 @@ def start_ours(model: Path, fields: Json | None = None, *, size: int = 1, epoch:
 
 
 def start_theirs(model: Path, *, size: int = 1) -> Server:
-    """Start `mlx_lm.server` with the BLAS that ours finds, through `mlx.launch` if there are several ranks."""
-    port, folder = free_port(), model.parent
+    """Start `mlx_lm.server`, through `mlx.launch` if there are several ranks."""
+    port = free_port()
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model)]
     command += ["--port", str(port)]
     if size > 1:
         launch = str(Path(sys.executable).parent / "mlx.launch")
         ring = ["-n", str(size), "--backend", "ring", "--starting-port", str(free_port())]
         command = [launch, *ring, "--", *command]
+    return start_peer("mlx_lm", command, model, port=port, size=size)
+
+
+def start_peer(
+    name: str, command: Sequence[str], model: Path, *, port: int, size: int = 1
+) -> Server:
+    """Start another server with the BLAS that ours finds."""
+    folder = model.parent
     environment = _environment(folder, size)
     if (library := fast_blas(model)) is not None:
         environment["LD_PRELOAD"] = str(library)
-    log = folder / f"mlx_lm-{port}.log"
-    server = Server(name="mlx_lm", model=str(model), port=port, logs=[log])
+    log = folder / f"{name}-{port}.log"
+    server = Server(name=name, model=str(model), port=port, logs=[log])
     with log.open("ab") as output:
         # A launcher looks at its standard input all the time: a pipe on which nothing comes.
         process = subprocess.Popen(
