@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -18,11 +19,14 @@ from typing import cast
 
 import pytest
 
+from tests.support import forker
 from tests.support.run_order import Unit, next_unit, units_of
 
 _FORK = multiprocessing.get_context("fork")
 _END_S = 10.0
 _PR_SET_PDEATHSIG = 1
+# Modules whose users need the process that forks commands.
+_FORKING = {"tests.support.fleet", "tests.support.nodeagent_agents"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class ForkedWorkers:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         # Lines of single files would interleave.
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False
+        if _FORKING & sys.modules.keys():
+            forker.SHARED.start()  # its imports are three seconds of CPU for each worker
         try:
             for number in range(min(self._count, len(self._pending))):
                 self._start(session, number)
@@ -84,6 +90,7 @@ class ForkedWorkers:
             for worker in self._workers.values():
                 worker.process.join(_END_S)
                 worker.process.kill()
+            forker.SHARED.end()
         return True
 
     def _start(self, session: pytest.Session, number: int) -> None:

@@ -34,13 +34,14 @@ _LARGEST = 1 << 20
 
 
 class Forker:
-    """The process that forks, started when it is first asked."""
+    """The process that forks, started when it is first asked. Forks of this process share one that runs already."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
-    def _started(self) -> socket.socket:
+    def start(self) -> socket.socket:
+        """Start it, unless it runs; return the connection to it."""
         if self._line is None:
             # Whole messages, and an end that is seen when either side is gone.
             self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,14 +99,15 @@ class Forker:
             "environ": dict(os.environ),
             "stays": stays,
         }
-        socket.send_fds(self._started(), [json.dumps(order).encode()], passed)
+        socket.send_fds(self.start(), [json.dumps(order).encode()], passed)
 
     def end(self) -> None:
-        """End it, if it was started."""
+        """End it, if it was started; in a fork, leave it to the others."""
         if self._line is not None:
             self._line.close()
             self._line = None
         if self._process is not None:
+            self._process.kill()  # nothing if it is the child of another process
             self._process.wait(10)
             self._process = None
 
