@@ -153,8 +153,9 @@ class Server:
         return 0.0
 
     def makes_a_token(self) -> bool:
-        request = {"model": self.model, "prompt": "One", "max_tokens": 1, "temperature": 0}
-        return self.call("POST", "/v1/completions", request)[0] == 200
+        turn = {"role": "user", "content": "One"}
+        request = {"model": self.model, "messages": [turn], "max_tokens": 1, "temperature": 0}
+        return self.call("POST", "/v1/chat/completions", request)[0] == 200
 
     def until(self, holds: Any = None, within_s: float = READY_S) -> float:
         """Wait until it makes a token, or until a condition holds; return the seconds.
