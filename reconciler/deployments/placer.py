@@ -110,7 +110,7 @@ class Placer:
                 self._wait(request, outcome, loads=idle is not None)
                 or self._swap(request, outcome, idle or {})
                 or self._preempt(request, outcome)
-                or outcome
+                or (outcome if idle is None else self._note_wait(request, outcome, idle))
             )
         deferred = GangPlacer(self.assumed).try_after(request, options, outcome)
         return outcome if deferred is None else self._deferred(deferred)
@@ -254,6 +254,19 @@ class Placer:
         note = f"preempts {names} on {name}, which frees {freed}"
         ranks = (self._rank(found.row, memory),)
         return PreemptingAssignment(ranks=ranks, victims=found.victims, why=why.noting(note))
+
+    def _note_wait(
+        self, request: PlacementRequest, why: Unschedulable, idle: Mapping[str, IdleReplica]
+    ) -> Unschedulable:
+        """Note what a model at zero waits for, if some node would have room without its replicas."""
+        ranking = self._ranking(request, after_endings=True)
+        fits = ranking.evaluated.need.of_node <= self.assumed.table.allocatable
+        if not (ranking.is_apart & fits).any():
+            return why
+        staying = sorted(name for name, replica in idle.items() if replica.stays_s > 0)
+        if not staying:
+            return why.noting("waits until a replica that may give way is idle")
+        return why.noting(f"waits until {', '.join(staying[:3])} has served for its minimum time")
 
     def _reserve(self, ranking: Ranking, choice: preemption.Preemption) -> MemoryProof:
         """Count the victims as ending, and promise their room; return the proof of what comes."""

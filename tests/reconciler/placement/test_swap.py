@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.deployments.placer import (
-    Assignment,
     PendingAssignment,
     PlacementOutcome,
     Placer,
     PreemptingAssignment,
 )
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
+from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence_s, victims
 from reconciler.placement.table import NodeTable
 from tests.support.world import GIB, deployment, node
@@ -61,8 +61,17 @@ def test_the_least_value_gives_way() -> None:
 
 def test_nothing_gives_way_without_requests_at_zero_or_before_its_time() -> None:
     nodes = [mac("a", held("x"), held("y"))]
-    for free in (None, {}, {"x-0": idle(1, stays_s=1)}):
-        assert not isinstance(claim(nodes, free), PreemptingAssignment | Assignment)
+    for free, note in (
+        (None, ""),
+        ({}, "waits until a replica that may give way is idle"),
+        ({"x-0": idle(1, stays_s=1)}, "waits until x-0 has served for its minimum time"),
+    ):
+        outcome = claim(nodes, free)
+        assert isinstance(outcome, Unschedulable)
+        assert outcome.note == note
+    outcome = claim([mac("a", gib=3)], {})
+    assert isinstance(outcome, Unschedulable)
+    assert outcome.note == "", "it fits no Mac, however idle that is"
 
 
 def test_a_higher_priority_stays() -> None:
