@@ -267,10 +267,10 @@ def test_a_job_that_gives_up_its_memory_continues_as_if_nothing_had_happened(new
 def test_a_job_that_gave_up_its_memory_can_be_cancelled(new: NewBatch) -> None:
     prompts = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(250)] for n in range(2)]
     batch = new()
-    room = 6 * 256 * batch.memory.budget.footprint.token_bytes
+    room = 4 * 256 * batch.memory.budget.footprint.token_bytes
     batch.memory.budget = dataclasses.replace(batch.memory.budget, kv_bytes=room)
     for number in range(2):
-        batch.add(job(number, prompts[number], max_tokens=600))
+        batch.add(job(number, prompts[number], max_tokens=300))
     while not batch.gauges.preemptions:
         step(batch)
     batch.remove(1)

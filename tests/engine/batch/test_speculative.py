@@ -90,7 +90,7 @@ COLD = [SAMPLINGS[0], SamplingParams(temperature=0.01, seed=4, top_p=0.8), SAMPL
 def test_an_answer_is_the_same_with_ngrams(
     loaded: Any, tiny: Path, sampling: SamplingParams
 ) -> None:
-    one = job(0, PROMPTS[5], sampling=sampling, max_tokens=250)
+    one = job(0, PROMPTS[5], sampling=sampling, max_tokens=100)
     wanted = run(new_batch(loaded, tiny), one)
     batch = with_ngrams(loaded, tiny)
     assert run(batch, dataclasses.replace(one, top_logprobs=1)) == wanted
