@@ -55,21 +55,45 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Response(aiohttp.ClientResponse):
-    """Closes the connection if the head is not valid: what follows could be taken for the response to another request."""
+    """Closes the connection if the head is not valid, and ends its body with the connection.
+
+    What follows such a head could be taken for the response to another request. aiohttp 3.14 closes the connection
+    after chunks that are not valid, but leaves the reader of the body waiting.
+    """
 
     head: ResponseHead
+    _lost: asyncio.Future[None] | None = None
 
     @override
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         protocol = connection.protocol
+        assert protocol is not None
+        self._lost = protocol.closed
         await super().start(connection)
+        if self._lost is None:
+            self._end_body()
+        else:
+            self._lost.add_done_callback(self._on_lost)
         try:
             self.head = _read_head(self)
         except BrokenResponseError:
-            if protocol is not None:
-                protocol.close()
+            protocol.close()
             raise
         return self
+
+    @override
+    def close(self) -> None:
+        if self._lost is not None:
+            self._lost.remove_done_callback(self._on_lost)
+        super().close()
+
+    def _on_lost(self, lost: asyncio.Future[None]) -> None:
+        lost.exception()  # it is the body's, too
+        self._end_body()
+
+    def _end_body(self) -> None:
+        if not self.content.is_eof() and self.content.exception() is None:
+            self.content.set_exception(aiohttp.ClientPayloadError("the body is not valid"))
 
 
 class ExternalClient:

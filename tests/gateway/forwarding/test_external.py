@@ -19,6 +19,7 @@ from tests.support.foreign_servers import mlx_lm_server, other_fleet, route_with
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_engine_scripts import chat, dies_mid_stream, echo, refuses, streams
 from tests.support.gateway_fake_engine import FakeEngine
+from tests.support.gateway_raw_server import Answering, serving, then_closing
 from tests.support.gateway_resume_engine import Marked
 from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.store_certificates import Authority
@@ -235,3 +236,92 @@ async def test_a_fleet_that_leads_to_itself_is_noticed() -> None:
             status, body, _ = await gateway.chat(model="chat")
         assert status == 508
         assert "leads back to its own fleet" in body["error"]["message"]
+
+
+_OK, _EVENT = b"HTTP/1.1 200 OK\r\n", b'data: {"choices": []}\n\n'
+_JSON, _STREAM = b"content-type: application/json\r\n", b"content-type: text/event-stream\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+async def flood(writer: asyncio.StreamWriter) -> None:
+    """Send interim responses for ever."""
+    while True:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 100)
+        await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "code"),
+    [
+        pytest.param(
+            _OK + _JSON + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{} ",
+            503,
+            "upstream_failed",
+            id="two-lengths",
+        ),
+        pytest.param(
+            _OK + _JSON + _CHUNKED + b"content-length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+            503,
+            "upstream_failed",
+            id="length-and-chunks",
+        ),
+        pytest.param(
+            _OK + _JSON + _CHUNKED + b"\r\n-2\r\n{}\r\n0\r\n\r\n",
+            503,
+            "upstream_failed",
+            id="chunk-size",
+        ),
+        pytest.param(
+            _OK + b"x: y\r\n" * 100_000 + b"\r\n", 503, "upstream_failed", id="giant-head"
+        ),
+        pytest.param(
+            then_closing(_OK + _JSON + b"content-length: 9\r\n\r\n{}"),
+            503,
+            "upstream_failed",
+            id="body-too-short",
+        ),
+        pytest.param(_OK + b"x", 504, "request_timeout", id="no-end-of-head"),
+        pytest.param(flood, 504, "request_timeout", id="interim-responses"),
+    ],
+)
+async def test_an_invalid_response_is_a_refusal(
+    gateway: Running, answer: Answering | bytes, status: int, code: str
+) -> None:
+    async with serving(answer) as (server, origin), asyncio.timeout(60):
+        url = f"http://127.0.0.1:{origin.port}/v1"
+        await gateway.world.put(route_with({"url": url, "model": "theirs"}))
+        await gateway.knows("chat", ready=1)
+        body, headers = {"model": "chat", "messages": HELLO}, {"x-request-timeout": "2"}
+        async with gateway.post(json=body, headers=headers) as response:
+            assert response.status == status, await response.text()
+            assert (await response.json())["error"]["code"] == code
+        assert server.requests
+        await until(lambda: gateway.gateway.links.external.connections() == 0, what="no connection")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(_CHUNKED + b"\r\n%x\r\n%b\r\nzz\r\n" % (len(_EVENT), _EVENT), id="chunk-size"),
+        pytest.param(b"content-length: 999\r\n\r\n" + _EVENT, id="body-too-short"),
+    ],
+)
+async def test_a_stream_that_becomes_invalid_ends_with_an_error(
+    gateway: Running, answer: bytes
+) -> None:
+    async def answer_slowly(writer: asyncio.StreamWriter) -> None:
+        head, end, rest = answer.rpartition(_EVENT)
+        writer.write(_OK + _STREAM + head + end)
+        await asyncio.sleep(0.2)
+        writer.write(rest)
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    async with serving(answer_slowly) as (_, origin), asyncio.timeout(60):
+        url = f"http://127.0.0.1:{origin.port}/v1"
+        await gateway.world.put(route_with({"url": url, "model": "theirs"}))
+        await gateway.knows("chat", ready=1)
+        status, raw, _ = await gateway.chat(model="chat", stream=True)
+        assert status == 200
+        assert b'data: {"error"' in raw
+        assert not raw.endswith(b"data: [DONE]\n\n")

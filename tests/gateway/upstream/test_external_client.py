@@ -233,6 +233,19 @@ async def test_an_end_of_chunks_that_never_comes_is_silence(links: EngineLinks) 
         await until(lambda: links.connections() == 0, what="the end of the connection")
 
 
+async def test_chunks_that_become_invalid_end_the_response(links: EngineLinks) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        head, _, rest = CHUNKED.partition(b"3;x=y")
+        writer.write(head)
+        await asyncio.sleep(0.1)
+        writer.write(b"zz" + rest)
+
+    async with external(answer) as (server, origin), asyncio.timeout(30):
+        for count in (1, 2):
+            assert "the body is not valid" in str(await failure(links, origin))
+            assert (server.connections, links.connections()) == (count, 0)
+
+
 async def test_a_connection_closed_while_idle_costs_nothing(links: EngineLinks) -> None:
     """The server closes the connection in the moment in which the next request is sent."""
     async with external(LENGTH, then_closing(b"", is_abrupt=True), LENGTH) as (server, origin):
