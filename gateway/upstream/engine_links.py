@@ -14,7 +14,6 @@ from gateway.upstream.call import EngineCall, Exchange, UnreachableError
 from gateway.upstream.dialer import CONNECT_S, Dialer
 from gateway.upstream.engine_link import SWITCHED, EngineLink, LinkOwner
 from gateway.upstream.external_client import ExternalClient
-from gateway.upstream.response_head import SHORT_LIMIT_S
 from gateway.upstream.tls import REFUSED
 from machinery import engine_link
 from machinery.clock import NEVER, Clock
@@ -23,6 +22,8 @@ from schemas.wire.engine_address import EngineAddress
 
 _SWEEP_S: Final = 1.0
 _SHORT_SWEEP_S: Final = 0.05
+# Requests with a shorter time limit are checked more often.
+_SHORT_LIMIT_S: Final = 5.0
 # Links to engines without an endpoint are closed after this time without a call, and those that do not open.
 _IDLE_S: Final = 60.0
 _OPEN_S: Final = 10.0
@@ -76,7 +77,7 @@ class EngineLinks(LinkOwner):
         Time limits are held to the second, or to 50 ms if they are less than 5 s ahead.
         """
         now_s = self._now()
-        if call.silence_s < SHORT_LIMIT_S or call.until_s < now_s + SHORT_LIMIT_S:
+        if call.silence_s < _SHORT_LIMIT_S or call.until_s < now_s + _SHORT_LIMIT_S:
             self._short_limits.add(call)
             self._has_short_limits.set()
         if call.origin.external:
@@ -189,7 +190,7 @@ class EngineLinks(LinkOwner):
             await self._clock.sleep(_SHORT_SWEEP_S)
             now_s = self._now()
             for call in tuple(self._short_limits):
-                is_short = call.silence_s < SHORT_LIMIT_S or call.until_s < now_s + SHORT_LIMIT_S
+                is_short = call.silence_s < _SHORT_LIMIT_S or call.until_s < now_s + _SHORT_LIMIT_S
                 if call.connection is None or _fail_if_late(call, now_s) or not is_short:
                     self._short_limits.discard(call)
 

@@ -23,8 +23,6 @@ CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION = (
     b"transfer-encoding",
     b"connection",
 )
-SHORT_LIMIT_S: Final = 5.0
-"""Requests with a shorter time limit are checked more often than once a second."""
 
 
 class InvalidResponseError(Exception):

@@ -8,7 +8,6 @@ from schemas.wire.engine_address import EngineAddress
 from tests.support.tcp_server import tcp_server
 
 Answering = Callable[[asyncio.StreamWriter], Awaitable[object]]
-REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n"
