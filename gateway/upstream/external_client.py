@@ -5,6 +5,7 @@ aiohttp has the connections and the parser. A call is one task from its start to
 
 import asyncio
 import io
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -34,6 +35,8 @@ from machinery.clock import NEVER, Clock
 from machinery.engine_link import RequestHead
 from schemas.wire.connections import POOL_IDLE_S
 from schemas.wire.engine_address import EngineAddress
+
+log = logging.getLogger(__name__)
 
 _NO_AUTO_HEADERS: Final = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.USER_AGENT)
 # Of one request on connections that the server had closed while they were idle.
@@ -200,6 +203,12 @@ class ExternalRequest(CallCarrier):
         except (UnreachableError, BrokenResponseError) as error:
             self._release()
             call.on_error(error)
+        except Exception:
+            # The edge of the task: the call would wait until its time limit.
+            log.exception("a call to an external server failed", extra={"server": call.origin.host})
+            if call.connection is self:
+                self._release()
+                call.on_error(BrokenResponseError("the gateway failed", had_bytes=call.has_bytes))
 
     async def _send(self) -> _Response:
         """Return the response to the request, whose body has not arrived yet."""

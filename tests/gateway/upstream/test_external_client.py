@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from typing_extensions import override
 
 from gateway.forwarding.router import LoadTracker
 from gateway.upstream.call import BrokenResponseError, Exchange, UnreachableError
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.engine_links import EngineLinks
+from gateway.upstream.response_head import ResponseHead
 from machinery import engine_link
 from machinery.clock import NEVER, Clock, SystemClock
 from machinery.engine_link import RequestHead
@@ -298,6 +300,24 @@ async def test_a_request_that_is_given_up_closes_the_connection(links: EngineLin
         await until(lambda: server.ended == 1, what="the server noticing")
         assert links.connections() == 0
         assert not links.external.calls
+
+
+async def test_a_fault_of_ours_ends_the_call(
+    links: EngineLinks, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(Exchange):
+        @override
+        def on_head(self, head: ResponseHead) -> None:
+            raise ValueError("a fault")
+
+    async with external(LENGTH) as (_, origin):
+        raw = engine_link.encode_request(RequestHead("POST", "/v1/x", b"", 0), b"")
+        exchange = Faulty(origin=origin, raw=raw, silence_s=60.0, until_s=NEVER)
+        links.send(exchange)
+        with pytest.raises(BrokenResponseError, match="the gateway failed"):
+            await exchange.wait_head()
+    assert "a fault" in caplog.text
+    assert not links.external.calls
 
 
 async def test_a_slow_reader_stops_the_server(links: EngineLinks) -> None:
