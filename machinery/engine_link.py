@@ -47,13 +47,22 @@ EVENTS: Final = 17
 END: Final = 18
 """The last part of a response's body."""
 FAIL: Final = 19
-"""A response that ends before it is complete: the reason, as text."""
+"""A response that ends before it is complete: `Failure`."""
 PROGRESS: Final = 20
-"""The engine advances, and the response has not begun; with the resume comment of an answer that is not streamed."""
+"""The engine advances, and the response has not begun: a `ResumeRecord` of an answer that is not streamed, or nothing."""
 GAUGES: Final = 21
 """`EngineGauges`: first on each link, when they have changed, and after PING."""
 GOAWAY: Final = 22
 """No further request is taken on this link. Streams that run end as usual."""
+RECORDED: Final = 23
+"""Events of a stream that another engine can continue: u32 length, a `ResumeRecord` of that length or none, the events.
+
+A client gets the events of one RECORDED, or none of them.
+"""
+RECORDED_PART: Final = 24
+"""The beginning of a RECORDED that is larger than a frame."""
+MAX_RECORDED: Final = 16 << 20
+"""Bytes of the largest RECORDED. The largest are batches of log probabilities for slow readers."""
 
 _HEADER = struct.Struct("!II")
 _LENGTH_BITS, _LENGTH_MASK = 24, (1 << 24) - 1
@@ -105,12 +114,51 @@ class EngineGauges(msgspec.Struct, array_like=True, frozen=True):
     """The part of the memory for KV caches that is promised to requests, 0..1; None if unknown."""
 
 
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    """The reason for which a response ends early."""
+
+    message: str
+    last_event: bytes = b""
+    """The event with which the client's stream ends; empty if another engine may succeed."""
+
+
+class ResumeStart(msgspec.Struct, array_like=True, frozen=True):
+    """The beginning of a resume point: what another engine needs besides the tokens, and what a gateway counts."""
+
+    seed: int
+    prompt: str
+    """A digest of the prompt's tokens."""
+    id: str
+    created: int
+    """Seconds since 1970."""
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class ResumeRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The addition of one part of an answer to its resume point."""
+
+    tokens: dict[int, list[int]]
+    """The new tokens of each choice that has any."""
+    start: ResumeStart | None = None
+    """In the first record of an engine."""
+    finished: list[int] = []
+    """The choices that end with this part."""
+    output_tokens: int | None = None
+    """The tokens of the whole answer, once a choice has ended."""
+    events: int = 0
+    """The number of events so far, in streams whose events are numbered."""
+
+
 # The second: msgspec raises Python's own for text that is not UTF-8.
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
 _encode = msgspec.msgpack.Encoder().encode
 _request_decoder = msgspec.msgpack.Decoder(RequestHead)
 _status_decoder = msgspec.msgpack.Decoder(StatusHead)
 _gauges_decoder = msgspec.msgpack.Decoder(EngineGauges)
+_failure_decoder = msgspec.msgpack.Decoder(Failure)
+_records_decoder = msgspec.msgpack.Decoder(list[ResumeRecord])
+_ARRAY32 = b"\xdd"
 
 
 def frame(stream: int, kind: int, payload: bytes) -> bytes:
@@ -145,8 +193,8 @@ def decode_request(payload: bytes) -> tuple[RequestHead, bytes]:
         raise LinkError(f"an invalid REQUEST: {error}") from error
 
 
-def encode_head(head: StatusHead | EngineGauges) -> bytes:
-    """Return the payload of STATUS or GAUGES."""
+def encode_head(head: StatusHead | EngineGauges | Failure | ResumeRecord) -> bytes:
+    """Return the payload of STATUS, GAUGES or FAIL, or a record."""
     return _encode(head)
 
 
@@ -174,6 +222,51 @@ def decode_gauges(payload: bytes) -> EngineGauges:
         return _gauges_decoder.decode(payload)
     except _DECODE_ERRORS as error:
         raise LinkError(f"invalid GAUGES: {error}") from error
+
+
+def decode_failure(payload: bytes) -> Failure:
+    """Return the payload of FAIL.
+
+    Raises:
+        LinkError: it is not valid.
+
+    """
+    try:
+        return _failure_decoder.decode(payload)
+    except _DECODE_ERRORS as error:
+        raise LinkError(f"an invalid FAIL: {error}") from error
+
+
+def encode_recorded(record: bytes, events: bytes) -> bytes:
+    """Return the payload of RECORDED."""
+    return b"".join((_WORD.pack(len(record)), record, events))
+
+
+def split_recorded(payload: bytes) -> tuple[bytes, bytes]:
+    """Return the record and the events in the payload of RECORDED.
+
+    Raises:
+        LinkError: it is not valid.
+
+    """
+    size = _WORD.size
+    end = size + _WORD.unpack_from(payload)[0] if len(payload) >= size else len(payload) + 1
+    if end > len(payload):
+        raise LinkError("a RECORDED that is shorter than its record")
+    return payload[size:end], payload[end:]
+
+
+def decode_records(records: bytes | bytearray, count: int) -> list[ResumeRecord]:
+    """Return so many records, one behind the other.
+
+    Raises:
+        LinkError: they are not valid.
+
+    """
+    try:
+        return _records_decoder.decode(b"".join((_ARRAY32, _WORD.pack(count), records)))
+    except _DECODE_ERRORS as error:
+        raise LinkError(f"invalid resume records: {error}") from error
 
 
 def encode_window(granted: int) -> bytes:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.admission import Ticket
 from engine.api import web
 from engine.api.encoder import CompletionEncoder, ResponsesEncoder
 from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream
+from engine.api.link import FAILURE, RECORD
 from engine.api.progress import ProgressReporter
 from engine.jobs import EmbeddingOutput
 from engine.openai import embeddings, output_format, similarity, tokenization
@@ -32,8 +33,10 @@ from engine.openai.similarity import SimilarityRequest
 from engine.openai.tokenization import TokenizeRequest
 from engine.service import Service
 from engine.text.template_traits import TemplateTraits
+from machinery.engine_link import Failure
 from schemas.wire import headers
 from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.streams import WAITING
 
 AnyEncoder: TypeAlias = CompletionEncoder | ResponsesEncoder
 
@@ -78,8 +81,8 @@ class GenerationResponse:
             encoder = self._encoder(stream, processor)
             reporter = ProgressReporter.of(scope)
             is_whole = not self.request.is_streamed
-            if reporter is not None and is_whole and self.request.is_resumable:
-                reporter.resume_comments = encoder.interim_comments
+            if reporter is not None and is_whole and encoder.recorder is not None:
+                reporter.resume_records = encoder.recorder.interim
             warning = self._warning_headers(processor.ready.codec.traits)
             await self._send(encoder, warning, scope, receive, send)
         finally:
@@ -183,14 +186,31 @@ async def _send_stream(
             if encoder.stream.is_over:
                 break
             if pending:
-                await send({"type": "http.response.body", "body": pending, "more_body": True})
+                await send(_message(encoder, pending, more_body=True))
             pending = b""
             deltas = await _next_burst(encoder, send, reporter)
-        pending += encoder.end()
+        last = _message(encoder, pending + encoder.end(), more_body=False)
     except RefusedError as error:
         # The status was sent already. No [DONE]: the client must not take this for the end of the text.
-        pending = encoder.fail(error.refusal)
-    await send({"type": "http.response.body", "body": pending, "more_body": False})
+        last = _failed_message(encoder, error.refusal)
+    await send(last)
+
+
+def _message(encoder: AnyEncoder, events: bytes, *, more_body: bool) -> Message:
+    message = {"type": "http.response.body", "body": events, "more_body": more_body}
+    if encoder.recorder is not None:
+        message[RECORD] = encoder.record()
+    return message
+
+
+def _failed_message(encoder: AnyEncoder, refusal: Refusal) -> Message:
+    event = encoder.fail(refusal)
+    message = {"type": "http.response.body", "body": event, "more_body": False}
+    if encoder.recorder is not None:
+        # This engine drains or has failed; any other refusal would be that of the next engine, too.
+        is_own = refusal.type == "server_error" and refusal.code != "request_timeout"
+        message[FAILURE] = Failure(refusal.message, b"" if is_own else event)
+    return message
 
 
 async def _next_burst(
@@ -202,8 +222,7 @@ async def _next_burst(
             async with asyncio.timeout(QUIET_S):
                 return await encoder.stream.burst()
         if reporter.has_advanced():
-            sign = encoder.keep_alive()
-            await send({"type": "http.response.body", "body": sign, "more_body": True})
+            await send(_message(encoder, WAITING, more_body=True))
     return await encoder.stream.burst()
 
 

@@ -6,7 +6,6 @@ Nothing here awaits.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
@@ -17,41 +16,103 @@ from engine.openai.response_body import (
     RequestTiming,
     ResponseFormatter,
     ResponseTotals,
-    Usage,
-    resume_comment,
 )
 from engine.openai.response_events import ResponseEventBuilder
 from engine.openai.responses import ResponsesRequest
 from engine.openai.resume_point import ResumePoint
 from engine.text.output_parser import Delta
+from machinery.engine_link import ResumeRecord, ResumeStart, encode_head
 from schemas.wire.errors import Refusal
-from schemas.wire.streams import END, RESUME_COMMENT, WAITING
 
-# Of one comment in an interim response, whose head is bounded (machinery.http_server.MAX_HEAD_BYTES).
+# Of one record in a sign of progress, which keeps those small.
 _MOST_TOKENS = 4096
 
 
 @dataclass(slots=True)
+class ResumeRecorder:
+    """Makes the resume records of one answer: the tokens of the events that are sent."""
+
+    stream: GenerationStream
+    id: str
+    created: int
+    _sent: list[int] = field(init=False)
+    """Tokens of each choice that are in a record, or were sent by an engine before."""
+    _shown: list[int] = field(init=False)
+    """Tokens of each choice whose events are made."""
+    _finished: list[int] = field(default_factory=list)
+    """Choices that ended since the last record."""
+    _has_start: bool = False
+
+    def __post_init__(self) -> None:
+        """Start where another engine was lost, if the answer is continued."""
+        self._sent = [len(choice.parser.tokens) for choice in self.stream.choices]
+        self._shown = self._sent.copy()
+
+    def show(self, index: int) -> None:
+        """Record that events of a choice are made. They count all of its tokens but those that are not decided yet."""
+        parser = self.stream.choices[index].parser
+        # The engine that continues must generate open tokens again, to know their log probabilities.
+        self._shown[index] = len(parser.tokens) - parser.open_tokens
+
+    def finish(self, index: int) -> None:
+        """Record that the end of a choice is made."""
+        self._shown[index] = len(self.stream.choices[index].parser.tokens)
+        self._finished.append(index)
+
+    def take(self, events: int = 0) -> bytes:
+        """Return the record of the events that were made since the last one; empty if they add nothing."""
+        tokens = {}
+        for index, (sent, shown) in enumerate(zip(self._sent, self._shown, strict=True)):
+            if shown > sent:
+                tokens[index] = self.stream.choices[index].parser.tokens[sent:shown]
+                self._sent[index] = shown
+        finished, self._finished = self._finished, []
+        if self._has_start and not tokens and not finished:
+            return b""
+        output = self.stream.usage.completion_tokens if finished else None
+        return encode_head(ResumeRecord(tokens, self._start(), finished, output, events))
+
+    def interim(self) -> Iterator[bytes]:
+        """Yield the records of an answer that is not streamed: the tokens since the last ones."""
+        for index, choice in enumerate(self.stream.choices):
+            while (sent := self._sent[index]) < len(choice.parser.tokens):
+                tokens = choice.parser.tokens[sent : sent + _MOST_TOKENS]
+                self._sent[index] += len(tokens)
+                yield encode_head(ResumeRecord({index: tokens}, self._start()))
+
+    def _start(self) -> ResumeStart | None:
+        """Return what the first record begins with."""
+        if self._has_start:
+            return None
+        self._has_start = True
+        choice, usage = self.stream.choices[0], self.stream.usage
+        seed = choice.job.sampling.seed
+        return ResumeStart(
+            seed, choice.digest, self.id, self.created, usage.prompt_tokens, usage.cached_tokens
+        )
+
+
+@dataclass(slots=True)
 class CompletionEncoder:
-    """Encodes a chat or a completion, with resume comments if the request is resumable."""
+    """Encodes a chat or a completion."""
 
     formatter: ResponseFormatter
     stream: GenerationStream
     arrived_s: float
-    _sent_tokens: list[int] = field(init=False)
-    """Tokens of each choice that are in a resume comment, or were sent by an engine before."""
+    recorder: ResumeRecorder | None = field(init=False, default=None)
+    """Set if the request is resumable."""
     _replayed: tuple[int, ...] = field(init=False)
     """Choices that tokens of another engine had ended already."""
-    _has_first_comment: bool = False
 
     def __post_init__(self) -> None:
         """Start where another engine was lost, if the answer is continued."""
-        choices = self.stream.choices
+        choices, formatter = self.stream.choices, self.formatter
+        if formatter.request.is_resumable:
+            self.recorder = ResumeRecorder(self.stream, formatter.id, formatter.created)
         self._replayed = tuple(i for i, choice in enumerate(choices) if choice.parser.is_over)
-        self._sent_tokens = [len(choice.parser.tokens) for choice in choices]
-        for choice, offset in zip(choices, self.formatter.offsets, strict=True):
+        for choice, offset in zip(choices, formatter.offsets, strict=True):
             for token in choice.parser.tokens:
-                offset.take(self.formatter.spell(token))
+                offset.take(formatter.spell(token))
 
     def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the body of a response that is not streamed; `deltas` are all of it from this engine."""
@@ -77,38 +138,29 @@ class CompletionEncoder:
             return b"".join(map(self._finish, missing))
         for index, choice in enumerate(self.stream.choices):
             if request.is_chat or choice.echo:
-                # The first tokens are parsed by now, but their text comes with the next chunk.
-                comment = self._comment(index, upto=self._sent_tokens[index])
-                out += self.formatter.first_chunk(index, echo=choice.echo, comment=comment)
+                out += self.formatter.first_chunk(index, echo=choice.echo)
         return out
 
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the chunks of some deltas; may be empty."""
         out = b""
-        for delta in _one_each(deltas):
-            parser = self.stream.choices[delta.index].parser
+        for delta in deltas:
             if not delta.delta.is_empty:
-                # The engine that continues must generate open tokens again, to know their log probabilities.
-                comment = self._comment(delta.index, upto=len(parser.tokens) - parser.open_tokens)
-                out += self.formatter.delta_chunk(delta.index, delta.delta, comment=comment)
-            if parser.is_over:
-                out += self._finish(delta.index)
+                if self.recorder is not None:
+                    self.recorder.show(delta.index)
+                out += self.formatter.delta_chunk(delta.index, delta.delta)
+        for index in dict.fromkeys(delta.index for delta in deltas):
+            if self.stream.choices[index].parser.is_over:
+                out += self._finish(index)
         return out
 
     def end(self) -> bytes:
         """Return the end of a complete stream."""
         return self.formatter.stream_end(self._totals())
 
-    def interim_comments(self) -> Iterator[bytes]:
-        """Yield the resume comments of an answer that is not streamed, as JSON: the tokens since the last ones."""
-        for index, choice in enumerate(self.stream.choices):
-            while (sent := self._sent_tokens[index]) < len(choice.parser.tokens):
-                comment = self._comment(index, upto=sent + _MOST_TOKENS)
-                yield comment[len(RESUME_COMMENT) : -1]
-
-    def keep_alive(self) -> bytes:
-        """Return what tells a client, in a long pause of its stream, that the answer goes on."""
-        return WAITING
+    def record(self) -> bytes:
+        """Return the resume record of the chunks since the last one; empty if they add nothing."""
+        return b"" if self.recorder is None else self.recorder.take()
 
     def fail(self, refusal: Refusal) -> bytes:
         """Return the end of a stream that failed. Without `[DONE]`, so that clients see the text is incomplete."""
@@ -117,27 +169,9 @@ class CompletionEncoder:
     def _finish(self, index: int) -> bytes:
         parser = self.stream.choices[index].parser
         assert parser.finish is not None
-        comment = self._comment(index, upto=len(parser.tokens), usage=self.stream.usage)
-        return self.formatter.finish_chunk(
-            index, parser.finish, stop_word=parser.stops.matched, comment=comment
-        )
-
-    def _comment(self, index: int, *, upto: int, usage: Usage | None = None) -> bytes:
-        """Return the resume comment of the next chunk, and mark its tokens as sent."""
-        if not self.formatter.request.is_resumable:
-            return b""
-        choice = self.stream.choices[index]
-        tokens = choice.parser.tokens[self._sent_tokens[index] : upto]
-        self._sent_tokens[index] += len(tokens)
-        fields: dict[str, Any] = {"tokens": tokens}
-        if index:
-            fields["choice"] = index
-        if not self._has_first_comment:
-            self._has_first_comment = True
-            fields |= _first_fields(self.stream, self.formatter.id, self.formatter.created)
-        if usage is not None:
-            fields["usage"] = usage.body()
-        return resume_comment(fields)
+        if self.recorder is not None:
+            self.recorder.finish(index)
+        return self.formatter.finish_chunk(index, parser.finish, stop_word=parser.stops.matched)
 
     def _totals(self) -> ResponseTotals:
         usage, ticket = self.stream.usage, self.stream.ticket
@@ -156,43 +190,15 @@ class CompletionEncoder:
         return ResponseTotals(usage=usage, performance=response_body.performance_body(timing))
 
 
-def _one_each(deltas: Sequence[ChoiceDelta]) -> Sequence[ChoiceDelta]:
-    """Return one delta for each choice: a resume comment counts all tokens, so it must precede all of their text."""
-    indexes = dict.fromkeys(delta.index for delta in deltas)
-    if len(indexes) == len(deltas):
-        return deltas
-    return [
-        ChoiceDelta(index, Delta.joined(delta.delta for delta in deltas if delta.index == index))
-        for index in indexes
-    ]
-
-
-def _first_fields(stream: GenerationStream, response_id: str, created: int) -> dict[str, Any]:
-    """Return the fields that another engine needs besides the tokens, and those that a gateway counts."""
-    choice, usage = stream.choices[0], stream.usage
-    return {
-        "seed": choice.job.sampling.seed,
-        "prompt": choice.digest,
-        "id": response_id,
-        "created": created,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-
-
 @dataclass(slots=True)
 class ResponsesEncoder:
-    """Encodes a response of the Responses API, which has one choice.
-
-    Several events may belong to one token, so resume comments are blocks behind the events to which their tokens belong.
-    """
+    """Encodes a response of the Responses API, which has one choice."""
 
     event_builder: ResponseEventBuilder
     stream: GenerationStream
     resumed: ResumePoint | None
-    is_resumable: bool
-    _sent_tokens: int
-    """Tokens that are in a resume comment, or were sent by an engine before."""
+    recorder: ResumeRecorder | None
+    """Set if the request is resumable."""
 
     @classmethod
     def new(cls, request: ResponsesRequest, stream: GenerationStream) -> "ResponsesEncoder":
@@ -206,8 +212,9 @@ class ResponsesEncoder:
         builder = ResponseEventBuilder(
             id=response_id, created=created, echo=request.echo, tools=request.tools
         )
-        is_resumable, sent = request.chat.is_resumable, len(stream.choices[0].parser.tokens)
-        return cls(builder, stream, resumed, is_resumable, sent)
+        is_resumable = request.chat.is_resumable
+        recorder = ResumeRecorder(stream, response_id, created) if is_resumable else None
+        return cls(builder, stream, resumed, recorder)
 
     def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the body of a response that is not streamed; `deltas` are all of it from this engine."""
@@ -223,55 +230,33 @@ class ResponsesEncoder:
     def begin(self) -> bytes:
         """Return the events before the first tokens; none if another engine sent them already."""
         builder, resumed, choice = self.event_builder, self.resumed, self.stream.choices[0]
-        first = _first_fields(self.stream, builder.id, builder.created)
         if resumed is None or not resumed.events:
-            mark = self._comment({"tokens": []})
-            return self._comment({"tokens": [], **first}) + builder.begin() + mark
+            return builder.begin()
         builder.replay(choice.replayed, events=resumed.events)
-        return self._comment({"tokens": []})
+        return b""
 
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the events of some deltas; may be empty."""
         events = b"".join(self.event_builder.add(delta.delta) for delta in deltas)
-        return events and events + self._comment()
+        if events and self.recorder is not None:
+            self.recorder.show(0)
+        return events
 
     def end(self) -> bytes:
         """Return the end of a complete stream."""
         finish = self.stream.choices[0].parser.finish
         assert finish is not None
-        usage = self.stream.usage
-        end = self.event_builder.end(finish, usage, now=self._now())
-        return end + self._comment({"tokens": self._new_tokens(), "usage": usage.body()})
+        if self.recorder is not None:
+            self.recorder.finish(0)
+        return self.event_builder.end(finish, self.stream.usage, now=self._now())
+
+    def record(self) -> bytes:
+        """Return the resume record of the events since the last one; empty if they add nothing."""
+        return b"" if self.recorder is None else self.recorder.take(self.event_builder.events)
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return the end of a stream that failed. A gateway reads the refusal, its client the event."""
-        comment = RESUME_COMMENT + refusal.body() + END if self.is_resumable else b""
-        return self.event_builder.fail(refusal) + comment
-
-    def interim_comments(self) -> Iterator[bytes]:
-        """Yield the resume comments of an answer that is not streamed, as JSON: the tokens since the last ones."""
-        tokens, builder = self.stream.choices[0].parser.tokens, self.event_builder
-        while (sent := self._sent_tokens) < len(tokens):
-            fields: dict[str, Any] = {"tokens": tokens[sent : sent + _MOST_TOKENS]}
-            self._sent_tokens += len(fields["tokens"])
-            if not sent:
-                fields |= _first_fields(self.stream, builder.id, builder.created)
-            yield resume_comment(fields)[len(RESUME_COMMENT) : -1]
-
-    def keep_alive(self) -> bytes:
-        """Return what tells a gateway or a client, in a long pause of its stream, that the answer goes on."""
-        return self._comment({"tokens": []}) or WAITING
-
-    def _comment(self, fields: dict[str, Any] | None = None) -> bytes:
-        """Return a resume comment; without fields, that of the tokens since the last one."""
-        if not self.is_resumable:
-            return b""
-        return resume_comment(fields or {"tokens": self._new_tokens()}) + b"\n"
-
-    def _new_tokens(self) -> list[int]:
-        tokens = self.stream.choices[0].parser.tokens[self._sent_tokens :]
-        self._sent_tokens += len(tokens)
-        return tokens
+        """Return the end of a stream that failed."""
+        return self.event_builder.fail(refusal)
 
     def _now(self) -> int:
         return int(self.stream.service.clock.now().timestamp())

@@ -19,7 +19,7 @@ from engine.api import web
 from engine.api.connections import HAND_OVER, IS_LINK, EngineConnectionLimits
 from engine.api.progress import WRITE_PROGRESS
 from machinery import engine_link
-from machinery.engine_link import EngineGauges, FrameReader, LinkError, RequestHead
+from machinery.engine_link import EngineGauges, Failure, FrameReader, LinkError, RequestHead
 from machinery.http_server import SSL_OBJECT
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -37,6 +37,11 @@ _NO_UPGRADE: Final = Refusal(
     param="upgrade",
     code="upgrade_required",
 )
+
+RECORD: Final = "record"
+"""The key in a message of a response's body with the resume record of its events; without a link nothing reads it."""
+FAILURE: Final = "failure"
+"""The key in the last message of a stream that failed, with the `Failure` that a link sends in place of its body."""
 
 log = logging.getLogger(__name__)
 
@@ -84,15 +89,15 @@ class LinkStream:
         self._received.put_nowait({"type": "http.disconnect"})
         self.wake()
 
-    def write_progress(self, comment: bytes) -> None:
+    def write_progress(self, record: bytes) -> None:
         """Send a sign of progress, unless the response has begun."""
         if not (self._has_status or self.is_over):
-            self._link.add(self._number, engine_link.PROGRESS, comment)
+            self._link.add(self._number, engine_link.PROGRESS, record)
 
-    def fail(self, why: str) -> None:
+    def fail(self, failure: Failure) -> None:
         """End the response before it is complete."""
         if not self.is_over:
-            self._link.add(self._number, engine_link.FAIL, why.encode())
+            self._link.add(self._number, engine_link.FAIL, engine_link.encode_head(failure))
             self._link.forget(self._number)
             self.cancel()
 
@@ -101,7 +106,7 @@ class LinkStream:
         try:
             await app(scope, self._received.get, self._send)
         finally:
-            self.fail("the engine ended the response early")
+            self.fail(Failure("the engine ended the response early"))
 
     async def _send(self, message: Message) -> None:
         if self.is_over:
@@ -112,19 +117,29 @@ class LinkStream:
             self._has_status = True
             self._link.add(self._number, engine_link.STATUS, engine_link.encode_head(head))
             return
+        if FAILURE in message:
+            self.fail(message[FAILURE])
+            return
         body, more = message.get("body", b""), message.get("more_body", False)
+        if RECORD in message:
+            recorded, body = engine_link.encode_recorded(message[RECORD], body), b""
+            await self._send_parts(recorded, engine_link.RECORDED_PART, engine_link.RECORDED)
+        if body or not more:
+            last = engine_link.EVENTS if more else engine_link.END
+            await self._send_parts(body, engine_link.EVENTS, last)
+
+    async def _send_parts(self, data: bytes, kind: int, last_kind: int) -> None:
+        """Send a part of the response in frames, as the window allows."""
         most = engine_link.MAX_RESPONSE_PAYLOAD
-        for at in range(0, max(len(body), 1), most):
+        for at in range(0, max(len(data), 1), most):
             if (self._window <= 0 or self._link.is_full) and not await self._may_send():
                 return
-            part, is_last = body[at : at + most], not more and at + most >= len(body)
+            part = data[at : at + most]
             self._window -= len(part)
-            if is_last:
-                self.is_over = True
-                self._link.add(self._number, engine_link.END, part)
-                self._link.forget(self._number)
-            elif part:
-                self._link.add(self._number, engine_link.EVENTS, part)
+            self._link.add(self._number, last_kind if at + most >= len(data) else kind, part)
+        if last_kind == engine_link.END:
+            self.is_over = True
+            self._link.forget(self._number)
 
     async def _may_send(self) -> bool:
         """Wait until the client reads; return False if it does not for too long, or the request is over."""
@@ -140,7 +155,7 @@ class LinkStream:
             except TimeoutError:
                 waited_s += limits.check_s
                 if waited_s >= (limits.crowded_stall_s if limits.is_crowded() else limits.stall_s):
-                    self.fail("the client reads nothing")
+                    self.fail(Failure("the client reads nothing"))
         return False
 
 

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from schemas.wire import headers
 
 WRITE_PROGRESS: Final = "write_progress"
-"""The key in an ASGI scope's `state` with the function that sends a sign of progress, with a resume comment or none."""
+"""The key in an ASGI scope's `state` with the function that sends a sign of progress, with a resume record or none."""
 _LEAST_S, _MOST_S = 0.05, 60.0
 _ASKED = headers.PROGRESS.encode()
 _KEY = "progress_reporter"
@@ -29,8 +29,8 @@ class ProgressReporter:
     def __init__(
         self, write: Callable[[bytes], None], progress: Callable[[], int], interval_s: float
     ) -> None:
-        self.resume_comments: Callable[[], Iterable[bytes]] = tuple
-        """Returns the resume comments of the tokens since the last call."""
+        self.resume_records: Callable[[], Iterable[bytes]] = tuple
+        """Returns the resume records of the tokens since the last call."""
         self._write, self._progress = write, progress
         self._last = progress()
         self._loop = asyncio.get_running_loop()
@@ -69,6 +69,6 @@ class ProgressReporter:
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
         if self.has_advanced():
-            # One sign for each comment, which keeps them small.
-            for comment in (*self.resume_comments(),) or (b"",):
-                self._write(comment)
+            # One sign for each record, which keeps them small.
+            for record in (*self.resume_records(),) or (b"",):
+                self._write(record)

@@ -34,7 +34,7 @@ class RequestOptions:
     timeout_s: float | None = None
     """Seconds from the arrival to the end of the answer; None waits without a limit."""
     is_resumable: bool = False
-    """True if a gateway wants resume comments, and may send the field `fleet`."""
+    """True if a gateway wants resume records, and may send the field `fleet`."""
     cache_salt: str = ""
     """The salt of the sender's API key; empty if it has none."""
 

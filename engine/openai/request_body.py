@@ -134,7 +134,7 @@ class CompletionBody(_GenerationBody):
 
 
 class _ResumeBody(BaseModel):
-    """The field `fleet`, with which a gateway continues an answer: the sum of its resume comments."""
+    """The field `fleet`, with which a gateway continues an answer: the sum of its resume records."""
 
     model_config = _STRICT
 
@@ -208,7 +208,7 @@ class GenerationRequest:
     is_fitted: bool = False
     """True if `max_tokens` may be lowered to the room that is left."""
     is_resumable: bool = False
-    """True if the answer, to one prompt, comes with resume comments: in its stream, or in interim responses."""
+    """True if the answer, to one prompt, comes with resume records: beside its events, or in signs of progress."""
     resumed: ResumePoint | None = None
     format: output_options.RequiredText | None = None
     """The form that the text must have."""

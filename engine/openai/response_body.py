@@ -250,24 +250,21 @@ class ResponseFormatter:
             **_stop_reason(choice.stop_word),
         }
 
-    def first_chunk(self, index: int, *, echo: str = "", comment: bytes = b"") -> bytes:
-        """Return the chunk before the first token of a choice: the role in a chat, the echo in a completion.
-
-        `comment` is the chunk's resume comment, here and below.
-        """
+    def first_chunk(self, index: int, *, echo: str = "") -> bytes:
+        """Return the chunk before the first token of a choice: the role in a chat, the echo in a completion."""
         if self.request.is_chat:
             delta = {"role": "assistant", "content": "", "refusal": None}
-            return self._chunk(index, {"delta": delta}, comment=comment)
-        return self._chunk(index, {"text": echo}, comment=comment)
+            return self._chunk(index, {"delta": delta})
+        return self._chunk(index, {"text": echo})
 
-    def delta_chunk(self, index: int, delta: Delta, *, comment: bytes = b"") -> bytes:
+    def delta_chunk(self, index: int, delta: Delta) -> bytes:
         """Return the chunk that adds a delta to a choice."""
         text: Json = (
             {"delta": _delta_body(delta)} if self.request.is_chat else {"text": delta.content}
         )
         has_logprobs = delta.scored or delta.prompt_logprobs
         logprobs = self._logprobs(index, delta) if has_logprobs else None
-        return self._chunk(index, {**text, "logprobs": logprobs}, comment=comment)
+        return self._chunk(index, {**text, "logprobs": logprobs})
 
     def finish_chunk(
         self,
@@ -275,12 +272,11 @@ class ResponseFormatter:
         finish: Finish,
         *,
         stop_word: str | None = None,
-        comment: bytes = b"",
     ) -> bytes:
         """Return the chunk with the finish reason of a choice."""
         text: Json = {"delta": {}} if self.request.is_chat else {"text": ""}
         reason = {"finish_reason": finish, **_stop_reason(stop_word)}
-        return self._chunk(index, {**text, **reason}, comment=comment)
+        return self._chunk(index, {**text, **reason})
 
     def stream_end(self, totals: ResponseTotals) -> bytes:
         """Return the end of a complete stream: the usage if requested, and `[DONE]`."""
@@ -302,12 +298,12 @@ class ResponseFormatter:
         of_answer = completion_logprobs(delta.scored, self.spell, offset)
         return {name: of_prompt.get(name, []) + values for name, values in of_answer.items()}
 
-    def _chunk(self, index: int, fields: Json, *, comment: bytes) -> bytes:
+    def _chunk(self, index: int, fields: Json) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **fields}
         body = {**self._chunk_head(), "choices": [choice]}
         if self.request.has_usage:
             body["usage"] = None
-        return comment + sse_event(body)
+        return sse_event(body)
 
     def _chunk_head(self) -> Json:
         return self._head("chat.completion.chunk" if self.request.is_chat else "text_completion")
@@ -386,11 +382,6 @@ def _tool_call_bodies(pieces: Sequence[ToolCallDelta]) -> list[Json]:
         function = {"name": parts[0].name, "arguments": "".join(part.arguments for part in parts)}
         bodies.append({"id": parts[0].id, "type": "function", "function": function})
     return bodies
-
-
-def resume_comment(fields: Json) -> bytes:
-    """Return the comment line of a chunk that lets a gateway continue the answer elsewhere."""
-    return streams.RESUME_COMMENT + orjson.dumps(fields) + b"\n"
 
 
 def sse_event(body: Json) -> bytes:

@@ -95,7 +95,8 @@ class ResponseEventBuilder:
     _open: _OutputItem | None = None
     _call: int | None = None
     """Index of the open call among the calls."""
-    _count: int = 0
+    events: int = 0
+    """The number of events so far."""
 
     def begin(self) -> bytes:
         """Return the events before the first token."""
@@ -108,7 +109,7 @@ class ResponseEventBuilder:
         self.begin()
         for delta in deltas:
             self.add(delta)
-        self._count = events
+        self.events = events
 
     def add(self, delta: Delta) -> bytes:
         """Return the events of a delta; may be empty."""
@@ -234,8 +235,8 @@ class ResponseEventBuilder:
         return out + self._close("incomplete" if finish == "length" else "completed")
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
-        body = {"type": name, "sequence_number": self._count, **fields}
-        self._count += 1
+        body = {"type": name, "sequence_number": self.events, **fields}
+        self.events += 1
         return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 

@@ -100,11 +100,11 @@ class EngineAttempt(InFlight, kw_only=True):
     _rest: bytes = b""
 
     @override
-    def on_progress(self, comment: bytes) -> None:
-        if comment:
+    def on_progress(self, record: bytes) -> None:
+        if record:
             if self.resume_log is None:
                 self.resume_log = ResumeLog(self.state.terms.policy.resumable_tokens)
-            self.resume_log.add(comment)
+            self.resume_log.add(record)
 
     @override
     def on_head(self, head: ResponseHead) -> None:
@@ -129,12 +129,31 @@ class EngineAttempt(InFlight, kw_only=True):
             # A failure before the end of the first event can be retried.
             first, self._rest = split_events(self._rest, data)
             if first:
-                self._begin_stream(first)
+                self._begin_stream(first, [])
         else:
             self._parts.append(data)
             self._size += len(data)
             if self._size > _WHOLE_LIMIT:
                 self._fail(f"the response is larger than {_WHOLE_LIMIT} bytes")
+
+    @override
+    def on_recorded(self, events: bytes, records: list[bytes]) -> None:
+        if self.stream is not None:
+            self.stream.feed_recorded(events, records)
+        elif self._is_streamed:
+            self._begin_stream(events, records)
+        else:
+            self._fail("the response is not a stream")
+
+    @override
+    def on_refused(self, last_event: bytes) -> None:
+        if self.stream is not None:
+            self.stream.refuse(last_event)
+        elif self._is_streamed:
+            self._begin_stream(last_event, [])
+            self.on_end(b"")
+        else:
+            self._fail("the response is not a stream")
 
     @override
     def on_end(self, data: bytes) -> None:
@@ -210,7 +229,7 @@ class EngineAttempt(InFlight, kw_only=True):
             now_s = self.runner.clock.monotonic()
             self.runner.load_tracker.outliers.abandon_trial(self.endpoint, now_s)
 
-    def _begin_stream(self, first: bytes) -> None:
+    def _begin_stream(self, first: bytes, records: list[bytes]) -> None:
         runner, head = self.runner, self._head
         assert head is not None
         now_s = runner.clock.monotonic()
@@ -226,6 +245,7 @@ class EngineAttempt(InFlight, kw_only=True):
             passed=head.passed,
             first=first,
             rest=self._rest,
+            records=records,
             clock=runner.clock,
             interrupted=runner.interrupted,
             observer=self.state,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from gateway.forwarding.policy import NO_DEADLINE, Deadline
-from gateway.forwarding.resume_log import LARGEST, ResumeLog
+from gateway.forwarding.resume_log import ResumeLog
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
 from gateway.metrics.response_summary import TokenCounts, VersionCounts, parse_usage
@@ -13,30 +13,13 @@ from gateway.routing.table import EngineEndpoint
 from gateway.upstream.call import BrokenResponseError, EngineCall, SuspendedError
 from machinery.clock import NEVER, Clock
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
-from schemas.wire.errors import ErrorBody
 from schemas.wire.streams import DONE
 
-_ERROR = b'data: {"error"'
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
-_LINE_FEED = 10
 
 
-def parse_fault(fault: bytes) -> tuple[str, bool]:
-    """Return the message of a fault, and whether another engine may succeed.
-
-    A server_error is the engine's (it drains or failed), except request_timeout. Any other error
-    would occur elsewhere too.
-    """
-    if not fault.startswith(_ERROR):
-        return "the engine sent invalid data", True
-    error = ErrorBody.parse(fault[len(b"data: ") :])
-    if error is None:
-        return "the engine sent invalid data", True
-    return error.message, error.type == "server_error" and error.code != "request_timeout"
-
-
-def split_events(held: bytes, piece: bytes, limit: int = _HELD_LIMIT) -> tuple[bytes, bytes]:
+def split_events(held: bytes, piece: bytes) -> tuple[bytes, bytes]:
     """Return the complete events, and the beginning of an incomplete one.
 
     An incomplete event must not be passed on: if the engine then dies, no error event could follow.
@@ -45,7 +28,7 @@ def split_events(held: bytes, piece: bytes, limit: int = _HELD_LIMIT) -> tuple[b
         return piece, b""
     data = held + piece
     end = max(_end(data, b"\n\n"), _end(data, b"\r\n\r\n"))
-    if len(data) - end > limit:
+    if len(data) - end > _HELD_LIMIT:
         return data, b""
     return data[:end], data[end:]
 
@@ -80,14 +63,14 @@ class InFlight(EngineCall, kw_only=True):
         self.version.record_first_token(now_s - self.sent_s)
         self._first_s = now_s
 
-    def record_end(self, lines: int, last: bytes, now_s: float) -> str:
-        """Record the end of a stream with `lines` lines after the first event.
+    def record_end(self, tokens: int, last: bytes, now_s: float) -> str:
+        """Record the end of a stream, with the number of tokens after the first event.
 
         Return the failure as in fleet_gateway_attempts_total; empty if the stream is complete.
         """
         self.is_counted = True
         if response_summary.is_complete_stream(last):
-            self.version.record_stream(lines, last, now_s - self._first_s)
+            self.version.record_stream(tokens, now_s - self._first_s)
             return ""
         is_late = now_s >= self.deadline.at_s or self.is_timeout(last)
         self._end_early(is_late=is_late)
@@ -127,8 +110,8 @@ class ResumeSearch(Protocol):
     """A search for another engine that continues a stream."""
 
     @property
-    def is_finished(self) -> bool:
-        """True if the client already got the finish reason."""
+    def tokens(self) -> int:
+        """The number of tokens that the client has."""
         ...
 
     async def step(self) -> "EngineStream | None":
@@ -160,7 +143,7 @@ class StreamReceiver(Protocol):
         """Receive one or more complete events."""
         ...
 
-    def chunk_writer(self) -> Callable[[bytes], object] | None:
+    def chunk_writer(self) -> "ChunkWriter | None":
         """Return a function that takes events as HTTP/1.1 chunks in place of `on_events`; None if there is none."""
         return None
 
@@ -181,8 +164,10 @@ class StreamReceiver(Protocol):
         ...
 
 
-EarlyAct: TypeAlias = tuple[Callable[["EngineStream", Any], None], Any]
-"""A method of a stream and its argument, for what arrives before there is a receiver."""
+ChunkWriter: TypeAlias = Callable[[bytes], object]
+"""Writes HTTP/1.1 chunks to a client."""
+EarlyAct: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
+"""A method of a stream and its arguments, for what arrives before there is a receiver."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -194,17 +179,18 @@ class EngineStream:
     passed: bytes
     """Header lines for the client."""
     first: bytes
-    rest: bytes
+    rest: bytes = b""
     """The beginning of the next event."""
+    records: list[bytes] = field(default_factory=list)
+    """The resume records of the first events, if another engine can continue the stream."""
     clock: Clock
     interrupted: Callable[[InFlight, BrokenResponseError], str]
     """Called when an engine dies; returns the outcome of the attempt."""
     observer: StreamObserver
     resume_log: ResumeLog | None = None
-    """Resume comments of the stream, if it has any."""
+    """Resume records of the stream, if it has any."""
     search: Callable[["EngineStream", BrokenResponseError], ResumeSearch] | None = None
     """Starts the search for another engine, or raises."""
-    is_resumed: bool = False
     is_whole: bool = True
     """False if an engine ended the stream with an error for the client; valid at the end."""
     last: bytes = b""
@@ -214,8 +200,12 @@ class EngineStream:
     _receiver: StreamReceiver | None = None
     _found: ResumeSearch | None = None
     """The search for the next engine; meanwhile nothing more of the last one counts."""
-    _events: int = 0
-    """Events after the first; with a resume log, its count at the start of this engine."""
+    _write: ChunkWriter | None = None
+    """Takes events in place of the receiver, if nothing else is done with them."""
+    _pieces: int = 0
+    """Events after the first, or with a resume log, what arrived with a record or at once with several."""
+    _replayed: int = 0
+    """Tokens that other engines generated."""
     _is_over: bool = False
 
     @property
@@ -223,55 +213,19 @@ class EngineStream:
         """The endpoint that answers now."""
         return self.in_flight.endpoint
 
-    def watch(
-        self,
-        resume_log: ResumeLog,
-        search: Callable[["EngineStream", BrokenResponseError], ResumeSearch] | None,
-    ) -> None:
-        """Remove resume comments from the stream, and continue it elsewhere if its engine dies."""
-        self.resume_log, self.search = resume_log, search
-        self.first = resume_log.take(self.first)
-        self._events = resume_log.events
-
     def attach(self, receiver: StreamReceiver) -> None:
         """Hand the events to the receiver from now on, those that have arrived at once."""
         self._receiver = receiver
-        self.in_flight.receive = self.feed
         self.in_flight.resume()
         first, self.first = self.first, b""
-        # Hand over events, and the error with which the engine gave up after them.
-        assert self._receiver is not None
         if first:
             self.last = first
-            self._receiver.on_events(first)
-        resume_log = self.resume_log
-        if resume_log is not None and resume_log.fault is not None and not self._is_over:
-            self._end_with(resume_log.fault)
+            receiver.on_events(first)
+        # What arrived meanwhile: more events, and the error with which the engine gave up after them.
         early, self.early = self.early, []
-        for act, value in early:
-            act(self, value)
-        write = receiver.chunk_writer()
-        if write is not None and not self._is_over and self._found is None:
-            self.in_flight.receive = self._relay(write)
-
-    def _relay(self, write: Callable[[bytes], object]) -> Callable[[bytes], None]:
-        """Return `feed` with fewer steps for what nearly always arrives: one event, of which nothing is held back.
-
-        It is in use until the stream ends or breaks.
-        """
-        if self.resume_log is not None:
-            return self.resume_log.relay(self, write)
-
-        def relay(piece: bytes) -> None:
-            # One line: `find` of one byte takes a third of the time of two.
-            if piece.find(b"\n") != len(piece) - 2 or piece[-1] != _LINE_FEED or self.rest:
-                self.feed(piece)
-                return
-            self._events += 1
-            self.last = piece
-            write(b"".join((SIZE_LINES[len(piece)], piece, CHUNK_END)))
-
-        return relay
+        for act, values in early:
+            act(self, *values)
+        self._write = receiver.chunk_writer()
 
     def pause(self) -> None:
         """Read no more for now, because the client reads too slowly."""
@@ -282,45 +236,56 @@ class EngineStream:
         self.in_flight.resume()
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece of the engine's response."""
-        receiver, resume_log = self._receiver, self.resume_log
+        """Take a piece of a response that no other engine can continue."""
+        receiver = self._receiver
         if receiver is None:
-            self.early.append((EngineStream.feed, piece))
+            self.early.append((EngineStream.feed, (piece,)))
             return
         if self._is_over or self._found is not None:
             return
         if self.rest or not piece.endswith(b"\n\n"):
-            limit = _HELD_LIMIT if resume_log is None else LARGEST
-            piece, self.rest = split_events(self.rest, piece, limit)
+            piece, self.rest = split_events(self.rest, piece)
             if not piece:
                 return
-        if resume_log is None:
-            # Most pieces hold one event, and `find` costs half of `count`.
-            is_one = piece.find(b"\n\n") == len(piece) - 2
-            self._events += 1 if is_one else piece.count(b"\n\n")
-            self.last = piece
-            receiver.on_events(piece)
+        # Most pieces hold one event, and `find` costs half of `count`.
+        is_single = piece.find(b"\n\n") == len(piece) - 2
+        self._pieces += 1 if is_single else piece.count(b"\n\n")
+        self._pass(receiver, piece)
+
+    def feed_recorded(self, events: bytes, records: list[bytes]) -> None:
+        """Take whole events and their resume records."""
+        receiver = self._receiver
+        if receiver is None:
+            self.early.append((EngineStream.feed_recorded, (events, records)))
             return
-        events = resume_log.take(piece)
+        if self._is_over or self._found is not None:
+            return
+        if self.resume_log is not None:
+            for record in records:
+                self.resume_log.add(record)
+        self._pieces += 1
         if events:
-            self.last = events
+            self._pass(receiver, events)
+
+    def _pass(self, receiver: StreamReceiver, events: bytes) -> None:
+        self.last = events
+        if self._write is None:
             receiver.on_events(events)
-        if resume_log.fault is not None and not self._is_over:
-            self._end_with(resume_log.fault)
+        else:
+            self._write(b"".join((SIZE_LINES[len(events)], events, CHUNK_END)))
 
     def close(self) -> None:
         """Release the stream, complete or not. May be called again."""
-        self.in_flight.receive = self.feed
         if not self._is_over:
             self._is_over = True
             if self.resume_log is not None:
                 self.observer.record_usage(self.resume_log.usage())
         self.in_flight.close()
 
-    def finish(self, _: None = None) -> None:
+    def finish(self) -> None:
         """Take the end of the engine's response."""
         if self._receiver is None:
-            self.early.append((EngineStream.finish, None))
+            self.early.append((EngineStream.finish, ()))
         elif self._is_over or self._found is not None:
             return
         elif self.resume_log is not None and not self._has_end:
@@ -334,25 +299,20 @@ class EngineStream:
             self._receiver.on_stream_end()
 
     def break_off(self, error: BrokenResponseError) -> None:
-        """Take the death of the engine: end the stream if only its end is missing, else search another engine."""
+        """Take the death of the engine: search another one, unless the client has everything."""
         receiver, self.rest = self._receiver, b""
         if receiver is None:
-            self.early.append((EngineStream.break_off, error))
+            self.early.append((EngineStream.break_off, (error,)))
             return
         if self._is_over or self._found is not None:
             return
-        missing = b"" if self.resume_log is None else self.resume_log.missing_end(self.last)
-        if self._has_end or missing:
-            if not self._has_end:
-                self.last = missing
-                receiver.on_events(missing)
+        if self._has_end:
             self._record_end(self.last)
             receiver.on_stream_end()
             return
         outcome = self.interrupted(self.in_flight, error)
         self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
         self.in_flight.close()
-        self.in_flight.receive = self.feed
         try:
             if self.search is None:
                 raise error
@@ -382,34 +342,28 @@ class EngineStream:
         self.observer.record_broken(self.in_flight.endpoint, "suspended", why)
         self.in_flight.is_counted = True  # the engine that ends the stream is counted
         self.in_flight.close()
-        self.in_flight.receive = self.feed
         receiver.on_suspended()
         return True
 
-    def _end_with(self, fault: bytes) -> None:
-        """End the stream with the engine's error event if the client should get it; else another engine may succeed."""
-        assert self._receiver is not None
-        assert self.resume_log is not None
-        why, is_resumable = parse_fault(fault)
-        if is_resumable:
-            self.break_off(BrokenResponseError(why, had_bytes=True))
-            return
-        event = self.resume_log.fault_event
-        self._record_end(event)
-        self._receiver.on_events(event)
-        self._receiver.on_stream_end()
+    def refuse(self, last_event: bytes) -> None:
+        """Take the error with which the engine ends the stream, as any other engine would."""
+        if self._receiver is None:
+            self.early.append((EngineStream.refuse, (last_event,)))
+        elif not self._is_over and self._found is None:
+            self._record_end(last_event)
+            self._receiver.on_events(last_event)
+            self._receiver.on_stream_end()
 
     def _record_end(self, last: bytes) -> None:
         """Record the end of the stream and its usage."""
-        self._is_over, self.in_flight.receive = True, self.feed
-        end = last if self.resume_log is None else self.resume_log.last()
-        if usage := parse_usage(end):
+        self._is_over = True
+        usage = parse_usage(last) if self.resume_log is None else self.resume_log.usage()
+        if usage is not None:
             self.observer.record_usage(usage)
-        tail = last + end
-        if self.is_resumed and response_summary.is_complete_stream(last):
-            tail = DONE  # its usage has tokens that another engine generated
-        count = self._events if self.resume_log is None else self.resume_log.events - self._events
-        broken = self.in_flight.record_end(2 * count, tail, self.clock.monotonic())
+        # Without a usage they are the events, without the finish reason and [DONE].
+        tokens = self._pieces - 2 if usage is None else usage[2] - self._replayed - 1
+        count = tokens if self._pieces else 0
+        broken = self.in_flight.record_end(count, last, self.clock.monotonic())
         if broken:
             self.is_whole = False
             self.observer.record_broken(
@@ -431,13 +385,9 @@ class EngineStream:
         stream = await search.step()
         if stream is None:
             return False
-        first = stream.first
-        if search.is_finished:
-            # The engine repeats the finish reason.
-            first = first[first.index(b"\n\n") + 2 :]
-        self.in_flight, self.rest, self.early = stream.in_flight, stream.rest, stream.early
+        for record in stream.records:
+            resume_log.add(record)
+        self.first, self.in_flight, self.early = stream.first, stream.in_flight, stream.early
         self.in_flight.stream, self._receiver, self._found = self, None, None
-        resume_log.restart()
-        self.first = resume_log.take(first)
-        self.is_resumed, self._events = True, resume_log.events
+        self._pieces, self._replayed = 0, search.tokens
         return True

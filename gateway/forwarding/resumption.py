@@ -55,12 +55,12 @@ class Resumer:
         return self.attempts.metrics
 
     def watch(self, stream: EngineStream, request: InferenceRequest, state: RetryState) -> None:
-        """Make the stream resumable, if its engine sends resume comments."""
-        if not request.is_resumable:
-            return
-        resume_log = ResumeLog.of(stream.first, state.terms.policy.resumable_tokens)
-        if resume_log is not None:
-            stream.watch(resume_log, partial(self.search, request, state))
+        """Make the stream resumable, if its engine sends resume records."""
+        if request.is_resumable and stream.records:
+            stream.resume_log = ResumeLog(state.terms.policy.resumable_tokens)
+            for record in stream.records:
+                stream.resume_log.add(record)
+            stream.search = partial(self.search, request, state)
 
     def search(
         self,
@@ -163,8 +163,8 @@ class Resumption(ResumeSearch):
 
     @property
     @override
-    def is_finished(self) -> bool:
-        return self.resume_point.is_finished
+    def tokens(self) -> int:
+        return self.resume_point.tokens
 
     @override
     async def step(self) -> EngineStream | None:
@@ -245,7 +245,7 @@ class Resumption(ResumeSearch):
     def _is_fit(self, result: EngineStream | WholeResponse) -> bool:
         """Return whether the engine continues; if not, record the reason."""
         if isinstance(result, EngineStream):
-            if ResumeLog.has_comments(result.first):
+            if result.records:
                 return True
             # It started anew, so its text is not the continuation.
             result.close()

@@ -176,18 +176,9 @@ class VersionCounts:
         self.first_tokens[bisect_left(FIRST_TOKEN_BOUNDS_S, seconds)] += 1
         self.first_token_s += seconds
 
-    def record_stream(self, lines: int, last: bytes, seconds: float) -> None:
-        """Count a complete stream.
-
-        `lines` lines, two for each event, followed the first event within `seconds`; `last` is the
-        last piece. The tokens are those of `usage` if the client asked for it. Else they are the
-        events, without the finish reason and [DONE].
-        """
+    def record_stream(self, tokens: int, seconds: float) -> None:
+        """Count a complete stream, with about so many tokens within `seconds` after the first event."""
         self.ok += 1
-        events = lines // 2
-        if events:
-            usage = parse_usage(last)
-            tokens = events - 2 if usage is None else usage[2] - 1
-            if tokens > 0 and seconds > 0:
-                self.tokens += tokens
-                self.token_s += seconds
+        if tokens > 0 and seconds > 0:
+            self.tokens += tokens
+            self.token_s += seconds

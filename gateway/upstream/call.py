@@ -4,7 +4,6 @@ An `Exchange` is a call whose reader waits, for health checks. Requests of clien
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
@@ -105,11 +104,11 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     """True while the client is slow."""
     has_bytes: bool = False
     """True once the head of the response has arrived."""
-    receive: Callable[[bytes], None] | None = None
-    """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
+    begun: bytes = b""
+    """The beginning of a large RECORDED of the link."""
 
-    def on_progress(self, comment: bytes) -> None:
-        """Receive a sign of progress before the response, with a resume comment or none."""
+    def on_progress(self, record: bytes) -> None:
+        """Receive a sign of progress before the response, with a resume record or none."""
 
     def on_head(self, head: "ResponseHead") -> None:
         """Receive the head."""
@@ -119,8 +118,16 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
         """Receive a part of the body after which more follows."""
         raise NotImplementedError
 
+    def on_recorded(self, events: bytes, records: list[bytes]) -> None:
+        """Receive whole events of a stream that another engine can continue, and their resume records, some empty."""
+        raise NotImplementedError
+
     def on_end(self, data: bytes) -> None:
         """Receive the last part of the body, which may be empty."""
+        raise NotImplementedError
+
+    def on_refused(self, last_event: bytes) -> None:
+        """Receive the event with which the engine ends a stream early, as any other engine would."""
         raise NotImplementedError
 
     def on_error(self, error: UpstreamError) -> None:
@@ -238,6 +245,14 @@ class Exchange(EngineCall, kw_only=True):
     @override
     def on_body(self, data: bytes) -> None:
         self._add(data)
+
+    @override
+    def on_recorded(self, events: bytes, records: list[bytes]) -> None:
+        self._add(events)
+
+    @override
+    def on_refused(self, last_event: bytes) -> None:
+        self.on_end(last_event)
 
     @override
     def on_end(self, data: bytes) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from typing_extensions import override
 
@@ -27,7 +27,10 @@ SWITCHED: Final = b"HTTP/1.1 101 "
 """The beginning of an answer that accepts the link."""
 _MOST_HEAD_BYTES = 8 << 10
 _LAST_NUMBER = (1 << 32) - 1
-_OF_RESPONSES = frozenset({engine_link.STATUS, engine_link.EVENTS, engine_link.END})
+_PARTS = frozenset({engine_link.EVENTS, engine_link.RECORDED, engine_link.RECORDED_PART})
+_OF_RESPONSES = _PARTS | {engine_link.STATUS, engine_link.END}
+_Batch: TypeAlias = tuple[list[bytes], list[bytes]]
+"""Parts of a response's body, and the resume records beside them."""
 # An engine has half of a window in transit while the other half is granted.
 _GRANT_BYTES: Final = engine_link.WINDOW_BYTES // 2
 
@@ -230,7 +233,7 @@ class EngineLink(asyncio.Protocol):
         if not self._is_switched:
             data = self._read_switch(data)
         now_s, calls = self._now(), self.calls
-        events: dict[int, list[bytes]] = {}
+        batches: dict[int, _Batch] = {}
         try:
             for number, kind, payload in self._reader.feed(data):
                 call = calls.get(number)
@@ -240,34 +243,53 @@ class EngineLink(asyncio.Protocol):
                     continue
                 if not call.is_paused:
                     call.silent_since = now_s
-                if kind == engine_link.EVENTS and call.has_bytes:
+                if kind in _PARTS and call.has_bytes:
                     # An engine that is ahead of this gateway has sent several steps: one write for each client is enough.
-                    if number in events:
-                        events[number].append(payload)
-                    else:
-                        events[number] = [payload]
+                    batch = batches.get(number)
+                    if batch is None:
+                        batch = batches[number] = [], []
+                    self._add_part(call, kind, payload, batch)
                     continue
-                if number in events:
-                    self._pass_events(number, events.pop(number))
+                if number in batches:
+                    self._pass_batch(number, batches.pop(number))
                     if number not in calls:
                         continue
                 self._take_of_call(call, kind, payload)
         except (LinkError, InvalidResponseError) as error:
             self.end = f"the engine breaks the rules of the link: {error}"
             self.cut()
-        for number, payloads in events.items():
-            self._pass_events(number, payloads)
+        for number, batch in batches.items():
+            self._pass_batch(number, batch)
 
-    def _pass_events(self, number: int, payloads: list[bytes]) -> None:
+    def _add_part(self, call: EngineCall, kind: int, payload: bytes, batch: _Batch) -> None:
+        """Add a part of a body to those that have arrived with it."""
+        call.unread += len(payload)
+        if kind == engine_link.RECORDED_PART:
+            call.begun += payload
+            if len(call.begun) > engine_link.MAX_RECORDED:
+                raise LinkError("a RECORDED that is too large")
+            return
+        if kind == engine_link.RECORDED:
+            if call.begun:
+                payload, call.begun = call.begun + payload, b""
+            record, payload = engine_link.split_recorded(payload)
+            batch[1].append(record)
+        batch[0].append(payload)
+
+    def _pass_batch(self, number: int, batch: _Batch) -> None:
         """Hand over parts of a body, as one, unless the call was given up meanwhile."""
         call = self.calls.get(number)
         if call is None:
             return
-        data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-        call.unread += len(data)
         if call.unread >= _GRANT_BYTES and not call.is_paused:
             self._grant(call)
-        (call.receive or call.on_body)(data)
+        payloads, records = batch
+        if payloads:
+            data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+            if records:
+                call.on_recorded(data, records)
+            else:
+                call.on_body(data)
 
     def _take_of_call(self, call: EngineCall, kind: int, payload: bytes) -> None:
         """Take a frame of a call that is no part of its body."""
@@ -283,9 +305,13 @@ class EngineLink(asyncio.Protocol):
             case engine_link.PROGRESS:
                 call.on_progress(payload)
             case engine_link.FAIL:
+                failure = engine_link.decode_failure(payload)
                 self._release(call)
-                why = payload[:500].decode(errors="replace")
-                call.on_error(BrokenResponseError(why, had_bytes=call.has_bytes))
+                if failure.last_event and call.has_bytes:
+                    call.on_refused(failure.last_event)
+                else:
+                    why = failure.message[:500]
+                    call.on_error(BrokenResponseError(why, had_bytes=call.has_bytes))
             case _:
                 pass  # of a later release
 

@@ -284,7 +284,7 @@ class ExternalRequest(CallCarrier):
                 return
             if not call.is_paused:
                 call.silent_since = client.now()
-            (call.receive or call.on_body)(data)
+            call.on_body(data)
 
 
 async def _on_connection(

@@ -18,7 +18,7 @@ TRACE_STATE: Final = "tracestate"
 
 # Sent by gateways to engines.
 RESUMABLE: Final = "x-fleet-resumable"
-"""`1` asks for a stream with resume comments (streams.py) and allows the body field `fleet`; `0` is the default."""
+"""`1` asks for resume records (machinery/engine_link.py), which a link carries, and allows the body field `fleet`; `0` is the default."""
 
 PROGRESS: Final = "x-fleet-progress"
 """Seconds after which a sign of progress is wanted on the link, again and again, while the engine makes progress and its

@@ -10,11 +10,5 @@ DONE: Final = b"data: [DONE]\n\n"
 """OpenAI's last event of a stream that is complete."""
 WAITING: Final = b": waiting\n\n"
 """A comment that keeps an idle stream alive; clients skip it."""
-RESUME_COMMENT: Final = b": fleet "
-"""The beginning of a comment line; JSON follows (docs/internals/engine.md).
-
-Chunks of chats and completions have it before their data. In streams of /v1/responses, where several events belong to
-one token, it is a block of its own behind them.
-"""
 RESUME_FIELD: Final = "fleet"
 """The field of a request body with which a gateway continues an answer on another engine."""

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from machinery import engine_link
-from machinery.engine_link import EngineGauges, FrameReader, LinkError, RequestHead, StatusHead
+from machinery.engine_link import (
+    EngineGauges,
+    Failure,
+    FrameReader,
+    LinkError,
+    RequestHead,
+    ResumeRecord,
+    ResumeStart,
+    StatusHead,
+)
 
 LIMIT = 1000
 FRAMES = st.lists(
@@ -67,7 +76,37 @@ def test_headers_that_fill_a_frame_are_refused_before_they_are_sent() -> None:
         engine_link.encode_request(RequestHead("POST", "/", b"x" * 70_000, 0), b"")
 
 
+@given(record=st.binary(max_size=200), events=st.binary(max_size=200), cut=st.integers(0, 203))
+def test_a_record_is_split_from_its_events(record: bytes, events: bytes, cut: int) -> None:
+    payload = engine_link.encode_recorded(record, events)
+    assert engine_link.split_recorded(payload) == (record, events)
+    if cut < len(record) + 4:
+        with pytest.raises(LinkError, match="shorter than its record"):
+            engine_link.split_recorded(payload[:cut])
+
+
+def test_records_are_read_one_behind_the_other() -> None:
+    start = ResumeStart(-7, "9c11", "chatcmpl-1", 1_700_000_000, 11, 4)
+    records = [
+        ResumeRecord({}, start),
+        *[ResumeRecord({0: [token], 2: [1, 2]}) for token in range(300)],
+        ResumeRecord({1: [5]}, finished=[1, 0], output_tokens=901, events=7),
+    ]
+    raw = b"".join(map(engine_link.encode_head, records))
+    assert engine_link.decode_records(raw, len(records)) == records
+    for invalid, count in ((raw, 1), (raw[:-1], len(records)), (b"\x91\x80", 2), (b"\x90", 1)):
+        with pytest.raises(LinkError, match="invalid resume records"):
+            engine_link.decode_records(invalid, count)
+
+
+def decode_record(payload: bytes) -> object:
+    return engine_link.decode_records(payload, 1)
+
+
 DECODERS = (
+    decode_record,
+    engine_link.decode_failure,
+    engine_link.split_recorded,
     engine_link.decode_request,
     engine_link.decode_status,
     engine_link.decode_gauges,
@@ -83,6 +122,9 @@ def hostile_frames(count: int, seed: int) -> int:
         engine_link.encode_head(StatusHead(200, b"a: b\r\n")),
         engine_link.encode_head(EngineGauges("m-0", True, 1, 2, 0.5, 0.25)),
         engine_link.encode_window(5),
+        engine_link.encode_head(Failure("no", b"data: {}\n\n")),
+        engine_link.encode_head(ResumeRecord({0: [1, 2]}, ResumeStart(1, "a", "b", 2, 3, 4))),
+        engine_link.encode_recorded(b"ab", b"cd"),
     ]
     reader, fed = FrameReader(LIMIT), 0
     while fed < count:

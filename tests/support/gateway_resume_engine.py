@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.forwarding.resume_log import ResumeLog
+from machinery import engine_link
 from tests.support.gateway_fake_engine import Call
 
 DONE = b"data: [DONE]\n\n"
@@ -61,7 +62,8 @@ def events(request: Request, *, seed: int = 1, length: int = 8, id_: str = "x-1"
     teller.cached = fleet.get("cached_tokens", CACHED_TOKENS)
     if request.path == RESPONSES:
         return list(teller.numbered(made, told, fleet.get("events", 0)))
-    return list(teller.told(made, told, is_resumed=bool(fleet)))
+    is_ended = bool(fleet.get("finished"))
+    return list(teller.told(made, told, is_resumed=bool(fleet), is_ended=is_ended))
 
 
 @dataclass
@@ -73,7 +75,9 @@ class _Teller:
     cached: int = CACHED_TOKENS
     is_introduced: bool = False
 
-    def told(self, made: list[int], told: int, *, is_resumed: bool) -> Iterator[bytes]:
+    def told(
+        self, made: list[int], told: int, *, is_resumed: bool, is_ended: bool
+    ) -> Iterator[bytes]:
         if self.request.is_chat and not is_resumed:
             yield self.chunk([], {"delta": {"role": "assistant", "content": ""}})
         for at in range(told, len(made) - 1):
@@ -85,11 +89,19 @@ class _Teller:
                 yield self.chunk(made[told : at + 1], shown)
                 told = at + 1
         usage = _usage(len(made), self.cached)
+        if is_ended:
+            yield self.commented({"tokens": made[told:], "usage": usage}) + self.end(usage)
+            return
         last: Json = {"delta": {}} if self.request.is_chat else {"text": ""}
         yield self.chunk(made[told:], {**last, "finish_reason": "stop"}, usage=usage)
-        if self.request.has_usage:
-            yield b"data: " + orjson.dumps({**self.head(), "choices": [], "usage": usage}) + b"\n\n"
-        yield DONE
+        yield self.end(usage)
+
+    def end(self, usage: Json) -> bytes:
+        """Return the last events, which engines write at once."""
+        if not self.request.has_usage:
+            return DONE
+        body = {**self.head(), "choices": [], "usage": usage}
+        return b"data: " + orjson.dumps(body) + b"\n\n" + DONE
 
     def numbered(self, made: list[int], told: int, sent: int) -> Iterator[bytes]:
         """Yield blocks of /v1/responses: `told` tokens and `sent` events came from another engine."""
@@ -123,26 +135,24 @@ class _Teller:
         return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
     def mark(self, made: list[int], **more: Any) -> bytes:
-        fields: Json = {"tokens": made, **more}
-        if not self.is_introduced:
-            self.is_introduced = True
-            fields |= {"seed": self.seed, "prompt": self.request.prompt}
-            fields |= {"cached_tokens": self.cached, "id": self.id, "created": self.created}
-            fields["prompt_tokens"] = PROMPT_TOKENS
-        return b": fleet " + orjson.dumps(fields) + b"\n\n"
+        return self.commented({"tokens": made, **more}) + b"\n"
 
     def head(self) -> Json:
         return {"id": self.id, "created": self.created, "model": self.request.body["model"]}
 
     def chunk(self, made: list[int], shown: Json, **more: Any) -> bytes:
-        mark: Json = {"tokens": made, **more}
-        if not self.is_introduced:
-            self.is_introduced = True
-            mark |= {"seed": self.seed, "prompt": self.request.prompt, "cached_tokens": self.cached}
-            mark |= {"id": self.id, "created": self.created, "prompt_tokens": PROMPT_TOKENS}
         choice = {"index": 0, "finish_reason": None, **shown}
         data = orjson.dumps({**self.head(), "choices": [choice]})
-        return b": fleet " + orjson.dumps(mark) + b"\ndata: " + data + b"\n\n"
+        return self.commented({"tokens": made, **more}) + b"data: " + data + b"\n\n"
+
+    def commented(self, fields: Json) -> bytes:
+        """Return the comment line of an event, with the fields of the first one if it is that."""
+        if not self.is_introduced:
+            self.is_introduced = True
+            fields |= {"seed": self.seed, "prompt": self.request.prompt}
+            fields |= {"cached_tokens": self.cached, "id": self.id, "created": self.created}
+            fields["prompt_tokens"] = PROMPT_TOKENS
+        return b": fleet " + orjson.dumps(fields) + b"\n"
 
 
 def _usage(made: int, cached: int) -> Json:
@@ -154,36 +164,25 @@ def _usage(made: int, cached: int) -> Json:
     }
 
 
-def check(stream: bytes) -> None:
-    """Fail unless a whole stream is marked as gateways need it; of fake engines and of real ones."""
+def check(frames: list[tuple[bytes, bytes]]) -> None:
+    """Fail unless a whole stream is recorded as gateways need it, by its records and events; of fake engines and of real ones."""
+    records = [engine_link.decode_records(record, 1)[0] for record, _ in frames if record]
+    stream = b"".join(events for _, events in frames)
     *told, end = stream.split(b"\n\n")[:-1]
     assert end + b"\n\n" == DONE
-    marks: list[Json] = []
-    finish: list[bytes] = []
-    for event in told:
-        mark, _, data = event.rpartition(b"\n")
-        assert data.startswith(b'data: {"id":"')
-        assert b"\n" not in mark
-        # The chunk with the usage has none, and nothing else looks like it.
-        assert bool(mark) != (b'"choices":[]' in data)
-        if mark:
-            marks.append(orjson.loads(mark.removeprefix(b": fleet ")))
-            finish += [data] if b'"finish_reason":"' in data else []
-    head = {"tokens", "seed", "prompt", "id", "created", "prompt_tokens", "cached_tokens"}
-    assert set(marks[0]) - {"usage"} == head
-    assert all(set(mark) - {"usage"} == {"tokens"} for mark in marks[1:])
-    assert ["usage" in mark for mark in marks] == [False] * (len(marks) - 1) + [True]
-    assert finish == [next(event for event in reversed(told) if event[:1] == b":").split(b"\n")[1]]
-    first = orjson.loads(told[0].rpartition(b"\n")[2][6:])
-    assert (first["id"], first["created"]) == (marks[0]["id"], marks[0]["created"])
+    assert all(event.startswith(b'data: {"id":"') for event in told)
+    assert [bool(record.start) for record in records] == [True] + [False] * (len(records) - 1)
+    assert [record.finished for record in records] == [[]] * (len(records) - 1) + [[0]]
+    start, first = records[0].start, orjson.loads(told[0][6:])
+    assert start is not None
+    assert (first["id"], first["created"]) == (start.id, start.created)
     resume_log = ResumeLog(10_000)
-    assert resume_log.take(stream) == clean(stream)
-    assert resume_log.fault is None
+    for record, _ in frames:
+        resume_log.add(record)
     sums = resume_log.resume_point()
     assert sums is not None
-    assert sums.is_finished
-    assert sums.tokens == marks[-1]["usage"]["completion_tokens"] == resume_log.usage()[2]
-    assert resume_log.usage()[:2] == (marks[0]["prompt_tokens"], marks[0]["cached_tokens"])
+    assert sums.tokens == records[-1].output_tokens == resume_log.usage()[2]
+    assert resume_log.usage()[:2] == (start.prompt_tokens, start.cached_tokens)
 
 
 def clean(stream: bytes) -> bytes:

@@ -5,10 +5,11 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from machinery import engine_link
-from machinery.engine_link import EngineGauges, FrameReader, RequestHead
+from machinery.engine_link import EngineGauges, Failure, FrameReader, RequestHead
 
 UPGRADE = b"POST /v1/link HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: fleet-link\r\n%b\r\n"
 JSON_LINE = b"content-type: application/json\r\n"
@@ -67,8 +68,20 @@ class LinkClient:
             next(payload for kind, payload in frames if kind == engine_link.STATUS)
         )
         data = (engine_link.EVENTS, engine_link.END)
-        body = b"".join(payload for kind, payload in frames if kind in data)
+        recorded = b"".join(events for _, events in self.recorded(stream))
+        body = recorded + b"".join(payload for kind, payload in frames if kind in data)
         return head.status, dict(engine_link.split_lines(head.lines)), body
+
+    def recorded(self, stream: int) -> list[tuple[bytes, bytes]]:
+        """Return the resume records of a stream so far, with the events beside each."""
+        pairs, begun = [], b""
+        for kind, payload in self.frames[stream]:
+            if kind == engine_link.RECORDED_PART:
+                begun += payload
+            elif kind == engine_link.RECORDED:
+                pairs.append(engine_link.split_recorded(begun + payload))
+                begun = b""
+        return pairs
 
     def gauges(self) -> EngineGauges:
         """Ask for the load of the engine."""
@@ -76,6 +89,31 @@ class LinkClient:
         self.send(0, engine_link.PING)
         self.wait(0, engine_link.GAUGES)
         return engine_link.decode_gauges(self.frames[0][-1][1])
+
+
+@dataclass(frozen=True)
+class RecordedReply:
+    """A response over a link."""
+
+    status: int
+    raw: bytes
+    frames: list[tuple[bytes, bytes]]
+    """Resume records with the events beside each."""
+    failure: Failure | None = None
+
+
+def ask(port: int, path: str, body: bytes, lines: bytes = b"") -> RecordedReply:
+    """Ask an engine for an answer that can be continued."""
+    with linked(port) as link:
+        link.request(1, path, body, lines=JSON_LINE + b"x-fleet-resumable: 1\r\n" + lines)
+        link.send(1, engine_link.WINDOW, engine_link.encode_window(1 << 26))
+        link.wait(1, engine_link.END, engine_link.FAIL)
+        kind, payload = link.frames[1][-1]
+        if kind == engine_link.FAIL:
+            failure = engine_link.decode_failure(payload)
+            return RecordedReply(200, b"", link.recorded(1), failure)
+        status, _, raw = link.response(1)
+        return RecordedReply(status, raw, link.recorded(1))
 
 
 def upgrade(port: int, more: bytes = b"") -> tuple[socket.socket, bytes]:

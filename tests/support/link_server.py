@@ -1,6 +1,7 @@
 """An engine's side of the engine link for stand-ins of engines: each stream is an HTTP connection to the stand-in.
 
-The stand-in serves HTTP as real engines do for people, and need not know of the link:
+The stand-in serves HTTP as real engines do for people, with resume records as comments (resume_records.py), and need not
+know of the link:
 
     if is_upgrade(head):
         await serve_link(reader, writer, self.serve, gauges=...)
@@ -12,8 +13,11 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 
+import orjson
+
 from machinery import engine_link
-from machinery.engine_link import EngineGauges, FrameReader, RequestHead, StatusHead
+from machinery.engine_link import EngineGauges, Failure, FrameReader, RequestHead, StatusHead
+from tests.support.resume_records import CommentReader, record_of
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
 Gauges = Callable[[], EngineGauges | None]
@@ -117,6 +121,7 @@ class _Stream:
         self.number = number
         self.window = engine_link.WINDOW_BYTES
         self.granted = asyncio.Event()
+        self.comments = CommentReader()
 
     async def open(self, head: RequestHead, body: bytes) -> None:
         ours, theirs = socket.socketpair()
@@ -124,6 +129,8 @@ class _Stream:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
         self.reader, self.writer = await asyncio.open_connection(sock=ours)
         their_reader, their_writer = await asyncio.open_connection(sock=theirs)
+        if b'"fleet":' in body:
+            self.comments = CommentReader(orjson.loads(body)["fleet"].get("events", 0))
         first = f"{head.method} {head.path} HTTP/1.1\r\nhost: localhost\r\n".encode()
         length = b"content-length: %d\r\n" % head.body_bytes
         self.writer.write(first + length + head.lines + b"\r\n" + body)
@@ -137,8 +144,8 @@ class _Stream:
         try:
             await self._relay()
         except (ConnectionError, asyncio.IncompleteReadError, ValueError) as error:
-            why = f"the connection was lost: {error}"
-            self.link.send(self.number, engine_link.FAIL, why.encode())
+            failure = Failure(f"the connection was lost: {error}")
+            self.link.send(self.number, engine_link.FAIL, engine_link.encode_head(failure))
 
     def _end(self) -> None:
         """End the stand-in's connection, which it sees."""
@@ -156,7 +163,9 @@ class _Stream:
             fields = {name.lower(): value for name, value in pairs}
             if int(match[1]) >= 200:
                 break
-            self.link.send(self.number, engine_link.PROGRESS, fields.get(b"x-fleet-resume", b""))
+            resume = fields.get(b"x-fleet-resume")
+            record = b"" if resume is None else record_of(orjson.loads(resume))
+            self.link.send(self.number, engine_link.PROGRESS, record)
         self._report(fields)
         status = StatusHead(int(match[1]), engine_link.header_lines(list(fields.items())))
         self.link.send(self.number, engine_link.STATUS, engine_link.encode_head(status))
@@ -202,6 +211,9 @@ class _Stream:
         while self.window <= 0:
             self.granted.clear()
             await self.granted.wait()
-        self.window -= len(data)
-        self.link.send(self.number, engine_link.EVENTS, data)
+        for kind, payload in self.comments.feed(data):
+            self.window -= len(payload)
+            self.link.send(self.number, kind, payload)
+            if kind == engine_link.FAIL:
+                self.task.cancel()
         await self.link.writer.drain()

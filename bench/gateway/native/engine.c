@@ -46,7 +46,7 @@ struct conn {
     uint32_t stream;
 };
 
-enum kind { REQUEST = 1, CANCEL = 3, PING = 5, STATUS = 16, EVENTS = 17, END = 18, GAUGES = 21 };
+enum kind { REQUEST = 1, CANCEL = 3, PING = 5, STATUS = 16, EVENTS = 17, END = 18, GAUGES = 21, RECORDED = 23 };
 static int place_of[65536]; /* in conns, by descriptor */
 
 static struct conn conns[CONNECTIONS];
@@ -185,11 +185,35 @@ static void answer(struct conn *c)
     whole(c, "200 OK", body, at, at);
 }
 
+/* Writes the length of a resume record and the record: one token, or none; in the first one what begins an answer. */
+static int put_record(struct conn *c, unsigned char *to, int has_token, uint32_t token)
+{
+    int at = 4, size = (int)strlen(c->id) & 31;
+    to[at++] = c->is_introduced ? 0x91 : 0x92;
+    to[at++] = 0x80 | has_token;
+    if (has_token) {
+        uint32_t value = htonl(token);
+        to[at++] = 0, to[at++] = 0x91, to[at++] = 0xce;
+        memcpy(to + at, &value, 4), at += 4;
+    }
+    if (!c->is_introduced) {
+        uint32_t created = htonl((uint32_t)c->created);
+        at += sprintf((char *)to + at, "%c%c%c%08x%c", 0x96, 7, 0xa8, c->key, 0xa0 | size);
+        memcpy(to + at, c->id, (size_t)size), at += size;
+        to[at++] = 0xce, memcpy(to + at, &created, 4), at += 4;
+        to[at++] = 0xcc, to[at++] = 200, to[at++] = 64;
+        c->is_introduced = 1;
+    }
+    uint32_t length = htonl((uint32_t)(at - 4));
+    memcpy(to, &length, 4);
+    return at;
+}
+
 /* One event as a chunk; returns whether the stream goes on. */
 static int event(struct conn *c)
 {
-    char text[1024], chunk[1200], delta[64] = "", mark[64] = "";
-    int at = 0;
+    char text[1024], chunk[1200], delta[64] = "";
+    int at = 0, is_recorded = c->is_resumable && c->link_fd;
     uint32_t i = c->next++;
     if (mode == BLACKHOLE)
         return 0;
@@ -207,7 +231,6 @@ static int event(struct conn *c)
     const char *finish = i == (uint32_t)tokens + 1 ? "\"stop\"" : "null";
     if (i >= 1 && i <= (uint32_t)tokens) {
         uint32_t token = token_of(c->key, i - 1);
-        snprintf(mark, sizeof mark, "%u", token);
         strcpy(delta, c->is_chat ? "\"content\":\"" : "\"");
         size_t n = strlen(delta);
         spell(token, delta + n);
@@ -217,19 +240,16 @@ static int event(struct conn *c)
     } else if (!c->is_chat) {
         strcpy(delta, "\"\"");
     }
-    if (c->is_resumable) {
-        at = sprintf(text, ": fleet {\"tokens\":[%s],\"held\":\"\"", mark);
-        if (!c->is_introduced)
-            at += sprintf(text + at, ",\"seed\":7,\"prompt\":\"%08x\",\"prompt_tokens\":200,\"cached_tokens\":64", c->key);
-        at += sprintf(text + at, "}\n");
-        c->is_introduced = 1;
+    if (is_recorded) {
+        int has_token = i >= 1 && i <= (uint32_t)tokens;
+        at = put_record(c, (unsigned char *)text, has_token, has_token ? token_of(c->key, i - 1) : 0);
     }
     at += sprintf(text + at, c->is_chat ? "data: {\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%ld,\"model\":\"bench\",\"system_fingerprint\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{%s},\"logprobs\":null,\"finish_reason\":%s}]}\n\n"
                                         : "data: {\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%ld,\"model\":\"bench\",\"system_fingerprint\":\"bench\",\"choices\":[{\"index\":0,\"text\":%s,\"logprobs\":null,\"finish_reason\":%s}]}\n\n",
                   c->id, c->created, delta, finish);
     if (c->link_fd) {
         struct conn *link = link_of(c);
-        put_frame(link, c->stream, EVENTS, text, (size_t)(mode == HALF ? at / 2 : at), mode == HALF ? (size_t)(at - at / 2) : mode == LENGTH ? 10 : 0);
+        put_frame(link, c->stream, is_recorded ? RECORDED : EVENTS, text, (size_t)(mode == HALF ? at / 2 : at), mode == HALF ? (size_t)(at - at / 2) : mode == LENGTH ? 10 : 0);
         if (mode == HALF)
             link->is_closing = 1;
         return mode == NONE;

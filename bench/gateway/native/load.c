@@ -213,11 +213,8 @@ static enum outcome judged(struct conn *c)
     if (c->status != 200)
         return REFUSED;
     int is_done = strstr(c->body, "data: [DONE]") != NULL;
-    int is_marked = strstr(c->body, ": fleet") != NULL; /* marks are between gateways and engines */
     size_t length = gather(c);
     const struct script *script = c->script;
-    if (is_marked)
-        return WRONG;
     if (is_streamed && !is_done)
         return BROKEN;
     if (script->text)

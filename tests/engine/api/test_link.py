@@ -124,10 +124,12 @@ def test_progress_is_shown_until_the_response_begins(engine: Engine) -> None:
         kinds = [kind for kind, _ in link.frames[1]]
         assert kinds.count(PROGRESS) > 1
         assert kinds[-2:] == [STATUS, END]
-        comments = [
-            json.loads(payload) for kind, payload in link.frames[1] if kind == PROGRESS and payload
+        records = [
+            engine_link.decode_records(payload, 1)[0]
+            for kind, payload in link.frames[1]
+            if kind == PROGRESS and payload
         ]
-        assert sum(len(comment["tokens"]) for comment in comments) > 1
+        assert sum(len(record.tokens[0]) for record in records) > 1
 
 
 def test_a_link_needs_its_upgrade_and_no_web_page_gets_one(engine: Engine) -> None:

@@ -24,7 +24,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def ask(
     engine: Engine, path: str, body: bytes, headers: dict[str, str]
 ) -> tuple[list[bytes], bytes]:
-    """Return the resume comments of signs of progress, empty ones included, and the body of a 200."""
+    """Return the resume records of signs of progress, empty ones included, and the body of a 200."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
     with linked(engine.port) as link:
         link.request(1, path, body, lines=JSON_LINE + lines)
@@ -96,6 +96,6 @@ def test_a_stream_shows_progress_until_its_first_event(start: Start, tiny: Path)
     interims, events = ask(engine, "/v1/chat/completions", body, ASKS)
     assert interims
     assert set(interims) == {b""}
-    assert events.count(b": fleet {") > 1
+    assert events.count(b"data: {") > 1
     assert running.getresponse().status == 200
     running.close()

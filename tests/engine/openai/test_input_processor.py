@@ -17,10 +17,12 @@ from engine.text.output_parser import OutputParser
 from engine.text.reasoning import ThinkingMarkers, ThinkingState
 from engine.text.spans import StopMatcher
 from gateway.forwarding.resume_log import ResumeLog
+from machinery import engine_link
 from schemas.wire.errors import RefusedError
 from tests.support.byte_detokenizer import ByteDetokenizer
 from tests.support.engine_process import Engine
-from tests.support.gateway_resume_engine import check
+from tests.support.gateway_resume_engine import DONE, check
+from tests.support.link_client import RecordedReply, ask
 
 END = 0
 HEADERS = {"x-fleet-resumable": "1"}
@@ -119,27 +121,27 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+def post(engine: Engine, path: str, **fields: Any) -> RecordedReply:
+    return ask(engine.port, path, json.dumps({"model": "tiny"} | fields).encode())
+
+
 def stream(engine: Engine, **fields: Any) -> list[Chunk]:
-    reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
+    reply = post(engine, "/v1/chat/completions", **CHAT | fields)
     assert reply.status == 200, reply.raw
     if "fleet" not in fields:
-        check(reply.raw)
-    return events(reply.raw)
+        check(reply.frames)
+    return chunks(reply.frames)
 
 
-def events(raw: bytes) -> list[Chunk]:
-    parts = raw.decode().split("\n\n")
-    assert parts[-2:] == ["data: [DONE]", ""]
-    return [chunk(part) for part in parts[:-2]]
-
-
-def chunk(event: str) -> Chunk:
-    """Return a chunk, with its resume comment as the field `fleet`."""
-    comment, _, data = event.rpartition("\n")
-    parsed: Chunk = json.loads(data.removeprefix("data: "))
-    assert "fleet" not in parsed
-    if comment:
-        parsed["fleet"] = json.loads(comment.removeprefix(": fleet "))
+def chunks(frames: list[tuple[bytes, bytes]]) -> list[Chunk]:
+    """Return the chunks of a stream. The last of each frame has the frame's record as the field `record`."""
+    assert frames[-1][1].endswith(b"data: [DONE]\n\n")
+    parsed: list[Chunk] = []
+    for record, events in frames:
+        lines = [line for line in events.split(b"\n\n")[:-1] if line != b"data: [DONE]"]
+        parsed += [json.loads(line.removeprefix(b"data: ")) for line in lines]
+        if record:
+            parsed[-1]["record"] = engine_link.decode_records(record, 1)[0]
     return parsed
 
 
@@ -154,12 +156,14 @@ def logprobs_of(chunks: list[Chunk]) -> list[Any]:
 
 
 def tokens_of(chunks: list[Chunk]) -> list[int]:
-    return [token for chunk in chunks if "fleet" in chunk for token in chunk["fleet"]["tokens"]]
+    records = [chunk["record"] for chunk in chunks if "record" in chunk]
+    return [token for record in records for token in record.tokens.get(0, ())]
 
 
 def resume_point(chunks: list[Chunk], tokens: list[int]) -> dict[str, Any]:
     first = chunks[0]
-    known = {name: first["fleet"][name] for name in KNOWN}
+    start = next(chunk["record"].start for chunk in chunks if "record" in chunk)
+    known = {name: getattr(start, name) for name in KNOWN}
     assert known | {"id": first["id"], "created": first["created"]} == known
     return {"tokens": tokens} | known
 
@@ -183,7 +187,6 @@ def test_a_chat_cut_at_every_token_continues_equally(
         fields = settings | {"stop": [plain[12:16], plain[3:6] + "\0"]}
     whole = stream(engine, **fields)
     tokens = tokens_of(whole)
-    assert whole[0]["fleet"] | {"tokens": []} == whole[0]["fleet"]  # the role comes before any text
     assert not has_stop or ending(whole)[0] == "stop"
 
     def resumed(cut: int) -> list[Chunk]:
@@ -192,9 +195,11 @@ def test_a_chat_cut_at_every_token_continues_equally(
     with ThreadPoolExecutor(8) as pool:
         rests = list(pool.map(resumed, range(len(tokens) + 1)))
     begun, cut = "", 0
-    for chunk in whole:  # a gateway may continue after any chunk
+    for chunk in whole:  # a gateway may continue after any record
         begun += text_of([chunk])
-        cut += len(chunk.get("fleet", {"tokens": []})["tokens"])
+        if "record" not in chunk:
+            continue
+        cut += len(tokens_of([chunk]))
         assert begun + text_of(rests[cut]) == text_of(whole)
     for cut, rest in enumerate(rests):
         assert text_of(whole).endswith(text_of(rest))
@@ -215,6 +220,8 @@ def test_logprobs_continue_equally(engine: Engine) -> None:
     begun: list[Chunk] = []
     for chunk in whole[:-1]:
         begun.append(chunk)
+        if "record" not in chunk:
+            continue
         rest = stream(engine, **fields, fleet=resume_point(whole, tokens_of(begun)))
         found = logprobs_of(begun) + logprobs_of(rest)
         expected = logprobs_of(whole)
@@ -226,20 +233,17 @@ def test_logprobs_continue_equally(engine: Engine) -> None:
 
 
 @pytest.mark.mlx
-def test_resume_comments_have_all_fields(engine: Engine) -> None:
+def test_resume_records_have_all_fields(engine: Engine) -> None:
     whole = stream(engine, temperature=0, max_tokens=3)
-    *choice, usage = whole
-    first, last = choice[0]["fleet"], choice[-1]["fleet"]
-    assert set(first) == {"tokens", "prompt_tokens", *KNOWN}
-    assert first["prompt_tokens"] == usage["usage"]["prompt_tokens"]
-    assert [set(chunk["fleet"]) for chunk in choice[1:-1]] == [{"tokens"}] * (len(choice) - 2)
-    assert last["usage"] == usage["usage"]
-    assert "fleet" not in usage
-    # Answers that cannot be continued have no comments.
-    fields = {"stream": False, "stream_options": None}
-    reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
-    assert reply.status == 200
-    assert b": fleet" not in reply.raw
+    usage = whole[-1]["usage"]
+    records = [chunk["record"] for chunk in whole if "record" in chunk]
+    assert records[0].start.prompt_tokens == usage["prompt_tokens"]
+    assert records[-1].output_tokens == usage["completion_tokens"]
+    # Without a link, and for answers that cannot be continued, there are none.
+    raw = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT).raw
+    assert all(line[:6] in (b"", b"data: ") for line in raw.split(b"\n"))
+    reply = post(engine, "/v1/completions", prompt=["a", "b"], stream=True, max_tokens=3)
+    assert (reply.status, reply.frames) == (200, [])
 
 
 def by_choice(chunks: list[Chunk], count: int) -> list[list[Chunk]]:
@@ -251,31 +255,29 @@ def by_choice(chunks: list[Chunk], count: int) -> list[list[Chunk]]:
 @pytest.mark.mlx
 def test_several_choices_cut_at_every_chunk_continue_equally(engine: Engine) -> None:
     fields = {"n": 3, "temperature": 1.5, "seed": 11}
-    reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
-    whole = events(reply.raw)
-    log, cuts = ResumeLog(1000), []
-    for event in reply.raw.split(b"\n\n")[:-2]:
-        log.take(event + b"\n\n")
+    reply = post(engine, "/v1/chat/completions", **CHAT | fields)
+    whole, log, cuts = chunks(reply.frames), ResumeLog(1000), []
+    begun: list[list[Chunk]] = []
+    for at, (record, _) in enumerate(reply.frames):
+        log.add(record)
         cuts.append(log.resume_point(3))
+        events = b"".join(events for _, events in reply.frames[: at + 1])
+        begun.append(chunks([(b"", events if b"[DONE]" in events else events + DONE)]))
 
     def resumed(at: int) -> list[Chunk]:
         point = cuts[at]
         assert point is not None
         body = point.resume_body(json.dumps({"model": "tiny"} | CHAT | fields).encode())
-        answer = engine.request("POST", "/v1/chat/completions", body=body, headers=HEADERS)
+        answer = ask(engine.port, "/v1/chat/completions", body)
         assert answer.status == 200, answer.raw
-        assert answer.raw.startswith(b": fleet ")
-        found = events(answer.raw)
-        return found[1:] if point.is_finished else found
+        assert answer.frames[0][0]
+        return chunks(answer.frames)
 
     with ThreadPoolExecutor(3) as pool:
         rests = list(pool.map(resumed, range(len(cuts) - 1)))
-    assert cuts[-1] is not None
-    assert cuts[-1].is_finished
     for at, rest in enumerate(rests):
-        begun = whole[: at + 1]
         for index, expected in enumerate(by_choice(whole, 3)):
-            mine = by_choice(begun, 3)[index] + by_choice(rest, 3)[index]
+            mine = by_choice(begun[at], 3)[index] + by_choice(rest, 3)[index]
             assert text_of(mine) == text_of(expected)
             reasons = [one["choices"][0]["finish_reason"] for one in mine]
             assert [reason for reason in reasons if reason] == reasons[-1:]
@@ -329,7 +331,9 @@ def test_a_call_continues_within_its_grammar(engine: Engine) -> None:
     begun, cut = [], 0
     for chunk in whole:
         begun += calls_of([chunk])
-        cut += len(chunk.get("fleet", {"tokens": []})["tokens"])
+        if "record" not in chunk:
+            continue
+        cut += len(tokens_of([chunk]))
         assert joined(begun + calls_of(rests[cut])) == joined(calls_of(whole))
     assert {ending(rest) for rest in rests} == {ending(whole)}
 
@@ -361,13 +365,13 @@ def test_wrong_continuations_are_refused(engine: Engine) -> None:
 @pytest.mark.mlx
 def test_a_completion_continues_equally(engine: Engine) -> None:
     fields = {"prompt": "We hold", "stream": True, "temperature": 0, "logprobs": 1}
-    reply = engine.post("/v1/completions", headers=HEADERS, **fields)
-    check(reply.raw)
-    whole = events(reply.raw)
+    reply = post(engine, "/v1/completions", **fields)
+    check(reply.frames)
+    whole = chunks(reply.frames)
     tokens = tokens_of(whole)
     assert len(tokens) == 16
     fleet = resume_point(whole, tokens[:7])
-    rest = events(engine.post("/v1/completions", headers=HEADERS, **fields, fleet=fleet).raw)
+    rest = chunks(post(engine, "/v1/completions", **fields, fleet=fleet).frames)
     texts = ["".join(one["choices"][0]["text"] for one in part) for part in (whole, rest)]
     assert texts[0].endswith(texts[1])
     offsets = [

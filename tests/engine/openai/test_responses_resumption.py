@@ -9,6 +9,7 @@ import pytest
 
 from gateway.forwarding.resume_log import ResumeLog
 from tests.support.engine_process import Engine
+from tests.support.link_client import RecordedReply, ask
 from tests.support.sampling import samples
 
 HEADERS = {"x-fleet-resumable": "1"}
@@ -31,20 +32,8 @@ SETTINGS: list[dict[str, Any]] = [
 EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(openai_types.ResponseStreamEvent)
 
 
-def post(engine: Engine, **fields: Any) -> bytes:
-    reply = engine.post("/v1/responses", headers=HEADERS, **BODY | fields)
-    assert reply.status == 200, reply.raw
-    return reply.raw
-
-
 def blocks(raw: bytes) -> list[bytes]:
     return [block + b"\n\n" for block in raw.split(b"\n\n")[:-1]]
-
-
-def new_log(raw: bytes) -> ResumeLog:
-    resume_log = ResumeLog.of(blocks(raw)[0], 10_000)
-    assert resume_log is not None
-    return resume_log
 
 
 def comparable(raw: bytes) -> list[dict[str, Any]]:
@@ -62,24 +51,24 @@ def comparable(raw: bytes) -> list[dict[str, Any]]:
 def test_a_response_cut_after_any_event_continues_equally(
     engine: Engine, settings: dict[str, Any]
 ) -> None:
-    raw = post(engine, **settings)
-    whole = new_log(raw).take(raw)
-    expected = comparable(whole)
+    body = json.dumps({"model": "tiny", **BODY, **settings}).encode()
+    whole = ask(engine.port, "/v1/responses", body)
+    expected = comparable(whole.raw)
     assert [event["sequence_number"] for event in expected] == list(range(len(expected)))
-    pieces = blocks(raw)
+    pieces = whole.frames
     for cut in range(1, len(pieces), -(-len(pieces) // samples(1000, quick=20))):
-        resume_log = new_log(raw)
-        told = resume_log.take(b"".join(pieces[:cut]))
+        resume_log, told = ResumeLog(10_000), b"".join(events for _, events in pieces[:cut])
+        for record, _ in pieces[:cut]:
+            resume_log.add(record)
         resume_point = resume_log.resume_point()
         assert resume_point is not None
-        # The client has the events of whole tokens only.
-        assert resume_log.events == len(blocks(told))
-        body = resume_point.resume_body(json.dumps({"model": "tiny", **BODY, **settings}).encode())
-        reply = engine.request("POST", "/v1/responses", body, HEADERS)
+        resumed = resume_point.resume_body(body)
+        assert json.loads(resumed)["fleet"]["events"] == len(blocks(told))
+        reply = ask(engine.port, "/v1/responses", resumed)
         assert reply.status == 200, reply.raw
-        resume_log.restart()
-        rest = resume_log.take(reply.raw)
-        assert resume_log.fault is None
+        for record, _ in reply.frames:
+            resume_log.add(record)
+        rest = reply.raw
         joined = comparable(told + rest)
         assert without_deltas(joined) == without_deltas(expected)
         assert texts(joined) == texts(expected)
@@ -109,24 +98,22 @@ def texts(events: list[dict[str, Any]]) -> dict[str, str]:
 
 @pytest.mark.mlx
 def test_an_engine_that_gives_up_tells_gateway_and_client(engine: Engine) -> None:
-    fields = BODY | {"max_output_tokens": 4000, "temperature": 0}
-    raw = b""
+    fields = {"model": "tiny", **BODY, "max_output_tokens": 4000, "temperature": 0}
+    reply = RecordedReply(0, b"", [])
     for timeout_s in (0.3, 1, 3, 9, 27):  # a busy machine may need longer to the first token
-        headers = {**HEADERS, "x-request-timeout": str(timeout_s)}
-        reply = engine.post("/v1/responses", headers=headers, **fields)
-        if reply.status == 200:
-            raw = reply.raw
+        lines = f"x-request-timeout: {timeout_s}\r\n".encode()
+        reply = ask(engine.port, "/v1/responses", json.dumps(fields).encode(), lines)
+        if reply.frames:
             break
-    resume_log = new_log(raw)
-    told = resume_log.take(raw)
-    assert resume_log.fault is not None
-    assert b'"code":"request_timeout"' in resume_log.fault
+    told = b"".join(events for _, events in reply.frames)
     assert b"response.failed" not in told
-    last = comparable(told + resume_log.fault_event)[-1]
+    assert reply.failure is not None
+    assert "x-request-timeout" in reply.failure.message
+    last = comparable(told + reply.failure.last_event)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
 
 
 @pytest.mark.mlx
-def test_without_the_header_there_are_no_comments(engine: Engine) -> None:
-    reply = engine.post("/v1/responses", **BODY)
+def test_without_a_link_there_are_no_records(engine: Engine) -> None:
+    reply = engine.post("/v1/responses", headers=HEADERS, **BODY)
     assert all(block.startswith(b"event: response.") for block in blocks(reply.raw))

@@ -8,12 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typing_extensions import override
 
 from gateway.forwarding.attempt import AttemptRunner
-from gateway.forwarding.engine_stream import EngineStream, StreamReceiver, parse_fault
+from gateway.forwarding.engine_stream import EngineStream, StreamReceiver
 from gateway.forwarding.model_state import RequestTerms
 from gateway.forwarding.policy import DEFAULT_POLICY
 from gateway.forwarding.resume_log import ResumeLog
@@ -35,26 +33,26 @@ from gateway.upstream.call import (
 from gateway.upstream.response_head import read_head
 from machinery import engine_link
 from machinery.clock import SystemClock
+from machinery.engine_link import ResumeRecord, ResumeStart
 from schemas.wire.streams import WAITING
 from store.memory import MemoryTransport
 from tests.support.gateway_resume_engine import (
     BODY,
     CASES,
     CHAT,
-    DONE,
     WITH_USAGE,
     Request,
     check,
-    clean,
     events,
     expected_stream,
 )
 from tests.support.gateway_world import deployment, target
+from tests.support.resume_records import CommentReader
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=["chat", "usage", "completion"])
-def test_fake_engines_mark_as_real_ones_do(path: str, body: dict[str, Any]) -> None:
-    check(b"".join(events(Request(path, body))))
+def test_fake_engines_record_as_real_ones_do(path: str, body: dict[str, Any]) -> None:
+    check(frames(events(Request(path, body))))
 
 
 # Without sockets: every byte.
@@ -112,8 +110,13 @@ class Cut(Upstream):
         if is_cut:
             data = data[: self.cuts.pop(0)]
         call.on_head(read_head(200, [b"content-type: text/event-stream"]))
+        comments = CommentReader()
         for at in range(0, len(data), self.size):
-            (call.receive or call.on_body)(data[at : at + self.size])
+            arrived = comments.feed(data[at : at + self.size])
+            pairs = [engine_link.split_recorded(payload) for _, payload in arrived]
+            if pairs:
+                shown = b"".join(part for _, part in pairs)
+                call.on_recorded(shown, [record for record, _ in pairs])
             await asyncio.sleep(0)  # a call that was given up ends here
         if is_cut:
             call.on_error(BrokenResponseError("it broke", had_bytes=True))
@@ -241,14 +244,12 @@ async def read(stream: EngineStream) -> AsyncIterator[bytes]:
 async def test_cut_at_every_byte(path: str, body: dict[str, Any], size: int, step: int) -> None:
     told = events(Request(path, body))
     whole, first, carried = b"".join(told), len(told[0]), Carried()
-    is_told = len(whole) - len(DONE)  # without the end, which needs no engine
     for cut in range(first, len(whole), step):
         stream, state = await carried.stream(cut, path=path, body=body, size=size)
         got = [piece async for piece in read(stream)]
         assert b"".join(got) == expected_stream(path, body), cut
         assert all(piece.endswith(b"\n\n") for piece in got)
-        has_told = "stream_options" in body and cut >= is_told
-        assert state.resumptions == (0 if has_told else 1)
+        assert state.resumptions == 1
         assert state.usage == (11, 4, 8)
         assert stream.in_flight.is_counted
 
@@ -300,91 +301,38 @@ async def test_clients_hear_that_they_are_waited_for() -> None:
     assert carried.metrics.attempts.value("unreachable") >= 3
 
 
-async def test_what_is_kept_is_bounded() -> None:
-    head, *more = events(Request(CHAT, BODY), length=2000)
+def frames(events: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the records and the events of a stream, as they are sent."""
+    frames = CommentReader().feed(b"".join(events))
+    return [engine_link.split_recorded(payload) for _, payload in frames]
+
+
+def test_what_is_kept_is_bounded() -> None:
     resume_log = ResumeLog(100)
-    for event in (head, *more):
-        assert resume_log.take(event) == clean(event)
+    for record, _ in frames(events(Request(CHAT, BODY), length=2000))[:-2]:
+        resume_log.add(record)
     assert resume_log.is_lost
     assert resume_log.resume_point() is None
     # Its usage is still known.
     assert resume_log.usage()[:2] == (11, 4)
-    assert resume_log.usage()[2] == pytest.approx(2000, rel=0.4)  # held-back tokens share a comment
-    assert b'"completion_tokens":2000' in resume_log.last()
+    assert resume_log.usage()[2] == pytest.approx(2000, rel=0.4)  # held-back tokens share a record
 
 
-@dataclass
-class Relayed:
-    """A stream whose pieces are relayed."""
-
-    resume_log: ResumeLog
-    rest: bytes = b""
-    last: bytes = b""
-    sent: list[bytes] = field(default_factory=list)
-
-    def feed(self, piece: bytes) -> None:
-        """Take a piece that is not one chunk."""
-        self.sent.append(self.resume_log.take(piece))
-
-
-@given(data=st.data())
-def test_what_is_relayed_is_what_would_be_taken(data: st.DataObject) -> None:
-    """Equal bytes, counts, usage and comments, whatever the pieces are."""
-    path, body = data.draw(st.sampled_from(CASES))
-    real = events(Request(path, body), length=data.draw(st.sampled_from([5, 150])))
-    odd = [b": keep-alive\n\n", b"data: [DONE]\n\n", b"data: {}\n\n", b"\n\n", b": fleet {}\n\n"]
-    odd += [real[0] + real[1], real[1][:-1], real[1][:-1] + b"x", real[1][:-2] + b"\n \n"]
-    pieces = [*real, *data.draw(st.lists(st.sampled_from(odd), max_size=3))]
-    pieces = data.draw(st.permutations(pieces)) if data.draw(st.booleans()) else pieces
-    limit = data.draw(st.sampled_from([0, 1000]))
-    relayed, taken = Relayed(ResumeLog(limit)), ResumeLog(limit)
-    relay = relayed.resume_log.relay(relayed, lambda chunk: relayed.sent.append(content(chunk)))
-    taken_pieces: list[bytes] = []
-    for piece in pieces:
-        if taken.fault is not None:
-            break
-        relay(piece)
-        taken_pieces.append(taken.take(piece))
-    assert b"".join(relayed.sent) == b"".join(taken_pieces)
-    for name in ("usage", "last", "resume_point"):
-        assert getattr(relayed.resume_log, name)() == getattr(taken, name)()
-    for name in ("events", "fault", "fault_event", "is_lost"):
-        assert getattr(relayed.resume_log, name) == getattr(taken, name)
-
-
-@given(data=st.data())
-def test_events_in_any_pieces_are_the_same_without_marks(data: st.DataObject) -> None:
-    path, body = data.draw(st.sampled_from(CASES))
-    told = [*events(Request(path, body)), b": keep-alive\n\n"]
-    resume_log, out, at = ResumeLog(1000), b"", 0
-    while at < len(told):
-        count = data.draw(st.integers(1, len(told)))
-        out += resume_log.take(b"".join(told[at : at + count]))
-        at += count
-    assert out == b"".join(clean(event) for event in told[:-1]) + told[-1]
-    assert resume_log.events == len(told)
-    assert resume_log.fault is None
-    sums = resume_log.resume_point()
-    assert sums is not None
-    assert sums.tokens == 8
-
-
-@pytest.mark.parametrize(
-    ("event", "says", "is_resumable"),
-    [
-        (b'data: {"error":{"message":"m","type":"server_error","code":"draining"}}', "m", True),
-        (b'data: {"error":{"message":"m","type":"server_error","code":null}}', "m", True),
-        (b'data: {"error":{"message":"m","type":"server_error","code":"request_timeout"}}', "m", 0),
-        (b'data: {"error":{"message":"m","type":"invalid_request_error"}}', "m", False),
-        (b'data: {"error":"what"}', "invalid data", True),
-        (b'data: {"error"', "invalid data", True),
-        (b"\x00\xff", "invalid data", True),
-    ],
-)
-async def test_engines_own_errors(event: bytes, says: str, *, is_resumable: bool) -> None:
-    why, found = parse_fault(event)
-    assert says in why
-    assert found == is_resumable
-    resume_log, told = ResumeLog(100), events(Request(CHAT, BODY))
-    assert resume_log.take(told[0] + told[1] + event + b"\n\n") == clean(told[0] + told[1])
-    assert resume_log.fault == event
+def test_invalid_records_continue_nothing() -> None:
+    start = ResumeStart(1, "p", "x-1", 7, 11, 4)
+    first = engine_link.encode_head(ResumeRecord({0: [5]}, start))
+    for more, count in (
+        (b"\xc1", 1),
+        (first, 0),
+        (engine_link.encode_head(ResumeRecord({1: []})), 1),
+    ):
+        resume_log = ResumeLog(100)
+        resume_log.add(b"")
+        assert resume_log.resume_point() is None
+        resume_log.add(first)
+        point = resume_log.resume_point()
+        assert point is not None
+        assert point.choices == [[5]]
+        assert resume_log.usage() == (11, 4, 1)
+        resume_log.add(more)
+        assert resume_log.resume_point(count) is None

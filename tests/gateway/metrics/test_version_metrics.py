@@ -8,9 +8,8 @@ from gateway.metrics.response_summary import VersionCounts
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.routing.table import EngineEndpoint
 from store import keys
-from tests.support.gateway_calls import usage_event, version_counts
+from tests.support.gateway_calls import version_counts
 from tests.support.gateway_engine_scripts import (
-    DONE,
     chat,
     completion,
     delta,
@@ -97,14 +96,13 @@ async def test_a_failure_counts_though_another_engine_answered(gateway: Running)
     await gateway.world.delete(keys.spec_key("ModelDeployment", "m"))
 
 
-def test_tokens_come_from_usage_or_from_events() -> None:
+def test_tokens_are_timed_unless_they_come_at_once() -> None:
     version = VersionCounts()
-    # One event for each token after the first, one with the finish reason, and [DONE].
-    version.record_stream(18, delta("") + DONE, 2.0)
+    version.record_stream(7, 2.0)
     assert (version.ok, version.tokens, version.token_s) == (1, 7, 2.0)
-    version.record_stream(18, delta("") + usage_event(21) + DONE, 2.0)
+    version.record_stream(20, 2.0)
     assert (version.ok, version.tokens, version.token_s) == (2, 27, 4.0)
-    version.record_stream(0, delta("all at once") + usage_event(21) + DONE, 0.001)
+    version.record_stream(0, 0.001)
     assert (version.ok, version.tokens) == (3, 27), "too fast to be timed"
     whole = completion('a "completion_tokens": 7 in the text')
     version.record_response(200, whole[:-1] + b',"usage":{"completion_tokens": 5}}', 1.0)

@@ -19,7 +19,7 @@ from gateway.upstream.engine_links import EngineLinks
 from gateway.upstream.response_head import ResponseHead
 from machinery import engine_link
 from machinery.clock import NEVER, SystemClock
-from machinery.engine_link import EngineGauges, FrameReader, RequestHead, StatusHead
+from machinery.engine_link import EngineGauges, Failure, FrameReader, RequestHead, StatusHead
 from schemas.wire.engine_address import EngineAddress
 from tests.support.tcp_server import tcp_server
 from tests.support.waiting import until
@@ -30,6 +30,10 @@ STATUS = engine_link.encode_head(StatusHead(200, b"content-type: text/event-stre
 REQUEST = engine_link.encode_request(RequestHead("POST", "/v1/x", b"", 2), b"{}")
 
 
+def failure(message: str, last_event: bytes = b"") -> bytes:
+    return engine_link.encode_head(Failure(message, last_event))
+
+
 class Call(EngineCall, kw_only=True):
     """A call that keeps what it receives."""
 
@@ -37,6 +41,7 @@ class Call(EngineCall, kw_only=True):
     data: bytearray = msgspec.field(default_factory=bytearray)
     errors: list[UpstreamError] = msgspec.field(default_factory=list)
     signs: list[bytes] = msgspec.field(default_factory=list)
+    records: list[bytes] = msgspec.field(default_factory=list)
     is_done: bool = False
 
     @override
@@ -48,13 +53,22 @@ class Call(EngineCall, kw_only=True):
         self.data += data
 
     @override
+    def on_recorded(self, events: bytes, records: list[bytes]) -> None:
+        self.data += events
+        self.records += records
+
+    @override
+    def on_refused(self, last_event: bytes) -> None:
+        self.on_end(last_event)
+
+    @override
     def on_end(self, data: bytes) -> None:
         self.data += data
         self.is_done = True
 
     @override
-    def on_progress(self, comment: bytes) -> None:
-        self.signs.append(comment)
+    def on_progress(self, record: bytes) -> None:
+        self.signs.append(record)
 
     @override
     def on_error(self, error: UpstreamError) -> None:
@@ -133,7 +147,7 @@ async def test_calls_share_one_link_and_end_each_for_itself() -> None:
             engine.send(stream, engine_link.STATUS, STATUS)
         engine.send(2, engine_link.END, b"two")
         engine.send(1, engine_link.EVENTS, b"on")
-        engine.send(3, engine_link.FAIL, b"the slot is gone")
+        engine.send(3, engine_link.FAIL, failure("the slot is gone"))
         engine.send(1, engine_link.END, b"e")
         await until(lambda: one.is_done and two.is_done and three.is_done, what="the ends")
         assert (bytes(one.data), bytes(two.data)) == (b"one", b"two")
@@ -142,6 +156,35 @@ async def test_calls_share_one_link_and_end_each_for_itself() -> None:
         assert str(three.errors[0]) == "the slot is gone"
         assert stand.links.connections() == 1
         assert not stand.links.links[stand.origin].calls
+
+
+async def test_records_come_with_their_events_whatever_arrives_at_once() -> None:
+    async with standing() as stand:
+        engine, call, other = stand.engine, await stand.calling(1), await stand.calling(2)
+        large = engine_link.encode_recorded(b"r3", b"x" * 300_000)
+        most = engine_link.MAX_RESPONSE_PAYLOAD
+        for stream in (1, 2):
+            engine.send(stream, engine_link.STATUS, STATUS)
+            for record, events in ((b"r1", b"one"), (b"", b""), (b"r2", b"two")):
+                payload = engine_link.encode_recorded(record, events)
+                engine.send(stream, engine_link.RECORDED, payload)
+            for at in range(0, len(large), most):
+                is_last = at + most >= len(large)
+                kind = engine_link.RECORDED if is_last else engine_link.RECORDED_PART
+                engine.send(stream, kind, large[at : at + most])
+        engine.send(1, engine_link.END)
+        engine.send(2, engine_link.FAIL, failure("no", b"refused"))
+        await until(lambda: call.is_done and other.is_done, what="the ends")
+        assert bytes(call.data) == b"onetwo" + b"x" * 300_000
+        assert call.records == other.records == [b"r1", b"", b"r2", b"r3"]
+        assert bytes(other.data) == bytes(call.data) + b"refused"
+        assert not other.errors
+        granted = [
+            engine_link.decode_window(payload)
+            for number, kind, payload in engine.frames
+            if (number, kind) == (1, engine_link.WINDOW)
+        ]
+        assert sum(granted) >= engine_link.WINDOW_BYTES // 2
 
 
 async def test_a_paused_call_is_granted_nothing_until_it_reads_again() -> None:
@@ -308,6 +351,14 @@ BROKEN = {
         )
     ),
     "a frame beyond the limit": engine_link.frame(1, engine_link.EVENTS, b"x" * (1 << 20)),
+    "RECORDED before STATUS": frames_of((1, engine_link.RECORDED, bytes(4))),
+    "a RECORDED without its record": frames_of(
+        (1, engine_link.STATUS, STATUS), (1, engine_link.RECORDED, b"\x00\x00\x00\x02x")
+    ),
+    "a RECORDED without end": frames_of(
+        (1, engine_link.STATUS, STATUS), *[(1, engine_link.RECORDED_PART, bytes(128 << 10))] * 129
+    ),
+    "no FAIL": frames_of((1, engine_link.FAIL, b"\xc1")),
     "no GAUGES": frames_of((0, engine_link.GAUGES, b"\x90")),
     "random": random.Random(7).randbytes(50_000),
 }
@@ -329,8 +380,16 @@ async def test_an_engine_that_breaks_the_rules_loses_its_link(name: str) -> None
 async def hostile_frames(stand: Stand, count: int) -> int:
     """Send random frames to many calls; return the number of links that it took."""
     draw = random.Random(count)
-    kinds = (*range(14, 24), 0, 255)
-    payloads = (b"", b"x", STATUS, GAUGES, b"x" * 3000, engine_link.encode_window(1))
+    kinds = (*range(14, 26), 0, 255)
+    payloads: tuple[bytes, ...] = (
+        b"",
+        b"x",
+        STATUS,
+        GAUGES,
+        b"x" * 3000,
+        engine_link.encode_window(1),
+    )
+    payloads += (failure("no", b"x"), engine_link.encode_recorded(b"r", b"x"))
     sent = 0
     while sent < count:
         calls = [stand.call() for _ in range(20)]
