@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from engine.linux import blas
@@ -19,9 +19,11 @@ from tests.support.sampling import FULL
 
 pytest_plugins = ["tests.support.models"]
 
+# How long examples take says something about the machine, not about the code.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Derandomized: the default tier tries the same examples each time; the full tier looks for new ones.
-settings.register_profile("default", derandomize=True, max_examples=20, deadline=None)
-settings.register_profile("full", max_examples=1000, deadline=None)
+settings.register_profile("default", _UNTIMED, derandomize=True, max_examples=20)
+settings.register_profile("full", _UNTIMED, max_examples=1000)
 settings.load_profile("full" if FULL else "default")
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so their children.

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
@@ -23,7 +23,7 @@ def item(value: bytes) -> KeyValue:
 
 
 @every_kind
-@settings(max_examples=samples(20, quick=3), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=samples(20, quick=3))
 @given(data=st.data())
 def test_an_object_survives_a_round_trip_through_the_store(kind: Kind, data: st.DataObject) -> None:
     obj = data.draw(objects(kind.type))
@@ -39,7 +39,7 @@ def test_an_object_survives_a_round_trip_through_the_store(kind: Kind, data: st.
 
 
 @every_kind
-@settings(max_examples=samples(10, quick=2), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=samples(10, quick=2))
 @given(data=st.data())
 def test_a_copy_is_that_of_pydantic(kind: Kind, data: st.DataObject) -> None:
     obj, other = data.draw(objects(kind.type)), data.draw(objects(kind.type))
@@ -64,7 +64,7 @@ def trees(node: Any) -> list[dict[str, Any]]:
 
 
 @every_kind
-@settings(max_examples=samples(8, quick=2), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=samples(8, quick=2))
 @given(data=st.data())
 def test_an_unknown_field_is_refused_at_every_depth(kind: Kind, data: st.DataObject) -> None:
     tree = json.loads(codec.encode(data.draw(objects(kind.type))))

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetctl.objects import reader, selectors
@@ -30,7 +30,7 @@ from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-slowly = settings(max_examples=samples(6, quick=2), suppress_health_check=[HealthCheck.too_slow])
+slowly = settings(max_examples=samples(6, quick=2))
 MOMENT = TableContext(now=SystemClock().now())
 
 
