@@ -10,7 +10,7 @@ stream 0 is the link itself. Unknown kinds are skipped, and frames of unknown st
 """
 
 import struct
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -151,6 +151,7 @@ class ResumeRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 # The second: msgspec raises Python's own for text that is not UTF-8.
+_T = TypeVar("_T")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
 _encode = msgspec.msgpack.Encoder().encode
 _request_decoder = msgspec.msgpack.Decoder(RequestHead)
@@ -198,6 +199,13 @@ def encode_head(head: StatusHead | EngineGauges | Failure | ResumeRecord) -> byt
     return _encode(head)
 
 
+def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes, fault: str) -> _T:
+    try:
+        return decoder.decode(payload)
+    except _DECODE_ERRORS as error:
+        raise LinkError(f"{fault}: {error}") from error
+
+
 def decode_status(payload: bytes) -> StatusHead:
     """Return the head in the payload of STATUS.
 
@@ -205,10 +213,7 @@ def decode_status(payload: bytes) -> StatusHead:
         LinkError: it is not valid.
 
     """
-    try:
-        return _status_decoder.decode(payload)
-    except _DECODE_ERRORS as error:
-        raise LinkError(f"an invalid STATUS: {error}") from error
+    return _decode(_status_decoder, payload, "an invalid STATUS")
 
 
 def decode_gauges(payload: bytes) -> EngineGauges:
@@ -218,10 +223,7 @@ def decode_gauges(payload: bytes) -> EngineGauges:
         LinkError: it is not valid.
 
     """
-    try:
-        return _gauges_decoder.decode(payload)
-    except _DECODE_ERRORS as error:
-        raise LinkError(f"invalid GAUGES: {error}") from error
+    return _decode(_gauges_decoder, payload, "invalid GAUGES")
 
 
 def decode_failure(payload: bytes) -> Failure:
@@ -231,10 +233,7 @@ def decode_failure(payload: bytes) -> Failure:
         LinkError: it is not valid.
 
     """
-    try:
-        return _failure_decoder.decode(payload)
-    except _DECODE_ERRORS as error:
-        raise LinkError(f"an invalid FAIL: {error}") from error
+    return _decode(_failure_decoder, payload, "an invalid FAIL")
 
 
 def encode_recorded(record: bytes, events: bytes) -> bytes:

@@ -37,8 +37,8 @@ def test_an_answer_is_the_same_with_a_draft(
     wanted = run(new_batch(loaded, tiny), job(0, PROMPTS[3], sampling=sampling, max_tokens=40))
     draft = loaded.model if is_twin else stranger
     batch = new_batch(dataclasses.replace(loaded, draft=draft), tiny, draft_tokens=3)
-    one = job(0, PROMPTS[3], sampling=sampling, max_tokens=40, top_logprobs=1)
-    assert run(batch, one) == wanted
+    question = job(0, PROMPTS[3], sampling=sampling, max_tokens=40, top_logprobs=1)
+    assert run(batch, question) == wanted
     proposer = batch.executor.proposer
     if sampling.frequency_penalty:
         assert proposer.proposed_tokens == 0
@@ -90,10 +90,10 @@ COLD = [SAMPLINGS[0], SamplingParams(temperature=0.01, seed=4, top_p=0.8), SAMPL
 def test_an_answer_is_the_same_with_ngrams(
     loaded: Any, tiny: Path, sampling: SamplingParams
 ) -> None:
-    one = job(0, PROMPTS[5], sampling=sampling, max_tokens=100)
-    wanted = run(new_batch(loaded, tiny), one)
+    question = job(0, PROMPTS[5], sampling=sampling, max_tokens=100)
+    wanted = run(new_batch(loaded, tiny), question)
     batch = with_ngrams(loaded, tiny)
-    assert run(batch, dataclasses.replace(one, top_logprobs=1)) == wanted
+    assert run(batch, dataclasses.replace(question, top_logprobs=1)) == wanted
     proposer = batch.executor.proposer
     if sampling.frequency_penalty:
         assert proposer.proposed_tokens == 0
@@ -122,8 +122,8 @@ def test_ngrams_take_guesses_back_from_quantized_caches(
 ) -> None:
     folder = module("tests.support.tiny_model").make(tmp_path / "wide", hidden=128)
     loaded = load_once(folder)
-    one = job(0, PROMPTS[5], max_tokens=200)
-    wanted = run(new_batch(loaded, folder, kv_cache=KvCache(bits=bits)), one)
+    question = job(0, PROMPTS[5], max_tokens=200)
+    wanted = run(new_batch(loaded, folder, kv_cache=KvCache(bits=bits)), question)
     batch = with_ngrams(loaded, folder, kv_cache=KvCache(bits=bits))
-    assert run(batch, one) == wanted
+    assert run(batch, question) == wanted
     assert batch.executor.proposer.proposed_tokens > 0

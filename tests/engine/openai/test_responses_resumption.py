@@ -57,19 +57,19 @@ def test_a_response_cut_after_any_event_continues_equally(
     assert [event["sequence_number"] for event in expected] == list(range(len(expected)))
     pieces = whole.frames
     for cut in range(1, len(pieces), -(-len(pieces) // samples(1000, quick=20))):
-        resume_log, told = ResumeLog(10_000), b"".join(events for _, events in pieces[:cut])
+        resume_log, passed = ResumeLog(10_000), b"".join(events for _, events in pieces[:cut])
         for record, _ in pieces[:cut]:
             resume_log.add(record)
         resume_point = resume_log.resume_point()
         assert resume_point is not None
         resumed = resume_point.resume_body(body)
-        assert json.loads(resumed)["fleet"]["events"] == len(blocks(told))
+        assert json.loads(resumed)["fleet"]["events"] == len(blocks(passed))
         reply = ask(engine.port, "/v1/responses", resumed)
         assert reply.status == 200, reply.raw
         for record, _ in reply.frames:
             resume_log.add(record)
         rest = reply.raw
-        joined = comparable(told + rest)
+        joined = comparable(passed + rest)
         assert without_deltas(joined) == without_deltas(expected)
         assert texts(joined) == texts(expected)
         assert [event["sequence_number"] for event in joined] == list(range(len(joined)))
@@ -105,11 +105,11 @@ def test_an_engine_that_gives_up_tells_gateway_and_client(engine: Engine) -> Non
         reply = ask(engine.port, "/v1/responses", json.dumps(fields).encode(), lines)
         if reply.frames:
             break
-    told = b"".join(events for _, events in reply.frames)
-    assert b"response.failed" not in told
+    passed = b"".join(events for _, events in reply.frames)
+    assert b"response.failed" not in passed
     assert reply.failure is not None
     assert "x-request-timeout" in reply.failure.message
-    last = comparable(told + reply.failure.last_event)[-1]
+    last = comparable(passed + reply.failure.last_event)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
 
 

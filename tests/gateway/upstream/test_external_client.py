@@ -132,7 +132,7 @@ async def test_such_connections_are_not_used_again(
     async with external(answer) as (server, origin):
         for _ in range(2):
             assert await ask(links, origin) == b"200 hello"
-            await asyncio.sleep(0.03)
+            await until(lambda: links.connections() == 0, what="the end of the connection")
         assert server.connections == 2
 
 
@@ -287,7 +287,7 @@ async def test_unrequested_bytes_never_become_a_response(links: EngineLinks) -> 
         await ask(links, origin)
         server.writers[0].write(LENGTH.replace(b"hello", b"wrong"))
         await server.writers[0].drain()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # the bytes arrive; nothing tells so
         assert await ask(links, origin) == b"200 hello"
         assert server.connections == 2
 

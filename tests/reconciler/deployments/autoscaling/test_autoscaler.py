@@ -119,92 +119,92 @@ def test_a_new_deployment_begins_with_its_replicas() -> None:
 
 
 def test_it_scales_up_at_once_and_down_after_the_window() -> None:
-    one = scaled(current=1)
-    up = one.look(load(9))
+    deployment = scaled(current=1)
+    up = deployment.look(load(9))
     assert (up.desired, up.reason) == (5, "ScaledUp")
     assert up.message == "9 requests, and a replica should serve 2"
-    held = one.look(load(3), after_s=10)
+    held = deployment.look(load(3), after_s=10)
     assert (held.desired, held.reason, held.requeue_after_s) == (5, "Stabilizing", 290.05)
-    assert one.look(load(3), after_s=299).desired == 5
-    down = one.look(load(3), after_s=1.05)
+    assert deployment.look(load(3), after_s=299).desired == 5
+    down = deployment.look(load(3), after_s=1.05)
     assert (down.desired, down.reason) == (2, "ScaledDown")
 
 
 def test_scaling_up_waits_for_its_window_too() -> None:
-    one = scaled(current=1, scaleUpStabilization="1m")
-    waits = one.look(load(8))
+    deployment = scaled(current=1, scaleUpStabilization="1m")
+    waits = deployment.look(load(8))
     assert (waits.desired, waits.reason, waits.requeue_after_s) == (1, "Stabilizing", 60.05)
-    assert one.look(load(6), after_s=30).desired == 1
+    assert deployment.look(load(6), after_s=30).desired == 1
     # Three were of use at every moment, four only for a while.
-    assert one.look(load(8), after_s=30.05).desired == 3
+    assert deployment.look(load(8), after_s=30.05).desired == 3
 
 
 def test_a_new_leader_removes_no_replica_for_a_whole_window() -> None:
-    one = scaled(current=8)
-    assert one.look(load(0)).desired == 8
-    assert one.look(load(0), after_s=299).desired == 8
-    assert one.look(load(0), after_s=1).desired == 1
+    deployment = scaled(current=8)
+    assert deployment.look(load(0)).desired == 8
+    assert deployment.look(load(0), after_s=299).desired == 8
+    assert deployment.look(load(0), after_s=1).desired == 1
 
 
 def test_a_silent_gateway_prevents_removal() -> None:
-    one = scaled(current=5)
-    one.look(load(2))
-    unknown = one.look(Demand(in_flight=2, silent=("http://10.0.0.9:4000",)), after_s=400)
+    deployment = scaled(current=5)
+    deployment.look(load(2))
+    unknown = deployment.look(Demand(in_flight=2, silent=("http://10.0.0.9:4000",)), after_s=400)
     assert (unknown.desired, unknown.reason) == (5, "DemandUnknown")
     assert unknown.message == "no answer from http://10.0.0.9:4000, so no replica is removed"
-    assert one.look(Demand()).message == "no gateway is registered, so no replica is removed"
-    assert one.look(None).message.startswith("the gateways have not been scraped yet")
-    one.autoscaling = Autoscaling(max_replicas=3)
-    assert one.look(None).desired == 3, "the bounds are its owner's word"
+    assert deployment.look(Demand()).message == "no gateway is registered, so no replica is removed"
+    assert deployment.look(None).message.startswith("the gateways have not been scraped yet")
+    deployment.autoscaling = Autoscaling(max_replicas=3)
+    assert deployment.look(None).desired == 3, "the bounds are its owner's word"
 
 
 def test_to_zero_and_back() -> None:
-    one = scaled(low=0, current=1)
-    assert one.look(load(1)).desired == 1
-    idle = one.look(load(0), after_s=60)
+    deployment = scaled(low=0, current=1)
+    assert deployment.look(load(1)).desired == 1
+    idle = deployment.look(load(0), after_s=60)
     assert (idle.desired, idle.requeue_after_s) == (1, 840.05)
     # A request between two decisions shows in the counts.
-    assert one.look(load(0, finished=1), after_s=840.05).desired == 1
-    gone = one.look(load(0, finished=1), after_s=900.05)
+    assert deployment.look(load(0, finished=1), after_s=840.05).desired == 1
+    gone = deployment.look(load(0, finished=1), after_s=900.05)
     assert (gone.desired, gone.reason) == (0, "Idle")
     assert gone.message == "there was no request for idleTime"
-    still = one.look(load(0, finished=1), after_s=9000)
+    still = deployment.look(load(0, finished=1), after_s=9000)
     assert (still.desired, still.reason, still.requeue_after_s) == (0, "Idle", None)
-    back = one.look(load(0, waiting=30, finished=1), after_s=1)
+    back = deployment.look(load(0, waiting=30, finished=1), after_s=1)
     assert (back.desired, back.reason) == (1, "Woken")
-    assert one.look(load(0, waiting=6, finished=1), after_s=1).desired == 3
+    assert deployment.look(load(0, waiting=6, finished=1), after_s=1).desired == 3
 
 
 def test_no_scale_to_zero_with_incomplete_demand() -> None:
-    one = scaled(low=0, current=1)
-    one.look(load(0))
+    deployment = scaled(low=0, current=1)
+    deployment.look(load(0))
     for _ in range(10):
-        assert one.look(Demand(silent=("a",)), after_s=600).desired == 1
-    assert one.look(load(0), after_s=1).desired == 1
-    assert one.look(load(0), after_s=901).desired == 0
+        assert deployment.look(Demand(silent=("a",)), after_s=600).desired == 1
+    assert deployment.look(load(0), after_s=1).desired == 1
+    assert deployment.look(load(0), after_s=901).desired == 0
 
 
 def test_bounds() -> None:
-    one = scaled(low=2, high=4, current=2)
-    most = one.look(load(100))
+    deployment = scaled(low=2, high=4, current=2)
+    most = deployment.look(load(100))
     assert (most.desired, most.reason) == (4, "AtMaximum")
     assert most.message == "the load needs more, but 4 is the maximum"
-    one.autoscaling = Autoscaling(min_replicas=6, max_replicas=9, target_requests=2)
-    least = one.look(load(0), after_s=1)
+    deployment.autoscaling = Autoscaling(min_replicas=6, max_replicas=9, target_requests=2)
+    least = deployment.look(load(0), after_s=1)
     assert (least.desired, least.reason) == (6, "AtMinimum")
     assert least.message == "6 is the minimum"
 
 
 def test_a_window_opens_and_closes() -> None:
     window = ScheduleWindow(start="0 13 * * *", end="0 14 * * *", min_replicas=4)
-    one = scaled(current=1, schedule=(window,))
-    before = one.look(load(0))
+    deployment = scaled(current=1, schedule=(window,))
+    before = deployment.look(load(0))
     assert (before.desired, before.requeue_after_s) == (1, 3600.05)
-    opened = one.look(load(0), after_s=3600.05)
+    opened = deployment.look(load(0), after_s=3600.05)
     assert opened.desired == 4
     assert opened.message == "4 (autoscaling.schedule[0] is open) is the minimum"
     assert opened.requeue_after_s == pytest.approx(3600)
-    assert one.look(load(0), after_s=3600.05).desired == 1
+    assert deployment.look(load(0), after_s=3600.05).desired == 1
 
 
 demands = st.one_of(
@@ -226,10 +226,10 @@ def test_never_outside_the_bounds_and_always_with_a_reason(
     bounds: tuple[int, int], current: int, history: list[tuple[Demand | None, float]]
 ) -> None:
     low, high = bounds
-    one = scaled(low=low, high=high, current=current)
+    deployment = scaled(low=low, high=high, current=current)
     for demand, after_s in history:
-        before = one.current
-        decision = one.look(demand, after_s=after_s)
+        before = deployment.current
+        decision = deployment.look(demand, after_s=after_s)
         assert low <= decision.desired <= high
         assert decision.message
         assert decision.requeue_after_s is None or decision.requeue_after_s > 0
@@ -240,8 +240,8 @@ def test_never_outside_the_bounds_and_always_with_a_reason(
 
 @given(requests=st.integers(0, 200), current=st.integers(1, 40), steps=st.integers(2, 20))
 def test_under_a_constant_load_it_settles(requests: int, current: int, steps: int) -> None:
-    one = scaled(low=1, high=100, current=current)
-    seen = [one.look(load(requests), after_s=301).desired for _ in range(steps + 2)]
+    deployment = scaled(low=1, high=100, current=current)
+    seen = [deployment.look(load(requests), after_s=301).desired for _ in range(steps + 2)]
     assert len(set(seen[2:])) == 1
     # Enough, but for the tenth that is left alone, and no more than one too many.
     assert requests <= seen[-1] * 2 * 1.1 + 1e-9
@@ -258,14 +258,14 @@ def test_more_load_never_asks_for_less(current: int, one: int, other: int) -> No
 @given(loads=st.lists(st.tuples(st.integers(0, 50), st.floats(0.1, 60)), max_size=60))
 def test_the_window_forgets_no_peak(loads: list[tuple[int, float]]) -> None:
     """For every load: no replica is removed that any moment of the window needed."""
-    one = scaled(low=1, high=100, current=1)
+    deployment = scaled(low=1, high=100, current=1)
     told: list[tuple[float, int]] = []
     for requests, after_s in loads:
-        current = one.current or 1
+        current = deployment.current or 1
         wanted = recommended_replicas(load(requests), current, 2)
-        decision = one.look(load(requests), after_s=after_s)
-        told.append((one.at_s, wanted))
-        inside = [n for at_s, n in told if at_s > one.at_s - 300]
+        decision = deployment.look(load(requests), after_s=after_s)
+        told.append((deployment.at_s, wanted))
+        inside = [n for at_s, n in told if at_s > deployment.at_s - 300]
         assert decision.desired >= min(current, max(inside))
 
 
@@ -415,27 +415,32 @@ def test_bounds_hold_until_they_say(start: str, end: str, now: datetime) -> None
 
 
 def test_after_a_swap_it_stays_at_zero_until_a_request_comes() -> None:
-    one = scaled(low=0, current=1)
-    decided = one.look(load(0))
-    assert one.scaler.swappable() == ["m"]
-    gone = one.scaler.after_swap("m", decided, remaining=0)
+    deployment = scaled(low=0, current=1)
+    decided = deployment.look(load(0))
+    assert deployment.scaler.swappable() == ["m"]
+    gone = deployment.scaler.after_swap("m", decided, remaining=0)
     assert (gone.desired, gone.reason) == (0, "GaveWay")
-    one.current = 0
-    assert one.look(load(0), after_s=1).desired == 0, "the load of before the swap wakes nothing"
-    assert (one.look(load(0, waiting=1), after_s=1).reason) == "Woken"
-    assert one.scaler.awaited() == ["m"]
+    deployment.current = 0
+    assert deployment.look(load(0), after_s=1).desired == 0, (
+        "the load of before the swap wakes nothing"
+    )
+    assert (deployment.look(load(0, waiting=1), after_s=1).reason) == "Woken"
+    assert deployment.scaler.awaited() == ["m"]
 
 
 @pytest.mark.parametrize("fields", [{"low": 1}, {"low": 0, "swap": "Pinned"}])
 def test_pinned_replicas_and_a_minimum_give_no_way(fields: dict[str, Any]) -> None:
-    one = scaled(current=1, **fields)
-    one.look(load(0))
-    assert one.scaler.swappable() == []
+    deployment = scaled(current=1, **fields)
+    deployment.look(load(0))
+    assert deployment.scaler.swappable() == []
 
 
 def test_minutes_with_requests_are_uses() -> None:
-    one = scaled(low=0, current=1)
+    deployment = scaled(low=0, current=1)
     for second in range(180):
-        one.look(load(second % 2, finished=second), after_s=1)
-    assert [round(figure) for figure in one.scaler.use("m", one.at_s)] == [3, 0]
-    assert [round(figure, 1) for figure in one.scaler.use("m", one.at_s + 3600)] == [1.5, 3600]
+        deployment.look(load(second % 2, finished=second), after_s=1)
+    assert [round(figure) for figure in deployment.scaler.use("m", deployment.at_s)] == [3, 0]
+    assert [round(figure, 1) for figure in deployment.scaler.use("m", deployment.at_s + 3600)] == [
+        1.5,
+        3600,
+    ]
