@@ -5,6 +5,7 @@
 
 import asyncio
 import random
+import secrets
 import sys
 import tempfile
 from collections import Counter
@@ -187,7 +188,8 @@ class Seed:
 
 
 async def run_seeds(seeds: range, way: str, url: str, *, at_once: int = 16) -> Counter[str]:
-    """Run many seeds in parallel; return the sum of their counts."""
+    """Run many seeds in parallel, below keys of their own; return the sum of their counts."""
+    corner = f"/{secrets.token_hex(8)}"
     places = asyncio.Semaphore(at_once)
     total: Counter[str] = Counter()
     left_over: list[str] = []
@@ -197,7 +199,7 @@ async def run_seeds(seeds: range, way: str, url: str, *, at_once: int = 16) -> C
 
     async def one(seed: int) -> None:
         async with places:
-            total.update(await Seed(seed, way, url).run())
+            total.update(await Seed(seed, way, url, corner=corner).run())
 
     try:
         async with asyncio.TaskGroup() as group:
