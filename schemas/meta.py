@@ -6,9 +6,20 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+)
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 from typing_extensions import override
+
+from schemas.field_docstrings import field_docstrings
 
 ApiVersion = Literal["fleet/v1alpha1"]
 API_VERSION: ApiVersion = "fleet/v1alpha1"
@@ -69,10 +80,28 @@ class ApiModel(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         validate_by_alias=True,
-        use_attribute_docstrings=True,
         # `model` is the users' word for what they deploy; pydantic's `model_` guard would warn.
         protected_namespaces=(),
     )
+
+    @classmethod
+    @override
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /
+    ) -> JsonSchemaValue:
+        """Return the JSON Schema with the docstrings of the fields as their descriptions.
+
+        pydantic's `use_attribute_docstrings` does the same when a class is made, and reads its source for it: a third
+        of the time that every process takes to import these types.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        texts = field_docstrings(cls)
+        for name, field in cls.model_fields.items():
+            described, text = properties.get(field.alias or name), texts.get(name)
+            if described is not None and text:
+                described.setdefault("description", text)
+        return schema
 
     @override
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
