@@ -31,6 +31,8 @@ OURS, DIRECT = "ours", "direct"
 KEY = "sk-fleet-" + "b" * 43
 NGINX = "nginx"
 ROUTERS = ("vllm-router p2c", "vllm-router cache", "litellm")
+PREFIX_ROUTERS = ("vllm-router cache",)
+"""Those that remember which engine has a prompt's prefix."""
 SLOW = "litellm"
 """So slow that it is measured in fewer rounds."""
 _CHATS, _STAYS = 20, 15
