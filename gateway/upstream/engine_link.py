@@ -99,6 +99,8 @@ class EngineLink(asyncio.Protocol):
         """The rest of large bodies, by stream."""
         self._is_full = False
         """True while the engine does not read."""
+        self._frames: list[bytes] = []
+        """Frames to write at the end of this iteration of the event loop."""
         self._pings: list[asyncio.Future[EngineGauges]] = []
 
     @property
@@ -131,16 +133,29 @@ class EngineLink(asyncio.Protocol):
             loop = asyncio.get_running_loop()
             loop.call_soon(self._end_call, call, UnreachableError(why))
             return
-        assert self._transport is not None
         number, rest = call.stream_id, call.body
-        self._transport.write(engine_link.frame(number, engine_link.REQUEST, call.raw))
+        self._write(number, engine_link.REQUEST, call.raw)
         call.raw = call.body = b""  # never sent again, and streams live long
         if rest:
             self._uploads.append((number, memoryview(rest)))
             self._upload()
 
+    def _write(self, number: int, kind: int, payload: bytes) -> None:
+        """Send a frame: at once for the only call, else with the others of this iteration, in one system call."""
+        self._frames.append(engine_link.frame(number, kind, payload))
+        if len(self.calls) <= 1:
+            self._flush()
+        elif len(self._frames) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        frames, self._frames = self._frames, []
+        if frames and self._transport is not None:
+            self._transport.write(b"".join(frames))
+
     def _upload(self) -> None:
         """Send the bodies in turns, as fast as the engine reads."""
+        self._flush()
         while self._uploads and not self._is_full and self._transport is not None:
             number, rest = self._uploads.popleft()
             if number not in self.calls:
@@ -155,8 +170,8 @@ class EngineLink(asyncio.Protocol):
         if self.calls.pop(call.stream_id, None) is None:
             return
         call.connection, call.silent_since = None, NEVER
-        if self.gauges is not None and self._transport is not None:
-            self._transport.write(engine_link.frame(call.stream_id, engine_link.CANCEL, b""))
+        if self.gauges is not None:
+            self._write(call.stream_id, engine_link.CANCEL, b"")
 
     def _end_call(self, call: EngineCall, error: UpstreamError) -> None:
         """End a call with an error, unless it has ended."""
@@ -182,16 +197,14 @@ class EngineLink(asyncio.Protocol):
 
     def _grant(self, call: EngineCall) -> None:
         granted, call.unread = call.unread, 0
-        if self._transport is not None:
-            payload = engine_link.encode_window(granted)
-            self._transport.write(engine_link.frame(call.stream_id, engine_link.WINDOW, payload))
+        self._write(call.stream_id, engine_link.WINDOW, engine_link.encode_window(granted))
 
     def ping(self) -> asyncio.Future[EngineGauges]:
         """Return the next report of the engine; it fails as calls do."""
         pong: asyncio.Future[EngineGauges] = asyncio.get_running_loop().create_future()
         self._pings.append(pong)
-        if self.gauges is not None and self._transport is not None:
-            self._transport.write(engine_link.frame(0, engine_link.PING, b""))
+        if self.gauges is not None:
+            self._write(0, engine_link.PING, b"")
         return pong
 
     def cut(self) -> None:

@@ -83,6 +83,8 @@ class Engine:
     hello: bytes = HELLO
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     frames: list[tuple[int, int, bytes]] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    """The number of frames in each read."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -90,7 +92,9 @@ class Engine:
         writer.write(self.hello)
         frames = FrameReader(engine_link.MAX_REQUEST_PAYLOAD)
         while data := await reader.read(1 << 16):
-            self.frames += frames.feed(data)
+            batch = list(frames.feed(data))
+            self.reads.append(len(batch))
+            self.frames += batch
 
     def send(self, stream: int, kind: int, payload: bytes = b"") -> None:
         self.writers[-1].write(engine_link.frame(stream, kind, payload))
@@ -156,6 +160,20 @@ async def test_calls_share_one_link_and_end_each_for_itself() -> None:
         assert str(three.errors[0]) == "the slot is gone"
         assert stand.links.connections() == 1
         assert not stand.links.links[stand.origin].calls
+
+
+async def test_requests_of_one_iteration_share_a_write_and_keep_their_order() -> None:
+    async with standing() as stand:
+        first = stand.call()
+        await until(lambda: stand.engine.frames, what="the first request, which opens the link")
+        dropped, *others = [stand.call() for _ in range(4)]
+        number = dropped.stream_id
+        dropped.cancel()
+        await until(lambda: len(stand.engine.frames) == 6, what="the others")
+        assert stand.engine.reads[-1] == 5
+        assert stand.engine.kinds(number) == [engine_link.REQUEST, engine_link.CANCEL]
+        for call in (first, *others):
+            assert stand.engine.kinds(call.stream_id) == [engine_link.REQUEST]
 
 
 async def test_records_come_with_their_events_whatever_arrives_at_once() -> None:
