@@ -37,7 +37,7 @@ _PUBLIC_PREFIXES: Final = ("/static/",)
 # The document of all screens (api/page.py): it holds no data for strangers, and asks for a login itself.
 _SCREEN: Final = re.compile(
     r"/(?:(?:macs|models|groups|replicas|git)(?:/[^/]+)?"
-    r"|map|requests|events|chat|add|apply|whatif|logs|changes|keys)?"
+    r"|map|requests|events|chat|add|try|logs|changes|keys)?"
 )
 # The longest prefix counts. `GET` includes HEAD.
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 PATHS: Final = (
     *("/", "/map", "/macs", "/models", "/groups", "/requests", "/events", "/chat", "/add"),
-    *("/apply", "/whatif", "/logs", "/changes", "/keys", "/git"),
+    *("/try", "/logs", "/changes", "/keys", "/git"),
     *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}", "/git/{name}"),
 )
 """Paths of the screens. All have the same document; its script reads the path."""
@@ -46,7 +46,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
         "changes": ("changes",),
         "git": ("gitSources", "conditions::kind=GitSource"),
-        "whatif": (f"macs:state,{_MAC_MEMORY}", "models"),
+        "try": (f"macs:state,{_MAC_MEMORY}", "models"),
     }
 )
 """Selections of the screens without a name in their path, by its first part."""

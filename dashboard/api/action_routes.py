@@ -12,7 +12,14 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from dashboard.api.question_routes import QuestionRoutes, error_row, load_text, store_refusal
+from dashboard.api.question_routes import (
+    QuestionRoutes,
+    change_row,
+    changed_objects,
+    error_rows,
+    load_text,
+    store_refusal,
+)
 from dashboard.api.request_json import read_json
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor
@@ -27,7 +34,7 @@ from manifests import apply as applying
 from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.errors import ApplyError, InUseError, ManifestErrors
-from manifests.plan import Change, CreatedObject, UnchangedObject, change_text, plan_id
+from manifests.plan import plan_id
 from schemas.change import MAX_REASON
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject
@@ -40,7 +47,6 @@ from store.port import Transport
 log = logging.getLogger(__name__)
 
 MAX_TEXT: Final = 1 << 20
-_MOST_ERRORS: Final = 100
 _READ_ONLY: Final = "This dashboard changes nothing: it was started without --allow-writes. The command beside it does the same."
 
 
@@ -99,7 +105,7 @@ class ActionRoutes:
         try:
             return json_response(await self._preview(body.manifests))
         except ManifestErrors as errors:
-            return json_response({"errors": _error_rows(errors)})
+            return json_response({"errors": error_rows(errors)})
 
     async def _preview(self, manifests: str) -> dict[str, object]:
         changes = await self.questions.preview(manifests)
@@ -107,11 +113,9 @@ class ActionRoutes:
             "errors": [],
             "plan": plan_id(changes),
             "changes": await self.questions.compute(
-                lambda: [_change_row(change) for change in changes]
+                lambda: [change_row(change) for change in changes]
             ),
-            "placement": await self._placement(
-                change.obj for change in changes if not isinstance(change, UnchangedObject)
-            ),
+            "placement": await self._placement(changed_objects(changes)),
             "canWrite": self.can_write,
         }
 
@@ -274,20 +278,6 @@ class ActionRoutes:
         )
 
 
-def _change_row(change: Change) -> Row:
-    if isinstance(change, UnchangedObject):
-        result = "unchanged"
-    else:
-        result = "created" if isinstance(change, CreatedObject) else "configured"
-    return {
-        "kind": change.obj.kind,
-        "name": change.obj.name,
-        "result": result,
-        "diff": change_text(change),
-        "keptByOthers": [conflict.kept_message for conflict in change.kept_by_others],
-    }
-
-
 def _taint(body: TaintBody | None) -> Taint | None:
     if body is None:
         return None
@@ -297,10 +287,6 @@ def _taint(body: TaintBody | None) -> Taint | None:
         first = error.errors()[0]
         message = f"The {first['loc'][0]} of the taint: {first['msg']}."
         raise invalid(message, "taint") from error
-
-
-def _error_rows(errors: ManifestErrors) -> list[Row]:
-    return [error_row(problem) for problem in errors.problems[:_MOST_ERRORS]]
 
 
 def _conflict(message: str) -> RefusedError:

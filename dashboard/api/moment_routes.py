@@ -18,8 +18,8 @@ from insight import fleet_views
 from insight.conditions import Row
 from insight.fleet_caches import FleetCaches, caches_of
 from machinery.clock import Clock
+from manifests.declaration import clean_manifest
 from manifests.diff import FieldChange, changed_fields
-from manifests.trees import declared_tree
 from manifests.yaml import core_schema
 from schemas.meta import ApiObject
 from schemas.wire.errors import Refusal, RefusedError
@@ -58,7 +58,7 @@ class MomentRoutes:
     ) -> Response:
         """Return one object with its status as YAML, without secrets. `at`: as it was at an earlier time.
 
-        `form=manifest`: as a user would declare it.
+        `form=manifest`: as a user would declare it, without defaults.
         """
         moment = await self.past.moment(at) if at else None
         caches = self.caches if moment is None else moment.caches
@@ -68,7 +68,7 @@ class MomentRoutes:
             message = f"There is no {kind[:60]} '{name[:200]}', {when}."
             raise RefusedError(Refusal(status=404, message=message))
         status = caches.objects.statuses.items.get(keys.status_key(kind, name))
-        text = core_schema.dump(declared_tree(spec)) if form == "manifest" else _yaml(spec, status)
+        text = core_schema.dump(clean_manifest(spec)) if form == "manifest" else _yaml(spec, status)
         body: Row = {"kind": kind, "name": name, "yaml": text}
         if moment is not None:
             body |= {"at": show_time(moment.at_s), "ageSeconds": moment.age_s}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -21,19 +21,22 @@ from insight.simulated_macs import FleetNode
 from insight.what_if import Supposition
 from machinery.clock import Clock
 from manifests import apply as applying
+from manifests.declaration import clean_manifest
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject, parse_texts, read_objects
 from manifests.observe import observe
-from manifests.plan import Change, UnchangedObject, change_text
+from manifests.plan import Change, CreatedObject, UnchangedObject, change_text, plan_id
+from manifests.yaml import core_schema
 from reconciler.listers.lister import Lister
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec
-from schemas.meta import ApiModel, ObjectName
+from schemas.meta import ApiModel, ApiObject, ObjectName
 from schemas.wire.errors import Refusal, RefusedError, invalid
 from store.errors import StoreError, UndecodableError
 from store.port import Transport
 
 T = TypeVar("T")
 _MOST_BODY: Final = 1_000_000
+_MOST_ERRORS: Final = 100
 MAX_MANIFEST: Final = 128 << 10
 """Characters. Reading so much takes a second of a thread, and collecting its garbage 0.1 s of all threads."""
 _LONGEST_S: Final = 10.0
@@ -101,24 +104,22 @@ class QuestionRoutes:
         """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""
         question = parse_question(await _read_body(request))
         caches = self._caches()
-        body: Row = {"errors": [], "changes": [], "steps": [], "macs": []}
+        body: Row = {"errors": [], "plan": "", "changes": [], "steps": [], "macs": []}
         changes: list[Change] = []
         if question.manifest.strip():
             try:
-                preview = await self.preview(question.manifest)
-            except ManifestErrors as error:
-                return json_response(
-                    {**body, "errors": [error_row(problem) for problem in error.problems]}
-                )
-            changes = [one for one in preview if not isinstance(one, UnchangedObject)]
+                changes = await self.preview(question.manifest)
+            except ManifestErrors as errors:
+                return json_response({**body, "errors": error_rows(errors)})
+            body["plan"] = plan_id(changes)
         patched = tuple(_patched(caches, patch) for patch in question.patches)
         supposition = Supposition(
-            objects=(*(change.obj for change in changes), *patched),
+            objects=(*changed_objects(changes), *patched),
             lost=question.lose,
             added=question.add,
         )
         forecast = await self.ask(forecast_question(supposition))
-        shown = await self.compute(lambda: [_change(change) for change in changes])
+        shown = await self.compute(lambda: [change_row(change) for change in changes])
         return json_response({**body, "changes": shown, **forecast})
 
     async def ask(self, question: PlannerQuestion, caches: FleetCaches | None = None) -> Row:
@@ -242,22 +243,32 @@ def store_refusal(error: Exception) -> RefusedError:
     return RefusedError(refusal)
 
 
-def error_row(one: ManifestError) -> Row:
-    """Return a problem of a manifest with its place."""
-    return {
-        "line": one.line,
-        "column": one.column,
-        "about": one.about,
-        "path": one.path,
-        "message": one.message,
-        "hint": one.hint,
-    }
+def error_rows(errors: ManifestErrors) -> list[Row]:
+    """Return the first problems of manifests, each with its place."""
+    fields = ("line", "column", "about", "path", "message", "hint")
+    return [
+        {name: getattr(problem, name) for name in fields}
+        for problem in errors.problems[:_MOST_ERRORS]
+    ]
 
 
-def _change(one: Change) -> Row:
+def changed_objects(changes: Iterable[Change]) -> Iterator[ApiObject]:
+    """Yield the objects that would be written."""
+    return (change.obj for change in changes if not isinstance(change, UnchangedObject))
+
+
+def change_row(change: Change) -> Row:
+    """Return what an apply would do to one object; a new one is shown without defaults."""
+    if isinstance(change, CreatedObject):
+        lines = core_schema.dump(clean_manifest(change.obj)).splitlines()
+        result, diff = "created", "\n".join(f"+{line}" for line in lines)
+    else:
+        result = "unchanged" if isinstance(change, UnchangedObject) else "configured"
+        diff = change_text(change)
     return {
-        "kind": one.obj.kind,
-        "name": one.obj.name,
-        "isNew": one.obj.metadata.resource_version in ("", None),
-        "diff": change_text(one),
+        "kind": change.obj.kind,
+        "name": change.obj.name,
+        "result": result,
+        "diff": diff,
+        "keptByOthers": [conflict.kept_message for conflict in change.kept_by_others],
     }

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { getJson, postJson } from "./fleet_store.js";
 import { age, taintText } from "./format.js";
 import { Badge, Command, Diff } from "./parts.js";
-import { stepReason, stepWord } from "./screens/whatif.js";
+import { PlacementSteps } from "./placement_steps.js";
 
 const WORDS = {
   cordon: ["Cordon", "No new replicas are placed on it. Running ones stay."],
@@ -102,8 +102,7 @@ function ActionDialog({ store, verb, name, replicas, taints, before, onClose }) 
       ${seen && !isDone && html`
         ${!seen.isChanged && html`<p><${Badge} tone="idle">nothing would change<//></p>`}
         ${seen.isChanged && html`${seen.diff && html`<${Diff} text=${seen.diff} />`}<p data-plan>${seen.placement.sentence}</p>
-          <ul>${seen.placement.steps.slice(0, 20).map((one) => html`<li key=${one.replica + one.change}>${one.replica}: ${stepWord(one)}
-            ${one.from.length > 0 && ` from ${one.from.join(", ")}`}${one.to.length > 0 && ` to ${one.to.join(", ")}`} <span class="quiet">${stepReason(one)}</span></li>`)}</ul>`}`}
+          <${PlacementSteps} steps=${seen.placement.steps} />`}`}
       ${seen && html`<${Command} text=${seen.command} />`}
       ${!isDone && store.mayWrite("operator") && html`<label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => setReason(event.target.value)} /></label>`}
       ${verb === "delete" && !isDone && store.mayWrite("admin") && html`<label>Type <b>${name}</b> to delete it <input value=${typed} autocomplete="off" spellcheck="false" onInput=${(event) => setTyped(event.target.value.trim())} /></label>`}

@@ -26,12 +26,11 @@ const SCREENS = {
   keys: lazy(() => import("./screens/keys.js"), "Keys"),
   changes: lazy(() => import("./screens/changes.js"), "Changes"),
   git: lazy(() => import("./screens/git.js"), "Git"),
-  apply: lazy(() => import("./screens/apply.js"), "Apply"),
-  whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
+  try: lazy(() => import("./screens/try.js"), "Try"),
 };
 const DETAILS = { git: lazy(() => import("./screens/git.js"), "Git"), macs: Mac, models: Model, groups: lazy(() => import("./screens/groups.js"), "Group"), replicas: Replica };
 /** Screens that show nothing without the state of the fleet. */
-const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "whatif", "git", "changes"]);
+const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "try", "git", "changes"]);
 const CommandLine = lazy(() => import("./command_line.js"), "CommandLine");
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
 /** Path, title, key after `g`, and the role that it needs. */
@@ -43,8 +42,7 @@ const MENU = [
   ["/groups", "Groups", "r", "viewer"],
   ["/requests", "Requests", "q", "viewer"],
   ["/chat", "Chat", "c", "user"],
-  ["/whatif", "What if", "w", "viewer"],
-  ["/apply", "Apply", "a", "viewer"],
+  ["/try", "Try a change", "a", "viewer"],
   ["/git", "Git", "i", "viewer"],
   ["/events", "Events", "e", "viewer"],
   ["/changes", "Changes", "h", "viewer"],

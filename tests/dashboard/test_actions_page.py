@@ -30,7 +30,7 @@ async def test_a_manifest_is_mended_previewed_and_applied(
     browser: Browser, running: RunningDashboard
 ) -> None:
     async with open_page(browser, running.url) as (page, _):
-        await page.goto("/apply")
+        await page.goto("/try")
         area = page.get_by_label("Manifest, YAML")
         await area.fill(MANIFEST.replace("concurrency", "concurency"))
         alert = page.get_by_role("alert")
@@ -114,10 +114,10 @@ async def test_roles_without_rights_see_no_buttons(browser: Browser) -> None:
                 await page.get_by_label("API key").fill(f"sk-{role}")
                 await page.keyboard.press("Enter")
                 await expect(page.locator("h1")).to_have_text("mac-1")
-                await expect(page.get_by_text("What if it were gone")).to_be_visible()
+                await expect(page.get_by_text("Try without it")).to_be_visible()
                 buttons = page.get_by_role("button", name="Cordon", exact=True)
                 await expect(buttons).to_have_count(count)
-                await page.goto("/apply")
+                await page.goto("/try")
                 await page.get_by_label("Manifest, YAML").fill(MANIFEST)
                 await expect(page.locator("[data-plan]")).to_be_visible()
                 await expect(page.get_by_role("button", name="Apply these")).to_have_count(0)

@@ -44,8 +44,7 @@ SCREENS = {
     "/add": "Add a Mac",
     "/map": "Map",
     "/models/qwen?why": "qwen",
-    "/whatif": "What if",
-    "/apply": "Apply",
+    "/try": "Try a change",
     "/git": "Git",
     "/changes": "Changes",
     "/logs": "Logs",
@@ -106,10 +105,10 @@ async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Sit
         for path, heading in {"/git": "Git", "/changes": "Changes"}.items():
             await show(page, path, heading)
             await expect(page.locator("main")).to_contain_text(HOSTILE)
-        await show(page, "/apply", "Apply")
+        await show(page, "/try", "Try a change")
         await page.get_by_label("Manifest, YAML").fill(f"kind: '{HOSTILE}'")
         await expect(page.get_by_role("alert")).to_be_visible()
-        await show(page, f"/whatif?model={quote(HOSTILE)}", "What if")
+        await show(page, f"/try?model={quote(HOSTILE)}", "Try a change")
         name = HOSTILE.replace("/", "")
         await show(page, f"/macs/{quote(name)}", name)
         for path, heading in {"/": "Fleet", "/macs/mac-2": "mac-2", "/events": "Events"}.items():

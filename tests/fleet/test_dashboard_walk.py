@@ -94,7 +94,7 @@ async def chat(page: Page) -> None:
 
 async def apply_with_an_error(page: Page) -> None:
     """A typing error is told with its line; mended, the preview is applied."""
-    await page.locator("nav").get_by_role("link", name="Apply").click()
+    await page.locator("nav").get_by_role("link", name="Try a change").click()
     area = page.get_by_label("Manifest, YAML")
     good = MANIFEST.replace("NAME", "second").replace("replicas: 2", "replicas: 1")
     await area.fill(good.replace("concurrency", "concurrancy"))
@@ -141,7 +141,7 @@ async def kill_a_mac_under_a_stream(page: Page, fleet: Fleet) -> None:
 
 async def ask_why_and_what_if(page: Page) -> None:
     """A model that fits nowhere: why, two clicks from the first screen, and what would help."""
-    await page.goto("/apply")
+    await page.goto("/try")
     huge = MANIFEST.replace("NAME", "huge").replace("replicas: 2", "replicas: 1")
     await page.get_by_label("Manifest, YAML").fill(f"{huge}  resources: {{memory: 100Gi}}\n")
     await page.get_by_role("button", name="Apply these changes").click()
@@ -150,12 +150,12 @@ async def ask_why_and_what_if(page: Page) -> None:
     item = page.locator("li", has=page.get_by_role("link", name="huge", exact=True)).first
     await item.get_by_role("link", name="Why pending?").click()
     await expect(page.locator("main")).to_contain_text("InsufficientMemory")
-    await page.locator(".actions").get_by_role("link", name="What if").click()
-    await expect(page.locator("tr", has_text="huge-0")).to_contain_text("unplaced")
+    await page.locator(".actions").get_by_role("link", name="Try a change").click()
+    huge = page.locator("[data-step=huge-0]")
+    await page.get_by_text("With other Macs").click()
     await page.get_by_label("Memory", exact=True).fill("256Gi")
     await page.get_by_label("Count").fill("1")
-    await expect(page.locator("tr", has_text="huge-0")).to_contain_text("new")
-    await expect(page.locator("tr", has_text="huge-0")).not_to_contain_text("unplaced")
+    await expect(huge).to_contain_text("new on new")
 
 
 async def undo_a_rollout(page: Page, fleet: Fleet) -> None:

@@ -55,7 +55,7 @@ export function Fleet({ store }) {
           </li>`,
         )}
       </ul>
-      ${!models.length && html`<p class="empty">Nothing is deployed. <a href="/apply">Apply a ModelDeployment</a>, or: <code>fleetctl run MODEL</code></p>`}
+      ${!models.length && html`<p class="empty">Nothing is deployed. <a href="/try">Try a ModelDeployment</a>, or: <code>fleetctl run MODEL</code></p>`}
     </section>
     <section aria-labelledby="events">
       <div class="section-head"><h2 id="events">Events</h2><a href="/events">All</a></div>

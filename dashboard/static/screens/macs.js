@@ -48,7 +48,7 @@ export function Mac({ store, name }) {
     <h1>${name}</h1>
     <p><${MacState} mac=${mac} /> ${mac.reason}</p>
     <p class="actions">
-      <a href=${`/whatif?lost=${encodeURIComponent(name)}`}>What if it were gone</a>
+      <a href=${`/try?lost=${encodeURIComponent(name)}`}>Try without it</a>
       <a href=${`/logs?of=node/${encodeURIComponent(name)}`}>Log</a>
       <${Actions} store=${store} name=${name} taints=${mac.taints} verbs=${[...verbs, "taint", ...(mac.taints.length ? ["untaint"] : [])]} />
     </p>

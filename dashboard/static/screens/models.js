@@ -56,8 +56,7 @@ export function Model({ store, name, query }) {
     <p><${ModelState} model=${model} /></p>
     <p class="actions">
       <a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>
-      <a href=${`/whatif?model=${encodeURIComponent(name)}`}>What if</a>
-      ${store.may("admin") && html`<a href=${`/apply?kind=ModelDeployment&name=${encodeURIComponent(name)}`}>Edit</a>`}
+      <a href=${`/try?kind=ModelDeployment&name=${encodeURIComponent(name)}`}>Try a change</a>
       <button type="button" class="small" aria-expanded=${isWhyOpen} onClick=${() => setWhyOpen(!isWhyOpen)}>${model.placed < model.desired ? "Why pending?" : "Why here?"}</button>
       <${Actions} store=${store} name=${name} replicas=${model.desired} verbs=${verbsOf(model)} />
     </p>

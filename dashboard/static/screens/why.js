@@ -28,7 +28,7 @@ export function WhyPending({ name, revision }) {
     <p data-why>${report.placed} of ${report.desired} replicas are placed; for one more, ${report.summary}</p>
     ${report.remedies.length > 0 && html`<h3>What would help</h3>
       <ul class="remedies">${report.remedies.map((one) => html`<li key=${one.text}>
-        <a href=${whatIfPath(name, one.patch)}>${one.text}</a>
+        <a href=${tryPath(name, one.patch)}>${one.text}</a>
         ${one.memory && html`<span class="quiet"> ${bytes(one.memory.totalBytes)}: ${proofText(one.memory)}</span>`}
       </li>`)}</ul>`}
     <h3>Each Mac</h3>
@@ -71,11 +71,11 @@ function Proof({ one, scale }) {
   return html`<${StackedBar} segments=${partsOf(one.memory)} room=${room} scale=${scale} label=${label} />`;
 }
 
-/** The address of What if with a remedy filled in. */
-function whatIfPath(name, patch) {
-  const query = new URLSearchParams({ model: name });
+/** The address of the editor with a remedy filled in. */
+function tryPath(name, patch) {
+  const query = new URLSearchParams({ kind: "ModelDeployment", name });
   if (patch.kvCache) query.set("kvBits", patch.kvCache.bits);
   if (patch.concurrency) query.set("concurrency", patch.concurrency);
   if (patch.contextLength) query.set("contextLength", patch.contextLength);
-  return `/whatif?${query}`;
+  return `/try?${query}`;
 }

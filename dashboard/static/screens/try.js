@@ -1,0 +1,311 @@
+/** Try a change: one editor of an object, or of a fleet with other Macs; what the planner would do then; and the write of it. */
+
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { getJson, postJson } from "../fleet_store.js";
+import { number } from "../format.js";
+import { fieldOf, withField } from "../manifest_text.js";
+import { Legend, MacMemory } from "../memory_bars.js";
+import { Announced, Badge, Command, Diff, ManifestErrors, ObjectLink } from "../parts.js";
+import { PlacementSteps } from "../placement_steps.js";
+
+const WAIT_MS = 300;
+const MOST_SHOWN = 60;
+const MAX_CODE = 6_000; // characters of a text in the address
+const MAX_TEXT = 131_072; // the most that the dashboard reads
+const EXAMPLE = `apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata:
+  name: my-model
+spec:
+  model:
+    path: my-model
+  replicas: 1
+`;
+const doubling = { of: Math.log2, value: (at) => 2 ** at };
+const plain = { of: (value) => value, value: (at) => at };
+/** Sliders: name in the address, title, path in the manifest, column of the view `models`, usual value, range, unit. */
+const SLIDERS = [
+  ["replicas", "Replicas", ["spec", "replicas"], "desired", 1, { min: 0, max: 8, ...plain }, ""],
+  ["contextLength", "Context", ["spec", "contextLength"], "contextLength", 4096, { min: 9, max: 18, ...doubling }, "tokens"],
+  ["concurrency", "Concurrency", ["spec", "concurrency"], "concurrency", 4, { min: 0, max: 8, ...doubling }, "requests"],
+  ["kvBits", "KV cache", ["spec", "kvCache", "bits"], "kvBits", 16, { min: 2, max: 4, ...doubling }, "bits"],
+];
+const FULL_BITS = 16;
+
+export function Try({ store, query }) {
+  const [subject, setSubject] = useState(() => subjectOf(query));
+  const [base, setBase] = useState(""); // the object as it is now
+  const [text, setText] = useState("");
+  const [fields, setFields] = useState(() => Object.fromEntries(SLIDERS.filter(([name]) => query.has(name)).map(([name]) => [name, Number(query.get(name))])));
+  const [lost, setLost] = useState(() => query.getAll("lost"));
+  const [added, setAdded] = useState({ count: Number(query.get("add")) || 0, chip: query.get("chip") ?? "Apple M4 Max", memory: query.get("memory") ?? "64Gi" });
+  const [problem, setProblem] = useState("");
+  const [done, setDone] = useState(null);
+  const [reason, setReason] = useState("");
+  const [isLoaded, setLoaded] = useState(false);
+  const editor = useRef(null);
+  const [answer, failure, ask] = useForecast({ manifest: text, lose: lost, add: added.count ? [{ name: "new", ...added }] : [] }, isLoaded);
+  const note = useAddress({ subject, fields, lost, added, text, isFree: text !== withFields(base, fields) }, isLoaded);
+
+  useEffect(() => {
+    let isOver = false;
+    void (async () => {
+      try {
+        const code = new URLSearchParams(location.hash.slice(1)).get("yaml");
+        if (code && !isLoaded) setText(await unpacked(code));
+        if (subject.name) {
+          const { yaml } = await getJson(`/api/v1/objects/${encodeURIComponent(subject.kind)}/${encodeURIComponent(subject.name)}?form=manifest`);
+          if (isOver) return;
+          setBase(yaml);
+          if (!code || isLoaded) setText(withFields(yaml, fields));
+        }
+        setProblem("");
+      } catch (error) {
+        if (!isOver) setProblem(error.message);
+      }
+      if (!isOver) setLoaded(true);
+    })();
+    return () => void (isOver = true);
+  }, [subject]);
+
+  const begin = (name) => {
+    setDone(null);
+    setFields({});
+    setBase("");
+    setText(name ? "" : EXAMPLE);
+    setSubject(name ? { kind: "ModelDeployment", name } : { kind: "", name: "" });
+  };
+  const edit = (value) => (setText(value), setDone(null));
+  const slide = (name, path, value) => {
+    setFields((now) => ({ ...now, [name]: value }));
+    edit(withField(text, path, name === "kvBits" && value === FULL_BITS ? null : value));
+  };
+  const apply = async () => {
+    setProblem("");
+    try {
+      setDone(await postJson("/api/v1/apply", { manifests: text, plan: answer.plan, reason }));
+      await ask();
+    } catch (error) {
+      setProblem(error.message);
+      if (error.status === 409) await ask();
+    }
+  };
+  return html`
+    <h1>Try a change</h1>
+    <div class="columns wide-columns">
+      <section class="panel" aria-labelledby="change">
+        <div class="section-head"><h2 id="change">Change</h2><${Subjects} models=${store.rows("models")} subject=${subject} onChoose=${begin} /></div>
+        <${Sliders} text=${text} model=${store.row("models", fieldOf(text, ["metadata", "name"]))} onSlide=${slide} />
+        <${Editor} editor=${editor} text=${text} errors=${answer?.errors ?? []} onInput=${edit} />
+        ${note && html`<p class="quiet" role="status">${note}</p>`}
+        <${Macs} macs=${store.rows("macs")} lost=${lost} onLost=${setLost} added=${added} onAdded=${setAdded} />
+      </section>
+      <section class="panel" aria-labelledby="outcome">
+        <h2 id="outcome">What it would do</h2>
+        ${(problem || failure) && html`<p class="problem" role="alert">${problem || failure}</p>`}
+        ${done && html`<div class="done" role="status" data-done>${done.outcomes.map((one) => html`<p key=${one.kind + one.name}>
+          <${Badge} tone="good">${one.result}<//> <${ObjectLink} kind=${one.kind} name=${one.name} /></p>`)}</div>`}
+        ${!answer && !problem && !failure && html`<p class="quiet">Choose a model, write a manifest, or take Macs away. The planner answers as you type, and nothing is written before you say so.</p>`}
+        ${answer?.errors.length > 0 && html`<${ManifestErrors} errors=${answer.errors} onPick=${(error) => select(editor.current, error)} />`}
+        ${answer && !answer.errors.length && html`<${Outcome} answer=${answer}>
+          <${Write} store=${store} changes=${answer.changes} command=${commandOf(subject, fields, text === withFields(base, fields))} reason=${reason} onReason=${setReason} onApply=${apply}
+            isSupposed=${lost.length > 0 || added.count > 0} /><//>`}
+      </section>
+    </div>
+  `;
+}
+
+function subjectOf(query) {
+  const model = query.get("model"); // of earlier releases, as a remedy of "Why pending?" had it
+  return model ? { kind: "ModelDeployment", name: model } : { kind: query.get("kind") ?? "", name: query.get("name") ?? "" };
+}
+
+/** Return a manifest with the values of sliders. */
+function withFields(text, fields) {
+  return SLIDERS.filter(([name]) => name in fields).reduce((now, [name, , path]) => withField(now, path, fields[name] === FULL_BITS && name === "kvBits" ? null : fields[name]) ?? now, text);
+}
+
+/** The command that does the same. */
+function commandOf({ name }, fields, isOnlyFields) {
+  const isScale = isOnlyFields && Object.keys(fields).join() === "replicas";
+  return isScale ? `fleetctl scale md/${name} --replicas=${fields.replicas}` : "fleetctl apply -f manifest.yaml";
+}
+
+function Subjects({ models, subject, onChoose }) {
+  const names = [...new Set([...models.map((model) => model.name), ...(subject.kind === "ModelDeployment" ? [subject.name] : [])])];
+  const other = subject.name && subject.kind !== "ModelDeployment";
+  return html`<label>Start from <select value=${subject.name} onChange=${(event) => onChoose(event.target.value)}>
+    ${other && html`<option value=${subject.name}>${subject.kind} ${subject.name}</option>`}
+    <option value="">a new model</option>
+    ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+  </select></label>`;
+}
+
+/** Sliders of the numbers that decide the memory, in steps that double where memory grows with their product. */
+function Sliders({ text, model, onSlide }) {
+  if (fieldOf(text, ["kind"]) !== "ModelDeployment") return null;
+  const isAutoscaled = /^\s+autoscaling:/m.test(text);
+  return SLIDERS.map(([name, title, path, column, usual, { min, max, of, value: valueOf }, unit]) => {
+    const written = Number(fieldOf(text, path) ?? Number.NaN);
+    const value = Number.isFinite(written) ? written : model?.[column] ?? usual;
+    const label = `${number(value)} ${unit}`.trim();
+    const isOff = withField(text, path, value) === null || (name === "replicas" && isAutoscaled);
+    return html`<label class="slider" key=${name}>${title}
+      <input type="range" min=${min} max=${name === "replicas" ? Math.max(max, 2 * (model?.desired ?? 0), value) : max} step="1" disabled=${isOff} title=${isOff ? "Change it in the text" : ""}
+        value=${Math.round(of(value))} aria-valuetext=${label} onInput=${(event) => onSlide(name, path, valueOf(Number(event.target.value)))} />
+      <output>${label}</output></label>`;
+  });
+}
+
+function Macs({ macs, lost, onLost, added, onAdded }) {
+  const toggle = (name) => onLost(lost.includes(name) ? lost.filter((other) => other !== name) : [...lost, name]);
+  const set = (part) => onAdded({ ...added, ...part });
+  return html`<details open=${lost.length > 0 || added.count > 0}><summary>With other Macs</summary>
+    <fieldset><legend>Gone</legend>
+      <div class="checks">${macs.slice(0, MOST_SHOWN).map((mac) => html`<label key=${mac.name} class="check">
+        <input type="checkbox" checked=${lost.includes(mac.name)} onChange=${() => toggle(mac.name)} /> ${mac.name}</label>`)}</div>
+    </fieldset>
+    <fieldset><legend>Added</legend>
+      <div class="row">
+        <label>Count <input type="number" min="0" max="100" value=${added.count} onInput=${(event) => set({ count: Number(event.target.value) || 0 })} /></label>
+        <label>Chip <input class="long" value=${added.chip} onInput=${(event) => set({ chip: event.target.value.trim() })} /></label>
+        <label>Memory <input value=${added.memory} onInput=${(event) => set({ memory: event.target.value.trim() })} /></label>
+      </div>
+    </fieldset>
+  </details>`;
+}
+
+/** The sentence, the write, the differences, the planner's steps and the Macs, in this order. */
+function Outcome({ answer, children }) {
+  const changes = answer.changes.filter((change) => change.diff || change.keptByOthers.length);
+  const changed = answer.memory.filter((mac) => mac.replicas.some((replica) => replica.change));
+  const shown = changed.slice(0, MOST_SHOWN);
+  const used = (mac) => mac.replicas.filter((replica) => replica.change !== "goes").reduce((sum, replica) => sum + replica.bytes, 0);
+  const scale = Math.max(1, ...shown.map((mac) => Math.max(mac.allocatableBytes, used(mac))));
+  return html`
+    <p class="sentence" data-plan>${answer.sentence}</p>
+    <${Announced} text=${answer.sentence} />
+    ${children}
+    ${changes.map((change) => html`<div key=${change.kind + change.name}>
+      <p><strong>${change.kind}/${change.name}</strong> <${Badge} tone="idle">${change.result}<//></p>
+      ${change.keptByOthers.map((kept) => html`<p class="warning-text" key=${kept}>${kept}</p>`)}
+      <${Diff} text=${change.diff} />
+    </div>`)}
+    <h3>What the planner would do</h3>
+    <${PlacementSteps} steps=${answer.steps} />
+    ${shown.length > 0 && html`<h3>Memory of the Macs that change</h3><${Legend} />
+      <ul class="memories">${shown.map((mac) => html`<${MacMemory} key=${mac.name} mac=${mac} scale=${scale} />`)}</ul>`}
+  `;
+}
+
+/** The button that applies the objects, or why there is none, and the command. */
+function Write({ store, changes, command, reason, onReason, onApply, isSupposed }) {
+  if (!changes.some((change) => change.diff)) return changes.length > 0 && html`<p><${Badge} tone="good">no object would change<//></p>`;
+  if (store.mayWrite("admin")) {
+    return html`<p class="row"><label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => onReason(event.target.value)} /></label>
+      <button type="submit" onClick=${onApply}>Apply these changes</button>
+      ${isSupposed && html`<span class="quiet">The objects are written; the Macs stay as they are.</span>`}</p>`;
+  }
+  const why = store.at ? "The past does not change." : store.may("admin") ? "This dashboard was started without --allow-writes." : `Your role is ${store.me.role}; applying needs the role admin.`;
+  return html`<p class="quiet">${why} The command does the same:</p><${Command} text=${command} />`;
+}
+
+/** A text area with line numbers; lines with errors are marked. */
+function Editor({ editor, text, errors, onInput }) {
+  const numbers = useRef(null);
+  const wrong = new Set(errors.map((error) => error.line));
+  const lines = text.split("\n").length;
+  const onScroll = (event) => (numbers.current.scrollTop = event.target.scrollTop);
+  const onKey = (event) => {
+    if (event.key !== "Tab" || event.shiftKey || event.target.selectionStart === 0) return; // a way out for the keyboard
+    event.preventDefault();
+    event.target.setRangeText("  ", event.target.selectionStart, event.target.selectionEnd, "end");
+    onInput(event.target.value);
+  };
+  return html`<div class="editor">
+    <pre class="line-numbers" ref=${numbers} aria-hidden="true">${Array.from({ length: lines }, (_, at) => html`<span key=${at} class=${wrong.has(at + 1) ? "wrong" : ""}>${at + 1}</span>`)}</pre>
+    <label><span class="hidden">Manifest, YAML</span>
+      <textarea class="code" ref=${editor} rows="18" wrap="off" spellcheck=${false} autocapitalize="off" value=${text} aria-invalid=${errors.length > 0}
+        onInput=${(event) => onInput(event.target.value)} onScroll=${onScroll} onKeyDown=${onKey}></textarea>
+    </label>
+  </div>`;
+}
+
+/** Put the cursor at the place of a problem. */
+function select(area, { line, column }) {
+  const before = area.value.split("\n").slice(0, line - 1);
+  const at = before.reduce((sum, text) => sum + text.length + 1, 0) + Math.max(0, column - 1);
+  area.focus();
+  area.setSelectionRange(at, at);
+}
+
+/** Ask the planner after each change of the question, once it rests; returns the answer, why there is none, and how to ask again. */
+function useForecast(question, isLoaded) {
+  const [answer, setAnswer] = useState(null);
+  const [problem, setProblem] = useState("");
+  const last = useRef(0);
+  const ask = async () => {
+    const mine = ++last.current;
+    const isAsked = question.manifest.trim() || question.lose.length || question.add.length;
+    try {
+      const found = isAsked ? await postJson("/api/v1/whatif", question) : null;
+      if (mine === last.current) setAnswer(found), setProblem("");
+    } catch (error) {
+      if (mine === last.current) setAnswer(null), setProblem(error.message);
+    }
+  };
+  useEffect(() => {
+    if (!isLoaded) return undefined;
+    const timer = setTimeout(ask, WAIT_MS);
+    return () => clearTimeout(timer);
+  }, [JSON.stringify(question), isLoaded]);
+  return [answer, problem, ask];
+}
+
+/** Keep the change in the address, so that a link and a reload lead to it; returns what does not fit there. */
+function useAddress(change, isLoaded) {
+  const [note, setNote] = useState("");
+  useEffect(() => {
+    if (!isLoaded) return undefined;
+    const timer = setTimeout(async () => {
+      const { subject, fields, lost, added, text, isFree } = change;
+      const query = new URLSearchParams(location.search);
+      for (const name of ["model", "kind", "name", "lost", "add", "chip", "memory", ...SLIDERS.map(([field]) => field)]) query.delete(name);
+      if (subject.name) query.set("kind", subject.kind), query.set("name", subject.name);
+      for (const name of lost) query.append("lost", name);
+      if (added.count) query.set("add", added.count), query.set("chip", added.chip), query.set("memory", added.memory);
+      if (!isFree) for (const [name, value] of Object.entries(fields)) query.set(name, value);
+      const code = isFree && text.trim() ? await packed(text) : "";
+      const fits = code.length <= MAX_CODE;
+      setNote(fits ? "" : "The text is too long for the address: a link or a reload leads to this page without it.");
+      if (!location.pathname.startsWith("/try")) return; // another screen is shown by now
+      history.replaceState(history.state, "", `${location.pathname}${query.size ? `?${query}` : ""}${code && fits ? `#yaml=${code}` : ""}`);
+    }, WAIT_MS);
+    return () => clearTimeout(timer);
+  }, [JSON.stringify(change), isLoaded]);
+  return note;
+}
+
+/** Return a text as a part of an address. */
+async function packed(text) {
+  const stream = new Blob([text]).stream().pipeThrough(new CompressionStream("deflate-raw"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** Return the text of a part of an address; throws if it is none, or too long. */
+async function unpacked(code) {
+  const refusal = new Error("The change in the address cannot be read. Ask for the link again.");
+  try {
+    const bytes = Uint8Array.from(atob(code.replaceAll("-", "+").replaceAll("_", "/")), (letter) => letter.charCodeAt(0));
+    const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw")).pipeThrough(new TextDecoderStream()).getReader();
+    for (let text = ""; text.length <= MAX_TEXT; ) {
+      const { value, done } = await reader.read();
+      if (done) return text;
+      text += value;
+    }
+    throw refusal;
+  } catch {
+    throw refusal;
+  }
+}
