@@ -16,10 +16,11 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 from insight import fleet_views
-from insight.conditions import Row
+from insight.conditions import ObjectCondition, Row, condition_row
 from insight.fleet_caches import FleetCaches
 from insight.fleet_views import VIEWS, ViewKey
 from machinery.clock import Clock
+from schemas.meta import Condition
 
 log = logging.getLogger(__name__)
 
@@ -76,29 +77,33 @@ class FleetModel:
         self._is_dirty = asyncio.Event()
         self._advanced = asyncio.Event()
         self._ready = asyncio.Event()
-        self._measured: dict[str, Row] = {}
+        self._measured: dict[str, ObjectCondition] = {}
         self._summary: tuple[object, Row] = (None, {})
         self.place = 0
         """The number of changes so far."""
         caches.on_change(self._note)
 
-    def set_condition(self, about: str, row: Row | None) -> None:
-        """Add a condition that this process measures to those of an object, `Kind/name`; None removes it."""
-        if row is None:
+    def set_condition(self, kind: str, name: str, condition: Condition | None) -> None:
+        """Add a condition that this process measures to those of an object; None removes it."""
+        about = f"{kind}/{name}"
+        if condition is None:
             self._measured.pop(about, None)
         else:
-            self._measured[about] = row
+            self._measured[about] = ObjectCondition(kind, name, condition)
         self._dirty.add(("conditions", about))
         self._is_dirty.set()
 
     def replace_rows(self, view: str, found: Mapping[str, Row]) -> None:
         """Replace the rows of a live view, by name."""
         before = self.place
+        self._replace(view, found)
+        self._announce(before)
+
+    def _replace(self, view: str, found: Mapping[str, Row]) -> None:
         for name in set(self._rows[view]) - set(found):
             self._set(view, name, None)
         for name, row in found.items():
             self._set(view, name, row)
-        self._announce(before)
 
     def note_read(self, views: Iterable[str]) -> None:
         """Note that a client reads these views now."""
@@ -114,7 +119,7 @@ class FleetModel:
         parts = (caches.gateways.items, caches.reconcilers.items)
         state = (self.place, *caches.leader.items.values(), *map(len, parts))
         if self._summary[0] != state:
-            views = ("macs", "models", "conditions")
+            views = ("macs", "models", "problems")
             found = {view: list(self._rows[view].values()) for view in views}
             self._summary = (state, fleet_views.summary_of(caches, found))
         return self._summary[1]
@@ -185,8 +190,10 @@ class FleetModel:
         for view, name in sorted(dirty):
             if view == "conditions":
                 self._update_conditions(name)
-            else:
+            elif view != "problems":
                 self._set(view, name, fleet_views.row(self.caches, view, name))
+        rows = fleet_views.problem_rows(self.caches, self._measured.values())
+        self._replace("problems", {str(row["name"]): row for row in rows})
         self._announce(before)
 
     def _announce(self, before: int) -> None:
@@ -200,7 +207,7 @@ class FleetModel:
         kind, _, name = about.partition("/")
         rows = fleet_views.conditions_of(self.caches, kind, name)
         if about in self._measured:
-            rows.append(self._measured[about])
+            rows.append(condition_row(self._measured[about], self.caches))
         found = {str(row["name"]): row for row in rows}
         gone = [row for row in self._rows["conditions"] if row.rpartition("/")[0] == about]
         for one in {*gone, *found}:

@@ -12,7 +12,7 @@ from typing import Final
 
 from dashboard.fleet_model import FleetModel
 from dashboard.history.records import BUDGET_STEP_S, RequestSums
-from insight.conditions import Row, condition_row
+from insight.conditions import Row
 from machinery.clock import Clock
 from machinery.prometheus import Gauge
 from reconciler.listers.caches import BY_KIND
@@ -121,9 +121,7 @@ class ObjectiveMonitor:
                 )
                 self._conditions[name] = one
         for name in {*before, *self._conditions}:
-            condition = self._conditions.get(name)
-            row = None if condition is None else condition_row("ModelDeployment", name, condition)
-            self.model.set_condition(f"ModelDeployment/{name}", row)
+            self.model.set_condition("ModelDeployment", name, self._conditions.get(name))
 
     def restore(self, rows: Sequence[tuple[int, str, RequestSums]]) -> None:
         """Take the sums of an earlier run: begin of a step, deployment, sums."""

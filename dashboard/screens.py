@@ -25,7 +25,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "": (
             _MAC_CARD,
             "models",
-            "conditions::isProblem=true",
+            "problems",
             "events",
             "traffic",
             "figures:watts",
@@ -58,7 +58,7 @@ DETAILS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
         "models": (
             *("models::name={name}", "replicas::deployment={name}"),
-            *("conditions::object={name}", "events"),
+            *("conditions::object={name}", "problems", "events"),
         ),
         "groups": (
             *("groups::name={name}", f"macs:{_MAC_STATE}", "conditions::object={name}"),

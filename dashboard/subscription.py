@@ -1,6 +1,6 @@
 """Selections of the state for one reader: views, their columns and rows, and changes in the form of columns. Pure.
 
-A selection is the text `VIEW[:COLUMNS[:COLUMN=VALUE]]`, such as `macs:state,reason` or `conditions::isProblem=true`.
+A selection is the text `VIEW[:COLUMNS[:COLUMN=VALUE]]`, such as `macs:state,reason` or `problems::tone=bad`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,6 +6,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from insight import fleet_views
+from insight.conditions import all_conditions
 from insight.fleet_caches import FleetCaches
 from machinery.prometheus import Gauge, MetricFamily
 from schemas.node import NodeStatus
@@ -99,9 +100,9 @@ class FleetMetrics:
         releases = dict.fromkeys(self._releases(), 1)
         help_ = "1 for each process that is registered, with its release."
         yield _gauge("fleet_process_info", help_, ("process", "id", "release"), releases)
-        names = ("kind", "object", "type", "status", "reason")
         conditions = {
-            tuple(str(row[name]) for name in names): 1 for row in fleet_views.all_conditions(caches)
+            (kind, name, found.type, found.status.value, found.reason): 1
+            for kind, name, found in all_conditions(caches)
         }
         help_ = "1 for each condition of each object; status is its present value."
         labels = ("kind", "name", "type", "status", "reason")

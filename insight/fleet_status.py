@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from insight import fleet_views
 from insight.conditions import Row
 from insight.fleet_caches import FleetCaches
+from insight.root_cause import Problem, find_problems
 from reconciler.listers.caches import BY_KIND
 from schemas.deployment import ModelDeployment
 from schemas.replica import Endpoint
 from schemas.route import ModelRoute
 
 Json: TypeAlias = dict[str, object]
-_MOST_NAMES: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,9 @@ class FleetStatus:
     macs: tuple[MacStatus, ...]
     tiers: tuple[TierStatus, ...]
     gateways: tuple[GatewayStatus, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    """Gateways whose load is unknown, and why."""
 
 
 def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> FleetStatus:
@@ -119,7 +121,8 @@ def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> Fleet
             for name, of in sorted(tiers.items())
         ),
         gateways=gateways,
-        problems=tuple(
+        problems=tuple(find_problems(caches)),
+        warnings=tuple(
             f"gateway {gateway.id}: {gateway.problem}" for gateway in gateways if gateway.problem
         ),
     )
@@ -219,10 +222,3 @@ def _tier(
         replicas=len(there),
         waiting=waiting,
     )
-
-
-def names_text(names: Sequence[str]) -> str:
-    """Return names for one cell: the first six, and how many more. Pure."""
-    shown = ", ".join(names[:_MOST_NAMES])
-    more = len(names) - _MOST_NAMES
-    return f"{shown} and {more} more" if more > 0 else shown or "none"

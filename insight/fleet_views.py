@@ -1,14 +1,15 @@
-"""Rows of a fleet's views: Macs, models, replicas, groups, Git sources, processes, conditions, events. Pure functions of caches.
+"""Rows of a fleet's views: Macs, models, replicas, groups, Git sources, processes, conditions, problems, events. Pure.
 
 A row is a JSON object whose `name` is unique within its view. `affected` maps a changed key of the store to the rows
 that it may change, so that a recorder computes those alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from insight.conditions import Row, condition_row, problems
+from insight import conditions, root_cause
+from insight.conditions import ObjectCondition, Row, condition_row
 from insight.fleet_caches import FleetCaches
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
 from schemas.deployment import (
@@ -38,6 +39,7 @@ VIEWS: Final = (
     "reconcilers",
     "dashboards",
     "conditions",
+    "problems",
     "events",
 )
 _VERSIONS: Final = ("agentVersion", "mlxVersion", "osVersion")
@@ -72,8 +74,6 @@ def names(caches: FleetCaches, view: str) -> list[str]:
     if view in _OWN_KEYS:
         prefix, keys_of = _OWN_KEYS[view]
         return sorted(key.removeprefix(prefix) for key in keys_of(caches))
-    if view == "conditions":
-        return [str(condition["name"]) for condition in all_conditions(caches)]
     kind = next(kind for kind, of_view in _VIEW_OF_KIND.items() if of_view == view)
     specs = caches.objects.specs.by_index(BY_KIND, kind)
     return [keys.kind_and_name(key)[1] for key in specs]
@@ -82,7 +82,9 @@ def names(caches: FleetCaches, view: str) -> list[str]:
 def rows(caches: FleetCaches, view: str) -> list[Row]:
     """Return all rows of a view, in order of their names."""
     if view == "conditions":
-        return all_conditions(caches)
+        return [condition_row(found, caches) for found in conditions.all_conditions(caches)]
+    if view == "problems":
+        return problem_rows(caches)
     found = (row(caches, view, name) for name in names(caches, view))
     return [one for one in found if one is not None]
 
@@ -97,7 +99,8 @@ def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
     try:
         kind, name = keys.kind_and_name(key)
     except ValueError:
-        return set()
+        # All problems are computed together.
+        return {("problems", "")} if key.startswith(keys.ELECTION_RECONCILER) else set()
     if key == keys.spec_key("NodePool", name):
         return {("conditions", f"NodePool/{name}")} | {("macs", one) for one in _node_names(caches)}
     if kind == "Replica":
@@ -270,7 +273,7 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
     placed = objects.specs.by_index(BY_DEPLOYMENT, name).values()
     replicas = [api_object for api_object in placed if isinstance(api_object, Replica)]
     available = find_condition(status.conditions, "Available")
-    trouble = next(problems(status.conditions), None)
+    trouble = _trouble("ModelDeployment", name, status)
     return {
         "name": name,
         "source": spec.spec.model.label,
@@ -368,7 +371,7 @@ def _group(caches: FleetCaches, name: str) -> Row | None:
     item = objects.statuses.items.get(keys.status_key("ShardGroup", name))
     status = item if isinstance(item, ShardGroupStatus) else ShardGroupStatus()
     checked = status.fabric_checks[-1] if status.fabric_checks else None
-    trouble = next(problems(status.conditions), None)
+    trouble = _trouble("ShardGroup", name, status)
     return {
         "name": name,
         "backend": spec.spec.backend,
@@ -461,30 +464,20 @@ def _event(caches: FleetCaches, name: str) -> Row | None:
     }
 
 
-def _condition(caches: FleetCaches, name: str) -> Row | None:
-    kind, _, rest = name.partition("/")
-    about, _, type_ = rest.rpartition("/")
-    return next(
-        (one for one in conditions_of(caches, kind, about) if one["type"] == type_),
-        None,
-    )
+def _trouble(kind: str, name: str, status: Status) -> Condition | None:
+    """Return the first condition of an object that is a problem."""
+    found = (one for one in status.conditions if ObjectCondition(kind, name, one).is_problem)
+    return next(found, None)
 
 
 def conditions_of(caches: FleetCaches, kind: str, name: str) -> list[Row]:
-    """Return all conditions of one object: its own, and those of a node's life."""
-    status = caches.objects.statuses.items.get(keys.status_key(kind, name))
-    conditions = list(_conditions(status))
-    if kind == "Node":
-        conditions += _conditions(_life(caches, name))
-    return [condition_row(kind, name, condition) for condition in conditions]
+    """Return the rows of all conditions of one object."""
+    return [condition_row(found, caches) for found in conditions.conditions_of(caches, kind, name)]
 
 
-def all_conditions(caches: FleetCaches) -> list[Row]:
-    """Return all conditions of all objects, in the order of their names."""
-    pairs = {keys.kind_and_name(key) for key in caches.objects.statuses.items}
-    prefix = keys.NODE_LIFE_PREFIX
-    pairs |= {("Node", key.removeprefix(prefix)) for key in caches.objects.lives.items}
-    return [one for kind, name in sorted(pairs) for one in conditions_of(caches, kind, name)]
+def problem_rows(caches: FleetCaches, measured: Iterable[ObjectCondition] = ()) -> list[Row]:
+    """Return the rows of all problems, those first for which clients are refused; see `root_cause.find_problems`."""
+    return [problem.row for problem in root_cause.find_problems(caches, measured)]
 
 
 _MAKERS: Final[Mapping[str, Any]] = {
@@ -496,7 +489,6 @@ _MAKERS: Final[Mapping[str, Any]] = {
     "gateways": _gateway,
     "reconcilers": _reconciler,
     "dashboards": _dashboard,
-    "conditions": _condition,
     "events": _event,
 }
 
@@ -508,12 +500,12 @@ def columns(found: Sequence[Row]) -> list[str]:
 
 def summary(caches: FleetCaches) -> Row:
     """Return the counts of a fleet and its health in one sentence."""
-    found = {view: rows(caches, view) for view in ("macs", "models", "conditions")}
+    found = {view: rows(caches, view) for view in ("macs", "models", "problems")}
     return summary_of(caches, found)
 
 
 def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
-    """Return the summary of rows of the views macs, models and conditions that are known already."""
+    """Return the summary of rows of the views macs, models and problems that are known already."""
     macs, models = found["macs"], found["models"]
     counts = dict.fromkeys(("online", "degraded", "offline"), 0)
     for one in macs:
@@ -528,7 +520,7 @@ def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
             "desired": sum(int(str(model["desired"])) for model in models),
             "ready": sum(int(str(model["ready"])) for model in models),
         },
-        "problems": sum(bool(one["isProblem"]) for one in found["conditions"]),
+        "problems": len(found["problems"]),
         "versions": {name: _commonest(macs, name) for name in _VERSIONS},
         "gateways": len(caches.gateways.items),
         "reconcilers": len(caches.reconcilers.items),
@@ -543,36 +535,48 @@ def _commonest(macs: Sequence[Row], column: str) -> object:
 
 
 def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) -> str:
-    """Return the health of a fleet in one sentence, such as `2 of 3 Macs online; qwen: 1 of 2 replicas ready`."""
+    """Return the headline, such as `3 of 3 Macs online. 2 of 3 models do not answer: nomodel, tiny`."""
     if not macs and not models:
-        return "an empty fleet: no Mac has joined, and nothing is deployed"
+        return "The fleet is empty: no Mac has joined, and nothing is deployed."
     online = sum(mac["state"] == "online" for mac in macs)
     others = any(mac["osVersion"] and not str(mac["osVersion"]).startswith("macOS") for mac in macs)
-    noun = "nodes" if others else "Macs"
-    parts = [
-        f"all {len(macs)} {noun} online"
-        if macs and online == len(macs) > 1
-        else f"{online} of {len(macs)} {noun} online"
-    ]
-    short = list(_short(models))
-    parts += short[:3]
-    if len(short) > 3:
-        parts.append(f"{len(short) - 3} more models short of replicas")
-    if models and not short:
-        parts.append(f"all {len(models)} models ready" if len(models) > 1 else "the model is ready")
+    parts = [f"{online} of {len(macs)} {'nodes' if others else 'Macs'} online."]
+    parts.append(_models_sentence(models))
     if not has_leader:
-        parts.append("no reconciler leads")
-    return "; ".join(parts)
+        parts.append("No reconciler leads.")
+    return " ".join(parts)
 
 
-def _short(models: Sequence[Row]) -> Iterator[str]:
-    for model in models:
-        desired, ready = int(str(model["desired"])), int(str(model["ready"]))
-        if ready < desired:
-            numbers = f"{ready} of {desired} replicas ready"
-            reason = str(model["reason"]).replace(f"{numbers}; ", "", 1)  # most reasons repeat them
-            yield (
-                f"{model['name']}: {numbers} ({reason})"
-                if reason
-                else f"{model['name']}: {numbers}"
-            )
+def _models_sentence(models: Sequence[Row]) -> str:
+    """Return the worst that is true of any model, with the names of those models."""
+    wanted = [model for model in models if int(str(model["desired"])) > 0]
+    if not wanted:
+        return "All models are scaled to zero." if models else "Nothing is deployed."
+    states: dict[str, list[str]] = {}
+    for model in wanted:
+        ready, desired = int(str(model["ready"])), int(str(model["desired"]))
+        silent = "do not answer" if model["reason"] else "are starting"
+        state = silent if not ready else "lack replicas" if ready < desired else ""
+        states.setdefault(state, []).append(str(model["name"]))
+    verb = next((verb for verb in _VERBS if verb in states), None)
+    if verb is None:
+        return f"All {len(wanted)} models answer." if len(wanted) > 1 else "The model answers."
+    named = states[verb]
+    shown = _VERBS[verb] if len(named) == 1 else verb
+    if len(wanted) == 1:
+        return f"{named[0]} {shown}."
+    return f"{len(named)} of {len(wanted)} models {shown}: {names_text(named, 3)}."
+
+
+# What may be true of models, the worst first, for several and for one.
+_VERBS: Final = {
+    "do not answer": "does not answer",
+    "are starting": "is starting",
+    "lack replicas": "lacks replicas",
+}
+
+
+def names_text(names: Sequence[str], most: int) -> str:
+    """Return the first names in one line, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -169,7 +169,8 @@ def _waiting_to_load(place: int, *, after: str = "") -> Condition:
 def describe_end(engine: ObservedEngine) -> str:
     """Return how an engine ended, with its own last words, as in `ended with 2: no config.json`."""
     code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
-    words = f": {engine.last_words}" if engine.last_words else ""
+    words = engine.last_words.removeprefix("engine: ")
+    words = f": {words}" if words else ""
     return f"ended {code}{words}"
 
 

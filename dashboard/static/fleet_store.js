@@ -5,7 +5,7 @@
  * and resumed by its last id. Nothing here grows with time: rows replace each other.
  */
 
-const VIEWS = ["macs", "models", "replicas", "groups", "gitSources", "gateways", "reconcilers", "dashboards", "conditions", "events", "figures", "traffic", "inFlight", "ended", "changes", "joinRequests"];
+const VIEWS = ["macs", "models", "replicas", "groups", "gitSources", "gateways", "reconcilers", "dashboards", "conditions", "problems", "events", "figures", "traffic", "inFlight", "ended", "changes", "joinRequests"];
 const HIDDEN_MS = 5_000;
 const SILENT_MS = 15_000; // the server sends a ping every 2 s
 export const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever

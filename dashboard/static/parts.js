@@ -151,29 +151,20 @@ export function partsInSight(rows, heights, { top, bottom }, focused) {
   return parts;
 }
 
-/** The conditions that are problems, each reason of an object once: Available repeats what Placed says, and more. */
-export function problemsOf(conditions) {
-  const found = new Map();
-  for (const one of conditions) {
-    const id = `${one.kind}/${one.object}/${one.reason}`;
-    if (one.isProblem && !(found.get(id)?.message.length >= one.message.length)) found.set(id, one);
-  }
-  return [...found.values()];
-}
+/** A sentence of the server, with its commands as code. */
+export const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? html`<code key=${at}>${part}</code>` : part));
 
-/** Problems, each with its cause, its remedy, and since when. */
-export function Problems({ conditions }) {
-  if (!conditions.length) return null;
-  const newest = [...conditions].sort((a, b) => ((a.since ?? "") < (b.since ?? "") ? 1 : -1));
+/** Problems, those first for which clients are refused: each with its cause, its remedy, and since when. */
+export function Problems({ problems }) {
+  if (!problems.length) return null;
+  const sorted = [...problems].sort((a, b) => (`${a.tone} ${a.name}` < `${b.tone} ${b.name}` ? -1 : 1));
   return html`<ul class="problems">
-    ${newest.slice(0, 50).map(
-      (one) => html`<li key=${one.name}>
-        <p>
-          <strong><${ObjectLink} kind=${one.kind} name=${one.object} /></strong> ${one.reason}
-          ${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}
-        </p>
-        ${one.message && html`<p>${one.message}</p>`}
-        <p class="cure">${one.cure}</p>
+    ${sorted.slice(0, 50).map(
+      (one) => html`<li key=${one.name} data-tone=${one.tone}>
+        <p><strong><${ObjectLink} kind=${one.kind} name=${one.object} /></strong> ${one.title}${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
+        <p>${withCode(one.cause)}</p>
+        <p class="cure">${withCode(one.remedy)}</p>
+        ${!one.remedy.includes(`\`${one.command}\``) && html`<${Command} text=${one.command} />`}
       </li>`,
     )}
   </ul>`;

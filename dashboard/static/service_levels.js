@@ -3,7 +3,7 @@
 import { html } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { number, short } from "./format.js";
-import { Badge, Table, usePolled } from "./parts.js";
+import { Badge, withCode, Table, usePolled } from "./parts.js";
 
 const EVERY_MS = 30_000;
 const TITLES = {
@@ -44,9 +44,6 @@ export function Energy({ subject }) {
   ];
   return html`<span data-energy>${parts.filter(Boolean).join(", ")}${energy.reason && html` <span class="quiet">${energy.reason}</span>`}</span>`;
 }
-
-/** A sentence of the server, with its commands as code. */
-const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? html`<code key=${at}>${part}</code>` : part));
 
 function withUnit(value, { objective }) {
   return value === null ? html`<span class="quiet">too few requests</span>` : `${short(value)} ${TITLES[objective]?.[1] ?? ""}`;

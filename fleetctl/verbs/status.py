@@ -11,6 +11,7 @@ import orjson
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.output.printers import align_columns
+from fleetctl.output.problems import problem_text
 from fleetctl.verbs.top import Screen, open_screen
 from identity.dialer import Dialer
 from insight import process_client
@@ -22,8 +23,8 @@ from insight.fleet_status import (
     MacStatus,
     ModelOnMac,
     fleet_status,
-    names_text,
 )
+from insight.fleet_views import names_text
 from insight.tickets import issue_tickets
 from machinery.clock import SystemClock
 from schemas import sizes
@@ -34,7 +35,9 @@ from store.port import Transport
 
 _ANSWER_S: Final = 3.0
 _MOST_GATEWAYS: Final = 50
-_HELP = """Show the whole fleet on one screen: Macs with their models and load, public names, gateways.
+_MOST_NAMES: Final = 6
+_MOST_PROBLEMS: Final = 10
+_HELP = """Show the whole fleet on one screen: what is wrong, Macs with their models and load, public names, gateways.
 
 \b
   fleetctl status
@@ -63,10 +66,10 @@ def status(*, watch: bool, interval: float, output: str, **options: Any) -> None
     """Show the whole fleet on one screen."""
     is_json = output == "json"
     if not watch:
-        text, problems = run(_once(options, is_json=is_json))
+        text, warnings = run(_once(options, is_json=is_json))
         click.echo(text)
-        for problem in problems:
-            click.echo(f"warning: {problem}", err=True)
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
         return
     run(_follow(options, interval, is_json=is_json))
 
@@ -76,7 +79,7 @@ async def _once(options: dict[str, Any], *, is_json: bool) -> tuple[str, tuple[s
         caches = make_fleet_caches(transport, SystemClock())
         await caches.list_once()
         found = await _look(transport, caches, await open_dialer(options, transport))
-    return _text(found, is_json=is_json), () if is_json else found.problems
+    return _text(found, is_json=is_json), () if is_json else found.warnings
 
 
 async def _follow(options: dict[str, Any], interval_s: float, *, is_json: bool) -> None:
@@ -98,7 +101,7 @@ async def _follow(options: dict[str, Any], interval_s: float, *, is_json: bool) 
 def _show(screen: Screen, found: FleetStatus, age_s: float | None, *, is_json: bool) -> None:
     lines = [_text(found, is_json=is_json)]
     if not is_json:
-        lines += [f"! {problem}" for problem in found.problems]
+        lines += [f"! {warning}" for warning in found.warnings]
         if age_s is not None and age_s > 10:
             lines.append(
                 f"! the store has not answered for {age_s:.0f} s; this is the last known state"
@@ -187,6 +190,11 @@ def _camel(name: str) -> str:
 def status_text(found: FleetStatus) -> str:
     """Return the status as text. Pure."""
     parts = [found.sentence]
+    if found.problems:
+        shown = [problem_text(problem) for problem in found.problems[:_MOST_PROBLEMS]]
+        more = len(found.problems) - len(shown)
+        hidden = [f"{more} more problems: fleetctl status -o json"] if more else []
+        parts.append("\n".join((*shown, *hidden)))
     if found.macs:
         rows = [row for mac in found.macs for row in _mac_rows(mac)]
         titles = ("NODE", "CHIP", "MEMORY", "FREE", "MODELS", "READY", "RUNNING")
@@ -195,14 +203,14 @@ def status_text(found: FleetStatus) -> str:
         rows = [
             [
                 tier.name,
-                names_text(tier.deployments),
-                f"{names_text(tier.macs)} ({len(tier.macs)})" if tier.macs else "none",
-                f"~{tier.replicas}x" if tier.replicas else "-",
+                names_text(tier.deployments, _MOST_NAMES),
+                f"{names_text(tier.macs, _MOST_NAMES)} ({len(tier.macs)})" if tier.macs else "none",
+                str(tier.replicas),
                 _count(tier.waiting),
             ]
             for tier in found.tiers
         ]
-        parts.append(align_columns(rows, ("TIER", "MODEL", "NODES", "THROUGHPUT", "WAITING")))
+        parts.append(align_columns(rows, ("MODEL NAME", "SERVED BY", "NODES", "READY", "WAITING")))
     rows = [
         [gateway.id, gateway.url, gateway.version, _count(gateway.active)]
         for gateway in found.gateways

@@ -118,7 +118,7 @@ async def test_a_dashboard_that_starts_without_etcd_shows_what_was_known(
             await etcd.start()
             await commit_when_back(store, mac("mac-2"))
             await expect(banner).to_have_count(0)
-            await expect(page.locator("[data-sentence]")).to_contain_text("all 2 Macs online")
+            await expect(page.locator("[data-sentence]")).to_contain_text("2 of 2 Macs online")
             faults.found = [one for one in faults.found if "net::ERR" not in one]
         await store.close()
 

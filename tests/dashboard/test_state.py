@@ -64,10 +64,12 @@ async def test_a_snapshot_has_the_whole_fleet(store: Transport) -> None:
         assert (model["name"], model["desired"], model["ready"]) == ("qwen", 2, 0)
         assert [one["url"] for one in found["views"]["gateways"]] == ["http://127.0.0.1:1"]
         (warm,) = found["views"]["conditions"]
+        (problem,) = found["views"]["problems"]
+        assert problem["title"] == "mac-2: the processor is throttled by heat"
         assert (warm["object"], warm["isProblem"]) == ("mac-2", True)
         assert "Cool the Mac" in warm["cure"]
         assert found["views"]["events"][0]["reason"] == "NodeNotReady"
-        assert found["summary"]["sentence"] == "1 of 3 Macs online; qwen: 0 of 2 replicas ready"
+        assert found["summary"]["sentence"] == "1 of 3 Macs online. qwen is starting."
         assert found["summary"]["leader"] == "mac-1/7 1.0"
         health = await running.get("/health")
         assert (health["status"], health["worldSize"], health["store"]) == ("ok", 1, "ok")

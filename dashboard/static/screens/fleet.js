@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { Sparkline } from "../charts.js";
 import { getJson } from "../fleet_store.js";
 import { bytes, count, duration, short, span } from "../format.js";
-import { Announced, Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, problemsOf, usePolled } from "../parts.js";
+import { Announced, Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, usePolled } from "../parts.js";
 
 const MAX_MACS = 24;
 const MAX_EVENTS = 20;
@@ -19,21 +19,19 @@ const METRICS = [
 export function Fleet({ store }) {
   const { summary } = store;
   if (!summary) return html`<p class="loading">Loading the fleet…</p>`;
-  const problems = problemsOf(store.rows("conditions"));
+  const problems = store.rows("problems");
   const macs = store.rows("macs");
   const models = store.rows("models");
-  const short_ = models.filter((one) => one.ready < one.desired);
-  const isWell = !problems.length && !short_.length && summary.leader;
+  const tone = problems.some((one) => one.tone === "bad") ? "bad" : problems.length ? "warning" : "good";
   return html`
     <h1 class="hidden">Fleet</h1>
-    <p class="sentence"><span class=${`dot ${isWell ? "good" : "warning"}`} aria-hidden="true"></span><span data-sentence>${summary.sentence}</span></p>
+    <p class="sentence"><span class=${`dot ${tone}`} aria-hidden="true"></span><span data-sentence>${summary.sentence}</span></p>
     <${Figures} store=${store} macs=${macs} />
     <section aria-labelledby="problems">
       <h2 id="problems">Problems</h2>
-      <${Announced} text=${problemsText(short_, problems, summary)} />
-      <${Short} models=${short_} summary=${summary} />
-      <${Problems} conditions=${problems} />
-      ${isWell && html`<p><${Badge} tone="good">No problem is known<//></p>`}
+      <${Announced} text=${problems.length ? `${count(problems.length, "problem")}. ${problems.slice(0, 3).map((one) => one.title).join(". ")}` : "No problem is known"} />
+      <${Problems} problems=${problems} />
+      ${!problems.length && html`<p><${Badge} tone="good">No problem is known<//></p>`}
     </section>
     <section aria-labelledby="macs">
       <div class="section-head"><h2 id="macs">Macs</h2>${macs.length > 0 && html`<a href="/map">Map</a>`}</div>
@@ -64,16 +62,6 @@ export function Fleet({ store }) {
   `;
 }
 
-/** The problems in a sentence: how many, and the first ones. */
-function problemsText(models, conditions, summary) {
-  const texts = [
-    ...(summary.leader ? [] : ["No reconciler leads"]),
-    ...models.map((one) => `${one.name}: ${one.ready} of ${one.desired} replicas ready`),
-    ...conditions.map((one) => `${one.object}: ${one.reason} ${one.message}`),
-  ];
-  return texts.length ? `${count(texts.length, "problem")}. ${texts.slice(0, 3).join(". ")}` : "No problem is known";
-}
-
 /** Cards of the fleet's figures, each with a line of the last hour where a history is kept. */
 function Figures({ store, macs }) {
   const { summary } = store;
@@ -100,7 +88,7 @@ function Figures({ store, macs }) {
     ${isLive && html`<${Flow} now=${now} limit=${queueLimit(store.rows("models"))} />`}
     <p class="facts">
       ${count(summary.gateways, "gateway")}, ${summary.leader ? html`leader <code>${summary.leader}</code>` : "no reconciler leads"}
-      ${isLive && html`${" · "}recorder up ${duration((Date.now() - Date.parse(now.startedAt)) / 1000)}${" · "}${short(now.outputTokens24h)} tokens out, ${short(now.promptTokens24h)} in within 24 h`}
+      ${isLive && html`${" · "}dashboard up ${duration((Date.now() - Date.parse(now.startedAt)) / 1000)}${" · "}${short(now.outputTokens24h)} tokens out, ${short(now.promptTokens24h)} in within 24 h`}
     </p>`;
 }
 
@@ -124,17 +112,6 @@ function Flow({ now, limit }) {
 /** The number of requests that may wait, of all models that limit it. */
 function queueLimit(models) {
   return models.reduce((sum, one) => sum + (one.queueLimit ?? 0), 0);
-}
-
-/** Models that are short of replicas, and a fleet that nobody leads. */
-function Short({ models, summary }) {
-  if (!models.length && summary.leader) return null;
-  return html`<ul class="problems">
-    ${!summary.leader && html`<li><p><strong>No reconciler leads.</strong> Nothing is placed or replaced; running models continue.</p>
-      <p class="cure">Start one: <code>fleet-reconciler</code>, or <code>fleetctl up</code></p></li>`}
-    ${models.map((one) => html`<li key=${one.name}><p><strong><a href=${`/models/${encodeURIComponent(one.name)}`}>${one.name}</a></strong>${" "}
-      ${one.ready} of ${one.desired} replicas ready. ${one.placed < one.desired ? html`<a href=${`/models/${encodeURIComponent(one.name)}?why`}>Why pending?</a>` : one.reason}</p></li>`)}
-  </ul>`;
 }
 
 function MacCard({ mac }) {

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, problemsOf, Table } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
 import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
@@ -44,7 +44,8 @@ export function Model({ store, name, query }) {
   const model = store.row("models", name);
   if (!model) return html`<${NotFound} what="model" name=${name} command="fleetctl get modeldeployments" />`;
   const conditions = store.rows("conditions").filter((one) => one.kind === "ModelDeployment" && one.object === name);
-  const problems = problemsOf(conditions);
+  const about = `ModelDeployment/${name}`;
+  const problems = store.rows("problems").filter((one) => `${one.kind}/${one.object}` === about || one.affected.includes(about));
   const replicas = store.rows("replicas").filter((one) => one.deployment === name);
   const names = new Set(replicas.map((one) => one.name));
   const events = store.rows("events").filter(
@@ -62,7 +63,7 @@ export function Model({ store, name, query }) {
     </p>
     ${isWhyOpen && html`<section class="panel" aria-label="Placement"><${WhyPending} name=${name} revision=${`${model.placed} ${model.desired} ${model.ready}`} /></section>`}
     ${model.canary && html`<${Canary} canary=${model.canary} />`}
-    ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Problems</h2><${Problems} conditions=${problems} /></section>`}
+    ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Problems</h2><${Problems} problems=${problems} /></section>`}
     <dl>
       <dt>Served as</dt><dd>${model.servedNames.join(", ")}</dd>
       <dt>Source</dt><dd>${model.source}</dd>

@@ -25,12 +25,13 @@ async def test_machines_that_are_no_macs_are_nodes(fleet: MemoryFleet) -> None:
     await fleet.store.commit(
         [], [put_node("mac-1"), put_lease("mac-1"), put_node("box", linux), put_lease("box")]
     )
-    assert (await fleet.ctl("status")).out.startswith("all 2 nodes online")
+    assert (await fleet.ctl("status")).out.startswith("2 of 2 nodes online. Nothing is deployed.")
 
 
 async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:
     world = World(fleet.store)
-    await fleet.store.commit([], [*put_mac("mac-1"), *put_mac("mac-2", alive=False)])
+    leader = Put(key=keys.ELECTION_RECONCILER, value=b"mac-1/7 1.0")
+    await fleet.store.commit([], [*put_mac("mac-1"), *put_mac("mac-2", alive=False), leader])
     route = ModelRoute(
         metadata=ObjectMeta(name="r"),
         spec=ModelRouteSpec(model="standard", backends=(Backend(deployment="qwen"),)),
@@ -52,7 +53,7 @@ async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:
         sentence, _, titles, first, second, _, tiers, tier, _, gateways, last = (
             done.out.splitlines()
         )
-        assert sentence.startswith("1 of 2 Macs online; qwen: 0 of 1 replicas ready")
+        assert sentence == "1 of 2 Macs online. qwen is starting."
         assert titles.split() == ["NODE", "CHIP", "MEMORY", "FREE", "MODELS", "READY", "RUNNING"]
         assert first.split() == (
             [
@@ -70,8 +71,8 @@ async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:
             ]
         )
         assert second.split() == ["mac-2", "M4", "Pro", "48.0", "GiB", "offline", "-", "-", "-"]
-        assert tiers.split() == ["TIER", "MODEL", "NODES", "THROUGHPUT", "WAITING"]
-        assert tier.split() == ["standard", "qwen", "mac-1", "(1)", "~1x", "0"]
+        assert tiers.split() == ["MODEL", "NAME", "SERVED", "BY", "NODES", "READY", "WAITING"]
+        assert tier.split() == ["standard", "qwen", "mac-1", "(1)", "1", "0"]
         assert gateways.split() == ["GATEWAY", "URL", "VERSION", "RUNNING"]
         assert gateway.url in last
         # A gateway that is gone without a word.

@@ -1,0 +1,15 @@
+"""Problems of a fleet as text: what is wrong, why, and what to do."""
+
+from fleetctl.cli import terminal
+from insight.root_cause import Problem
+
+_ROLES: dict[str, terminal.Role] = {"bad": "bad", "warning": "warn"}
+
+
+def problem_text(problem: Problem) -> str:
+    """Return a problem in a few lines, the first one in colour."""
+    lines = [problem.cause, problem.remedy]
+    if f"`{problem.command}`" not in problem.remedy:
+        lines.append(problem.command)
+    title = terminal.paint(f"! {problem.title}", _ROLES[problem.tone])
+    return "\n".join((title, *(f"    {line}" for line in lines if line)))

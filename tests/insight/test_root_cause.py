@@ -1,0 +1,196 @@
+"""Root causes: what a person mends, and what it explains."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from insight.fleet_caches import FleetCaches, caches_of
+from insight.fleet_views import rows, sentence, summary
+from insight.root_cause import Problem, find_problems
+from schemas.deployment import ModelDeploymentStatus, NodeRefusal
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import NodeLifeStatus
+from schemas.reasons import SECTIONS
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec, ReplicaStatus
+from store import codec, keys
+from store.port import KeyValue, Put
+from tests.support.dashboards import CLOCK
+from tests.support.gateway_world import deployment
+from tests.support.macs import mac, put_status
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+LEADER = Put(key=keys.ELECTION_RECONCILER, value=b"mac-1/7 1.0")
+
+
+def condition(
+    type_: str, reason: str, message: str = "", status: ConditionStatus = FALSE
+) -> Condition:
+    return Condition(type=type_, status=status, reason=reason, message=message)
+
+
+def put_deployment(
+    name: str,
+    *conditions: Condition,
+    ready: int = 0,
+    desired: int = 1,
+    refusals: Sequence[NodeRefusal] = (),
+) -> list[Put]:
+    status = ModelDeploymentStatus(
+        desired_replicas=desired,
+        ready_replicas=ready,
+        refusals=tuple(refusals),
+        conditions=conditions,
+    )
+    value = codec.encode(status)
+    return [
+        codec.put_spec(deployment(name, replicas=desired)),
+        Put(key=keys.status_key("ModelDeployment", name), value=value),
+    ]
+
+
+def put_replica(deployment_name: str, number: int, node: str, *conditions: Condition) -> list[Put]:
+    name = f"{deployment_name}-{number}"
+    memory = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
+    spec = ReplicaSpec(
+        deployment=deployment_name,
+        template="t",
+        model=deployment(deployment_name).spec.model,
+        served_names=(deployment_name,),
+        context_length=4096,
+        concurrency=1,
+        ranks=(RankAssignment(node=node, memory=memory),),
+    )
+    value = codec.encode(ReplicaStatus(conditions=conditions))
+    return [
+        codec.put_spec(Replica(metadata=ObjectMeta(name=name, uid=name), spec=spec)),
+        Put(key=keys.status_key("Replica", name), value=value),
+    ]
+
+
+def put_away(name: str) -> list[Put]:
+    life = NodeLifeStatus(conditions=(condition("Ready", "LeaseLost", "it is silent"),))
+    return [put_status(name), Put(key=keys.node_life_key(name), value=codec.encode(life))]
+
+
+def fleet(*puts: Sequence[Put]) -> FleetCaches:
+    items = [KeyValue(put.key, put.value, 1, 1) for puts_ in (*puts, [LEADER]) for put in puts_]
+    return caches_of(items, CLOCK)
+
+
+def titles(problems: Sequence[Problem]) -> list[tuple[str, str]]:
+    return [(problem.tone, problem.title) for problem in problems]
+
+
+def test_a_deployment_has_the_reason_of_its_replica_with_the_names_in_its_command() -> None:
+    caches = fleet(
+        mac("mac-1"),
+        put_deployment(
+            "tiny",
+            condition(
+                "Available", "ReplicaNotReady", "0 of 2 replicas ready; tiny-0 on mac-1: no room"
+            ),
+            condition("Progressing", "Stalled", "no progress for 10m"),
+            desired=2,
+        ),
+        put_replica("tiny", 0, "mac-1", condition("Ready", "ModelUnusable", "no room")),
+        put_replica("tiny", 1, "mac-1", condition("Ready", "ModelUnusable", "no room")),
+    )
+    (problem,) = find_problems(caches)
+    assert titles([problem]) == [("bad", "tiny does not answer: its engine cannot load the model")]
+    assert problem.cause == "tiny-0 on mac-1: no room (1 more replica does the same)"
+    assert problem.command == "fleetctl logs tiny-0"
+    assert problem.affected == ("Replica/tiny-0", "Replica/tiny-1")
+    assert len(problem.conditions) == 4
+    assert problem.concerns("Replica", "tiny-1")
+    assert not problem.concerns("Node", "mac-1")
+
+
+def test_a_mac_that_is_away_is_the_cause_of_what_ran_there() -> None:
+    caches = fleet(
+        put_away("mac-1"),
+        put_away("mac-2"),
+        put_deployment("qwen", condition("Available", "ReplicaNotReady", "0 of 1 replicas ready")),
+        put_replica("qwen", 0, "mac-2", condition("Ready", "AgentAway", "its agent is away")),
+        put_deployment(
+            "long",
+            condition("Available", "Unschedulable"),
+            condition("Placed", "Unschedulable"),
+            refusals=[NodeRefusal(node="mac-1", reason="NodeNotReady", message="")],
+        ),
+    )
+    (problem,) = find_problems(caches)
+    assert titles([problem]) == [("bad", "2 Macs: off, asleep or cut off")]
+    assert (problem.kind, problem.name) == ("Node", "mac-1")
+    assert set(problem.affected) == {
+        "Node/mac-2",
+        "ModelDeployment/qwen",
+        "ModelDeployment/long",
+        "Replica/qwen-0",
+    }
+
+
+def test_refusals_of_macs_name_the_reason_of_most() -> None:
+    refusals = [
+        NodeRefusal(node="mac-1", reason="NodeCordoned", message="it is cordoned"),
+        NodeRefusal(node="mac-2", reason="ModelNotFound", message="~/models/x does not exist"),
+        NodeRefusal(node="mac-3", reason="ModelNotFound", message="~/models/x does not exist"),
+    ]
+    caches = fleet(put_deployment("x", condition("Placed", "Unschedulable"), refusals=refusals))
+    (problem,) = find_problems(caches)
+    assert problem.title == "x does not answer: its folder is not on the Macs"
+    assert problem.cause == "mac-2: ~/models/x does not exist (1 more Mac says the same)"
+
+
+def test_choices_of_people_are_warnings_and_normal_states_are_none() -> None:
+    paused = condition("Progressing", "Paused", status=UNKNOWN)
+    caches = fleet(
+        mac("mac-1", condition("ApiServing", "PortTaken", "port 4001 is taken")),
+        mac("mac-2", condition("ApiServing", "PortTaken", "port 4002 is taken")),
+        put_deployment("qwen", paused, ready=1),
+        put_deployment("new", condition("Available", "ReplicasStarting")),
+        put_replica("new", 0, "mac-1", condition("Ready", "WaitingForAgent")),
+    )
+    assert titles(find_problems(caches)) == [
+        ("warning", "qwen: its rollout is paused"),
+        ("warning", "2 Macs: the agent's API cannot listen"),
+    ]
+
+
+def test_a_fleet_without_a_leader_says_so() -> None:
+    caches = caches_of([KeyValue(put.key, put.value, 1, 1) for put in put_deployment("x")], CLOCK)
+    (problem,) = find_problems(caches)
+    assert problem.title.startswith("No reconciler leads")
+    assert str(summary(caches)["sentence"]).endswith("No reconciler leads.")
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ([], "Nothing is deployed."),
+        ([("a", 0, 0, "")], "All models are scaled to zero."),
+        ([("a", 1, 1, "")], "The model answers."),
+        ([("a", 1, 0, "R")], "a does not answer."),
+        ([("a", 1, 1, ""), ("b", 2, 2, "")], "All 2 models answer."),
+        ([("a", 1, 0, "R: m"), ("b", 1, 1, "")], "1 of 2 models does not answer: a."),
+        ([("a", 1, 0, ""), ("b", 2, 1, "R: m")], "1 of 2 models is starting: a."),
+        ([("a", 2, 1, "R: m"), ("b", 2, 1, "")], "2 of 2 models lack replicas: a, b."),
+        (
+            [(name, 1, 0, "R") for name in "abcdefg"],
+            "7 of 7 models do not answer: a, b, c and 4 more.",
+        ),
+    ],
+)
+def test_the_headline_names_the_worst(models: list[tuple[str, int, int, str]], words: str) -> None:
+    macs = rows(fleet(mac("mac-1"), put_away("mac-2")), "macs")
+    found = [dict(zip(("name", "desired", "ready", "reason"), one, strict=True)) for one in models]
+    assert sentence(macs, found, has_leader=True) == f"1 of 2 Macs online. {words}"
+
+
+def test_titles_have_twelve_words_at_most() -> None:
+    long = [
+        row.name
+        for section in SECTIONS
+        for row in section.reasons
+        if len(f"qwen does not answer: {row.title}".split()) > 12
+    ]
+    assert long == []
