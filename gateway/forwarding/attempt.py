@@ -247,7 +247,7 @@ class EngineAttempt(InFlight, kw_only=True):
             rest=self._rest,
             records=records,
             clock=runner.clock,
-            interrupted=runner.interrupted,
+            source=runner,
             observer=self.state,
         )
         self.owner.on_result(self, self.stream)

@@ -124,6 +124,27 @@ class ResumeSearch(Protocol):
         ...
 
 
+class Continuation(Protocol):
+    """Continues the streams of engines that died, or that serve others."""
+
+    def search(self, stream: "EngineStream", error: BrokenResponseError) -> ResumeSearch:
+        """Return the search for the next engine of a stream.
+
+        Raises:
+            BrokenResponseError: the stream cannot be continued.
+
+        """
+        ...
+
+
+class StreamSource(Protocol):
+    """Sent the request whose response a stream is."""
+
+    def interrupted(self, in_flight: InFlight, error: BrokenResponseError) -> str:
+        """Handle the death of the engine; return the outcome of the attempt."""
+        ...
+
+
 class StreamObserver(Protocol):
     """Receives the usage and the failures of a stream."""
 
@@ -184,13 +205,12 @@ class EngineStream:
     records: list[bytes] = field(default_factory=list)
     """The resume records of the first events, if another engine can continue the stream."""
     clock: Clock
-    interrupted: Callable[[InFlight, BrokenResponseError], str]
-    """Called when an engine dies; returns the outcome of the attempt."""
+    source: StreamSource
     observer: StreamObserver
     resume_log: ResumeLog | None = None
     """Resume records of the stream, if it has any."""
-    search: Callable[["EngineStream", BrokenResponseError], ResumeSearch] | None = None
-    """Starts the search for another engine, or raises."""
+    continuation: Continuation | None = None
+    """None if no other engine can continue the stream."""
     is_whole: bool = True
     """False if an engine ended the stream with an error for the client; valid at the end."""
     last: bytes = b""
@@ -310,13 +330,13 @@ class EngineStream:
             self._record_end(self.last)
             receiver.on_stream_end()
             return
-        outcome = self.interrupted(self.in_flight, error)
+        outcome = self.source.interrupted(self.in_flight, error)
         self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
         self.in_flight.close()
         try:
-            if self.search is None:
+            if self.continuation is None:
                 raise error
-            self._found = self.search(self, error)
+            self._found = self.continuation.search(self, error)
         except BrokenResponseError as final:
             receiver.on_stream_broken(final)
         else:
@@ -330,12 +350,17 @@ class EngineStream:
     def suspend(self) -> bool:
         """Free the engine, to continue later with `find_next`; return False if the stream cannot be continued."""
         receiver = self._receiver
-        if self._is_over or self._found is not None or self.search is None or receiver is None:
+        if (
+            self._is_over
+            or self._found is not None
+            or self.continuation is None
+            or receiver is None
+        ):
             return False
         why = "its client reads nothing while other requests wait"
         error = SuspendedError(why, had_bytes=True)
         try:
-            self._found = self.search(self, error)
+            self._found = self.continuation.search(self, error)
         except BrokenResponseError:
             return False
         self.rest = b""

@@ -5,13 +5,12 @@ The client keeps its stream, and the next engine sends only what is missing.
 
 import logging
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 from typing_extensions import override
 
 from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
-from gateway.forwarding.engine_stream import EngineStream, ResumeSearch
+from gateway.forwarding.engine_stream import Continuation, EngineStream, ResumeSearch
 from gateway.forwarding.resume_log import ResumeLog, ResumePoint
 from gateway.forwarding.retry_state import (
     LATER_STATUSES,
@@ -60,7 +59,7 @@ class Resumer:
             stream.resume_log = ResumeLog(state.terms.policy.resumable_tokens)
             for record in stream.records:
                 stream.resume_log.add(record)
-            stream.search = partial(self.search, request, state)
+            stream.continuation = _Continuation(self, request, state)
 
     def search(
         self,
@@ -123,6 +122,19 @@ class Resumer:
         """Count a stream that is not resumed, and return its error."""
         self.metrics.resumptions.add(outcome)
         return BrokenResponseError(f"{error}; it is not resumed: {why}", had_bytes=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation(Continuation):
+    """Continues the streams of one request."""
+
+    resumer: Resumer
+    request: InferenceRequest
+    state: RetryState
+
+    @override
+    def search(self, stream: EngineStream, error: BrokenResponseError) -> ResumeSearch:
+        return self.resumer.search(self.request, self.state, stream, error)
 
 
 @dataclass(slots=True, kw_only=True)
