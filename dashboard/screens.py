@@ -18,7 +18,9 @@ PATHS: Final = (
 
 _MAC_STATE: Final = "state,isCordoned,isDraining"
 _MAC_MEMORY: Final = "memoryBytes,allocatableBytes,promisedBytes,weightsBytes,kvBytes"
-_MAC_CARD: Final = f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,models,site"
+_MAC_CARD: Final = f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,models,site,fills"
+_PICTURE: Final = ("groups", "inFlight:replica")
+"""Selections of `static/picture.js` besides Macs and models."""
 
 LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -29,11 +31,14 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "events",
             "traffic",
             "figures:watts",
+            *_PICTURE,
         ),
-        "map": (_MAC_CARD, "groups", "figures"),
+        "map": (_MAC_CARD, "models:desired,placed,revision,concurrency", *_PICTURE),
         "macs": (
-            f"macs:{_MAC_STATE},{_MAC_MEMORY},reason,chip,models,site,agentVersion",
-            "figures:gpuPercent,active",
+            f"{_MAC_CARD},reason,agentVersion",
+            "figures",
+            "models:desired,placed,revision,concurrency",
+            *_PICTURE,
         ),
         "models": ("models",),
         "groups": ("groups",),
@@ -46,7 +51,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
         "changes": ("changes",),
         "git": ("gitSources", "conditions::kind=GitSource"),
-        "try": (f"macs:state,{_MAC_MEMORY}", "models"),
+        "try": (f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,site", "models", "groups"),
     }
 )
 """Selections of the screens without a name in their path, by its first part."""

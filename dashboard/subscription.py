@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from dashboard.fleet_model import FIGURES, LIVE_VIEWS
+from dashboard.fleet_model import FIGURES, IN_FLIGHT, LIVE_VIEWS
 from insight.conditions import Row
 from insight.fleet_views import VIEWS
 from schemas.wire.errors import invalid
@@ -30,6 +30,7 @@ _PACED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         ),
     }
 )
+_PROGRESS: Final = frozenset({"enginePhase", "promptTokens", "prefilledTokens", "tokens"})
 
 Patch: TypeAlias = Mapping[str, Mapping[str, Row | None]]
 """Changed columns by view and row; None for a row that is gone."""
@@ -55,6 +56,15 @@ class Selection:
         if not self.columns:
             return row
         return {key: value for key, value in row.items() if key in self.columns}
+
+
+def views_read(selections: Iterable[Selection]) -> list[str]:
+    """Return the views that are read; requests in flight only if their progress is, for which engines are asked."""
+    return [
+        selection.view
+        for selection in selections
+        if selection.view != IN_FLIGHT or not selection.columns or selection.columns & _PROGRESS
+    ]
 
 
 def parse_selections(texts: Iterable[str]) -> tuple[Selection, ...]:

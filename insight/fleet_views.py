@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from insight import conditions, root_cause
 from insight.conditions import ObjectCondition, Row, condition_row
 from insight.fleet_caches import FleetCaches
+from insight.memory_fills import fills_of
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
 from schemas.deployment import (
     ModelDeployment,
@@ -172,6 +173,7 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
         "promisedBytes": promised,
         "weightsBytes": sum(proof.weights_bytes for proof in proofs),
         "kvBytes": sum(proof.kv_cache_bytes for proof in proofs),
+        "fills": fills_of(caches, name, replicas),
         "models": sorted({replica.spec.deployment for replica in replicas}),
         "replicas": sorted(replica.name for replica in replicas),
     }

@@ -153,6 +153,7 @@ def step_tree(step: ForecastStep) -> dict[str, Tree]:
             trees["waitsFor"] = pending.note
         case Unschedulable():
             trees["refusal"] = summary_line(step.outcome)
+            trees["needBytes"] = step.outcome.need_bytes or None
         case None:
             pass
     return trees

@@ -24,6 +24,7 @@ from dashboard.subscription import (
     selected_changes,
     selected_rows,
     split_paced,
+    views_read,
 )
 from insight.conditions import Row
 
@@ -124,7 +125,7 @@ class StateStream:
     def _next(self) -> bytes:
         """Return the event that is due; empty if there is none."""
         model = self.model
-        model.note_read(selection.view for selection in self.selections)
+        model.note_read(views_read(self.selections))
         patch, place = (None, model.place) if self._place is None else model.since(self._place)
         if patch is None:
             if self._place is not None:
@@ -232,7 +233,7 @@ def snapshot(model: FleetModel, selections: Iterable[Selection]) -> dict[str, ob
     """Return the state of some views, with the counts of the fleet and the age of what is known."""
     staleness_s = model.caches.staleness_s()
     selections = tuple(selections)
-    model.note_read(selection.view for selection in selections)
+    model.note_read(views_read(selections))
     return {
         "id": f"{model.epoch}-{model.place}",
         "revision": model.caches.revision,

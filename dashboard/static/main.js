@@ -21,7 +21,7 @@ const SCREENS = {
   chat: lazy(() => import("./screens/chat.js"), "Chat"),
   events: EventList,
   add: AddMac,
-  map: lazy(() => import("./screens/map.js"), "FleetMap"),
+  map: (props) => html`<${Macs} ...${props} isPicture />`,
   logs: lazy(() => import("./screens/logs.js"), "Logs"),
   keys: lazy(() => import("./screens/keys.js"), "Keys"),
   changes: lazy(() => import("./screens/changes.js"), "Changes"),

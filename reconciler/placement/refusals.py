@@ -50,6 +50,12 @@ class Unschedulable:
     whole: Rejection | None = None
     """The reason that concerns the group as a whole."""
 
+    @property
+    def need_bytes(self) -> int:
+        """The least memory that the replica needs on a node that is too small; 0 if none is."""
+        short = (tally.need for tally in self.tallies if tally.reason == "InsufficientMemory")
+        return min(short, default=0)
+
     def noting(self, note: str) -> "Unschedulable":
         """Return a copy with a note."""
         return replace(self, note=note)

@@ -42,7 +42,7 @@ SCREENS = {
     "/events": "Events",
     "/chat": "Chat",
     "/add": "Add a Mac",
-    "/map": "Map",
+    "/map": "Macs",
     "/models/qwen?why": "qwen",
     "/try": "Try a change",
     "/git": "Git",

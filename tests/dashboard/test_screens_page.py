@@ -148,12 +148,12 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
         await expect(page.locator("h1")).to_have_text("Git source")
         await expect(page.locator("h2")).to_contain_text("suspended")
         await page.goto("/map")
-        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        await expect(page.locator('.drawing a[data-mac="mac-1"]')).to_be_visible()
         await check_access(page)
 
 
 @pytest.mark.ci
-async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser: Browser) -> None:
+async def test_degrees_and_watts_of_a_mac_are_on_its_page(browser: Browser) -> None:
     """The metrics that an agent exports of a Mac with macmon, from captures of its tools."""
     ioreg, macmon = (capture.read_text() for capture in LOAD_CAPTURES)
     sensors = load.mac_sensors(ioreg, macmon, "")
@@ -172,10 +172,7 @@ async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser
         status = node_status("mac-1", memory_gib=64).model_copy(update={"agent_url": url})
         writes = [put_node("mac-1", status), put_lease("mac-1"), *mac("book-of-anna", TOO_WARM)]
         await store.commit([], writes)
-        await page.goto("/map")
-        await expect(page.locator(".figures")).to_have_text(expected)
-        await check_access(page)
-        await page.get_by_role("link", name="mac-1").click()
+        await page.goto("/macs/mac-1")
         await expect(page.locator("main")).to_contain_text(expected)
         await page.goto("/macs")
         await expect(page.locator("tbody tr", has_text="mac-1")).to_contain_text("63 %, 0")
@@ -310,15 +307,17 @@ async def test_the_traffic_of_a_rollout_is_shown_by_version(browser: Browser) ->
             await check_access(page)
 
 
-async def test_a_thousand_macs_are_cells_and_lead_to_a_mac(browser: Browser) -> None:
+@pytest.mark.ci
+async def test_each_of_a_thousand_macs_in_the_picture_leads_to_its_page(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     for at in range(0, 1000, 50):
         await store.commit([], [p for number in range(at, at + 50) for p in mac(f"m{number:04}")])
     async with opened(browser, store) as (page, _):
-        await page.goto("/map")
-        canvas = page.get_by_role("img", name="1000 Macs, 1000 online")
-        await canvas.click(position={"x": 3, "y": 3})
-        await expect(page.locator("h1")).to_have_text("m0000")
+        await page.goto("/macs?view=picture")
+        drawing = page.get_by_role("group", name="1000 Macs")
+        await expect(drawing.locator("a")).to_have_count(1000)
+        await drawing.locator("a").nth(7).click()
+        await expect(page.locator("h1")).to_have_text("m0007")
 
 
 @pytest.mark.ci

@@ -5,12 +5,13 @@ import { age, bytes, figureText, taintText } from "../format.js";
 import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
+const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
 const Actions = lazy(() => import("../actions.js"), "Actions");
 const Energy = lazy(() => import("../service_levels.js"), "Energy");
 const Usage = lazy(() => import("../usage.js"), "Usage");
 const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
-export function Macs({ store }) {
+export function Macs({ store, query, isPicture = query.get("view") === "picture" }) {
   const [text, setText] = useState("");
   const isMeasured = [...store.views.figures.values()].some((one) => one.gpuPercent !== null || one.active > 0);
   const columns = [
@@ -28,9 +29,11 @@ export function Macs({ store }) {
   const rows = matching(store.rows("macs"), text);
   return html`
     <h1>Macs</h1>
+    <p class="segments"><a href="/macs" aria-current=${isPicture ? undefined : "page"}>Table</a><a href="/macs?view=picture" aria-current=${isPicture ? "page" : undefined}>Picture</a></p>
+    ${isPicture ? html`<${FleetPicture} store=${store} />` : html`
     <${Filter} value=${text} onInput=${setText} label="Filter Macs" />
     <${Table} caption="Macs" columns=${columns} rows=${rows} empty=${text ? "No Mac matches." : "No Mac has joined."} />
-    ${!store.at && html`<${Usage} what="nodes" />`}
+    ${!store.at && html`<${Usage} what="nodes" />`}`}
     <p><a href="/add">Add a Mac</a></p>
     <${Command} text="fleetctl get nodes" />
   `;

@@ -1,0 +1,426 @@
+/** The picture of a fleet: Macs as blocks of memory, replicas as fills, groups with their cables, and what flows now. */
+
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { bytes, count } from "./format.js";
+import { getJson } from "./fleet_store.js";
+import { MacState, ObjectLink, Table } from "./parts.js";
+import { fitText, freeBytes, layoutPicture, neighbour, textWidth, withoutNames } from "./picture_layout.js";
+
+const HUES = 8;
+const MOST_ASKED = 4; // models whose need is asked of the planner
+const MOST_LEGEND = 16;
+const MOST_DOTS = 12;
+const DOT_MS = 300;
+const MARGIN = 8; // for outlines of groups and of what has the focus
+const EXPORT_WIDTH = 1200;
+const EXPORT_SCALE = 2;
+const STILL = matchMedia("(prefers-reduced-motion: reduce)");
+/** Custom properties of the style sheet that an exported picture takes with it. */
+const COLORS = ["surface", "page", "text", "quiet", "line", "accent", "good", "warning", "bad", "process", "on-hue", ...Array.from({ length: HUES }, (_, at) => `hue-${at + 1}`)];
+const MOON = "M6 0A6 6 0 1 0 12 7A4.6 4.6 0 1 1 6 0Z";
+
+/**
+ * The state of a fleet as the picture takes it.
+ * @returns {import("./picture_layout.js").Picture}
+ */
+export function pictureOf(store, needs = new Map()) {
+  const active = new Map();
+  for (const { replica } of store.rows("inFlight")) if (replica) active.set(replica, (active.get(replica) ?? 0) + 1);
+  const macs = store.rows("macs").map((mac) => macOf(mac, (mac.fills ?? []).map((fill) => ({ ...fill, active: active.get(fill.replica) ?? 0, limit: store.row("models", fill.model)?.concurrency }))));
+  const known = new Map(macs.flatMap((mac) => mac.fills.map((fill) => [fill.model, fill.bytes])));
+  const missing = store.rows("models").filter((model) => model.placed < model.desired);
+  return {
+    macs,
+    groups: groupsOf(store),
+    outside: missing.map(({ name, placed, desired }) => ({ model: name, count: desired - placed, bytes: needs.get(name) ?? known.get(name) ?? null })),
+  };
+}
+
+/** The Macs after a forecast of the planner (`memory` and `steps` of its answer), as the picture takes them. */
+export function pictureOfForecast({ memory, steps }, store) {
+  const macs = memory.map((mac) => macOf({ state: "online", ...store.row("macs", mac.name), ...mac }, mac.replicas.map((one) => ({
+    ...one, model: one.deployment, weightsBytes: one.memory?.weightsBytes ?? 0, kvBytes: one.memory?.kvCacheBytes ?? 0, isReady: true, percent: null, active: 0,
+  }))));
+  const refused = steps.filter((step) => step.refusal);
+  const models = [...new Set(refused.map((step) => step.deployment))];
+  const outside = models.map((model) => {
+    const of = refused.filter((step) => step.deployment === model);
+    return { model, count: of.length, bytes: of[0].needBytes ?? null };
+  });
+  return { macs, groups: groupsOf(store), outside };
+}
+
+function macOf(mac, fills) {
+  const { name, state, isCordoned = false, isDraining = false, site, chip, allocatableBytes } = mac;
+  return { name, title: name, state, isCordoned: isCordoned || isDraining, site: site ?? "", chip: chip ?? "", roomBytes: allocatableBytes ?? 0, fills };
+}
+
+const groupsOf = (store) => store.rows("groups").filter((group) => group.listed.length > 1).map((group) => ({ name: group.name, members: group.listed, isMesh: group.backend === "jaccl", gbPerSecond: group.gbPerSecond }));
+
+/** Hues by model: eight, then the same eight with patterns. */
+export function huesOf({ macs, outside }) {
+  const models = [...new Set([...macs.flatMap((mac) => mac.fills.map((fill) => fill.model)), ...outside.map((item) => item.model)])].sort();
+  return new Map(models.map((model, at) => [model, { color: `var(--hue-${(at % HUES) + 1})`, pattern: Math.min(2, Math.floor(at / HUES)) }]));
+}
+
+/**
+ * The picture with its legend, table and export. `picture`: another one than the fleet's, such as a forecast; then
+ * nothing moves.
+ */
+export function FleetPicture({ store, picture = null, title = "mlx-fleet" }) {
+  const needs = useNeeds(picture ? [] : store.rows("models"), store.at);
+  const [frame, width] = useWidth();
+  const shown = picture ?? pictureOf(store, needs);
+  const hues = huesOf(shown);
+  const isLive = !picture && !store.at;
+  const moving = isLive ? store.rows("inFlight") : [];
+  const layout = width ? layoutPicture(shown, width) : null;
+  if (!shown.macs.length) return null;
+  return html`<figure class="picture" ref=${frame}>
+    ${layout && html`<${Drawing} layout=${layout} hues=${hues} id="fleet" moving=${moving} label=${`${totals(shown)}. Arrow keys move between Macs.`} />`}
+    <figcaption>
+      <${PictureLegend} hues=${hues} />
+      <span class="quiet">${totals(shown)}${isLive && moving.length > 0 && `, ${count(moving.length, "request")} in flight`}</span>
+      <${Export} picture=${shown} title=${title} at=${store.at} />
+    </figcaption>
+    <${PictureTable} picture=${shown} />
+  </figure>`;
+}
+
+/** What replicas that fit nowhere need, of models of which none runs: asked once for each revision. */
+function useNeeds(models, at) {
+  const [needs, setNeeds] = useState(() => new Map());
+  const asked = models.filter((model) => model.placed < model.desired && !model.placed).slice(0, MOST_ASKED);
+  const key = [at, ...asked.map((model) => `${model.name} ${model.revision}`)].join("\n");
+  useEffect(() => {
+    let isOver = false;
+    for (const { name } of asked) {
+      const query = at ? `?at=${encodeURIComponent(at)}` : "";
+      getJson(`/api/v1/explain/deployment/${encodeURIComponent(name)}${query}`).then(
+        (report) => isOver || setNeeds((before) => new Map(before).set(name, needOf(report))),
+        () => {}, // the block is drawn without a size
+      );
+    }
+    return () => (isOver = true);
+  }, [key]);
+  return needs;
+}
+
+/** The least that a replica needs on any Mac; null if no Mac knows its model. */
+function needOf({ proofs }) {
+  const sizes = Object.values(proofs).map((proof) => proof.totalBytes);
+  return sizes.length ? Math.min(...sizes) : null;
+}
+
+function useWidth() {
+  const frame = useRef(null);
+  const [width, setWidth] = useState(0);
+  useLayoutEffect(() => {
+    if (!frame.current) return undefined;
+    const measure = () => setWidth(Math.max(0, Math.floor(frame.current?.clientWidth ?? 0) - 2 * MARGIN));
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(frame.current);
+    return () => observer.disconnect();
+  }, []);
+  return [frame, width];
+}
+
+function totals({ macs }) {
+  const online = macs.filter((mac) => mac.state !== "offline");
+  const room = online.reduce((sum, mac) => sum + mac.roomBytes, 0);
+  return `${count(macs.length, "Mac")}, ${bytes(online.reduce((sum, mac) => sum + freeBytes(mac), 0))} of ${bytes(room)} free for models`;
+}
+
+const isAway = (mac) => mac.state === "offline" || mac.state === "asleep";
+
+/** A Mac in words. */
+function describe(mac, isShort = false) {
+  const state = mac.state === "online" && mac.isCordoned ? "cordoned" : mac.state;
+  const free = mac.roomBytes ? `${bytes(freeBytes(mac))} of ${bytes(mac.roomBytes)} free` : "its memory is not reported yet";
+  const fills = mac.fills.map((fill) => `${fill.label ?? fill.replica} ${bytes(fill.bytes)}${isShort ? "" : ` (weights ${bytes(fill.weightsBytes)}, KV cache ${bytes(fill.kvBytes)})`}${fillNote(fill)}`);
+  return `${mac.title}, ${state}: ${free}; ${fills.join(", ") || "no replica"}`;
+}
+
+function fillNote({ change, percent, isReady, active }) {
+  if (change) return ` ${change}`;
+  if (percent !== null && percent !== undefined) return `, ${percent} % downloaded`;
+  if (!isReady) return ", not ready";
+  return active ? `, ${count(active, "request")} in flight` : "";
+}
+
+/** The drawing alone, of attributes and custom properties only: an exported file needs no style sheet. */
+function Drawing({ layout, hues, id, moving = [], label, names = null }) {
+  const { width, height, cells, form } = layout;
+  const [focus, setFocus] = useState("");
+  const svg = useRef(null);
+  const dots = useDots(layout, moving);
+  const current = cells.some(({ mac }) => mac.name === focus) ? focus : cells[0]?.mac.name;
+  const onKey = (event) => {
+    if (!/^(Arrow|Home|End)/.test(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const next = neighbour(cells, current, event.key);
+    setFocus(next);
+    [...svg.current.querySelectorAll("a")].find((link) => link.dataset.mac === next)?.focus();
+  };
+  return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns="http://www.w3.org/2000/svg" viewBox=${`${-MARGIN} ${-MARGIN} ${width + 2 * MARGIN} ${height + 2 * MARGIN}`} width="100%" role="group" aria-label=${label} font-family="system-ui, -apple-system, sans-serif" onKeyDown=${onKey}>
+    <defs><${Patterns} id=${id} /></defs>
+    ${layout.heads.map((head) => html`<text key=${head.text} x=${head.x} y=${head.y} font-size="13" font-weight="600" fill=${head.isBad ? "var(--bad)" : "var(--quiet)"}>${head.text}</text>`)}
+    ${cells.map(({ mac, block }) => html`<rect key=${mac.name} ...${block} rx=${form === "strip" ? 2 : 3} fill="var(--surface)" />`)}
+    ${batches(layout, hues, id).map(([key, { d, ...paint }]) => html`<path key=${key} d=${d} ...${paint} />`)}
+    ${form !== "strip" && cells.flatMap((cell) => cell.fills.map((fill) => html`<${FillText} key=${cell.mac.name + fill.fill.replica} place=${fill} block=${cell.block} isAway=${isAway(cell.mac)} />`))}
+    ${cells.map((cell) => html`<${MacCell} key=${cell.mac.name} cell=${cell} form=${form} id=${id} isCurrent=${cell.mac.name === current} onFocus=${setFocus} />`)}
+    ${layout.groups.map((shape) => html`<${GroupShape} key=${shape.group.name} shape=${shape} form=${form} />`)}
+    ${layout.outside.map((place) => html`<${OutsideBlock} key=${place.item.model} place=${place} hue=${hues.get(place.item.model)} />`)}
+    <g ref=${dots} aria-hidden="true"></g>
+  </svg>`;
+}
+
+/** Patterns over a hue, and the hatching of Macs that take nothing. */
+function Patterns({ id }) {
+  const stripes = (name, size, wide, color) => html`<pattern id=${`${id}-${name}`} width=${size} height=${size} patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width=${wide} height=${size} fill=${color} /></pattern>`;
+  return html`${stripes("1", 8, 2.5, "var(--on-hue)")}${stripes("hatch", 7, 2, "var(--warning)")}
+    <pattern id=${`${id}-2`} width="8" height="8" patternUnits="userSpaceOnUse"><circle cx="4" cy="4" r="1.6" fill="var(--on-hue)" /></pattern>`;
+}
+
+const OPACITY = { weights: 1, kv: 0.5, rest: 0.45 };
+
+/** One path for all parts of the same paint: a thousand Macs are a few dozen elements. */
+function batches({ cells }, hues, id) {
+  const paths = new Map();
+  const add = (key, paint, { x, width }, y, height) => {
+    if (width < 0.2) return;
+    const batch = paths.get(key) ?? { d: "", ...paint };
+    batch.d += `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height.toFixed(1)}h${(-width).toFixed(1)}z`;
+    paths.set(key, batch);
+  };
+  for (const { mac, block, fills } of cells) {
+    for (const { fill, x, width, parts } of fills) {
+      const { color, pattern } = hues.get(fill.model);
+      const faint = isAway(mac) || fill.change === "goes" ? 0.3 : fill.isReady ? 1 : 0.55;
+      const isDown = fill.percent !== null && fill.percent !== undefined;
+      for (const [part, place] of isDown ? [] : Object.entries(parts)) {
+        const paint = part === "rest" ? "var(--process)" : color;
+        add(`${paint} ${part} ${faint}`, { fill: paint, "fill-opacity": OPACITY[part] * faint }, place, block.y, block.height);
+      }
+      if (isDown) {
+        add(`${color} line`, { fill: "none", stroke: color, "stroke-dasharray": "4 3" }, { x: x + 1, width: width - 2 }, block.y + 1, block.height - 2);
+        add(`${color} down`, { fill: color, "fill-opacity": 0.35 }, { x, width: (width * fill.percent) / 100 }, block.y, block.height);
+      }
+      if (pattern) add(`pattern ${pattern}`, { fill: `url(#${id}-${pattern})`, "fill-opacity": 0.45 }, parts.weights, block.y, block.height);
+      add("edge", { fill: "var(--surface)" }, { x: x + width - 1, width: 1 }, block.y, block.height);
+      if (fill.change === "comes") add("comes", { fill: "none", stroke: "var(--text)", "stroke-width": 2 }, { x: x + 1, width: width - 2 }, block.y + 1, block.height - 2);
+      const load = Math.min(1, (fill.active ?? 0) / (fill.limit || 8));
+      const deep = Math.max(2, Math.min(5, block.height / 8));
+      if (load > 0) add("load", { fill: "var(--text)" }, { x, width: Math.max(3, (width - 1) * load) }, block.y + block.height - deep, deep);
+    }
+  }
+  return [...paths];
+}
+
+/** Name and size of a replica on its block. */
+function FillText({ place, block, isAway: isFaint }) {
+  const { fill, parts } = place;
+  const isDown = fill.percent !== null && fill.percent !== undefined;
+  const space = isDown ? place.width - 10 : parts.weights.width - 10;
+  const name = fitText(fill.label ?? fill.model, space);
+  if (!name) return null;
+  const color = isFaint || isDown || fill.change === "goes" || !fill.isReady ? "var(--text)" : "var(--on-hue)";
+  const note = isDown ? `${fill.percent} %` : bytes(fill.bytes);
+  return html`<g fill=${color} pointer-events="none" aria-hidden="true">
+    <text x=${place.x + 7} y=${block.y + 18} font-size="12" font-weight="600">${name}</text>
+    ${block.height > 40 && html`<text x=${place.x + 7} y=${block.y + 34} font-size="11">${fitText(note, space, 11)}</text>`}
+  </g>`;
+}
+
+/** The frame of a Mac, its name and its state, as a link to its page. */
+function MacCell({ cell, form, id, isCurrent, onFocus }) {
+  const { mac, block } = cell;
+  const isOffline = mac.state === "offline";
+  const stroke = mac.state === "degraded" ? "var(--warning)" : isOffline ? "var(--bad)" : "var(--quiet)";
+  const round = form === "strip" ? 2 : 3;
+  return html`<a href=${`/macs/${encodeURIComponent(mac.name)}`} data-mac=${mac.name} tabindex=${isCurrent ? 0 : -1} aria-label=${describe(mac, form === "strip")} onFocus=${() => onFocus(mac.name)}>
+    <title>${describe(mac)}</title>
+    ${(mac.isCordoned || mac.state === "asleep") && html`<rect ...${block} rx=${round} fill=${mac.isCordoned ? `url(#${id}-hatch)` : "var(--page)"} fill-opacity="0.6" />`}
+    <rect class="frame" ...${block} rx=${round} fill="transparent" stroke=${stroke} stroke-width=${mac.state === "degraded" ? 2 : 1} stroke-dasharray=${isOffline || !mac.roomBytes ? "5 3" : undefined} />
+    ${mac.state === "asleep" && html`<path d=${MOON} transform=${`translate(${block.x + block.width - 16} ${block.y + (form === "strip" ? 2 : 6)})`} fill="var(--quiet)" />`}
+    ${form !== "strip" && html`<${MacText} cell=${cell} form=${form} />`}
+  </a>`;
+}
+
+function MacText({ cell, form }) {
+  const { mac, x, y, width } = cell;
+  const base = y + (form === "large" ? 15 : 13);
+  const state = mac.isCordoned ? "cordoned" : mac.state === "online" ? "" : mac.state;
+  const space = width - textWidth(mac.title, 13) - 8;
+  const free = isAway(mac) ? [mac.state] : mac.roomBytes ? [`${bytes(freeBytes(mac))} free`, bytes(freeBytes(mac))] : ["not reported", "?"];
+  const [chip, room] = [mac.chip.replace(/^Apple /, ""), mac.roomBytes ? bytes(mac.roomBytes) : ""];
+  const abouts = [[state, chip, room && `${room} for models`], [state, chip, room], [state || chip, room], [state || room]].map((parts) => parts.filter(Boolean).join(" · "));
+  return html`
+    <text x=${x} y=${base} font-size="13" font-weight="600" fill="var(--text)">${fitText(mac.title, width, 13)}</text>
+    <text x=${x + width} y=${base} font-size="11.5" text-anchor="end" fill=${mac.state === "offline" ? "var(--bad)" : "var(--quiet)"}>${free.find((text) => textWidth(text, 11.5) <= space) ?? ""}</text>
+    ${form === "large" && html`<text x=${x} y=${y + 32} font-size="11.5" fill=${state ? "var(--warning)" : "var(--quiet)"}>${abouts.find((text) => textWidth(text, 11.5) <= width) ?? ""}</text>`}`;
+}
+
+/** A group's outline around its Macs, and its cables: the thicker, the more bandwidth; dashed if it was not measured. */
+function GroupShape({ shape, form }) {
+  const { group, outlines, cables, thickness } = shape;
+  const speed = group.gbPerSecond ? `${group.gbPerSecond} GB/s` : "bandwidth not measured";
+  return html`<g fill="none" stroke="var(--accent)" pointer-events="none" aria-hidden="true">
+    ${outlines.map((box, at) => html`<rect key=${at} ...${box} rx=${form === "strip" ? 3 : 10} stroke-width="1.5" />`)}
+    ${cables.map((d, at) => html`<path key=${d + at} d=${d} stroke-width=${thickness} stroke-linecap="round" stroke-dasharray=${group.gbPerSecond ? undefined : "3 3"} />`)}
+    <title>${`${group.name}: ${speed}`}</title>
+  </g>`;
+}
+
+/** Replicas of a model that fit nowhere, dashed and true to scale; a cut mark where they are larger. */
+function OutsideBlock({ place, hue }) {
+  const { item, x, y, width, head, block, isCut } = place;
+  const size = item.bytes === null ? "size unknown" : bytes(item.bytes);
+  const [end, third] = [block.x + block.width, (block.height + 4) / 3];
+  const text = `${item.label ?? item.model} ${item.count > 1 ? `× ${item.count}` : ""}`;
+  return html`<a href=${`/models/${encodeURIComponent(item.model)}?why`} aria-label=${`${item.label ?? item.model}: ${count(item.count, "replica")} without a place, ${size} each`}>
+    <text x=${x} y=${y + head - 6} font-size="13" font-weight="600" fill="var(--text)">${fitText(text, width, 13)}</text>
+    <rect class="frame" ...${block} rx="3" fill=${hue.color} fill-opacity="0.12" stroke=${hue.color} stroke-width="1.5" stroke-dasharray="6 4" />
+    <text x=${block.x + 8} y=${block.y + 17} font-size="12" fill="var(--text)">${fitText(size, width - 10)}</text>
+    ${isCut && html`<path d=${`M${end - 16} ${block.y - 2}l6 ${third}l-8 0l6 ${2 * third}h7l-6 ${-2 * third}l8 0l-6 ${-third}z`} fill="var(--page)" stroke="var(--text)" />`}
+  </a>`;
+}
+
+/** New requests as dots that fall onto the block of their replica; none with reduced motion, and none in strips. */
+function useDots(layout, moving) {
+  const place = useRef(null);
+  const known = useRef(null);
+  useLayoutEffect(() => {
+    const before = known.current;
+    known.current = new Set(moving.filter((one) => one.replica).map((one) => one.name));
+    if (!before || STILL.matches || layout.form === "strip" || document.hidden) return;
+    const fresh = moving.filter((one) => one.replica && !before.has(one.name)).slice(0, MOST_DOTS);
+    for (const { replica } of fresh) {
+      const target = layout.cells.flatMap((cell) => cell.fills.map((fill) => ({ cell, fill }))).find(({ fill }) => fill.fill.replica === replica);
+      if (target) drop(place.current, target);
+    }
+  });
+  return place;
+}
+
+function drop(group, { cell, fill }) {
+  const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+  const [x, y] = [fill.x + fill.width / 2, cell.block.y + cell.block.height - 8];
+  for (const [name, value] of Object.entries({ cx: x, cy: y, r: 4, fill: "var(--text)" })) dot.setAttribute(name, value);
+  group.append(dot);
+  const way = dot.animate([{ transform: `translateY(${-y - 8}px)`, opacity: 0.4 }, { transform: "none", opacity: 1 }], { duration: DOT_MS, easing: "ease-in" });
+  way.onfinish = way.oncancel = () => dot.remove();
+}
+
+function PictureLegend({ hues }) {
+  const models = [...hues].slice(0, MOST_LEGEND);
+  return html`<ul class="legend">
+    ${models.map(([model, { color, pattern }]) => html`<li key=${model}><svg width="14" height="14" aria-hidden="true"><rect width="14" height="14" rx="3" fill=${color} />${pattern > 0 && html`<rect width="14" height="14" rx="3" fill=${`url(#fleet-${pattern})`} fill-opacity="0.45" />`}</svg> <${ObjectLink} kind="ModelDeployment" name=${model} /></li>`)}
+    ${hues.size > models.length && html`<li>${hues.size - models.length} more models</li>`}
+    <li>full colour: weights, lighter: KV caches, grey: other, blank: free</li>
+  </ul>`;
+}
+
+const COLUMNS = [
+  ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+  ["State", (mac) => html`<${MacState} mac=${mac} />`],
+  ["For models", (mac) => bytes(mac.roomBytes), "number"],
+  ["Free", (mac) => bytes(freeBytes(mac)), "number"],
+  ["Replicas", (mac) => mac.fills.map((fill) => `${fill.replica} ${bytes(fill.bytes)}${fillNote(fill)}`).join(", ") || "-", "wide"],
+];
+
+/** The same as a table, made when it is opened. */
+function PictureTable({ picture }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<details onToggle=${(event) => setOpen(event.target.open)}>
+    <summary>The picture as a table</summary>
+    ${isOpen && html`<${Table} caption="Memory of the Macs" columns=${COLUMNS} rows=${picture.macs} empty="No Mac has joined." />`}
+    ${isOpen && picture.outside.length > 0 && html`<p>Without a place: ${picture.outside.map((item) => `${item.model} (${count(item.count, "replica")}${item.bytes === null ? "" : `, ${bytes(item.bytes)} each`})`).join(", ")}</p>`}
+  </details>`;
+}
+
+/** Buttons that take the picture elsewhere; without names of Macs, sites and models unless they are asked for. */
+function Export({ picture, title, at }) {
+  const [hasNames, setNames] = useState(false);
+  const [note, setNote] = useState("");
+  const make = () => exported(hasNames ? picture : withoutNames(picture), { title, at });
+  const act = (work, done) => async () => setNote(await work().then(() => done, (error) => error.message));
+  const copy = async () => {
+    const blob = pngOf(make());
+    if (!globalThis.ClipboardItem || !navigator.clipboard?.write) throw new Error("This browser copies no pictures over plain HTTP: download it.");
+    await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
+  };
+  const svg = async () => save(new Blob([textOf(make())], { type: "image/svg+xml" }), "fleet.svg");
+  const png = async () => save(await pngOf(make()), "fleet.png");
+  return html`<details class="export">
+    <summary>Share</summary>
+    <p class="actions"><button type="button" class="small" onClick=${act(copy, "Copied.")}>Copy picture</button>
+      <button type="button" class="small" onClick=${act(svg, "")}>Download SVG</button>
+      <button type="button" class="small" onClick=${act(png, "")}>Download PNG</button>
+      <label class="check"><input type="checkbox" checked=${hasNames} onChange=${(event) => setNames(event.target.checked)} /> With names</label>
+      <span class="quiet" role="status">${note}</span></p>
+  </details>`;
+}
+
+/** Return an SVG element with title, time and totals, drawn anew at a fixed width. */
+function exported(picture, { title, at }) {
+  const layout = layoutPicture(picture, EXPORT_WIDTH);
+  const host = document.createElement("div");
+  render(html`<${Drawing} layout=${layout} hues=${huesOf(picture)} id="export" label=${totals(picture)} />`, host);
+  const svg = host.firstElementChild;
+  const [margin, top] = [24, 64];
+  const [width, height] = [EXPORT_WIDTH + 2 * margin, layout.height + top + margin];
+  const sheet = document.createElement("div");
+  const moment = new Date(at || Date.now()).toISOString().slice(0, 16).replace("T", " ");
+  render(html`<svg xmlns="http://www.w3.org/2000/svg" viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img" aria-label=${totals(picture)} font-family="system-ui, -apple-system, sans-serif">
+    <rect width=${width} height=${height} rx="12" fill="var(--page)" />
+    <text x=${margin} y="30" font-size="18" font-weight="700" fill="var(--text)">${title}</text>
+    <text x=${margin} y="50" font-size="13" fill="var(--quiet)">${`${totals(picture)} · ${moment} UTC`}</text>
+  </svg>`, sheet);
+  for (const link of svg.querySelectorAll("a")) link.replaceWith(...link.childNodes);
+  svg.removeAttribute("role");
+  for (const [name, value] of Object.entries({ x: margin - MARGIN, y: top - MARGIN, width: EXPORT_WIDTH + 2 * MARGIN, height: layout.height + 2 * MARGIN })) svg.setAttribute(name, value);
+  sheet.firstElementChild.append(svg);
+  return sheet.firstElementChild;
+}
+
+/** The file: its colours follow the viewer's theme. */
+function textOf(svg) {
+  const [light, dark] = ["light", "dark"].map((scheme) => COLORS.map((name) => `--${name}:${colorIn(scheme, name)}`).join(";"));
+  const style = document.createElementNS("http://www.w3.org/2000/svg", "style");
+  style.textContent = `svg{${light}}@media(prefers-color-scheme:dark){svg{${dark}}}`;
+  const text = new XMLSerializer().serializeToString(svg);
+  return text.replace(/^<svg[^>]*>/, (head) => head + new XMLSerializer().serializeToString(style));
+}
+
+/** The pixels, in the theme that is shown. */
+async function pngOf(svg) {
+  const theme = document.documentElement.dataset.theme;
+  const scheme = theme === "auto" ? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light") : theme;
+  const text = new XMLSerializer().serializeToString(svg).replace(/var\(--([\w-]+)\)/g, (_, name) => colorIn(scheme, name));
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: EXPORT_SCALE * image.width, height: EXPORT_SCALE * image.height });
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done, fail) => canvas.toBlob((blob) => (blob ? done(blob) : fail(new Error("The picture is too large for this browser."))), "image/png"));
+}
+
+/** A colour of the style sheet in one scheme. */
+function colorIn(scheme, name) {
+  const probe = document.createElement("span");
+  probe.style.colorScheme = scheme;
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+}
+
+function save(blob, name) {
+  const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
