@@ -284,7 +284,7 @@ class _Diagnosis:
             title=f"{subject}: {phrase}",
             cause=_bounded(cause.text or (documented.meaning if documented else "")),
             remedy=remedy,
-            command=next(iter(commands), f"fleetctl describe {cause.kind.lower()}/{cause.name}"),
+            command=next(iter(commands), _details_command(cause)),
             tone="bad" if silent else "warning",
             since=min(times, default=None),
             affected=tuple(
@@ -307,6 +307,14 @@ def _urgency(found: ObjectCondition) -> tuple[int, str]:
     """Return the sort key of the conditions of one object: what clients notice comes first."""
     type_ = found.condition.type
     return _ORDER.index(type_) if type_ in _ORDER else len(_ORDER), type_
+
+
+def _details_command(cause: _Cause) -> str:
+    """Return the command that shows more of a problem."""
+    if cause.table == PLACEMENT:
+        return f"fleetctl explain placement {cause.name}"
+    kind = "md" if cause.kind == "ModelDeployment" else cause.kind.lower()
+    return f"fleetctl describe {kind}/{cause.name}"
 
 
 def _bounded(text: str) -> str:

@@ -165,7 +165,12 @@ class LocalFleet:
         settings.data_dir.refuse_unfinished()
         facts = await _read_facts()
         if settings.is_secured:
-            self._trust = LocalTrust(settings.data_dir, self._clock, _machine(facts, settings))
+            self._trust = LocalTrust(
+                settings.data_dir,
+                self._clock,
+                _machine(facts, settings),
+                can_dashboard_write=settings.can_dashboard_write,
+            )
         try:
             binary = locate(
                 settings.etcd_binary,

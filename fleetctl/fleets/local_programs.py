@@ -59,6 +59,8 @@ class LocalFleetSettings:
     """None: no other machine reaches the fleet."""
     dashboard_port: int | None = DASHBOARD_PORT
     """Port of the dashboard on the loopback address; 0 lets the system choose, None runs none."""
+    can_dashboard_write: bool = False
+    """True if the dashboard's page may change the fleet."""
     is_announced: bool = True
     """True if processes that other machines reach are announced on the local network."""
     auth: str = "auto"
@@ -208,6 +210,7 @@ def dashboard_programs(settings: LocalFleetSettings, etcd: str) -> list[Program]
         return []
     flags = (
         *("--port", str(port), "--state-dir", str(data_dir.path / "dashboard")),
+        *(("--allow-writes",) if settings.can_dashboard_write else ()),
         *settings.security_flags("dashboard", data_dir.identity("dashboard")),
     )
     return [_program(settings, "dashboard", "dashboard", etcd, *flags)]

@@ -49,7 +49,15 @@ Say = Callable[[str], None]
 class LocalTrust:
     """Authority, users and identities of one data folder."""
 
-    def __init__(self, data_dir: DataDir, clock: Clock, machine: Machine) -> None:
+    def __init__(
+        self,
+        data_dir: DataDir,
+        clock: Clock,
+        machine: Machine,
+        *,
+        can_dashboard_write: bool = False,
+    ) -> None:
+        self._can_dashboard_write = can_dashboard_write
         self._data_dir = data_dir
         self._clock = clock
         self._machine = machine
@@ -147,7 +155,7 @@ class LocalTrust:
                 root = AccountSetup(client, self._root, warn, is_on=False)
                 await root.create_root()
             setup = AccountSetup(client, self.passwords, warn, is_on=is_on)
-            for account in users.fleet_accounts(nodes):
+            for account in users.fleet_accounts(nodes, dashboard_writes=self._can_dashboard_write):
                 await setup.set_up_account(account)
 
     async def _trust(self, transport: Transport, say: Say) -> FleetTrust:

@@ -114,6 +114,11 @@ OPTIONS: Final = (
     ),
     Option("--no-dashboard", "Run no dashboard.", is_flag=True),
     Option(
+        "--allow-writes",
+        "Let operators and admins change the fleet from the dashboard's page.",
+        is_flag=True,
+    ),
+    Option(
         "--models-dir",
         "Folder for relative model paths.",
         type=FOLDER,
@@ -334,6 +339,7 @@ def build_settings(options: dict[str, Any], flags: Mapping[str, Any]) -> LocalFl
         is_insecure_http=options["insecure_http"],
         join=join,
         dashboard_port=None if options["no_dashboard"] else options["dashboard_port"],
+        can_dashboard_write=options["allow_writes"],
         is_announced=not options["no_announce"],
         auth=options["auth"],
         flags=flags,

@@ -18,7 +18,7 @@ SECTION: Final = ReasonSection(
             "ModelUnusable",
             "its engine cannot load the model",
             "The engine cannot load the model, or refuses a flag (exit code 2).",
-            "The message names the file or the flag. Correct the folder on this Mac; it is tried again within five minutes. "
+            "The message names the file, the flag or the memory: correct it. It is tried again within five minutes. "
             "`fleetctl logs NAME` shows what the engine wrote.",
         ),
         problem(

@@ -23,6 +23,7 @@ from store import codec, keys
 from store.errors import PermissionDeniedError
 from store.etcd import users
 from store.etcd.connect import connect
+from store.etcd.grpc.admin import AuthClient
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.etcd import running_etcd
 
@@ -134,3 +135,17 @@ async def test_a_lost_password_of_root_is_named(folder: DataDir, etcd: EmbeddedE
     (folder.authority / "root.env").unlink()
     with pytest.raises(FleetctlError, match=r"root\.env does not exist"):
         await trust_of(folder).prepare(etcd.address, (), silent)
+
+
+async def test_the_dashboard_may_write_as_the_last_start_says(
+    folder: DataDir, etcd: EmbeddedEtcd
+) -> None:
+    for can_write in (False, True, False):
+        trust = LocalTrust(folder, SystemClock(), MACHINE, can_dashboard_write=can_write)
+        await trust.prepare(etcd.address, NODES, silent)
+        client = AuthClient(trust.as_root(etcd.address))
+        try:
+            permissions = await client.permissions_of("fleet-dashboard")
+        finally:
+            await client.close()
+        assert users.dashboard_may_write(permissions) is can_write
