@@ -16,8 +16,6 @@ HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 # A fleet may serve hundreds of models, and a person reads the message.
 _NAMES_SHOWN = 20
-# Long enough to load a small model.
-_NOT_READY_RETRY_S = 5
 # ORGANISATION/NAME, with the revision or tag that other tools write behind it.
 _HUB_NAME = re.compile(
     rf"(?P<repo>{HUB_REPO_PATTERN.strip('^$')})(@(?P<revision>[A-Za-z0-9][\w.-]{{0,99}})|:latest)?",
@@ -74,53 +72,6 @@ def _hub_hint(name: str, known: Sequence[str]) -> str:
     if repo in known:
         return f" A model's name has no revision: ask for '{repo}', whose deployment chooses it."
     return f" `fleetctl create md NAME --hub {repo} --revision {revision}` deploys this repository of the hub."
-
-
-def nothing_ready(name: str, reason: str) -> Refusal:
-    """Return the refusal for a declared model without a ready replica."""
-    return Refusal(
-        status=503,
-        message=f"No replica of '{name}' is ready. {reason}",
-        type="server_error",
-        code="model_not_ready",
-        retry_after_s=_NOT_READY_RETRY_S,
-    )
-
-
-def model_starting(name: str, waited_s: float, reason: str) -> Refusal:
-    """Return the refusal for a model that is scaling up from zero and is not ready in time."""
-    return Refusal(
-        status=503,
-        message=f"The model '{name}' is starting and was not ready within {waited_s:g} s; repeat the "
-        f"request. {reason}",
-        type="server_error",
-        code="model_starting",
-        retry_after_s=_NOT_READY_RETRY_S,
-    )
-
-
-def too_many_waiting(name: str, limit: int) -> Refusal:
-    """Return the refusal when the maximum number of requests already waits for the model."""
-    return Refusal(
-        status=429,
-        message=f"{limit} requests wait for a replica of '{name}' already, the limit of --hold-limit; repeat the "
-        "request later.",
-        type="rate_limit_error",
-        code="model_starting",
-        retry_after_s=_NOT_READY_RETRY_S,
-    )
-
-
-def all_busy(name: str, waited_s: float) -> Refusal:
-    """Return the refusal of a request that waited in vain for a slot of an engine."""
-    return Refusal(
-        status=429,
-        message=f"All replicas of '{name}' are busy, and the request waited {waited_s:g} s for a free slot; repeat it "
-        "later. The limit is --hold-timeout of the gateway, or spec.routing.queueing.coldStart.",
-        type="rate_limit_error",
-        code="queue_full",
-        retry_after_s=_NOT_READY_RETRY_S,
-    )
 
 
 def no_websocket() -> Refusal:

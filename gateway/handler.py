@@ -209,6 +209,7 @@ class InferenceHandler(StatefulHandler):
                 if context.translator is None:
                     head = context.head(result.passed, result.endpoint)
                 else:
+                    context.translator.take_wait(context.retry_state.queued_s)
                     headers = list_lines(context.head(result.passed, result.endpoint))
                     status, headers, body = context.translator.whole(status, headers, body)
                     head = header_lines(headers)
@@ -431,6 +432,7 @@ class InferenceHandler(StatefulHandler):
         translator = context.translator
         head = context.head(source.passed, source.endpoint)
         if translator is not None:
+            translator.take_wait(context.retry_state.queued_s)
             if source.resume_log is not None:
                 translator.take_usage(source.resume_log.usage)
             head = header_lines(translator.begin(list_lines(head)))

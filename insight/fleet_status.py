@@ -1,7 +1,8 @@
 """The fleet on one screen: Macs with their models and load, public names with their Macs, gateways. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeAlias
 
 from insight import fleet_views
@@ -9,9 +10,10 @@ from insight.conditions import Row
 from insight.fleet_caches import FleetCaches
 from insight.root_cause import Problem, find_problems
 from reconciler.listers.caches import BY_KIND
-from schemas.deployment import ModelDeployment
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.replica import Endpoint
 from schemas.route import ModelRoute
+from store import keys
 
 Json: TypeAlias = dict[str, object]
 
@@ -87,12 +89,16 @@ class FleetStatus:
     macs: tuple[MacStatus, ...]
     tiers: tuple[TierStatus, ...]
     gateways: tuple[GatewayStatus, ...]
+    loading: tuple[str, ...]
+    """Models that load or wait for room, as in `writer loads in 14 s: qwen-0 gives way`."""
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
     """Gateways whose load is unknown, and why."""
 
 
-def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> FleetStatus:
+def fleet_status(
+    caches: FleetCaches, loads: Mapping[str, GatewayLoad], now: datetime
+) -> FleetStatus:
     """Return the status of a fleet; `loads` are those of the gateways, by id."""
     tiers = _tiers(caches)
     endpoints = list(caches.objects.endpoints.items.values())
@@ -121,11 +127,20 @@ def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> Fleet
             for name, of in sorted(tiers.items())
         ),
         gateways=gateways,
+        loading=tuple(_loading(caches, now)),
         problems=tuple(find_problems(caches)),
         warnings=tuple(
             f"gateway {gateway.id}: {gateway.problem}" for gateway in gateways if gateway.problem
         ),
     )
+
+
+def _loading(caches: FleetCaches, now: datetime) -> Iterator[str]:
+    """Yield the models that requests or people wait for, with the expected time."""
+    statuses = caches.objects.statuses
+    for key, status in sorted(statuses.by_index(BY_KIND, "ModelDeployment").items()):
+        if isinstance(status, ModelDeploymentStatus) and status.loading is not None:
+            yield f"{keys.kind_and_name(key)[1]} {status.loading.text(now)}"
 
 
 def _active(load: GatewayLoad | None) -> int | None:

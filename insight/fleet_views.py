@@ -276,6 +276,7 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
     replicas = [api_object for api_object in placed if isinstance(api_object, Replica)]
     available = find_condition(status.conditions, "Available")
     trouble = _trouble("ModelDeployment", name, status)
+    loading = status.loading
     return {
         "name": name,
         "source": spec.spec.model.label,
@@ -287,6 +288,9 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "revision": status.revision,
         "isAvailable": available is not None and available.status == ConditionStatus.TRUE,
         "reason": "" if trouble is None else f"{trouble.reason}: {trouble.message}",
+        "loadsInSeconds": None if loading is None else loading.seconds,
+        "loadsSince": None if loading is None else loading.since.isoformat(),
+        "givesWay": [] if loading is None else list(loading.gives_way),
         "isAutoscaled": spec.spec.autoscaling is not None,
         "scaling": _scaling(spec, status),
         "canary": _canary(spec, status),

@@ -1,5 +1,6 @@
-"""Autoscaling of a deployment: bounds for the number of replicas, the load that counts, and schedules."""
+"""Autoscaling of a deployment: bounds for the number of replicas, the load that counts, schedules, and the wait at zero."""
 
+import math
 from datetime import datetime
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
@@ -8,7 +9,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from schemas.duration import Duration
-from schemas.meta import ApiModel, Examples
+from schemas.meta import ApiModel, Examples, ObjectName
 
 
 def _cron(text: str) -> str:
@@ -96,3 +97,25 @@ class Autoscaling(ApiModel):
                 f"has minReplicas {self.min_replicas} above maxReplicas {self.max_replicas}"
             )
         return self
+
+
+class LoadForecast(ApiModel):
+    """The expected wait until the first replica serves, while requests wait for it."""
+
+    seconds: Annotated[float, Field(ge=0)]
+    """Seconds from `since` on: until replicas that give way have ended, the model is fetched, and the engine has loaded."""
+    since: datetime
+    """The time of the forecast."""
+    gives_way: tuple[ObjectName, ...] = ()
+    """The replicas of other deployments that end for it."""
+
+    def remaining_s(self, now: datetime) -> float:
+        """Return the seconds left, whatever the clock of another machine says: from 0 to `seconds`."""
+        return min(self.seconds, max(0.0, self.seconds - (now - self.since).total_seconds()))
+
+    def text(self, now: datetime, verb: str = "loads") -> str:
+        """Return the forecast for people, as in `loads in 14 s: qwen-0 gives way`."""
+        left_s = math.ceil(self.remaining_s(now))
+        names, verb_of_names = ", ".join(self.gives_way), "give" if self.gives_way[1:] else "gives"
+        when = f"{verb} in {left_s} s" if left_s else f"{verb}"
+        return f"{when}: {names} {verb_of_names} way" if names else when

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from schemas.autoscaling import Autoscaling
+from schemas.autoscaling import Autoscaling, LoadForecast
 from schemas.guesses import GUESS_FIELDS, MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.memory import EngineMemory
@@ -474,6 +474,8 @@ class ModelDeploymentStatus(Status):
     """Requests that one replica works on at once, the fewest of all replicas; 0 while none is placed."""
     concurrency_limit: str = ""
     """With concurrency: Auto, what keeps that number from being higher, as in the memory proof of a replica."""
+    loading: LoadForecast | None = None
+    """The expected wait for the first replica; None if one serves, none is wanted, or the wait is not known."""
     preload: PreloadStatus | None = None
     """The nodes of spec.preload; None without it."""
     refusals: tuple[NodeRefusal, ...] = ()

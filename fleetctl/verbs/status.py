@@ -113,7 +113,7 @@ async def _look(transport: Transport, caches: FleetCaches, dialer: Dialer) -> Fl
     prefix = keys.GATEWAY_LEASE_PREFIX
     leases = {key.removeprefix(prefix): one for key, one in caches.gateways.items.items()}
     first = dict(sorted(leases.items())[:_MOST_GATEWAYS])
-    return fleet_status(caches, await _read_loads(transport, first, dialer))
+    return fleet_status(caches, await _read_loads(transport, first, dialer), SystemClock().now())
 
 
 async def _read_loads(
@@ -211,6 +211,8 @@ def status_text(found: FleetStatus) -> str:
             for tier in found.tiers
         ]
         parts.append(align_columns(rows, ("MODEL NAME", "SERVED BY", "NODES", "READY", "WAITING")))
+    if found.loading:
+        parts.append("\n".join(found.loading))
     rows = [
         [gateway.id, gateway.url, gateway.version, _count(gateway.active)]
         for gateway in found.gateways

@@ -64,6 +64,10 @@ class ResponseTranslator(Protocol):
         """Take what returns the tokens of a stream so far, before its first event."""
         del usage  # most translations do not need it
 
+    def take_wait(self, waited_s: float) -> None:
+        """Take the seconds that the request waited at the gateway, before its response begins."""
+        del waited_s  # few APIs show it
+
     def events(self, data: bytes) -> bytes:
         """Return the translation of one or more complete events; may be empty."""
         ...

@@ -29,6 +29,7 @@ KEEP_ALIVE_S = 5.0
 _WINDOW_S = 60.0
 _MAX_ENDS = 1024
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
+WAITING_NOTE = "waiting"
 # Longer than the interval at which the reconciler reads the metrics.
 _MISSED_S = 30.0
 # The first of a line looks so often for a free slot without an event.
@@ -40,8 +41,8 @@ LONGEST_KEEP_S = 24 * 3600.0
 class ClientWait(Protocol):
     """A client that waits for its response to begin."""
 
-    async def send_keep_alive(self) -> None:
-        """Send a keep-alive event, if the response has a form for it."""
+    async def send_keep_alive(self, note: str) -> None:
+        """Send a keep-alive event, if the response has a form for it; `note` says what is waited for, in one line."""
         ...
 
 
@@ -54,6 +55,8 @@ class KeepAlive:
         self._client = client
         self._keep_alive_s = keep_alive_s
         self._next_event_s = clock.monotonic() + keep_alive_s
+        self.note = WAITING_NOTE
+        """Text of the events."""
 
     async def wait(self, future: "asyncio.Future[None]", *, until_s: float) -> bool:
         """Wait for the future or the deadline; return whether the future is done. Never cancels the future."""
@@ -62,7 +65,7 @@ class KeepAlive:
             if now_s >= until_s:
                 return False
             if now_s >= self._next_event_s:
-                await self._client.send_keep_alive()
+                await self._client.send_keep_alive(self.note)
                 self._next_event_s = self._clock.monotonic() + self._keep_alive_s
                 continue
             await asyncio.wait((future,), timeout=min(until_s, self._next_event_s) - now_s)
@@ -72,7 +75,7 @@ class KeepAlive:
         """Send a keep-alive event if one is due; return the seconds to wait before the next, at least 0."""
         now_s = self._clock.monotonic()
         if now_s >= self._next_event_s:
-            await self._client.send_keep_alive()
+            await self._client.send_keep_alive(self.note)
             self._next_event_s = self._clock.monotonic() + self._keep_alive_s
         return max(0.0, min(until_s, self._next_event_s) - now_s)
 
@@ -359,6 +362,9 @@ class Activator:
     async def wait(self, place: WaitingRequest, keep_alive: KeepAlive, *, until_s: float) -> None:
         """Wait until the request should look again: for a change, the deadline or a time without either."""
         place.changed.clear()
+        forecast = self._table_cache.load_forecast(place.deployment)
+        loading = None if forecast is None else forecast.text(self._clock.now(), "loading")
+        keep_alive.note = loading or WAITING_NOTE
         left_s = await keep_alive.next_pause_s(until_s=until_s)
         if self.is_first(place):
             left_s = min(

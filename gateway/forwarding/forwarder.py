@@ -11,6 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from gateway import errors
+from gateway.forwarding import model_refusals
 from gateway.forwarding.admission import Activator, ClientWait, ConcurrencyLimiter, KeepAlive, Slot
 from gateway.forwarding.attempt import (
     RETRYABLE_STATUSES,
@@ -307,7 +308,8 @@ class Forwarder(AttemptOwner):
         place = self._activator.enter(request.model, waiting.place)
         if place is None:
             limit = self._activator.limit_of(request.model)
-            too_many = errors.too_many_waiting(request.model, limit)
+            wait_s = self._wait_s(patience.deployment)
+            too_many = model_refusals.too_many_waiting(request.model, limit, wait_s)
             return too_many if state.failures is None else patience.end
         waiting.place = place
         if state.failures is not None:
@@ -338,6 +340,11 @@ class Forwarder(AttemptOwner):
             self._activator.leave(place)
             admission.queued_s += self.clock.monotonic() - began_s
 
+    def _wait_s(self, deployment: str) -> float:
+        """Return the seconds in which the first replica of a deployment is expected; 0 if that is not known."""
+        forecast = self.table_cache.load_forecast(deployment)
+        return 0.0 if forecast is None else forecast.remaining_s(self.clock.now())
+
     def _patience(
         self, request: InferenceRequest, choice: RoutingChoice, state: RetryState
     ) -> Patience | WholeResponse | Refusal:
@@ -354,13 +361,15 @@ class Forwarder(AttemptOwner):
             return Patience(deployment, policy.hold_s, end) if failures.is_rejected_for_now else end
         match choice:
             case ChosenEndpoint(endpoint=endpoint):
-                end = errors.all_busy(name, policy.hold_s)
+                end = model_refusals.all_busy(name, policy.hold_s)
                 return Patience(endpoint.deployment, policy.hold_s, end)
             case NoReadyEndpoint(reason=reason) if wakes:
-                end = errors.model_starting(name, policy.hold_s, reason)
+                end = model_refusals.model_starting(
+                    name, policy.hold_s, reason, self._wait_s(wakes)
+                )
                 return Patience(wakes, policy.hold_s, end)
             case NoReadyEndpoint(reason=reason, recovering=recovering) if recovering:
-                end = errors.nothing_ready(name, reason)
+                end = model_refusals.nothing_ready(name, reason)
                 return Patience(recovering, policy.recovery_s, end)
             case _:
                 return self._refusal(request, choice)
@@ -407,7 +416,7 @@ class Forwarder(AttemptOwner):
             case UnknownModel(known=known, nearest=nearest, idle=idle):
                 return errors.unknown_model(request.model, known, nearest, idle)
             case NoReadyEndpoint(reason=reason):
-                return errors.nothing_ready(request.model, reason)
+                return model_refusals.nothing_ready(request.model, reason)
             case _:
                 assert_never(choice)
 

@@ -151,7 +151,7 @@ class _Copy(ForwardClient, StreamReceiver):
         self.end("dropped" if not self._state.started else "failed")
 
     @override
-    async def send_keep_alive(self) -> None:
+    async def send_keep_alive(self, note: str) -> None:
         pass
 
     @override

@@ -467,8 +467,8 @@ class RequestContext(msgspec.Struct, eq=False):
         if self.stream is not None:
             self.stream.resume()
 
-    async def send_keep_alive(self) -> None:
-        """Send a keep-alive event to a waiting streaming client; other responses have no form for it."""
+    async def send_keep_alive(self, note: str) -> None:
+        """Send a keep-alive event, a comment, to a waiting streaming client; other responses have no form for it."""
         if self.request is None or not self.request.is_streamed:
             return
         if not self.response.is_started:
@@ -483,5 +483,5 @@ class RequestContext(msgspec.Struct, eq=False):
             if not dict(head).get(b"content-type", b"").startswith(b"text/event-stream"):
                 return
             self.response.begin(200, header_lines(head))
-        if self.response.piece(b": waiting\n\n"):
+        if self.response.piece(f": {note}\n\n".encode()):
             await self.response.drained()

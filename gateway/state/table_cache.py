@@ -22,6 +22,7 @@ from gateway.state.endpoint_filter import EndpointFilter, EngineAccess
 from gateway.state.persistence import KnownObjects
 from gateway.state.staleness import StalenessMonitor
 from machinery.clock import NEVER, Clock
+from schemas.autoscaling import LoadForecast
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ApiModel
 from schemas.node import Node
@@ -123,6 +124,11 @@ class TableCache:
     def refusal(self) -> str:
         """Reason why the store refuses this gateway; "" if it does not."""
         return next((informer.refusal for informer in self._informers if informer.refusal), "")
+
+    def load_forecast(self, deployment: str) -> LoadForecast | None:
+        """Return the expected wait for the first replica of a deployment; None if one serves, or it is not known."""
+        status = self._named_statuses.get(deployment)
+        return None if status is None else status.loading
 
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call the handler after each change in the store."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from machinery.control_loop import soonest_s
 from reconciler.groups.epochs import Epoch, epoch_of, epoch_requeue_after_s, mark_given_up
@@ -21,6 +21,7 @@ from schemas.replica import (
     FETCHING_REASONS,
     MODEL_PRESENT,
     UNSTARTABLE,
+    FetchStatus,
     LeavingRank,
     RankStatus,
     Replica,
@@ -55,6 +56,10 @@ class ReplicaView:
     """Its nodes whose lease has expired."""
     is_fetching: bool = False
     """True if an agent fetches its model, and bytes arrive."""
+    fetch: FetchStatus | None = None
+    """The fetch of its model that takes longest; None if none runs."""
+    loads_since: datetime | None = None
+    """Since when its engine starts and loads: its creation, or the end of the fetch."""
     has_files: bool = False
     """True if each Mac reports that it has the files of its rank. Not reported while an engine runs."""
     leaving_ranks: tuple[LeavingRank, ...] = ()
@@ -131,6 +136,8 @@ class DeploymentView:
     """True if requests wait for it at gateways, and it has no replica."""
     idle: Mapping[str, IdleReplica] = field(default_factory=dict)
     """Idle replicas of all deployments that give way for models at zero, by name; empty unless one waits."""
+    load_times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in which its model last loaded, by node."""
     autoscaled_replicas: int | None = None
     """Number of replicas that the autoscaler asks for; None without an autoscaler."""
     scaling: Condition | None = None
@@ -204,6 +211,8 @@ class LeaderFacts:
     """Deployments for which requests wait and that have no replica, the longest wait first."""
     idle: Mapping[str, IdleReplica] = field(default_factory=dict)
     """Idle replicas that give way for those, by name."""
+    load_times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in which the deployment's model last loaded, by node."""
     requeue_after_s: float | None = None
     """Seconds until one of the leader's waits ends; None if only changes matter."""
 
@@ -237,6 +246,7 @@ def observe(
         rivals=rivals,
         waits_at_zero=name in waiting,
         idle=facts.idle,
+        load_times=facts.load_times,
         autoscaled_replicas=autoscaled,
         scaling=facts.scaling,
         revisions=revisions,
@@ -338,11 +348,12 @@ def _replica_view(
             types = _true_types(lister.report(replica, rank.node, number))
         is_stopped = is_stopped and ("Stopped" in types or rank.node in now.lost)
     serves = all("Ready" in types for types in true)
+    is_ready = lister.is_serving(replica) and not is_over
     return ReplicaView(
         replica=replica,
         version=lister.spec_version(ObjectKey("Replica", replica.name)),
         is_owned=deployment is not None and (not owners or deployment.metadata.uid in owners),
-        is_ready=lister.is_serving(replica) and not is_over,
+        is_ready=is_ready,
         reported_ready="Ready" in true[0] and not is_over,
         is_stopped=is_stopped,
         cannot_start=any(UNSTARTABLE in types for types in true),
@@ -353,6 +364,12 @@ def _replica_view(
             if report is not None
             for condition in report.conditions
         ),
+        fetch=max(
+            (report.fetch for report in reports if report is not None and report.fetch is not None),
+            key=lambda fetch: fetch.eta_seconds or 0,
+            default=None,
+        ),
+        loads_since=None if is_ready else _loads_since(lister, replica),
         has_files=all(MODEL_PRESENT in types for types in true),
         problem=""
         if serves and not away and not is_over
@@ -361,6 +378,15 @@ def _replica_view(
         away_nodes=away,
         leaving_ranks=tuple(_leaving_ranks(lister, replica, reports, now)) if formation else (),
     )
+
+
+def _loads_since(lister: Lister, replica: Replica) -> datetime | None:
+    """Return since when the replica's engine starts: the end of the fetch, by its status, or its creation."""
+    status = lister.status(ObjectKey("Replica", replica.name))
+    present = None if status is None else find_condition(status.conditions, MODEL_PRESENT)
+    if present is not None and present.status is ConditionStatus.TRUE:
+        return present.last_transition_time
+    return replica.metadata.creation_timestamp
 
 
 def _true_types(report: RankStatus | None) -> set[str]:

@@ -1,8 +1,10 @@
 """Places replicas one after the other: on the best single node, or all ranks on a group, or not at all. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import numpy as np
 
 from reconciler.groups.epochs import Epoch, next_shapes
 from reconciler.groups.formation import FormedGroup
@@ -18,7 +20,7 @@ from reconciler.placement import filters, preemption, swap
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, Rival
 from reconciler.placement.ranking import AssumedState, Ranking
 from reconciler.placement.refusals import Unschedulable, collect_refusals
-from reconciler.placement.swap import IdleReplica
+from reconciler.placement.swap import IdleReplica, LoadWait
 from reconciler.placement.table import NodeTable
 from schemas import quantity
 from schemas.replica import MemoryProof, RankAssignment, Replica
@@ -215,10 +217,11 @@ class Placer:
         ending = ", ".join(
             sorted(allocation.replica for allocation in node.allocations if allocation.is_ending)
         )
-        note = f"waits until {ending} on {node.name} has ended"
+        note, wait = f"waits until {ending} on {node.name} has ended", None
         if loads:
             note += f", and then {_load_text(request, node, memory)}"
-        return PendingAssignment(ranks=(self._rank(row, memory),), why=why.noting(note))
+            wait = _load_wait(request, node, memory, tuple(ending.split(", ")))
+        return PendingAssignment(ranks=(self._rank(row, memory),), why=why.noting(note, wait))
 
     def _swap(
         self, request: PlacementRequest, why: Unschedulable, idle: Mapping[str, IdleReplica]
@@ -232,11 +235,12 @@ class Placer:
             return None
         memory = self._reserve(ranking, choice)
         node = self.assumed.table.nodes[choice.row]
-        names = ", ".join(victim.replica for victim in choice.victims)
-        note = f"{_load_text(request, node, memory)}: {names} on {node.name} gives way"
+        names = tuple(victim.replica for victim in choice.victims)
+        note = f"{_load_text(request, node, memory)}: {', '.join(names)} on {node.name} gives way"
+        wait = _load_wait(request, node, memory, names)
         ranks = (self._rank(choice.row, memory),)
         return PreemptingAssignment(
-            ranks=ranks, victims=choice.victims, why=why.noting(note), is_swap=True
+            ranks=ranks, victims=choice.victims, why=why.noting(note, wait), is_swap=True
         )
 
     def _preempt(
@@ -261,12 +265,18 @@ class Placer:
         """Note what a model at zero waits for, if some node would have room without its replicas."""
         ranking = self._ranking(request, after_endings=True)
         fits = ranking.evaluated.need.of_node <= self.assumed.table.allocatable
-        if not (ranking.is_apart & fits).any():
+        rows = np.flatnonzero(ranking.is_apart & fits)
+        if not len(rows):
             return why
         staying = sorted(name for name, replica in idle.items() if replica.stays_s > 0)
         if not staying:
             return why.noting("waits until a replica that may give way is idle")
-        return why.noting(f"waits until {', '.join(staying[:3])} has served for its minimum time")
+        row, first = int(rows[0]), min(staying, key=lambda name: idle[name].stays_s)
+        wait = _load_wait(request, self.assumed.view(row), ranking.proof(row), (first,))
+        if wait is not None:
+            wait = replace(wait, seconds=wait.seconds + idle[first].stays_s)
+        names = ", ".join(staying[:3])
+        return why.noting(f"waits until {names} has served for its minimum time", wait)
 
     def _reserve(self, ranking: Ranking, choice: preemption.Preemption) -> MemoryProof:
         """Count the victims as ending, and promise their room; return the proof of what comes."""
@@ -284,9 +294,23 @@ def place_replica(
     return Placer(NodeTable(nodes), groups).place(request)
 
 
+def _load_s(request: PlacementRequest, node: NodeView, memory: MemoryProof) -> float:
+    last_s = request.load_times.get(node.name, 0.0)
+    return swap.load_s(memory.weights_bytes, node.disk_gbps, last_s)
+
+
+def _load_wait(
+    request: PlacementRequest, node: NodeView, memory: MemoryProof, gives_way: tuple[str, ...]
+) -> LoadWait | None:
+    """Return the wait until the model serves on the node; None if it is fetched first, for how long is not known."""
+    if node.missing_bytes(request.path):
+        return None
+    return LoadWait(seconds=_load_s(request, node, memory), gives_way=gives_way)
+
+
 def _load_text(request: PlacementRequest, node: NodeView, memory: MemoryProof) -> str:
     """Return how long the model loads on the node."""
-    seconds = swap.load_s(memory.weights_bytes, node.disk_gbps)
+    seconds = _load_s(request, node, memory)
     fetched = node.missing_bytes(request.path)
     return f"loads in {seconds:.0f} s" + (
         f" after a fetch of {quantity.show(fetched)}" if fetched else ""

@@ -245,7 +245,11 @@ class ReplicaScheduler:
         # One object for all replicas of a version: the placer keeps one ranking for each request object.
         if template not in self._requests:
             deployment = with_content(self._deployment, self._contents[template])
-            self._requests[template] = request_for(deployment, apart_from=self._observed.apart_from)
+            self._requests[template] = request_for(
+                deployment,
+                apart_from=self._observed.apart_from,
+                load_times=self._observed.load_times,
+            )
         return self._requests[template]
 
     def _assign(self, template: str, to: ReplicaView | str, assigned: Assignment) -> Action:

@@ -15,6 +15,7 @@ from reconciler.deployments import status
 from reconciler.deployments.actions import PreemptReplica
 from reconciler.deployments.autoscaling.autoscaler import Autoscaler, ScalingDecision
 from reconciler.deployments.autoscaling.idle_replicas import (
+    LoadTimes,
     find_idle_replicas,
     has_given_way,
     waiting_at_zero,
@@ -85,6 +86,7 @@ class LeaderState:
     autoscaler: Autoscaler = field(default_factory=Autoscaler)
     baselines: CanaryBaselines = field(default_factory=CanaryBaselines)
     report_grace: ReportGrace = field(default_factory=ReportGrace)
+    load_times: LoadTimes = field(default_factory=LoadTimes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +204,13 @@ class DeploymentReconciler:
         if waiting:
             now_both = now.time, monotonic
             idle = find_idle_replicas(
-                lister, state.autoscaler, state.demand.demand, table, now_both
+                lister, state.autoscaler, state.demand.demand, table, now_both, state.load_times
             )
-        own_nodes = [rank.node for r in lister.replicas_of(name) for rank in r.spec.ranks]
+        own = lister.replicas_of(name)
+        if scaling is not None:
+            for replica in own:
+                state.load_times.note(replica, lister.start_seconds(replica))
+        own_nodes = [rank.node for r in own for rank in r.spec.ranks]
         after_s = soonest_s(
             state.liveness.requeue_after_s(own_nodes, monotonic),
             state.liveness.next_release_s(monotonic),
@@ -219,6 +225,9 @@ class DeploymentReconciler:
             awaits_reports=grace_s > 0,
             waiting_at_zero=waiting,
             idle=idle,
+            load_times=state.load_times.of(
+                "" if deployment is None else deployment.spec.model.folder
+            ),
             requeue_after_s=after_s,
         )
         return observe(lister, name, now, table=table, facts=facts)

@@ -10,9 +10,11 @@ from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.groups.epochs import Epoch, next_attempt_text
+from reconciler.placement import swap
 from reconciler.placement.memory_proof import override_shortfall, proof_corrections
 from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
 from schemas import duration
+from schemas.autoscaling import LoadForecast
 from schemas.deployment import (
     CanaryStatus,
     ModelDeployment,
@@ -40,6 +42,7 @@ from schemas.replica import (
 
 # Start of the annotation `ENDED_BECAUSE` on a preempted replica.
 _PREEMPTED = "Preempted: "
+_SHOWN_VICTIMS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ def deployment_status(
         ready_replicas=len(ready),
         concurrency=slowest.concurrency if slowest is not None else 0,
         concurrency_limit=slowest.ranks[0].memory.concurrency_limit if slowest is not None else "",
+        loading=_load_forecast(observed, unschedulable, placed, old=old, now=now),
         preload=preload[0] if preload is not None else None,
         revision=progress.revision,
         template=progress.template,
@@ -112,6 +116,60 @@ def deployment_status(
         },
         conditions=stamp_conditions(old, conditions, generation=generation, now=now),
     )
+
+
+# A status changes only if the expected end moves by more than people notice.
+_FORECAST_S, _FORECAST_PART = 2.0, 0.2
+
+
+def _load_forecast(
+    observed: DeploymentView,
+    unschedulable: Unschedulable | None,
+    placed: Sequence[ReplicaView],
+    *,
+    old: ModelDeploymentStatus | None,
+    now: datetime,
+) -> LoadForecast | None:
+    """Return the expected wait for the first replica; None if one serves, none is wanted, or it is not known."""
+    if not observed.desired_replicas or any(replica.is_ready for replica in placed):
+        return None
+    forecast = None
+    if placed:
+        forecasts = [_forecast_of(observed, replica, now) for replica in placed]
+        known = [one for one in forecasts if one is not None]
+        forecast = min(known, key=lambda one: one.remaining_s(now), default=None)
+    elif unschedulable is not None and unschedulable.wait is not None:
+        wait = unschedulable.wait
+        forecast = LoadForecast(
+            seconds=round(wait.seconds, 1), since=now, gives_way=wait.gives_way[:_SHOWN_VICTIMS]
+        )
+    before = None if old is None else old.loading
+    if before is None or forecast is None or before.gives_way != forecast.gives_way:
+        return forecast
+    moved_s = abs(before.remaining_s(now) - forecast.remaining_s(now))
+    is_same = moved_s <= max(_FORECAST_S, _FORECAST_PART * forecast.seconds)
+    return before if is_same else forecast
+
+
+def _forecast_of(
+    observed: DeploymentView, replica: ReplicaView, now: datetime
+) -> LoadForecast | None:
+    """Return the expected wait for a replica that fetches or loads its model; None while its fetch stands still."""
+    disks = {node.name: node.disk_gbps for node in observed.table.named(replica.nodes)}
+    load_s = max(
+        swap.load_s(
+            rank.memory.weights_bytes,
+            disks.get(rank.node, 0.0),
+            observed.load_times.get(rank.node, 0.0),
+        )
+        for rank in replica.replica.spec.ranks
+    )
+    if replica.fetch is not None:
+        eta_s = replica.fetch.eta_seconds
+        seconds = None if eta_s is None else round(eta_s + load_s, 1)
+        return None if seconds is None else LoadForecast(seconds=seconds, since=now)
+    since = replica.loads_since or now
+    return LoadForecast(seconds=round(load_s, 1), since=since)
 
 
 def scaling_condition(decided: ScalingDecision) -> Condition:

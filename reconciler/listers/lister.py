@@ -290,6 +290,14 @@ class Lister:
             return False
         return replica.spec.formation is None or self.ranks(replica)[0] is not None
 
+    def start_seconds(self, replica: Replica) -> float:
+        """Return the seconds in which the engine of a replica that serves has started; 0 if that is not known."""
+        key = keys.endpoint_key(replica.spec.ranks[0].node, replica.name)
+        endpoint = self.caches.endpoints.items.get(key)
+        if endpoint is None or endpoint.spec.replica_uid != replica.metadata.uid:
+            return 0.0
+        return endpoint.spec.start_seconds
+
     # Nodes
 
     def node_status(self, name: str) -> NodeStatus | None:

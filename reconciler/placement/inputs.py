@@ -2,11 +2,14 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.node import AdapterReport, ModelReport, Taint
+
+_NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,8 @@ class PlacementRequest:
     spec: ModelDeploymentSpec
     apart_from: frozenset[str] = frozenset()
     """Deployments whose replicas must not share a node with this one."""
+    load_times: Mapping[str, float] = field(default_factory=lambda: _NO_TIMES, compare=False)
+    """Seconds in which its model last loaded, by node."""
 
     @property
     def path(self) -> str:
@@ -40,11 +45,17 @@ class Rival:
 
 
 def request_for(
-    deployment: ModelDeployment, *, apart_from: frozenset[str] = frozenset()
+    deployment: ModelDeployment,
+    *,
+    apart_from: frozenset[str] = frozenset(),
+    load_times: Mapping[str, float] = _NO_TIMES,
 ) -> PlacementRequest:
     """Return the request for one more replica of the deployment."""
     return PlacementRequest(
-        name=deployment.metadata.name, spec=deployment.spec, apart_from=apart_from
+        name=deployment.metadata.name,
+        spec=deployment.spec,
+        apart_from=apart_from,
+        load_times=load_times,
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import PlacementRequest, Rejection
 from reconciler.placement.ranking import AssumedState, Ranking
+from reconciler.placement.swap import LoadWait
 from reconciler.placement.table import EvaluatedRequest
 from schemas import quantity
 
@@ -43,6 +44,8 @@ class Unschedulable:
     fitting: int = 0
     note: str = ""
     """The reconciler's next step, such as waiting or preempting."""
+    wait: LoadWait | None = None
+    """The expected wait of a model at zero; None if it is not known, or requests do not wait."""
     group: str = ""
     """The ShardGroup that the nodes are members of; empty for a replica on a single Mac."""
     ranks: int = 1
@@ -56,9 +59,9 @@ class Unschedulable:
         short = (tally.need for tally in self.tallies if tally.reason == "InsufficientMemory")
         return min(short, default=0)
 
-    def noting(self, note: str) -> "Unschedulable":
-        """Return a copy with a note."""
-        return replace(self, note=note)
+    def noting(self, note: str, wait: LoadWait | None = None) -> "Unschedulable":
+        """Return a copy with a note, and the expected wait."""
+        return replace(self, note=note, wait=wait)
 
 
 def is_crash_loop(unschedulable: Unschedulable) -> bool:

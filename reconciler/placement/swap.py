@@ -42,9 +42,21 @@ class IdleReplica:
         return self.load_s / self.next_use_s
 
 
-def load_s(weights_bytes: int, disk_gbps: float) -> float:
-    """Return the seconds in which an engine loads weights; a disk of 0 GB/s was not measured."""
-    return _START_S + weights_bytes / 1e9 / (disk_gbps or _UNMEASURED_GBPS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWait:
+    """The expected wait of a model at zero for room and its load."""
+
+    seconds: float
+    gives_way: tuple[str, ...] = ()
+    """The replicas that end for it."""
+
+
+def load_s(weights_bytes: int, disk_gbps: float, last_s: float = 0.0) -> float:
+    """Return the seconds in which an engine starts and loads its model.
+
+    As long as the last time on this Mac (`last_s`, 0: not known), else by the disk; one of 0 GB/s was not measured.
+    """
+    return last_s or _START_S + weights_bytes / 1e9 / (disk_gbps or _UNMEASURED_GBPS)
 
 
 def residence_s(load_s: float) -> float:

@@ -58,6 +58,13 @@ def error_body(message: str) -> bytes:
 class OllamaErrorTranslator(ResponseTranslator):
     """Translates errors, with this API's field names."""
 
+    _waited_s = 0.0
+    """Seconds that the request waited at the gateway, for a replica or a slot."""
+
+    @override
+    def take_wait(self, waited_s: float) -> None:
+        self._waited_s = waited_s
+
     @override
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
         return status, headers, error_body(openai_response.error_message(body))
@@ -178,13 +185,13 @@ class GenerationTranslator(OllamaErrorTranslator):
         )
 
     def _durations(self) -> dict[str, int]:
-        """Return counts, and times in nanoseconds; `load_duration` is the wait in the engine's queue."""
+        """Return counts, and times in nanoseconds; `load_duration` is the wait here and in the engine's queue."""
         usage, took = self._reader.usage, self._reader.performance
         made = usage.completion_tokens
         rate = took.decode_tokens_per_s
         return {
             "total_duration": round((self._clock.monotonic() - self._began_s) * 1e9),
-            "load_duration": round((took.queue_s or 0) * 1e9),
+            "load_duration": round((self._waited_s + (took.queue_s or 0)) * 1e9),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": round((took.prefill_s or 0) * 1e9),
             "eval_count": made,
@@ -200,6 +207,7 @@ class LoadTranslator(OllamaErrorTranslator):
         """`model`: the name that the client used."""
         self._model = model
         self._clock = clock
+        self._began_s = clock.monotonic()
         self._is_chat = is_chat
         self._is_streamed = is_streamed
 
@@ -216,6 +224,8 @@ class LoadTranslator(OllamaErrorTranslator):
             **message,
             "done": True,
             "done_reason": "load",
+            "total_duration": round((self._clock.monotonic() - self._began_s) * 1e9),
+            "load_duration": round(self._waited_s * 1e9),
         }
         line = orjson.dumps(members)
         return (
@@ -264,7 +274,7 @@ class EmbeddingTranslator(OllamaErrorTranslator):
             {
                 "model": self._model,
                 "total_duration": round((self._clock.monotonic() - self._began_s) * 1e9),
-                "load_duration": 0,
+                "load_duration": round(self._waited_s * 1e9),
                 "prompt_eval_count": found.usage.prompt_tokens,
             }
         )

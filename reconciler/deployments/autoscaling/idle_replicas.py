@@ -1,6 +1,6 @@
 """Deployments that wait at zero, and idle replicas that may give way, from caches and the leader's memory."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from reconciler.deployments.autoscaling.autoscaler import Autoscaler
@@ -10,6 +10,29 @@ from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence
 from reconciler.placement.table import NodeTable
 from schemas.meta import ENDED_BECAUSE, ConditionStatus, ObjectKey, find_condition
 from schemas.replica import Replica
+
+# Far more than a fleet has; each takes about 200 bytes.
+_MAX_LOAD_TIMES = 10_000
+
+
+class LoadTimes:
+    """The seconds in which models last loaded, by folder and node: the leader's memory, from the endpoints of agents."""
+
+    def __init__(self) -> None:
+        self._by_folder: dict[str, dict[str, float]] = {}
+
+    def note(self, replica: Replica, seconds: float) -> None:
+        """Note the load of a replica that serves; 0 s says nothing."""
+        folder, node = replica.spec.model.folder, replica.spec.ranks[0].node
+        if seconds <= 0 or len(replica.spec.ranks) > 1:
+            return
+        if folder not in self._by_folder and len(self._by_folder) >= _MAX_LOAD_TIMES:
+            self._by_folder.clear()
+        self._by_folder.setdefault(folder, {})[node] = seconds
+
+    def of(self, folder: str) -> Mapping[str, float]:
+        """Return the seconds of a model by node."""
+        return self._by_folder.get(folder, {})
 
 
 def waiting_at_zero(lister: Lister, autoscaler: Autoscaler) -> tuple[str, ...]:
@@ -27,6 +50,7 @@ def find_idle_replicas(
     demand: Callable[[str], Demand | None],
     table: NodeTable,
     now: tuple[datetime, float],
+    load_times: LoadTimes,
 ) -> dict[str, IdleReplica]:
     """Return the ready replicas of deployments that may swap and have no request; `now` is also monotonic."""
     return {
@@ -39,7 +63,7 @@ def find_idle_replicas(
         if (load := demand(name)) is not None and load.is_complete and not load.requests
         for replica in lister.replicas_of(name)
         if (since := _ready_since(lister, replica)) is not None
-        for seconds in (_load_s(replica, table),)
+        for seconds in (_load_s(replica, table, load_times),)
     }
 
 
@@ -58,11 +82,13 @@ def _ready_since(lister: Lister, replica: Replica) -> datetime | None:
     return ready.last_transition_time if ready.status is ConditionStatus.TRUE else None
 
 
-def _load_s(replica: Replica, table: NodeTable) -> float:
+def _load_s(replica: Replica, table: NodeTable, load_times: LoadTimes) -> float:
     """Return the seconds in which its slowest rank would load again."""
+    last_s = load_times.of(replica.spec.model.folder)
     disks = {
         node.name: node.disk_gbps for node in table.named(rank.node for rank in replica.spec.ranks)
     }
     return max(
-        load_s(rank.memory.weights_bytes, disks.get(rank.node, 0.0)) for rank in replica.spec.ranks
+        load_s(rank.memory.weights_bytes, disks.get(rank.node, 0.0), last_s.get(rank.node, 0.0))
+        for rank in replica.spec.ranks
     )

@@ -1,6 +1,7 @@
 """Waiting for a replica: of a deployment that is scaled to zero, and of one whose engines start again."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +10,13 @@ import orjson
 import pytest
 
 from gateway.limits import GatewayLimits
-from schemas.autoscaling import Autoscaling
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus, NodeRefusal
+from machinery.clock import SystemClock
+from schemas.autoscaling import Autoscaling, LoadForecast
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentStatus,
+    NodeRefusal,
+)
 from schemas.meta import Condition, ConditionStatus
 from schemas.route import ModelRoute
 from store import keys
@@ -262,6 +268,43 @@ async def test_a_cold_model_keeps_streams_alive() -> None:
             text = (await response.read()).replace(b": waiting\n\n", b"")
         assert b"m-0" in text
         assert text.endswith(DONE)
+
+
+def loading(seconds: float, *gives_way: str) -> ModelDeploymentStatus:
+    since = SystemClock().now()
+    return ModelDeploymentStatus(
+        loading=LoadForecast(seconds=seconds, since=since, gives_way=gives_way)
+    )
+
+
+async def test_clients_learn_how_long_the_model_loads() -> None:
+    """Streams by a comment, one too many by `Retry-After`, Ollama's clients by `load_duration`."""
+    limits = {"keep_alive_s": 0.05, "hold_limit": 2, "hold_timeout_s": 20.0}
+    async with holding(scaled_to_zero("m"), **limits) as gateway:
+        await gateway.world.put_status("m", loading(400, "qwen-0"))
+        knows = gateway.gateway.table_cache.load_forecast
+        await until(lambda: knows("m") is not None, what="the status")
+        (engine,) = await gateway.start(chat)
+        chats = {"model": "m", "stream": False, "messages": [{"role": "user", "content": "x"}]}
+
+        async def ask_ollama() -> Any:
+            async with gateway.post("/api/chat", json=chats) as answer:
+                return await answer.json()
+
+        async with (
+            asyncio.TaskGroup() as group,
+            gateway.post(json={"model": "m", "stream": True}) as response,
+        ):
+            line = await response.content.readline()
+            assert re.fullmatch(rb": loading in (400|39\d) s: qwen-0 gives way\n", line)
+            ollama = group.create_task(ask_ollama())
+            await wait_for_waiting(gateway, 2)
+            status, body, refused = await gateway.chat()
+            assert (status, body["error"]["code"]) == (429, "model_starting")
+            assert 300 < int(refused.headers["retry-after"]) <= 400
+            await gateway.world.put(published(engine, "m"))
+            assert (await response.read()).endswith(DONE)
+        assert 0 < ollama.result()["load_duration"] <= ollama.result()["total_duration"]
 
 
 async def test_a_model_that_stays_cold_is_an_event_at_the_end() -> None:

@@ -13,7 +13,13 @@ from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.status import replica_status
 from reconciler.placement.inputs import request_for
 from reconciler.placement.refusals import RefusalCount, Unschedulable
-from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
+from reconciler.placement.swap import LoadWait
+from schemas.autoscaling import LoadForecast
+from schemas.deployment import (
+    CanaryStatus,
+    ModelDeployment,
+    ModelDeploymentStatus,
+)
 from schemas.meta import (
     ENDED_BECAUSE,
     Condition,
@@ -133,6 +139,45 @@ def test_unschedulable_says_why_per_node() -> None:
         f"1 of 2 replicas ready; {line}",
     )
     assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]
+
+
+def test_the_wait_for_the_first_replica_is_told_and_changes_only_by_more_than_people_notice() -> (
+    None
+):
+    def told(
+        *replicas: ReplicaView, why: Unschedulable | None, old: LoadForecast | None, after_s: float
+    ) -> LoadForecast | None:
+        seen = observed(deployment(replicas=1), replicas)
+        before = ModelDeploymentStatus(loading=old)
+        return whole(seen, why, old=before, now=NOW + timedelta(seconds=after_s)).loading
+
+    waits = SMALL.noting("x", LoadWait(seconds=14, gives_way=("phi-0",)))
+    first = told(why=waits, old=None, after_s=0)
+    assert first is not None
+    assert first.text(NOW) == "loads in 14 s: phi-0 gives way"
+    assert first.text(NOW + timedelta(seconds=5)) == "loads in 9 s: phi-0 gives way"
+    assert first.text(NOW - timedelta(hours=1)) == "loads in 14 s: phi-0 gives way", "other clocks"
+    assert first.text(NOW + timedelta(hours=1), "loading") == "loading: phi-0 gives way"
+    assert told(why=waits, old=first, after_s=2) is first
+    later = told(why=waits, old=first, after_s=9)
+    assert later is not None
+    assert later.since == NOW + timedelta(seconds=9)
+
+    began = NOW + timedelta(seconds=10)
+    loading = replace(replica(0, is_ready=False), loads_since=began)
+    load = told(loading, why=None, old=later, after_s=12)
+    assert load is not None
+    assert (load.since, load.gives_way) == (began, ())
+    assert told(loading, why=None, old=load, after_s=20) is load, "it comes no later by itself"
+    fetch = FetchStatus(
+        node="a", phase="Downloading", present_bytes=1, total_bytes=9, eta_seconds=100
+    )
+    fetches = told(replace(loading, fetch=fetch), why=None, old=load, after_s=12)
+    assert fetches is not None
+    assert fetches.seconds == 100 + load.seconds
+    still = fetch.model_copy(update={"eta_seconds": None})
+    assert told(replace(loading, fetch=still), why=None, old=load, after_s=12) is None
+    assert told(replica(0), why=None, old=load, after_s=30) is None, "it serves"
 
 
 def test_twenty_refusals_are_enough() -> None:

@@ -13,7 +13,14 @@ from reconciler.deployments.placer import (
 )
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
 from reconciler.placement.refusals import Unschedulable
-from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence_s, victims
+from reconciler.placement.swap import (
+    IdleReplica,
+    LoadWait,
+    load_s,
+    next_use_s,
+    residence_s,
+    victims,
+)
 from reconciler.placement.table import NodeTable
 from tests.support.world import GIB, deployment, node
 
@@ -57,6 +64,19 @@ def test_the_least_value_gives_way() -> None:
     assert outcome.is_swap
     assert outcome.node == "b"
     assert outcome.why.note == "loads in 5 s: z-0 on b gives way"
+    assert outcome.why.wait == LoadWait(seconds=load_s(2 * GIB, 2.0), gives_way=("z-0",))
+
+
+def test_the_wait_is_that_of_the_last_load_on_the_mac_and_of_what_still_serves() -> None:
+    placer = Placer(NodeTable([mac("a", held("x"), held("y"))]))
+    request = request_for(deployment(name="new", memory="4Gi"), load_times={"a": 9.5})
+    free = {"x-0": idle(1, stays_s=30), "y-0": idle(1, stays_s=20)}
+    outcome = placer.claim(request, free)
+    assert isinstance(outcome, Unschedulable)
+    assert outcome.wait == LoadWait(seconds=29.5, gives_way=("y-0",))
+    outcome = placer.claim(request, free | {"x-0": idle(1)})
+    assert isinstance(outcome, PreemptingAssignment)
+    assert outcome.why.wait == LoadWait(seconds=9.5, gives_way=("x-0",))
 
 
 def test_nothing_gives_way_without_requests_at_zero_or_before_its_time() -> None:

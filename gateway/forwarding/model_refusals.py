@@ -1,0 +1,66 @@
+"""Refusals of requests for models that do not serve now: none is ready, the model starts, or all slots are taken."""
+
+import math
+
+from schemas.wire.errors import Refusal
+
+# Long enough to load a small model.
+_NOT_READY_RETRY_S = 5
+# Of a model that is fetched first, the rest of the time is a guess.
+_LONGEST_RETRY_S = 600
+
+
+def nothing_ready(name: str, reason: str) -> Refusal:
+    """Return the refusal for a declared model without a ready replica."""
+    return Refusal(
+        status=503,
+        message=f"No replica of '{name}' is ready. {reason}",
+        type="server_error",
+        code="model_not_ready",
+        retry_after_s=_NOT_READY_RETRY_S,
+    )
+
+
+def model_starting(name: str, waited_s: float, reason: str, wait_s: float) -> Refusal:
+    """Return the refusal for a model that is scaling up from zero and is not ready in time.
+
+    `wait_s`: the seconds in which it is expected; 0 if that is not known.
+    """
+    when = f" in {_retry_s(wait_s)} s" if wait_s else ""
+    return Refusal(
+        status=503,
+        message=f"The model '{name}' is starting and was not ready within {waited_s:g} s; repeat the "
+        f"request{when}. {reason}",
+        type="server_error",
+        code="model_starting",
+        retry_after_s=_retry_s(wait_s),
+    )
+
+
+def _retry_s(wait_s: float) -> int:
+    """Return the seconds for `Retry-After` of a model that is expected in so many, 0 if that is not known."""
+    return min(_LONGEST_RETRY_S, math.ceil(wait_s)) or _NOT_READY_RETRY_S
+
+
+def too_many_waiting(name: str, limit: int, wait_s: float) -> Refusal:
+    """Return the refusal when the maximum number of requests already waits for the model; `wait_s`: as above."""
+    return Refusal(
+        status=429,
+        message=f"{limit} requests wait for a replica of '{name}' already, the limit of --hold-limit; repeat the "
+        "request later.",
+        type="rate_limit_error",
+        code="model_starting",
+        retry_after_s=_retry_s(wait_s),
+    )
+
+
+def all_busy(name: str, waited_s: float) -> Refusal:
+    """Return the refusal of a request that waited in vain for a slot of an engine."""
+    return Refusal(
+        status=429,
+        message=f"All replicas of '{name}' are busy, and the request waited {waited_s:g} s for a free slot; repeat it "
+        "later. The limit is --hold-timeout of the gateway, or spec.routing.queueing.coldStart.",
+        type="rate_limit_error",
+        code="queue_full",
+        retry_after_s=_NOT_READY_RETRY_S,
+    )
