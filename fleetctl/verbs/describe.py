@@ -15,9 +15,14 @@ from fleetctl.objects.node_pools import read_node_pools
 from fleetctl.objects.selectors import selectable_labels
 from fleetctl.objects.targets import Selection
 from fleetctl.output import printers
+from fleetctl.output.problems import problem_text
 from fleetctl.verbs.routes import describe_requests
 from insight import memory_proof
+from insight.conditions import ObjectCondition
+from insight.fleet_caches import make_fleet_caches
+from insight.root_cause import find_problems
 from machinery.clock import SystemClock
+from manifests.declaration import clean_manifest
 from manifests.trees import object_tree
 from manifests.yaml import parser
 from reconciler.nodes.wired_limits import limit_text
@@ -80,6 +85,20 @@ def condition_section(obj: ApiObject, now: datetime) -> str:
         for c in status.conditions
     ]
     return table_section("Conditions", ("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), rows)
+
+
+async def problem_section(transport: Transport, obj: ApiObject) -> str:
+    """Return what is wrong with the object, with its root cause in the fleet. Raises StoreError."""
+    status = getattr(obj, "status", None)
+    conditions = () if status is None else status.conditions
+    is_well = not any(ObjectCondition(obj.kind, obj.name, one).is_problem for one in conditions)
+    # The life of a node is in another document.
+    if is_well and not isinstance(obj, Node):
+        return ""
+    caches = make_fleet_caches(transport, SystemClock())
+    await caches.list_once()
+    problems = [one for one in find_problems(caches) if one.concerns(obj.kind, obj.name)]
+    return titled("Problems", "\n".join(problem_text(one, is_described=True) for one in problems))
 
 
 def owner_section(obj: ApiObject, now: datetime) -> str:
@@ -424,7 +443,9 @@ def _fetch_table(replicas: Sequence[Replica]) -> str:
     return table_section("Model fetches", titles, rows)
 
 
-_HELP = """Show details of objects: spec, status, owners of fields, related objects and events.
+_HELP = """Show details of objects: problems with their cause, conditions, related objects, spec, owners of fields and events.
+
+The spec has the fields that differ from their defaults; `fleetctl get -o yaml` prints all.
 
 \b
   fleetctl describe md/qwen
@@ -478,9 +499,10 @@ async def _description(transport: Transport, obj: ApiObject) -> str:
     now = SystemClock().now()
     parts = [
         header(obj, now),
-        yaml_section("Spec", object_tree(obj).get("spec")),
+        await problem_section(transport, obj),
         condition_section(obj, now),
         *await kind_sections(transport, obj, now),
+        yaml_section("Spec", clean_manifest(obj).get("spec")),
         owner_section(obj, now),
         await event_section(transport, obj, now),
     ]
