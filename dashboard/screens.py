@@ -50,6 +50,11 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("reconcilers:identity", "dashboards:url"),
         ),
         "changes": ("changes",),
+        "chat": (
+            "gateways:url",
+            "models:servedNames,source,contextLength,desired,ready,isAvailable,macs,reason,vision",
+            "problems:kind,object,cause,affected",
+        ),
         "git": ("gitSources", "conditions::kind=GitSource"),
         "try": (f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,site", "models", "groups"),
     }

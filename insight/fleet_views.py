@@ -300,10 +300,17 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "concurrency": requests_at_once(spec.spec.concurrency, status.concurrency),
         "queueLimit": _queue_limit(spec),
         "kvBits": None if spec.spec.kv_cache is None else spec.spec.kv_cache.bits,
+        "vision": _vision(spec),
         "macs": sorted({rank.node for replica in replicas for rank in replica.spec.ranks}),
         "replicas": sorted(replica.name for replica in replicas),
         "isDeleted": spec.metadata.deletion_timestamp is not None,
     }
+
+
+def _vision(deployment: ModelDeployment) -> Row | None:
+    """Return the limits of images in requests; None if the model reads text only."""
+    vision = deployment.spec.model.vision
+    return None if vision is None else vision.model_dump(mode="json", by_alias=True)
 
 
 def _scaling(deployment: ModelDeployment, status: ModelDeploymentStatus) -> str:

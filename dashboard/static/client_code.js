@@ -1,55 +1,44 @@
-/** The conversation of the page as code of other clients. */
+/** A request of the page as code: what it sends, for curl and for Python. */
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { copyText } from "./parts.js";
 
-const MAKERS = { curl, openai, anthropic, ollama };
+const MAKERS = { curl, Python: python };
+const LONG_DATA = /(data:[\w/+.-]+;base64,)[\w+/=]{60,}/g;
 
-export function ClientCode({ gateway, model, system }) {
+/** `request`: the body that the page would send. */
+export function ClientCode({ gateway, request }) {
   const [client, setClient] = useState("curl");
-  const text = MAKERS[client](gateway || "http://GATEWAY", model || "MODEL", system);
+  const text = MAKERS[client](gateway || "http://GATEWAY", request);
   return html`<div class="segments" role="group" aria-label="Client">
-      ${Object.keys(MAKERS).map((one) => html`<button type="button" class="small" key=${one} aria-pressed=${one === client} onClick=${() => setClient(one)}>${one}</button>`)}
+      ${Object.keys(MAKERS).map((name) => html`<button type="button" class="small" key=${name} aria-pressed=${name === client} onClick=${() => setClient(name)}>${name}</button>`)}
     </div>
-    <pre tabindex="0">${text}</pre>
+    <pre tabindex="0" data-code>${text.replace(LONG_DATA, "$1…")}</pre>
     <button type="button" class="small" onClick=${() => copyText(text)}>Copy</button>`;
 }
 
-function curl(gateway, model, system) {
-  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: "Hello!" }];
-  const body = JSON.stringify({ model, messages }).replaceAll("'", "'\\''");
+function curl(gateway, request) {
+  const body = JSON.stringify(request, null, 2).replaceAll("'", "'\\''");
   return `curl ${gateway}/v1/chat/completions -H 'content-type: application/json' \\\n  -H "authorization: Bearer $FLEET_API_KEY" \\\n  -d '${body}'`;
 }
 
-function openai(gateway, model, system) {
-  const first = system ? `{"role": "system", "content": ${JSON.stringify(system)}}, ` : "";
+function python(gateway, request) {
+  const fields = Object.entries(request).map(([name, value]) => `    ${name}=${literal(value, 1)},\n`);
   return `from openai import OpenAI
 
 client = OpenAI(base_url="${gateway}/v1", api_key="...")
 answer = client.chat.completions.create(
-    model=${JSON.stringify(model)},
-    messages=[${first}{"role": "user", "content": "Hello!"}],
-)
+${fields.join("")})
 print(answer.choices[0].message.content)`;
 }
 
-function anthropic(gateway, model, system) {
-  return `from anthropic import Anthropic
-
-client = Anthropic(base_url="${gateway}", api_key="...")
-answer = client.messages.create(
-    model=${JSON.stringify(model)},
-    max_tokens=500,${system ? `\n    system=${JSON.stringify(system)},` : ""}
-    messages=[{"role": "user", "content": "Hello!"}],
-)
-print(answer.content[0].text)`;
-}
-
-function ollama(gateway, model, system) {
-  const first = system ? `{"role": "system", "content": ${JSON.stringify(system)}}, ` : "";
-  return `from ollama import Client
-
-client = Client(host="${gateway}")
-answer = client.chat(model=${JSON.stringify(model)}, messages=[${first}{"role": "user", "content": "Hello!"}])
-print(answer.message.content)`;
+/** A value of JSON as Python writes it. */
+function literal(value, depth) {
+  const inner = "    ".repeat(depth + 1);
+  const close = `\n${"    ".repeat(depth)}`;
+  if (Array.isArray(value)) return value.length ? `[\n${value.map((one) => `${inner}${literal(one, depth + 1)},`).join("\n")}${close}]` : "[]";
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one, depth + 1)}`).join(", ")}}`;
 }

@@ -1,6 +1,5 @@
 """The page in a real browser: every screen, live changes, chat, login, keyboard, phones, access, hostile texts."""
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -24,9 +23,6 @@ from tests.support.dashboard_fleets import put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, opened, running_site
 from tests.support.dashboards import CLOCK, dashboard_process, running_dashboard
 from tests.support.etcd import running_etcd
-from tests.support.gateway_engine_scripts import DONE, delta
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import World
 from tests.support.macs import mac
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -119,62 +115,6 @@ async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Sit
         await page.keyboard.press("Enter")
         await expect(page.locator("[data-answer]")).to_have_text(f"Hello {HOSTILE}")
         assert await page.evaluate("window.hacked") is None
-
-
-async def test_a_question_waits_for_the_models_or_stays_where_it_was_typed(
-    browser: Browser, site: Site
-) -> None:
-    asked = asyncio.Event()
-    may_answer = asyncio.Event()
-
-    async def hold(route: Route) -> None:
-        asked.set()
-        await may_answer.wait()
-        await route.continue_()
-
-    async with open_page(browser, site.url) as (page, _):
-        await page.route("**/chat/v1/models", lambda route: route.abort())
-        await show(page, "/chat", "Chat")
-        await page.fill("textarea", "Hi")
-        await page.keyboard.press("Enter")
-        await expect(page.get_by_role("alert")).to_be_visible()
-        await expect(page.locator("textarea")).to_have_value("Hi")
-        await page.unroute("**/chat/v1/models")
-        await page.route("**/chat/v1/models", hold)
-        await page.locator("textarea").press("Enter")
-        await asked.wait()
-        await expect(page.get_by_text("The question is sent when")).to_be_visible()
-        may_answer.set()
-        await expect(page.locator("[data-trace]")).to_contain_text("qwen-0")
-        await expect(page.locator(".question")).to_contain_text("Hi")
-        await expect(page.locator("textarea")).to_have_value("")
-        await expect(page.get_by_role("alert")).to_have_count(0)
-
-
-async def test_chat_shows_the_field_for_the_key_that_a_gateway_asks_for(
-    browser: Browser, site: Site
-) -> None:
-    refusal = {"error": {"message": "This gateway requires an API key."}}
-    async with open_page(browser, site.url) as (page, _):
-        await show(page, "/chat", "Chat")
-        await expect(page.get_by_label("API key")).to_be_hidden()
-        await page.route("**/chat/v1/models", lambda route: route.fulfill(status=401, json=refusal))
-        await show(page, "/chat", "Chat")
-        await expect(page.get_by_role("alert")).to_contain_text("requires an API key")
-        await expect(page.get_by_label("API key")).to_be_visible()
-
-
-async def test_a_chat_streams_and_tells_which_mac_answered(browser: Browser, site: Site) -> None:
-    async with open_page(browser, site.url) as (page, _):
-        await show(page, "/models/qwen", "qwen")
-        await page.get_by_role("link", name="Chat with it").click()
-        await expect(page.get_by_label("Model")).to_have_value("qwen")
-        await page.fill("textarea", "Hi")
-        await page.keyboard.press("Enter")
-        await expect(page.locator("[data-trace]")).to_contain_text("answered by qwen-0 on mac-1")
-        await page.get_by_role("button", name="Regenerate").click()
-        await expect(page.locator("[data-answer]")).to_contain_text("Hello")
-        await expect(page.locator(".turns > li")).to_have_count(1)
 
 
 async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Site) -> None:
@@ -422,59 +362,3 @@ async def test_a_killed_dashboard_comes_back_in_the_same_page(
             # The browser reports the connections that were refused meanwhile.
             faults.found = [fault for fault in faults.found if "net::ERR" not in fault]
         await store.close()
-
-
-MARKDOWN = """# Title
-A *word* and `code`, [a site](https://example.com/x), [no site](javascript:window.hacked=1) &amp; more
-
-1. one
-2. two
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-```html
-<b>text</b>
-```
-<img src=x onerror="window.hacked=1">"""
-
-
-async def markdown_answer(call: Call) -> None:
-    await call.begin_stream()
-    await call.chunk(delta(MARKDOWN))
-    await call.chunk(DONE)
-    await call.send(b"0\r\n\r\n")
-
-
-async def test_markdown_is_nodes_of_the_page_and_two_models_answer_side_by_side(
-    browser: Browser,
-) -> None:
-    async with running_site() as site, running(FakeEngine("prose-0", markdown_answer)) as engine:
-        await World(site.store).serve("prose", engine)
-        await site.gateway.knows("prose", ready=1)
-        async with open_page(browser, site.url) as (page, faults):
-            await show(page, "/chat?model=prose", "Chat")
-            await page.get_by_role("button", name="Compare two models").click()
-            await page.get_by_label("Compared with").select_option("qwen")
-            await page.fill("textarea", "Hi")
-            await page.keyboard.press("Enter")
-            prose = page.get_by_role("region", name="prose").locator("[data-answer]")
-            other = page.get_by_role("region", name="qwen").locator("[data-answer]")
-            await expect(other).to_contain_text("Hello")
-            await expect(prose.locator("h3")).to_have_text("Title")
-            await expect(prose.locator("em")).to_have_text("word")
-            await expect(prose.locator("ol li")).to_have_count(2)
-            await expect(prose.locator("td.number")).to_have_text("2")
-            await expect(prose.locator("pre code")).to_have_text("<b>text</b>")
-            await expect(prose).to_contain_text('<img src=x onerror="window.hacked=1">')
-            await expect(prose).to_contain_text("& more")
-            links = await prose.locator("a").evaluate_all("(all) => all.map((one) => one.href)")
-            assert links == ["https://example.com/x"]
-            assert await prose.locator("img").count() == 0
-            assert await page.evaluate("window.hacked") is None
-            await check_access(page)
-            await page.get_by_text("Use from code").click()
-            await page.get_by_role("button", name="anthropic").click()
-            await expect(page.locator("details pre")).to_contain_text("Anthropic(base_url=")
-            assert faults.found == []

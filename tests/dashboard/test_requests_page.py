@@ -51,7 +51,7 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
         ):
             await gateway.knows("tiny", ready=1)
             await page.goto("/chat?model=tiny")
-            await page.get_by_text("Routing: which engine").click()
+            await page.get_by_role("button", name="Routing").click()
             row = page.locator("tr", has_text="tiny-0")
             await expect(row.get_by_role("link", name="mac-1")).to_be_visible()
             await expect(page.get_by_role("columnheader", name="queue")).to_be_visible()

@@ -1,65 +1,121 @@
-/** Conversations with one model or two side by side, with the trace of each answer: Mac, replica, attempts, figures. */
+/** Conversations with one model or two side by side: ask, stop, edit, attach, and who answered, how fast, from which cache. */
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { messagesOf, stream } from "../conversation.js";
+import { keptText, newTurn, requestOf, restored, stream } from "../conversation.js";
 import { getJson } from "../fleet_store.js";
-import { span } from "../format.js";
-import { Markdown } from "../markdown.js";
+import { number, span } from "../format.js";
 import { CandidateTable } from "../candidates.js";
-import { Announced, copyText, lazy } from "../parts.js";
+import { Announced, copyText, lazy, ModelState } from "../parts.js";
 
 const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
+const Markdown = lazy(() => import("../markdown.js"), "Markdown");
 const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
 const DRAW_MS = 60;
 const PROGRESS_MS = 500;
+const NEAR_END_PX = 80;
 const UNAUTHORIZED = 401;
 const PARAMETERS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
   ["max_tokens", "Max tokens", { min: 1, step: 1 }],
 ];
+const EXAMPLES = [
+  "Explain in three sentences how a language model writes text.",
+  "Write a shell command that lists the ten largest files below a folder.",
+  "Compare bubble sort and merge sort in a table.",
+];
+const PANELS = { settings: "Settings", code: "Use from code", routing: "Routing" };
 
 export function Chat({ store, query }) {
+  const place = `chat ${store.me.name}`; // of one session: another key of this browser has its own
   const [models, setModels] = useState([]);
   const [names, setNames] = useState([query.get("model") ?? "", ...(query.get("with") ? [query.get("with")] : [])]);
-  const [system, setSystem] = useState("");
-  const [parameters, setParameters] = useState({});
+  const [kept] = useState(() => restored(localStorage.getItem(place)));
+  const [settings, setSettings] = useState(kept.settings);
+  const [turns, setTurns] = useState(kept.turns); // by model
   const [key, setKey] = useState("");
   const [draft, setDraft] = useState("");
+  const [images, setImages] = useState([]);
   const [problem, setProblem] = useState("");
-  const [busy, setBusy] = useState(0);
+  const [panel, setPanel] = useState("");
   const [isDue, setDue] = useState(false); // sent, but the models to ask are not known yet
   const [isLoading, setLoading] = useState(true);
-  const [isKeyAsked, setKeyAsked] = useState(false); // the field is shown: the gateway has refused the request without it
-  const columns = useRef([]);
-  const isAsking = columns.current.some((one) => one?.isBusy());
+  const aborts = useRef(new Map()); // of the answers under way, by model
+  const isAtEnd = useRef(true);
+  const isAsking = names.some((name) => aborts.current.has(name));
+  const rows = names.map((name) => store.rows("models").find((row) => row.servedNames.includes(name)));
+  const imageLimit = Math.min(...rows.map((row) => row?.vision?.maxImages ?? 0));
 
-  const headers = key ? { authorization: `Bearer ${key}` } : {};
   const load = async () => {
     setLoading(true);
     try {
-      const found = (await getJson("/chat/v1/models", { headers })).data.map((one) => one.id);
-      setModels(found);
-      setNames(([first, ...more]) => [first || found[0] || "", ...more]);
-      setProblem(found.length ? "" : "No model is served yet.");
+      const ids = (await getJson("/chat/v1/models", { headers: headersOf(key) })).data.map((model) => model.id);
+      setModels(ids);
+      setNames(([first, ...others]) => [first || ids[0] || "", ...others]);
+      setProblem(ids.length ? "" : "No model is served yet.");
     } catch (error) {
       setProblem(error.message);
-      if (error.status === UNAUTHORIZED) setKeyAsked(true);
+      if (error.status === UNAUTHORIZED) setPanel("settings");
     }
     setLoading(false);
   };
-  useEffect(() => void load(), []);
+  useEffect(() => {
+    void load();
+    const onScroll = () => (isAtEnd.current = innerHeight + scrollY >= document.documentElement.scrollHeight - NEAR_END_PX);
+    addEventListener("scroll", onScroll, { passive: true });
+    return () => {
+      removeEventListener("scroll", onScroll);
+      for (const abort of aborts.current.values()) abort.abort();
+    };
+  }, []);
+  useLayoutEffect(() => {
+    if (isAsking && isAtEnd.current) scrollTo(0, document.documentElement.scrollHeight);
+  });
+  const count = Object.values(turns).reduce((sum, of) => sum + of.length, 0);
+  useLayoutEffect(() => keep(place, settings, turns), [settings, count, isAsking]);
   useLayoutEffect(() => {
     if (!isDue || (isLoading && !names[0])) return;
     setDue(false);
     if (!names[0]) return; // the problem says why, and the question stays where it was typed
-    for (const one of columns.current.slice(0, names.length)) one?.ask(draft);
+    askAll(newTurn({ question: draft, images }));
     setDraft("");
+    setImages([]);
   }, [isDue, isLoading, names[0]]);
-  const rename = (at, name) => setNames((now) => now.map((one, place) => (place === at ? name : one)));
-  const compare = () => {
-    columns.current[1]?.stop();
-    setNames(([first, ...more]) => (more.length ? [first] : [first, models.find((one) => one !== first) ?? first]));
+
+  const askAll = (turn) => names.forEach((name) => void ask(name, turn, turns[name] ?? []));
+  const ask = async (model, turn, before) => {
+    if (aborts.current.has(model)) return;
+    const abort = new AbortController();
+    aborts.current.set(model, abort);
+    isAtEnd.current = true;
+    const asked = [...before, turn];
+    setTurns((now) => ({ ...now, [model]: asked }));
+    const draw = (change) => setTurns((now) => (now[model] ? { ...now, [model]: [...now[model].slice(0, -1), { ...now[model].at(-1), ...change }] } : now));
+    const drawing = gather(draw);
+    const end = { note: "", problem: "", isOver: true };
+    try {
+      const body = requestOf({ ...settings, model, tools: toolsOf(settings) }, asked);
+      await stream(body, { headers: headersOf(key), signal: abort.signal }, drawing.add);
+    } catch (error) {
+      if (error.name === "AbortError") end.note = "Stopped.";
+      else end.problem = error.message;
+    }
+    aborts.current.delete(model);
+    drawing.end(end);
+  };
+  const attach = async (files) => {
+    const left = imageLimit - images.length - Math.max(0, ...names.map((name) => (turns[name] ?? []).flatMap((turn) => turn.images).length));
+    if (files.length > left) {
+      setProblem(`The model takes ${imageLimit} images in one conversation; ${Math.max(0, left)} more can be attached.`);
+      return;
+    }
+    try {
+      const urls = await Promise.all(files.map((file) => scaled(file, Math.min(...rows.map((row) => row.vision.maxPixels)))));
+      setImages((now) => [...now, ...urls]);
+      setProblem("");
+    } catch {
+      setProblem("A file is not an image that this browser reads.");
+    }
   };
   const send = (event) => {
     event.preventDefault();
@@ -70,84 +126,141 @@ export function Chat({ store, query }) {
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };
-  const given = Object.fromEntries(Object.entries(parameters).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
-  const options = (name) => [...new Set([...(name ? [name] : []), ...models])].map((one) => html`<option key=${one} value=${one}>${one}</option>`);
-  return html`
-    <h1>Chat</h1>
-    <div class="row chat-models">
-      <label>Model <select value=${names[0]} onChange=${(event) => rename(0, event.target.value)}>${options(names[0])}</select></label>
-      ${names.length > 1 && html`<label>Compared with <select value=${names[1]} onChange=${(event) => rename(1, event.target.value)}>${options(names[1])}</select></label>`}
-      <button type="button" onClick=${compare} disabled=${!models.length}>${names.length > 1 ? "Close comparison" : "Compare two models"}</button>
-    </div>
-    <details class="chat-options" open=${isKeyAsked}><summary>Settings</summary>
-      <div class="chat-settings">
-        <label>System prompt <input value=${system} onInput=${(event) => setSystem(event.target.value)} /></label>
-        ${PARAMETERS.map(([name, title, more]) => html`<label key=${name}>${title}
-          <input type="number" ...${more} value=${parameters[name] ?? ""} onInput=${(event) => setParameters((now) => ({ ...now, [name]: event.target.value }))} /></label>`)}
-        <label>API key, if the gateway requires one
-          <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} onChange=${load} />
-        </label>
+  const onPaste = (event) => {
+    const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
+    if (files.length && imageLimit) event.preventDefault(), void attach(files);
+  };
+  const rename = (at, name) => setNames((now) => now.map((before, place_) => (place_ === at ? name : before)));
+  const others = models.filter((name) => name !== names[0]);
+  const compare = () => setNames(([first, second]) => (second ? [first] : [first, others[0]]));
+  const clear = () => {
+    for (const name of names) aborts.current.get(name)?.abort();
+    setTurns((now) => Object.fromEntries(Object.entries(now).filter(([name]) => !names.includes(name))));
+  };
+  const select = (label, at, choices) => html`<label>${label} <select value=${names[at]} onChange=${(event) => rename(at, event.target.value)}>
+    ${[...new Set([...(names[at] ? [names[at]] : []), ...choices])].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`;
+  return html`<div class="chat">
+    <div>
+      <h1 class="hidden">Chat</h1>
+      <div class="row chat-bar">
+        ${select("Model", 0, names[1] ? models.filter((name) => name !== names[1]) : models)}
+        ${names.length > 1 && select("Compared with", 1, others)}
+        <button type="button" class="small" onClick=${compare} disabled=${names.length < 2 && !others.length}>${names.length > 1 ? "Close comparison" : "Compare two models"}</button>
+        ${Object.entries(PANELS).filter(([name]) => name !== "routing" || store.may("viewer")).map(([name, title]) => html`<button type="button" class="small" key=${name} aria-expanded=${panel === name} onClick=${() => setPanel(panel === name ? "" : name)}>${title}</button>`)}
+        <button type="button" class="small" onClick=${clear} disabled=${!names.some((name) => turns[name]?.length)}>New conversation</button>
       </div>
-    </details>
-    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    <div class=${names.length > 1 ? "conversations two" : "conversations"}>
-      ${names.map((name, at) => html`<${Conversation} key=${at} store=${store} model=${name} isTitled=${names.length > 1} system=${system} parameters=${given} headers=${headers}
-        register=${(one) => (columns.current[at] = one)} onBusy=${() => setBusy((number) => number + 1)} />`)}
+      ${panel === "settings" && html`<${Settings} settings=${settings} onChange=${setSettings} apiKey=${key} onKey=${setKey} onKeyDone=${load} />`}
+      ${panel === "code" && html`<section class="panel" aria-label=${PANELS.code}><${ClientCode} gateway=${[...store.views.gateways.values()][0]?.url} request=${shownRequest(names[0], settings, turns[names[0]] ?? [], draft)} /></section>`}
+      ${panel === "routing" && html`<${Candidates} model=${names[0]} key=${names[0]} />`}
     </div>
-    <p class="quiet" role="status">${isDue && "The question is sent when the list of models has arrived."}</p>
-    <form class="ask" onSubmit=${send} data-busy=${busy}>
-      <label><span class="hidden">Message</span>
-        <textarea rows="3" value=${draft} placeholder="Message (Enter sends, Shift-Enter begins a line)"
-          onInput=${(event) => setDraft(event.target.value)} onKeyDown=${onKey}></textarea>
-      </label>
-      ${isAsking
-        ? html`<button type="button" onClick=${() => columns.current.forEach((one) => one?.stop())}>Stop</button>`
-        : html`<button type="submit" disabled=${isDue}>Send</button>`}
+    <div class=${names.length > 1 ? "conversations two" : "conversations"}>
+      ${names.map((name, at) => html`<section key=${name} aria-label=${name || "Conversation"}>
+        ${names.length > 1 && html`<h2>${name}</h2>`}
+        <${Announced} text=${aborts.current.has(name) || isAsking ? turnText(turns[name]?.at(-1)) : ""} />
+        ${!turns[name]?.length && html`<${About} name=${name} model=${rows[at]} onAsk=${(question) => names[0] && askAll(newTurn({ question }))} />`}
+        <ol class="turns">${(turns[name] ?? []).map((turn, place_, all) => html`<${Turn} key=${place_} store=${store} turn=${turn} isLast=${place_ === all.length - 1} isBusy=${isAsking}
+          onAsk=${(changed) => ask(name, newTurn({ ...turn, ...changed }), all.slice(0, place_))} onResults=${(results) => ask(name, newTurn({ results }), all)} />`)}</ol>
+        <${Availability} store=${store} model=${rows[at]} />
+      </section>`)}
+    </div>
+    <form class="composer" onSubmit=${send}>
+      ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+      <p class="quiet" role="status">${isDue && "The question is sent when the list of models has arrived."}</p>
+      ${images.length > 0 && html`<${Images} urls=${images} onRemove=${(at) => setImages(images.filter((_, place_) => place_ !== at))} />`}
+      <div class="ask">
+        <label><span class="hidden">Message</span>
+          <textarea rows="2" value=${draft} placeholder="Message (Enter sends, Shift-Enter begins a line)" onPaste=${onPaste}
+            onInput=${(event) => setDraft(event.target.value)} onKeyDown=${onKey}></textarea>
+        </label>
+        ${imageLimit > 0 && html`<label class="attach"><span>Attach images</span>
+          <input type="file" class="hidden" accept="image/*" multiple onChange=${(event) => (void attach([...event.target.files]), (event.target.value = ""))} /></label>`}
+        ${isAsking
+          ? html`<button type="button" onClick=${() => names.forEach((name) => aborts.current.get(name)?.abort())}>Stop</button>`
+          : html`<button type="submit" disabled=${isDue}>Send</button>`}
+      </div>
     </form>
-    ${store.may("viewer") && html`<${Candidates} model=${names[0]} key=${names[0]} />`}
-    <details>
-      <summary>Use from code</summary>
-      <${ClientCode} gateway=${[...store.views.gateways.values()][0]?.url} model=${names[0]} system=${system} />
-    </details>
-  `;
+  </div>`;
 }
 
-/** The turns with one model. The screen asks it by what it registers. */
-function Conversation({ store, model, isTitled, system, parameters, headers, register, onBusy }) {
-  const [turns, setTurns] = useState([]);
-  const stopping = useRef(null);
-  const replaceLast = (change) => setTurns((now) => [...now.slice(0, -1), { ...now.at(-1), ...change }]);
-  const ask = async (question, before = turns) => {
-    if (stopping.current || !model) return;
-    setTurns([...before, { question, answer: "", reasoning: "", trace: null, figures: null, problem: "", isOver: false }]);
-    const abort = (stopping.current = new AbortController());
-    onBusy();
-    const drawing = gather(replaceLast);
-    let problem = "";
-    try {
-      await stream({ model, messages: messagesOf(system, before, question), ...parameters }, { headers, signal: abort.signal }, drawing.add);
-    } catch (error) {
-      problem = error.name === "AbortError" ? "stopped" : error.message;
-    }
-    drawing.end({ problem, isOver: true });
-    stopping.current = null;
-    onBusy();
+const headersOf = (key) => (key ? { authorization: `Bearer ${key}` } : {});
+
+function keep(place, settings, turns) {
+  try {
+    localStorage.setItem(place, keptText(settings, turns));
+  } catch {
+    localStorage.removeItem(place); // the browser has less room than this; what is shown stays
+  }
+}
+
+/** Return the tools of the settings; throws if they are no list of JSON. */
+function toolsOf({ toolsText = "" }) {
+  if (!toolsText.trim()) return [];
+  let tools = null;
+  try {
+    tools = JSON.parse(toolsText);
+  } catch (error) {
+    throw new Error(`Settings, Tools: ${error.message}`);
+  }
+  if (!Array.isArray(tools)) throw new Error('Settings, Tools: expected a list such as [{"type": "function", "function": {"name": "weather"}}]');
+  return tools;
+}
+
+/** Return the request of the draft, else that of the last answer, for the panel of code. */
+function shownRequest(model, settings, turns, draft) {
+  const last = draft.trim() || !turns.length ? newTurn({ question: draft.trim() || "Hello!" }) : newTurn(turns.at(-1));
+  const before = draft.trim() ? turns : turns.slice(0, -1);
+  let tools = [];
+  try {
+    tools = toolsOf(settings);
+  } catch {
+    // Said where the question is asked.
+  }
+  return requestOf({ ...settings, model: model || "MODEL", tools }, [...before, last]);
+}
+
+/** What the page sends beside the question. */
+function Settings({ settings, onChange, apiKey, onKey, onKeyDone }) {
+  const { system = "", parameters = {}, toolsText = "" } = settings;
+  const set = (name, text) => {
+    const { [name]: _, ...rest } = parameters;
+    onChange({ ...settings, parameters: text === "" ? rest : { ...rest, [name]: Number(text) } });
   };
-  register({ ask, stop: () => stopping.current?.abort(), isBusy: () => stopping.current !== null });
-  useEffect(() => () => (register(null), stopping.current?.abort()), []);
-  return html`<section aria-label=${model || "Conversation"}>
-    ${isTitled && html`<h2>${model}</h2>`}
-    <${Announced} text=${turnText(turns.at(-1))} />
-    <ol class="turns">
-      ${turns.map((turn, at) => html`<${Turn} key=${at} store=${store} turn=${turn} isLast=${at === turns.length - 1} onAgain=${() => ask(turn.question, turns.slice(0, at))} />`)}
-    </ol>
+  return html`<section class="panel chat-settings" aria-label=${PANELS.settings}>
+    <label class="across">System prompt <textarea rows="2" value=${system} onInput=${(event) => onChange({ ...settings, system: event.target.value })}></textarea></label>
+    ${PARAMETERS.map(([name, title, limits]) => html`<label key=${name}>${title}
+      <input type="number" ...${limits} value=${parameters[name] ?? ""} onInput=${(event) => set(name, event.target.value)} /></label>`)}
+    <label>API key, if the gateway requires one
+      <input type="password" autocomplete="off" value=${apiKey} onInput=${(event) => onKey(event.target.value)} onChange=${onKeyDone} />
+    </label>
+    <label class="across">Tools, as JSON <textarea class="code" rows="3" spellcheck=${false} value=${toolsText} placeholder='[{"type": "function", "function": {"name": "weather", "parameters": {}}}]'
+      onInput=${(event) => onChange({ ...settings, toolsText: event.target.value })}></textarea></label>
+    <p class="quiet across">Conversations and settings stay in this browser, up to 2 MB; the oldest go first. The API key is forgotten with the page.</p>
   </section>`;
+}
+
+/** What a model is, before the first question. */
+function About({ name, model, onAsk }) {
+  return html`<div class="about">
+    <h2>${name || "Chat"}</h2>
+    ${model && html`<p class="quiet">${model.source}${" · "}${number(model.contextLength)} tokens of context${model.vision ? " · sees images" : ""}${" · "}on ${model.macs.join(", ") || "no Mac"}</p>
+      <p><${ModelState} model=${model} /> <a href=${`/models/${encodeURIComponent(model.name)}`}>About this model</a></p>`}
+    <ul>${EXAMPLES.map((text) => html`<li key=${text}><button type="button" class="example" onClick=${() => onAsk(text)}>${text}</button></li>`)}</ul>
+  </div>`;
+}
+
+/** Why a model does not answer now, or when it does. */
+function Availability({ store, model }) {
+  if (!model || model.ready > 0) return null;
+  const about = `ModelDeployment/${model.name}`;
+  const cause = store.rows("problems").find((row) => `${row.kind}/${row.object}` === about || row.affected.includes(about))?.cause ?? model.reason;
+  const loads = model.loadsInSeconds != null && `It loads in about ${model.loadsInSeconds} s${model.givesWay?.length ? `: ${[model.givesWay].flat().join(", ")} gives way` : ""}.`;
+  return html`<p class=${loads ? "quiet" : "warning-text"} data-availability>${loads || `${model.name} does not answer now. ${cause}`} <a href=${`/models/${encodeURIComponent(model.name)}`}>Details</a></p>`;
 }
 
 /** What is said of an answer: that it is under way, and the whole when it is over. */
 function turnText(turn) {
   if (!turn) return "";
-  return turn.isOver ? [turn.answer, turn.problem].filter(Boolean).join(". ") : "Generating";
+  return turn.isOver ? [turn.answer, turn.note, turn.problem].filter(Boolean).join(". ") : "Generating";
 }
 
 /** Gather changes, and pass them on a few times a second: a long answer is laid out anew by each. */
@@ -172,59 +285,107 @@ function gather(pass) {
   };
 }
 
-function Turn({ store, turn, isLast, onAgain }) {
-  const { trace, figures } = turn;
+function Turn({ store, turn, isLast, isBusy, onAsk, onResults }) {
+  const { question, images, results, answer, reasoning, toolCalls, figures } = turn;
   const [ended, setEnded] = useState(null);
-  const isWaiting = !turn.isOver && !figures;
+  const [edited, setEdited] = useState(null);
   const open = () => getJson(`/api/v1/requests?limit=1&id=${encodeURIComponent(turn.id)}`).then(({ requests }) => setEnded(requests[0] ?? null), () => {});
+  const retry = (event) => {
+    event.preventDefault();
+    setEdited(null);
+    void onAsk({ question: edited });
+  };
   return html`<li>
-    <p class="question"><span class="hidden">You: </span>${turn.question}</p>
-    ${turn.reasoning && html`<details><summary>Reasoning</summary><pre class="text">${turn.reasoning}</pre></details>`}
-    ${isWaiting && html`<${Progress} store=${store} id=${turn.id} />`}
-    <div class="answer" data-answer>${turn.answer && html`<${Markdown} text=${turn.answer} />`}</div>
+    ${edited === null
+      ? html`<div class="question">${question && html`<p><span class="hidden">You: </span>${question}</p>`}
+          ${images.length > 0 && html`<${Images} urls=${images} />`}
+          ${results.map(({ id, content }) => html`<p key=${id}><span class="quiet">Result</span> <code>${content}</code></p>`)}
+        </div>
+        ${question && !isBusy && html`<button type="button" class="link" onClick=${() => setEdited(question)}>Edit</button>`}`
+      : html`<form class="edit" onSubmit=${retry}><label><span class="hidden">Edited message</span><textarea rows="3" value=${edited} onInput=${(event) => setEdited(event.target.value)}></textarea></label>
+          <p class="row"><button type="submit" disabled=${!edited.trim()}>Send again</button> <button type="button" onClick=${() => setEdited(null)}>Cancel</button>
+          ${!isLast && html`<span class="quiet">The turns after it are removed.</span>`}</p></form>`}
+    ${reasoning && html`<details class="reasoning"><summary>${turn.isOver || answer ? "Reasoning" : "Reasoning…"}</summary><pre class="text">${reasoning}</pre></details>`}
+    ${!turn.isOver && !figures && html`<${Progress} store=${store} id=${turn.id} note=${turn.note} />`}
+    <div class="answer" data-answer>${answer && html`<${Markdown} text=${answer} />`}</div>
+    ${toolCalls.map((call, at) => html`<p key=${at} class="tool-call"><span class="quiet">Calls</span> <code>${call.name}(${call.arguments})</code></p>`)}
+    ${isLast && turn.isOver && toolCalls.length > 0 && html`<${Results} calls=${toolCalls} onSend=${onResults} />`}
     ${turn.problem && html`<p class="problem">${turn.problem}</p>`}
-    ${trace && html`<p class="trace quiet" data-trace>
-      answered by ${trace.replica || "?"} on ${trace.node || "?"}${trace.attempts > 1 ? ` at attempt ${trace.attempts}` : ""}
-      ${figures && ` · first token after ${span(figures.firstMs)}`}
-      ${figures?.rate ? ` · ${figures.rate} tokens/s` : ""}
-      ${figures?.output ? ` · ${figures.prompt} tokens in (${figures.cached} cached), ${figures.output} out` : ""}
-    </p>`}
-    ${turn.isOver && html`<p class="turn-buttons">${isLast && html`<button type="button" class="small" onClick=${onAgain}>Regenerate</button>`}
-      <button type="button" class="small" onClick=${() => copyText(turn.answer)}>Copy answer</button>
+    ${turn.isOver && turn.note && html`<p class="quiet">${turn.note}</p>`}
+    ${turn.trace && html`<p class="trace quiet" data-trace>${traceText(turn)}</p>`}
+    ${turn.isOver && html`<p class="turn-buttons">${isLast && !isBusy && html`<button type="button" class="small" onClick=${() => onAsk({})}>Regenerate</button>`}
+      ${answer && html`<button type="button" class="small" onClick=${() => copyText(answer)}>Copy answer</button>`}
       ${turn.id && store.may("viewer") && html`<button type="button" class="small" aria-expanded=${ended !== null} onClick=${() => (ended ? setEnded(null) : open())}>Trace</button>`}</p>`}
     ${ended && html`<${Waterfall} store=${store} request=${ended} onClose=${() => setEnded(null)} />`}
   </li>`;
 }
 
+/** Who answered, after how long, how fast, and how much of the prompt was cached. */
+function traceText({ trace, figures }) {
+  return [
+    `answered by ${trace.replica || "?"} on ${trace.node || "?"}${trace.attempts > 1 ? ` at attempt ${trace.attempts}` : ""}`,
+    figures && `first token after ${span(figures.firstMs)}`,
+    figures?.rate && `${figures.rate} tokens/s`,
+    figures?.output && `${figures.prompt} tokens in (${figures.cached} cached), ${figures.output} out`,
+    figures?.output && `${span(figures.allMs)} in all`,
+  ].filter(Boolean).join(" · ");
+}
+
+/** The fields for what the called tools return. */
+function Results({ calls, onSend }) {
+  const [texts, setTexts] = useState(() => calls.map(() => ""));
+  const send = (event) => {
+    event.preventDefault();
+    void onSend(calls.map(({ id }, at) => ({ id, content: texts[at] })));
+  };
+  return html`<form onSubmit=${send} class="row">
+    ${calls.map((call, at) => html`<label key=${at}>Result of ${call.name} <input class="long" value=${texts[at]} onInput=${(event) => setTexts(texts.map((text, place) => (place === at ? event.target.value : text)))} /></label>`)}
+    <button type="submit">${calls.length > 1 ? "Send the results" : "Send the result"}</button>
+  </form>`;
+}
+
+function Images({ urls, onRemove }) {
+  return html`<ul class="images">${urls.map((url, at) => html`<li key=${at}><img src=${url} alt=${`Attached image ${at + 1}`} />
+    ${onRemove && html`<button type="button" class="small" onClick=${() => onRemove(at)}>Remove</button>`}</li>`)}</ul>`;
+}
+
+/** Return an image of a file as a data URL with so many pixels at most: models see no more of it. */
+async function scaled(file, maxPixels) {
+  const bitmap = await createImageBitmap(file);
+  const factor = Math.min(1, Math.sqrt(maxPixels / (bitmap.width * bitmap.height)));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.floor(bitmap.width * factor));
+  canvas.height = Math.max(1, Math.floor(bitmap.height * factor));
+  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL(file.type === "image/png" ? "image/png" : "image/jpeg", 0.9);
+}
+
 /** What becomes of a request before its first token: its place, how much of the prompt is read, and about how long yet. */
-function Progress({ store, id }) {
-  const [seen, setSeen] = useState(null);
+function Progress({ store, id, note }) {
+  const [request, setRequest] = useState(null);
   useEffect(() => {
     if (!id || !store.may("viewer")) return undefined;
-    const read = () => getJson("/api/v1/in-flight").then(({ requests }) => setSeen(requests.find((one) => one.id === id) ?? null), () => {});
+    const read = () => getJson("/api/v1/in-flight").then(({ requests }) => setRequest(requests.find((row) => row.id === id) ?? null), () => {});
     read();
     const timer = setInterval(read, PROGRESS_MS);
     return () => clearInterval(timer);
   }, [id]);
-  const { phase, promptTokens: all, prefilledTokens: done, seconds, resumptions } = seen ?? {};
-  if (phase !== "prefill" || !all || !done) return html`<p class="quiet">${phase === "queued" ? "waiting for an engine" : "…"}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
-  const left = done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
-  return html`<p class="quiet"><progress max=${all} value=${done} aria-label="Prompt read"></progress> ${Math.round((100 * done) / all)} % of ${all} tokens read${left}</p>`;
+  const { phase, promptTokens: all, prefilledTokens: done, seconds, resumptions } = request ?? {};
+  if (phase !== "prefill" || !all || !done) return html`<p class="quiet">${note || (phase === "queued" ? "waiting for an engine" : "…")}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
+  const rest = done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
+  return html`<p class="quiet"><progress max=${all} value=${done} aria-label="Prompt read"></progress> ${Math.round((100 * done) / all)} % of ${all} tokens read${rest}</p>`;
 }
 
 /** The engines that the next question could get, with the parts of their scores: why one of them is chosen. */
 function Candidates({ model }) {
-  const [found, setFound] = useState(null);
+  const [route, setRoute] = useState(null);
   const [problem, setProblem] = useState("");
-  const open = (event) => {
-    if (!event.target.open || !model) return;
-    getJson(`/api/v1/explain/route?model=${encodeURIComponent(model)}`).then(setFound, (error) => setProblem(error.message));
-  };
-  const rows = (found?.backends ?? [{ candidates: found?.candidates ?? [] }]).flatMap((one) => one.candidates ?? []);
-  return html`<details onToggle=${open}>
-    <summary>Routing: which engine the next question gets, and why</summary>
-    ${problem && html`<p class="problem">${problem}</p>`}
-    ${found && html`<p class="quiet">gateway ${found.gateway}, best first. A session or a cached prompt may lead elsewhere.</p>
-      <${CandidateTable} rows=${rows} empty="No engine answers for this model." />`}
-  </details>`;
+  useEffect(() => {
+    if (model) getJson(`/api/v1/explain/route?model=${encodeURIComponent(model)}`).then(setRoute, (error) => setProblem(error.message));
+  }, []);
+  return html`<section class="panel" aria-label=${PANELS.routing}>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${route && html`<p class="quiet">Which engine the next question gets, as gateway ${route.gateway} sees it, best first. A session or a cached prompt may lead elsewhere.</p>
+      <${CandidateTable} rows=${route.backends.flatMap((backend) => backend.candidates)} empty="No engine answers for this model." />`}
+  </section>`;
 }
