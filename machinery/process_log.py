@@ -25,6 +25,8 @@ from machinery.control_characters import make_printable
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # The beginning of a line that `JsonFormatter` writes.
 _TIME_FIELD = re.compile(rb'\{"time": ?"([0-9T:.+Z-]{10,40})"')
+# Fields that are the same in all lines of a process, or of no interest to its users.
+_OF_PROCESS = frozenset({"time", "process", "logger"})
 # A value that needs no quotes in text.
 _WORD = re.compile(r"[^\s\"=]+")
 _BLOCK_BYTES = 64 << 10
@@ -78,6 +80,39 @@ class TextFormatter(logging.Formatter):
         if record.exc_info:
             line += f"\n{self.formatException(record.exc_info)}"
         return make_printable(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of `JsonFormatter`, as a person reads it."""
+
+    time: str
+    """Local time."""
+    level: str
+    """In capitals."""
+    text: str
+    """Message, fields, and the traceback below."""
+
+
+def parse_line(line: bytes) -> LogLine | None:
+    """Return a line for a person; None if it is not one of `JsonFormatter`, such as the output of a library."""
+    at = parse_time(line)
+    if at is None:
+        return None
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    words = [str(fields.pop("message", "")).replace("\n", "\\n")]
+    level, traceback = str(fields.pop("level", "")), fields.pop("traceback", "")
+    words += [f"{k}={_field_text(v)}" for k, v in fields.items() if k not in _OF_PROCESS]
+    below = f"\n{traceback}" if traceback else ""
+    local = at.astimezone()
+    return LogLine(
+        time=f"{local:%Y-%m-%d %H:%M:%S}.{local.microsecond // 1000:03}",
+        level=level.upper(),
+        text=f"{' '.join(words)}{below}",
+    )
 
 
 def _field_text(value: object) -> str:

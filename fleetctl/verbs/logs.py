@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import click
 
+from fleetctl.cli import terminal
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.dialer import open_dialer
@@ -20,7 +21,7 @@ from insight.errors import ProcessError
 from insight.logs import LineFilter, LineReader, LogHolder, LogRange, LogSource
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
-from machinery.process_log import time_text
+from machinery.process_log import parse_line, time_text
 from manifests.suggestions import not_found_message
 from schemas import duration
 from schemas.replica import Replica
@@ -164,19 +165,31 @@ class LogDisplay:
     """The part of each log that is printed."""
     has_prefix: bool
     has_times: bool
+    is_text: bool
+    """True to show lines of JSON as text."""
     wanted: LineFilter
     max_followed: int | None
     """Maximum number of followed logs; None if logs are not followed."""
 
 
-class LinePrefixer:
-    """Puts prefix and time in front of each wanted line of a log. Pure but for its state."""
+_LEVEL_ROLES: dict[str, terminal.Role] = {
+    "DEBUG": "dim",
+    "WARNING": "warn",
+    "ERROR": "bad",
+    "CRITICAL": "bad",
+}
+
+
+class LineFormatter:
+    """Formats the wanted lines of a log: prefix, time, and text for people. Pure but for its state."""
 
     def __init__(self, display: LogDisplay, label: str) -> None:
         self._prefix = f"[{label}] ".encode() if display.has_prefix else b""
         self._has_times = display.has_times
         self._lines = LineReader(display.wanted)
-        self._is_raw = display.wanted.keeps_all and not self._prefix and not self._has_times
+        self._is_text = display.is_text
+        is_changed = self._prefix or self._has_times or self._is_text
+        self._is_raw = display.wanted.keeps_all and not is_changed
         self._time = b""
 
     def add(self, piece: bytes) -> bytes:
@@ -190,6 +203,12 @@ class LinePrefixer:
         return b"".join(self._format(line) for line in self._lines.end())
 
     def _format(self, line: bytes) -> bytes:
+        if self._is_text and (parsed := parse_line(line)) is not None:
+            role = _LEVEL_ROLES.get(parsed.level)
+            level = f"{parsed.level:<7}"
+            level = level if role is None else terminal.style(level, role)
+            text = f"{parsed.time} {level} {parsed.text}\n"
+            return b"".join(self._prefix + one for one in text.encode().splitlines(keepends=True))
         if not self._has_times:
             return self._prefix + line + b"\n"
         stamp = time_text(line)
@@ -289,7 +308,7 @@ async def _print_log(access: _ProcessAccess, source: LogSource, display: LogDisp
     if isinstance(found, ProcessError):
         raise found
     address, bearer = found
-    lines = LinePrefixer(display, source.label)
+    lines = LineFormatter(display, source.label)
     out = sys.stdout.buffer
     async with logs_of_fleet.open_log(address, source, display.part, bearer=bearer) as pieces:
         async for piece in pieces:
@@ -372,6 +391,12 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     default="",
     help="Only lines with this text, in any case of letters; --tail counts lines before this.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    help="text: time, level, message and fields; json: lines as they were written (default: text at a terminal, else json).",
+)
 @click.option("--timestamps", is_flag=True, help="Start each line with its time.")
 @click.option("--prefix", is_flag=True, help="Start each line with its source.")
 @click.option("-l", "--selector", default="", help="Replicas with these labels: k=v,k!=v,k,!k.")
@@ -416,6 +441,8 @@ def logs(what: str | None, **options: Any) -> None:
         ),
         has_prefix=options["prefix"] or is_many,
         has_times=options["timestamps"],
+        is_text=options["output"] == "text"
+        or (options["output"] is None and terminal.is_tty(sys.stdout)),
         wanted=LineFilter(text=options["grep"], about=options["about"]),
         max_followed=options["max_log_requests"] if options["follow"] else None,
     )

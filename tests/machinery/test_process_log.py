@@ -21,10 +21,12 @@ from machinery import process_log
 from machinery.clock import SystemClock
 from machinery.process_log import (
     JsonFormatter,
+    LogLine,
     LogRing,
     LogSelection,
     TextFormatter,
     lines_backwards,
+    parse_line,
     parse_time,
     start_position,
     stream_ring,
@@ -133,6 +135,23 @@ def test_a_line_of_text_cannot_control_the_terminal_or_pretend_to_be_two() -> No
     line = text_line("lost\n2026 forged", key="\x1b[2J\nforged", path=Path("/a b"))
     assert line.endswith('lost\\n2026 forged key="\\u001b[2J\\nforged" path="/a b"')
     assert text_line("\x1b]0;x\x07").endswith("␛]0;x␇")
+
+
+def test_a_line_of_json_is_read_as_text() -> None:
+    logger = logging.Logger("store.lease")  # noqa: LOG001 - as above
+    extra = {"lease": 7, "why": "no answer"}
+    record = logger.makeRecord(
+        "x", logging.WARNING, "f.py", 1, "lost\nforged", (), None, extra=extra
+    )
+    record.created = datetime(2026, 1, 1, 12, 30, 1, 250_000).astimezone().timestamp()
+    line = parse_line(JsonFormatter("nodeagent").format(record).encode())
+    assert line == LogLine(
+        time="2026-01-01 12:30:01.250",
+        level="WARNING",
+        text='lost\\nforged lease=7 why="no answer"',
+    )
+    assert parse_line(b"engine: no config.json") is None
+    assert parse_line(b'{"time": "2026-01-01T00:00:00Z", broken') is None
 
 
 @pytest.mark.parametrize(("options", "is_text"), [

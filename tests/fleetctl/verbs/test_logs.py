@@ -105,6 +105,12 @@ async def test_the_agent_serves_the_engines_log(fleet: Fleet) -> None:
         f"2026-01-01T00:00:00.000+00:00 {LINE}\n2026-01-01T00:00:00.000+00:00 no end of line\n"
     )
     assert (await logs(fleet, "bad-0", "--since", "5m")).out == ""
+    shown = (await logs(fleet, "bad-0", "-o", "text", "--prefix")).out.splitlines()
+    at = datetime(2026, 1, 1, tzinfo=UTC).astimezone()
+    assert shown == [
+        f"[replica/bad-0/rank-0] {at:%Y-%m-%d %H:%M:%S}.000         starts",
+        "[replica/bad-0/rank-0] no end of line",
+    ]
 
 
 async def test_the_previous_run(fleet: Fleet) -> None:
