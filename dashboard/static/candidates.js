@@ -10,7 +10,7 @@ const CHOICES = new Set(["endpoint chosen", "no endpoint is ready"]);
 export function CandidateTable({ rows, chosen = "", empty }) {
   const parts = [...new Set(rows.flatMap((one) => Object.keys(one.parts ?? one.scores ?? {})))];
   const columns = [
-    ["Engine", (one) => html`${one.replica ?? one.name}${chosen && chosen === one.replica ? html`${" "}<${Badge} tone="good">chosen<//>` : ""}${one.ejected ? html`${" "}<${Badge} tone="warning">ejected<//>` : ""}`],
+    ["Engine", (one) => html`${one.replica ?? one.name}${chosen && chosen === one.replica ? html`${" "}<${Badge} tone="good">chosen<//>` : ""}${one.ejected ? html`${" "}<${Badge} tone="warning">ejected<//>` : ""}${one.leased === false ? html`${" "}<${Badge} tone="idle">withdrawn: the last resort<//>` : ""}`],
     ...(rows.some((one) => one.worker) ? [["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")]] : []),
     ["Score", (one) => shown(one.score), "number"],
     ...parts.map((part) => [part, (one) => shown((one.parts ?? one.scores)?.[part]), "number"]),

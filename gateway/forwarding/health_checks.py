@@ -187,8 +187,11 @@ class HealthChecker:
                 outliers.record_alive(endpoint, now_s)
             case "busy":
                 outliers.record_failure(endpoint, "full", now_s)
-            case "bad" | "gone":
+            case "bad":
                 self._attempts.blame(endpoint, health)
+            case "gone":
+                self._attempts.blame(endpoint, health)
+                self._table_cache.drop_orphan(endpoint)
             case "mute":
                 if not self._schedule.heard_since(endpoint.origin, began_s):
                     self._attempts.blame(endpoint, "gone")

@@ -147,11 +147,15 @@ def orphans_of(
         replica: OrphanEndpoint(endpoint=endpoint, until_s=now_s + ORPHAN_S)
         for replica, endpoint in before.items()
     }
+    orphans = {**known, **fresh}
+    # Another engine may be published where an orphan was: its address answers for that one now.
+    taken = {endpoint.origin for endpoint in now.leased.values()} if orphans else set()
     return {
         replica: orphan
-        for replica, orphan in {**known, **fresh}.items()
+        for replica, orphan in orphans.items()
         if replica not in now.leased
         and orphan.until_s > now_s
+        and orphan.endpoint.origin not in taken
         and keys.endpoint_key(orphan.endpoint.node, replica) not in now.refused
         and _is_kept(now.deployments.get(orphan.endpoint.deployment))
     }

@@ -276,6 +276,12 @@ class TableCache:
             else:
                 self._named_statuses[name] = status
         used = self._filter.used
+        origins = {used[replica].origin for replica in replicas if replica in used}
+        replicas |= {
+            replica
+            for replica, orphan in self._orphans.items()
+            if orphan.endpoint.origin in origins
+        }
         before = {replica: self._leased[replica] for replica in replicas if replica in self._leased}
         after = {replica: used[replica] for replica in replicas if replica in used}
         known = {

@@ -1,5 +1,6 @@
 """The schedule of health checks: silent endpoints only, the most urgent first, at a limited rate."""
 
+from collections.abc import Awaitable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,11 @@ from gateway.forwarding.health_checks import (
 )
 from gateway.routing.table import CheckPolicy, EngineEndpoint
 from schemas.wire.engine_address import EngineAddress
-from tests.support.gateway_world import target
+from store import keys
+from tests.support.gateway_calls import with_routing
+from tests.support.gateway_engine_scripts import chat
+from tests.support.gateway_world import Running, target
+from tests.support.waiting import until_async
 
 NOBODY: frozenset[EngineAddress] = frozenset()
 
@@ -119,3 +124,24 @@ def test_missing_endpoints_are_dropped_and_others_keep_their_times() -> None:
     assert not rounds.heard_since(endpoint.origin, 5.0)
     assert not rounds.heard_since(other.origin, 0.0)
     assert asked(rounds, 15.0) == ["m-0"]
+
+
+async def test_a_withdrawn_engine_that_is_gone_is_no_candidate(gateway: Running) -> None:
+    """After an undo nothing asks the ended replicas: the check finds out that nobody listens there."""
+    _, gone = await gateway.serve(chat, chat, of=with_routing("m", healthCheck={"interval": "1s"}))
+    await gone.kill()
+    await gateway.world.delete(keys.endpoint_key("mac-1", gone.replica))
+
+    async def candidates() -> list[str]:
+        async with gateway.get("/api/requests/candidates?model=m") as response:
+            (backend,) = (await response.json())["backends"]
+        return [candidate["replica"] for candidate in backend["candidates"]]
+
+    await gateway.knows("m", ready=1)
+    await until_async(
+        lambda: _equals(candidates(), ["m-0"]), limit_s=60, what="the end of the candidate"
+    )
+
+
+async def _equals(names: Awaitable[list[str]], expected: list[str]) -> bool:
+    return await names == expected

@@ -158,7 +158,7 @@ def test_created_is_the_oldest_deployments() -> None:
     assert table.models["x"].created == int(when.timestamp())
 
 
-GONE, LEASED = target("m-0"), target("m-1")
+GONE, LEASED = target("m-0"), target("m-1", port=2)
 
 
 def deleting(name: str) -> ModelDeployment:
@@ -176,6 +176,12 @@ def deleting(name: str) -> ModelDeployment:
         pytest.param(seen(), {}, [], id="deployment-deleted"),
         pytest.param(seen(deleting("m")), {}, [], id="deployment-being-deleted"),
         pytest.param(seen(deployment("m"), target("m-0", version=2)), {}, [], id="published-anew"),
+        pytest.param(
+            seen(deployment("m"), target("m-2", port=GONE.origin.port)),
+            {},
+            [],
+            id="another-engine-at-its-address",
+        ),
         pytest.param(
             seen(deployment("m"), GONE),
             {"m-1": OrphanEndpoint(endpoint=LEASED, until_s=101.0)},

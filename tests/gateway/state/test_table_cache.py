@@ -104,6 +104,10 @@ async def test_an_orphan_ends_with_its_failure_its_return_or_its_deployment(worl
         await until(lambda: orphans(table_cache, "m") == ["m-2"], what="one returned")
         table_cache.drop_orphan(endpoints[1])
         assert ready(table_cache, "m") == 1
+        await world.put(endpoint("m-3", "m", "http://127.0.0.1:4102"))
+        await until(lambda: orphans(table_cache, "m") == [], what="another engine at its address")
+        await world.delete(keys.endpoint_key("mac-1", "m-3"))
+        await until(lambda: orphans(table_cache, "m") == ["m-3"], what="the new orphan")
         await world.delete(keys.spec_key("ModelDeployment", "m"))
         await until(lambda: ready(table_cache, "m") is None, what="the name being gone")
         await world.put(deployment("m"))
