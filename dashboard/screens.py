@@ -52,7 +52,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "changes": ("changes",),
         "chat": (
             "gateways:url",
-            "models:servedNames,source,contextLength,desired,ready,isAvailable,macs,reason,vision",
+            "models:servedNames,source,contextLength,desired,ready,isAvailable,macs,reason,vision,loadsInSeconds,givesWay",
             "problems:kind,object,cause,affected",
         ),
         "git": ("gitSources", "conditions::kind=GitSource"),

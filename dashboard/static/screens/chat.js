@@ -253,7 +253,8 @@ function Availability({ store, model }) {
   if (!model || model.ready > 0) return null;
   const about = `ModelDeployment/${model.name}`;
   const cause = store.rows("problems").find((row) => `${row.kind}/${row.object}` === about || row.affected.includes(about))?.cause ?? model.reason;
-  const loads = model.loadsInSeconds != null && `It loads in about ${model.loadsInSeconds} s${model.givesWay?.length ? `: ${[model.givesWay].flat().join(", ")} gives way` : ""}.`;
+  const { loadsInSeconds, givesWay } = model;
+  const loads = loadsInSeconds !== null && `${model.name} loads in about ${Math.round(loadsInSeconds)} s${givesWay.length ? `: ${givesWay.join(", ")} ${givesWay.length > 1 ? "give" : "gives"} way` : ""}.`;
   return html`<p class=${loads ? "quiet" : "warning-text"} data-availability>${loads || `${model.name} does not answer now. ${cause}`} <a href=${`/models/${encodeURIComponent(model.name)}`}>Details</a></p>`;
 }
 
