@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
+from dashboard.store_probe import StoreProbe
 from insight import fleet_views
 from insight.conditions import ObjectCondition, Row, condition_row
 from insight.fleet_caches import FleetCaches
@@ -65,9 +66,10 @@ class RowChange:
 class FleetModel:
     """Rows of every view and their changes. Run `run()` in a task group."""
 
-    def __init__(self, caches: FleetCaches, clock: Clock, *, epoch: str) -> None:
+    def __init__(self, caches: FleetCaches, clock: Clock, probe: StoreProbe, *, epoch: str) -> None:
         """`epoch` distinguishes this run from others: places in the log are of one epoch."""
         self.caches: Final = caches
+        self._probe = probe
         self.epoch: Final = epoch
         self._clock = clock
         self._rows: dict[str, dict[str, Row]] = {view: {} for view in (*VIEWS, *LIVE_VIEWS)}
@@ -121,7 +123,9 @@ class FleetModel:
         if self._summary[0] != state:
             views = ("macs", "models", "problems")
             found = {view: list(self._rows[view].values()) for view in views}
-            self._summary = (state, fleet_views.summary_of(caches, found))
+            silent = self._rows[TRAFFIC].get("fleet", {}).get("gatewaysSilent", {})
+            summary = {**fleet_views.summary_of(caches, found), "gatewaysSilent": silent}
+            self._summary = (state, summary)
         return self._summary[1]
 
     @property
@@ -132,6 +136,10 @@ class FleetModel:
     def now(self) -> datetime:
         """Return the time."""
         return self._clock.now()
+
+    def store_silent_s(self) -> float:
+        """Return the seconds since the store stopped to answer; 0.0 while it answers."""
+        return max(self.caches.silent_s(), self._probe.silent_s())
 
     def monotonic(self) -> float:
         """Return the seconds of a clock that never jumps."""
@@ -161,6 +169,7 @@ class FleetModel:
         """Keep the rows current, forever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.caches.run())
+            group.create_task(self._probe.run())
             await self.caches.wait_synced()
             for view in VIEWS:
                 self._rows[view] = {

@@ -21,6 +21,7 @@ from dashboard.join_requests import JoinRequests
 from dashboard.objectives import ObjectiveMonitor
 from dashboard.saved_keys import SavedKeys
 from dashboard.sessions import Sessions
+from dashboard.store_probe import StoreProbe
 from dashboard.traffic import Traffic
 from dashboard.updates import UpdateEvents
 from gateway.auth.access_control import AccessControl
@@ -102,7 +103,8 @@ class Dashboard:
         transport = MeasuredTransport(transport, store_metrics)
         self._settings = settings
         self._clock = clock
-        self.model = FleetModel(make_fleet_caches(transport, clock), clock, epoch=id_)
+        caches, probe = make_fleet_caches(transport, clock), StoreProbe(transport, clock)
+        self.model = FleetModel(caches, clock, probe, epoch=id_)
         keyring = Keyring(clock)
         self._gateways = GatewayCounter(transport, clock)
         self._keys: KeyCache | None = None

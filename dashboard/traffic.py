@@ -270,7 +270,9 @@ class Traffic:
         return [
             state.feed
             for state in self.gateways.values()
-            if state.feed is not None and now_s - state.seen_s <= GATEWAY_FRESH_S
+            if state.feed is not None
+            and not state.problem
+            and now_s - state.seen_s <= GATEWAY_FRESH_S
         ]
 
     def running(self, now_s: float) -> list[tuple[str, RunningRequest]]:

@@ -111,12 +111,17 @@ class StateStream:
                 "stream opened",
                 extra={"views": views, "since": since, "resumed": self._place is not None},
             )
+            sent_s = float("-inf")
             while not is_over.is_set():
-                if event := self._next():
+                # Changes of other views wake the stream, too: a ping is due by time alone.
+                event = self._next()
+                if not event and self.model.monotonic() - sent_s >= _IDLE_S:
+                    event = self._event("ping", _health(self.model))
+                if event:
                     yield event
-                is_woken = await _wait(self.model, self._place or 0, is_over, self._pause_s())
-                if not is_woken and not self._waiting:
-                    yield self._event("ping", _health(self.model))
+                    sent_s = self.model.monotonic()
+                rest_s = max(0.0, sent_s + _IDLE_S - self.model.monotonic())
+                await _wait(self.model, self._place or 0, is_over, min(rest_s, self._pause_s()))
             yield self._event("bye", {"why": "this client opened a further stream"})
         finally:
             self.slots.leave(client, is_over)
@@ -209,8 +214,8 @@ async def counted(pieces: AsyncIterator[bytes], slots: StreamSlots) -> AsyncIter
         yield piece
 
 
-async def _wait(model: FleetModel, place: int, is_over: asyncio.Event, most_s: float) -> bool:
-    """Wait for changes or the end of the stream, and not longer than `most_s`; return whether there is any."""
+async def _wait(model: FleetModel, place: int, is_over: asyncio.Event, most_s: float) -> None:
+    """Wait for changes or the end of the stream, and not longer than `most_s`."""
     try:
         async with asyncio.timeout(most_s), asyncio.TaskGroup() as group:
             waits = [
@@ -221,8 +226,7 @@ async def _wait(model: FleetModel, place: int, is_over: asyncio.Event, most_s: f
             for wait in waits:
                 wait.cancel()
     except TimeoutError:
-        return False
-    return True
+        pass
 
 
 async def _until(event: asyncio.Event) -> None:
@@ -251,7 +255,7 @@ def _health(model: FleetModel) -> dict[str, object]:
     """Return the time, and how long the store has been silent."""
     return {
         "at": _at(model),
-        "storeSilentSeconds": round(model.caches.silent_s(), 1),
+        "storeSilentSeconds": round(model.store_silent_s(), 1),
         "storeRefusal": model.caches.refusal or None,
     }
 

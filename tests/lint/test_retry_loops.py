@@ -30,6 +30,7 @@ PERIODS = {
     "nodeagent/node/load_report.py": "looks at the load every ten seconds",
     "nodeagent/peers/shared_sources.py": "polls the files of peers while one of them receives",
     "compat/routes.py": "sends figures every two seconds",
+    "dashboard/store_probe.py": "asks the store twice a second",
     "dashboard/change_log.py": "collects changes before it shows them",
     "dashboard/fleet_model.py": "collects changes before it shows them",
     "dashboard/collector.py": "asks gateways every second and agents every ten seconds",
