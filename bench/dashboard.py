@@ -254,7 +254,7 @@ async def bench() -> dict[str, float]:
                 await page.close()
                 async with asyncio.TaskGroup() as group:
                     changes = group.create_task(change_each_second(store))
-                    found |= await measure_page(browser, dashboard, "/map")
+                    found |= await measure_page(browser, dashboard, "/macs?tab=picture")
                     table = await measure_page(browser, dashboard, "/macs")
                     found |= {f"table_{key}": value for key, value in table.items()}
                     found["viewer_cpu_ms_per_s"] = await measure_viewers(dashboard)

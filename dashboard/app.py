@@ -1,6 +1,7 @@
 """FastAPI application of the dashboard: its routes, its middleware and the folder of its page."""
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -28,7 +29,7 @@ from dashboard.api.request_routes import RequestRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.api.usage_routes import UsageRoutes
 from dashboard.assets import Assets
-from dashboard.auth import DashboardAuth, refusal_response
+from dashboard.auth import DashboardAuth, is_navigation, refusal_response
 from dashboard.change_log import ChangeLog
 from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import FleetModel
@@ -123,15 +124,25 @@ def make_app(context: AppContext) -> FastAPI:
     login.add_to(router)
     make_chat(context.model.caches, context.dialer, context.sessions).add_to(router)
     RequestRoutes(context.model.caches, context.dialer, context.sessions).add_to(router)
-    PageRoutes(assets, context.model, login.describe).add_to(router)
+    page = PageRoutes(assets, context.model, login.describe)
+    page.add_to(router)
     app.include_router(router)
     add_docs(app, assets.path_of("dashboard.css"))
     app.add_middleware(
         DashboardAuth,
         access=context.access,
         sessions=context.sessions,
+        document=page.document,
     )
-    app.add_exception_handler(HTTPException, on_http_error)
+
+    async def on_unknown_path(request: Request, error: Exception) -> Response:
+        """Answer a browser with the page, which says that there is no such address; others with JSON."""
+        is_unknown = isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND
+        if is_unknown and is_navigation(request.scope):
+            return page.document(request, HTTPStatus.NOT_FOUND)
+        return await on_http_error(request, error)
+
+    app.add_exception_handler(HTTPException, on_unknown_path)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(RequestValidationError, on_wrong_query)
     return app

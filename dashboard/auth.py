@@ -7,16 +7,18 @@ the loopback address, too: every user of the machine and every page of its brows
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dashboard import screens
 from dashboard.sessions import COOKIE, Sessions
 from gateway import errors
 from gateway.auth.access_control import AccessControl
@@ -36,8 +38,7 @@ LOCAL_PATHS: Final = frozenset({"/health", "/metrics", "/sd/prometheus"})
 _PUBLIC_PREFIXES: Final = ("/static/",)
 # The document of all screens (api/page.py): it holds no data for strangers, and asks for a login itself.
 _SCREEN: Final = re.compile(
-    r"/(?:(?:macs|models|groups|replicas|git)(?:/[^/]+)?"
-    r"|map|requests|events|chat|add|try|logs|changes|keys)?"
+    "|".join(path.replace("{name}", "[^/]+") for path in (*screens.PATHS, *screens.MOVED))
 )
 # The longest prefix counts. `GET` includes HEAD.
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
@@ -110,10 +111,13 @@ class DashboardAuth:
         *,
         access: AccessControl,
         sessions: Sessions,
+        document: Callable[[Request, int], Response],
     ) -> None:
+        """`document` returns the page with a status: a browser that is refused gets it, and shows the login."""
         self._app = app
         self._access = access
         self._sessions = sessions
+        self._document = document
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its visitor, or refuse it."""
@@ -135,7 +139,11 @@ class DashboardAuth:
             visitor = scope.setdefault("state", {})["visitor"] = self.admit(scope)
         except RefusedError as error:
             _log_refusal(scope, error.refusal)
-            await refusal_response(error.refusal)(scope, receive, send_with_headers)
+            response = refusal_response(error.refusal)
+            if is_navigation(scope):
+                scope["state"]["visitor"] = None
+                response = self._document(Request(scope), error.refusal.status)
+            await response(scope, receive, send_with_headers)
             return
         if visitor is None or not self._access.is_on:
             await self._app(scope, receive, send_with_headers)
@@ -206,12 +214,22 @@ class DashboardAuth:
         if not self._access.is_on:
             # As at a gateway without keys: other machines may read, and no more.
             return Visitor(name="", role="admin" if is_local(scope) else "viewer")
-        session = self._sessions.find(read_cookie(headers.get(b"cookie", b""), scope))
+        cookie = read_cookie(headers.get(b"cookie", b""), scope)
+        session = self._sessions.find(cookie)
         if session is not None:
             return Visitor(name=session.name, role=session.role)
+        if b"authorization" not in headers and (why := self._sessions.end_reason(cookie)):
+            raise _refused(401, f"Your session has ended: {why}. Log in again.", "session_ended")
         principal = self._access.identify(scope["headers"])
         assert principal is not None
         return Visitor(name=principal.name, role=principal.role)
+
+
+def is_navigation(scope: Scope) -> bool:
+    """Return whether a person opens an address in a browser: neither a script nor a stream asks for HTML."""
+    headers = dict(scope["headers"])
+    is_read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+    return is_read and "text/html" in _text(headers, b"accept")
 
 
 def _about(scope: Scope) -> dict[str, object]:

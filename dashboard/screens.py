@@ -7,14 +7,28 @@ the document itself.
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 PATHS: Final = (
-    *("/", "/map", "/macs", "/models", "/groups", "/requests", "/events", "/chat", "/add"),
-    *("/try", "/logs", "/changes", "/keys", "/git"),
+    *("/", "/models", "/macs", "/requests", "/chat", "/activity", "/settings", "/try"),
     *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}", "/git/{name}"),
 )
 """Paths of the screens. All have the same document; its script reads the path."""
+MOVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "/map": "/macs?tab=picture",
+        "/groups": "/macs?tab=groups",
+        "/add": "/macs?tab=add",
+        "/events": "/activity",
+        "/changes": "/activity?tab=changes",
+        "/git": "/activity?tab=git",
+        "/logs": "/activity?tab=logs",
+        "/keys": "/settings",
+        "/whatif": "/try",
+        "/apply": "/try",
+    }
+)
+"""Paths of earlier releases, and where each leads."""
 
 _MAC_STATE: Final = "state,isCordoned,isDraining"
 _MAC_MEMORY: Final = "memoryBytes,allocatableBytes,promisedBytes,weightsBytes,kvBytes"
@@ -28,38 +42,39 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             _MAC_CARD,
             "models",
             "problems",
-            "events",
+            "changes",
             "traffic",
             "figures:watts",
             *_PICTURE,
         ),
-        "map": (_MAC_CARD, "models:desired,placed,revision,concurrency", *_PICTURE),
-        "macs": (
-            f"{_MAC_CARD},reason,agentVersion",
+        "macs": (f"{_MAC_CARD},reason,agentVersion", "figures:gpuPercent,active"),
+        "macs?picture": (
+            _MAC_CARD,
             "figures",
             "models:desired,placed,revision,concurrency",
             *_PICTURE,
         ),
+        "macs?groups": ("groups",),
+        "macs?add": (f"macs:{_MAC_STATE},chip,memoryBytes,agentVersion", "joinRequests"),
         "models": ("models",),
-        "groups": ("groups",),
-        "events": ("events",),
-        "requests": ("traffic", "inFlight", "ended"),
-        "add": ("macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion", "joinRequests"),
-        "logs": (
+        "requests": ("traffic", "inFlight", "ended", "models:queueLimit"),
+        "activity": ("events",),
+        "activity?changes": ("changes",),
+        "activity?git": ("gitSources", "conditions::kind=GitSource"),
+        "activity?logs": (
             *("macs:state", "replicas:deployment", "gateways:url"),
             *("reconcilers:identity", "dashboards:url"),
         ),
-        "changes": ("changes",),
         "chat": (
             "gateways:url",
             "models:servedNames,source,contextLength,desired,ready,isAvailable,macs,reason,vision,loadsInSeconds,givesWay",
             "problems:kind,object,cause,affected",
         ),
-        "git": ("gitSources", "conditions::kind=GitSource"),
+        "settings?fleet": ("gateways", "reconcilers", "dashboards", "traffic"),
         "try": (f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,site", "models", "groups"),
     }
 )
-"""Selections of the screens without a name in their path, by its first part."""
+"""Selections of the screens without a name in their path: by its first part, and by the tab if it has others."""
 DETAILS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "macs": (
@@ -83,10 +98,17 @@ FRAME: Final = ("gateways:url",)
 """Selections of all other screens: the frame of every screen has the summary, which comes with any view."""
 
 
-def selections_of(raw_path: str) -> tuple[str, ...]:
-    """Return the selections of a screen, by its path as it is in the URL."""
+def selections_of(raw_path: str, query: str = "") -> tuple[str, ...]:
+    """Return the selections of a screen, by its path and its query as they are in the URL."""
     first, *rest = (unquote(part) for part in raw_path.removeprefix("/").split("/"))
     if not rest:
-        return LISTS.get(first, FRAME)
+        tab = parse_qs(query).get("tab", [""])[0]
+        return LISTS.get(f"{first}?{tab}") or LISTS.get(first, FRAME)
     detail = DETAILS.get(first, FRAME)
-    return tuple(one.replace("{name}", rest[0]) for one in detail)
+    return tuple(selection.replace("{name}", rest[0]) for selection in detail)
+
+
+def moved_to(path: str, query: str) -> str:
+    """Return the address to which a path of an earlier release leads, with its query."""
+    target = MOVED[path]
+    return f"{target}{'&' if '?' in target else '?'}{query}" if query else target

@@ -211,22 +211,34 @@ class Sessions:
     def find(self, cookie: str) -> Session | None:
         """Return the session of a cookie, and note that it is used; None if it is over, or was never one."""
         found = self._read(cookie)
-        if found is None or self._ended.has(found.id, found.ends_s):
+        session = None if found is None else self._check(found)
+        if found is None or not isinstance(session, Session):
             return None
-        now_s = self._now().timestamp()
-        used_s = max(found.used_s, self._used.get(found.id, 0.0))
-        if found.ends_s <= now_s or used_s + IDLE_S <= now_s:
-            return None
-        session = self._session(found)
-        if session is not None:
-            _put(self._used, found.id, now_s, self._most)
+        _put(self._used, found.id, self._now().timestamp(), self._most)
         return session
 
-    def _session(self, cookie: _Cookie) -> Session | None:
+    def end_reason(self, cookie: str) -> str:
+        """Return why the session of a cookie is over; empty if it is not, or was never one."""
+        found = self._read(cookie)
+        reason = "" if found is None else self._check(found)
+        return "" if isinstance(reason, Session) else reason
+
+    def _check(self, cookie: _Cookie) -> Session | str:
+        """Return the session of a cookie, or why it is over."""
+        now_s = self._now().timestamp()
+        if self._ended.has(cookie.id, cookie.ends_s):
+            return "you have logged out"
+        if cookie.ends_s <= now_s:
+            return f"it has lasted {LIFE_S // 3600} hours"
+        if max(cookie.used_s, self._used.get(cookie.id, 0.0)) + IDLE_S <= now_s:
+            return f"it was not used for {IDLE_S // 60} minutes"
         if cookie.name.startswith(_LINK):
             return Session(name=cookie.name.removeprefix(_LINK), role="admin")
-        key = (self._keys() or {}).get(cookie.name)
-        return None if key is None else self._of_key(key, cookie.fingerprint)
+        known = self._keys()
+        if known is None:
+            return ""  # they were not read yet
+        key = known.get(cookie.name)
+        return f"the key {cookie.name} was deleted" if key is None else self._of_key(key, cookie)
 
     def renewed(self, cookie: str) -> tuple[str, int] | None:
         """Return a cookie that knows of the use now, and the rest of its life in seconds; None if that is not due."""
@@ -236,13 +248,13 @@ class Sessions:
             return None
         return self._write(replace(found, used_s=now_s)), found.ends_s - now_s
 
-    def _of_key(self, key: ApiKey, fingerprint: str) -> Session | None:
+    def _of_key(self, key: ApiKey, cookie: _Cookie) -> Session | str:
         now = self._now()
         if key.expires is not None and key.expires <= now:
-            return None
+            return f"the key {key.name} has expired"
         valid = [key.hash, *(old.hash for old in key.previous if old.expires > now)]
-        if fingerprint not in map(self._fingerprint, valid):
-            return None
+        if cookie.fingerprint not in map(self._fingerprint, valid):
+            return f"the key {key.name} was rotated"
         return Session(name=key.name, role=key.role)
 
     def _now(self) -> datetime:

@@ -12,7 +12,7 @@ from insight import conditions, root_cause
 from insight.conditions import ObjectCondition, Row, condition_row
 from insight.fleet_caches import FleetCaches
 from insight.memory_fills import fills_of
-from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
+from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE, REVISIONS
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentStatus,
@@ -295,6 +295,7 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "scaling": _scaling(spec, status),
         "canary": _canary(spec, status),
         "isPaused": spec.spec.rollout.paused,
+        "canUndo": len(objects.specs.by_index(REVISIONS, name)) > 1,
         "hasCanary": status.canary is not None and status.canary.outcome == "Running",
         "contextLength": spec.spec.context_length,
         "concurrency": requests_at_once(spec.spec.concurrency, status.concurrency),

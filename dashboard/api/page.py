@@ -41,6 +41,8 @@ class PageRoutes:
         """Register the routes."""
         for path in screens.PATHS:
             router.add_api_route(path, self.page, methods=["GET"], include_in_schema=False)
+        for path in screens.MOVED:
+            router.add_api_route(path, self.moved, methods=["GET"], include_in_schema=False)
         router.add_api_route("/dashboard", self.home, methods=["GET"], include_in_schema=False)
         path = PREFIX + "{version}/{name:path}"
         methods = ["GET", "HEAD"]
@@ -48,12 +50,16 @@ class PageRoutes:
 
     async def page(self, request: Request) -> Response:
         """Return the HTML document of a screen; with the state of the fleet for a client that may see it."""
+        return self.document(request)
+
+    def document(self, request: Request, status: int = 200) -> Response:
+        """Return the HTML document with a status: of a screen, or for an address that has none."""
         document = self.assets.shell.replace(_BOOT, boot_element(self._boot(request)))
         body = document.encode()
         headers = {"cache-control": "no-store", "vary": "accept-encoding"}
         if _takes_gzip(request):
             body, headers["content-encoding"] = gzip.compress(body, _LEVEL), "gzip"
-        return Response(body, media_type=_HTML, headers=headers)
+        return Response(body, status, media_type=_HTML, headers=headers)
 
     async def file(self, request: Request, version: str, name: str) -> Response:
         """Return a file of the page. One of another release is refused: its modules do not fit the others."""
@@ -65,6 +71,11 @@ class PageRoutes:
         if asset.packed is not None and _takes_gzip(request):
             body, headers["content-encoding"] = asset.packed, "gzip"
         return Response(body, media_type=asset.media_type, headers=headers)
+
+    async def moved(self, request: Request) -> Response:
+        """Lead to the screen that an address of an earlier release has now."""
+        url = screens.moved_to(request.url.path, request.url.query)
+        return RedirectResponse(url, status_code=307)
 
     async def home(self) -> Response:
         """Lead to the page from the path that dashboards of other systems have."""
@@ -84,8 +95,10 @@ class PageRoutes:
         if visitor is None:
             return boot
         boot["me"] = self.describe_visitor(request)
-        if role_includes(visitor.role, "viewer") and self.model.is_ready:
-            texts = screens.selections_of(request.scope["raw_path"].decode("ascii", "replace"))
+        is_now = "at" not in request.query_params
+        if is_now and role_includes(visitor.role, "viewer") and self.model.is_ready:
+            path = request.scope["raw_path"].decode("ascii", "replace")
+            texts = screens.selections_of(path, request.url.query)
             boot["view"] = texts
             boot["state"] = snapshot(self.model, parse_selections(texts))
         return boot

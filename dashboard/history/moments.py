@@ -7,6 +7,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from dashboard.history.database import inflate_object
@@ -99,7 +100,8 @@ class MomentReader:
         begin_s = await self.reader.read(_read_begin)
         if begin_s is None:
             return "No object was recorded yet."
-        return f"The first object was recorded {self.clock.now().timestamp() - begin_s:.0f} s ago."
+        begin = datetime.fromtimestamp(begin_s, tz=UTC).isoformat(timespec="seconds")
+        return f"The record begins at {begin}."
 
     async def changes(self, kind: str, name: str, begin_s: float) -> list[ObjectChange]:
         """Return the changes of an object since a time, newest first, 500 at most. Raises ReadError."""

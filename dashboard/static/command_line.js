@@ -1,30 +1,37 @@
 /** The command line: any screen, any object, any action on one, found by a few of its letters. */
 
 import { html, useEffect, useMemo, useState } from "./vendor/htm-preact.js";
+import { VERBS } from "./actions.js";
 import { getJson } from "./fleet_store.js";
 
 const MOST_SHOWN = 12;
 const OBJECTS = [
-  ["macs", "Mac", ["cordon", "uncordon", "drain", "taint"]],
-  ["models", "model", ["scale", "restart", "pause", "resume", "undo", "delete"]],
-  ["groups", "group", []],
-  ["replicas", "replica", []],
+  ["macs", "Mac", "isCordoned,isDraining,taints"],
+  ["models", "model", "isAutoscaled,isPaused,hasCanary,canUndo,placed,desired"],
+  ["groups", "group", "size"],
+  ["replicas", "replica", "isReady"],
 ];
-const QUERY = "view=macs:state&view=models:ready&view=groups:size&view=replicas:isReady";
+const QUERY = OBJECTS.map(([view, , columns]) => `view=${view}:${columns}`).join("&");
 
-export function CommandLine({ store, screens, go, onClose }) {
+/** `actions`: functions of the page by their name. */
+export function CommandLine({ store, screens, actions, go, onClose }) {
   const [text, setText] = useState("");
   const [at, setAt] = useState(0);
   const [objects, setObjects] = useState([]);
   useEffect(() => {
     if (store.may("viewer")) getJson(`/api/v1/snapshot?${QUERY}`).then(({ views }) => setObjects(entriesOf(views, store)), () => {});
   }, []);
-  const all = useMemo(() => [...screens.map(([path, title]) => ({ text: title, note: "screen", path })), ...objects], [objects]);
+  const all = useMemo(() => [
+    ...screens.map(([path, title]) => ({ text: title, note: "screen", path })),
+    ...Object.entries(actions).map(([title, act]) => ({ text: title, note: "page", act })),
+    ...objects,
+  ], [objects]);
   const found = useMemo(() => search(all, text), [all, text]);
   const chosen = found[Math.min(at, found.length - 1)];
   const open = (entry) => {
     onClose();
-    if (entry) go(entry.path);
+    if (entry?.act) entry.act();
+    else if (entry) go(entry.path);
   };
   const onKey = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -39,18 +46,22 @@ export function CommandLine({ store, screens, go, onClose }) {
       placeholder="A screen, an object, or an action such as: drain mac-1" value=${text} autocomplete="off" spellcheck="false"
       onInput=${(event) => (setText(event.target.value), setAt(0))} onKeyDown=${onKey} />
     <ul id="found" role="listbox" aria-label="Found">
-      ${found.map((one, number) => html`<li key=${`${one.text} ${one.path}`} id=${`found-${number}`} role="option" aria-selected=${one === chosen} onClick=${() => open(one)}><span>${one.text}</span><span class="quiet">${one.note}</span></li>`)}
+      ${found.map((one, number) => html`<li key=${`${one.text} ${one.path ?? ""}`} id=${`found-${number}`} role="option" aria-selected=${one === chosen} onClick=${() => open(one)}><span>${one.text}</span><span class="quiet">${one.note}</span></li>`)}
     </ul>
     ${!found.length && html`<p class="quiet" role="status">Nothing matches.</p>`}
   </dialog>`;
 }
 
 function entriesOf(views, store) {
-  return OBJECTS.flatMap(([view, note, verbs]) =>
-    views[view].flatMap(({ name }) => {
-      const path = `/${view}/${encodeURIComponent(name)}`;
-      const actions = store.may("operator") ? verbs : [];
-      return [{ text: name, note, path }, ...actions.map((verb) => ({ text: `${verb} ${name}`, note: "action", path: `${path}?do=${verb}` }))];
+  return OBJECTS.flatMap(([view, note]) =>
+    views[view].flatMap((row) => {
+      const path = `/${view}/${encodeURIComponent(row.name)}`;
+      const verbs = store.may("operator") && !store.at ? (VERBS[view]?.(row) ?? []) : [];
+      return [
+        { text: row.name, note, path },
+        ...(row.placed < row.desired ? [{ text: `why ${row.name}`, note: "why it is pending", path: `${path}?why` }] : []),
+        ...verbs.filter((verb) => verb !== "delete" || store.may("admin")).map((verb) => ({ text: `${verb} ${row.name}`, note: "action", path: `${path}?do=${verb}` })),
+      ];
     }),
   );
 }

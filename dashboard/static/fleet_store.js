@@ -7,7 +7,8 @@
 
 const VIEWS = ["macs", "models", "replicas", "groups", "gitSources", "gateways", "reconcilers", "dashboards", "conditions", "problems", "events", "figures", "traffic", "inFlight", "ended", "changes", "joinRequests"];
 const HIDDEN_MS = 5_000;
-const SILENT_MS = 15_000; // the server sends a ping every 2 s
+const HINT_MS = 4_000; // the server sends something every 2 s
+const SILENT_MS = 10_000;
 export const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
@@ -37,6 +38,8 @@ export class FleetStore {
     this.state = "connecting";
     /** Why the state is not live; "" if it is. */
     this.problem = "";
+    /** Why the session has ended; "" while there is one, or never was. */
+    this.endReason = "";
     /** Time of the last message, on the browser's clock. */
     this.heardAt = 0;
     /** When the stream was opened last: each try has its time, however long the one before was silent. */
@@ -86,7 +89,7 @@ export class FleetStore {
     for (const view of VIEWS) this.views[view] = new Map();
     if (isFirst || this.state === "login") return;
     this._id = "";
-    if (this.at) void this._readPast(this.at);
+    if (this.at) void this._readPast();
     else if (this.isPolling) void this._read().catch((error) => this._fail("lost", error.message));
     else if (this.may("viewer")) this._follow();
   }
@@ -95,7 +98,7 @@ export class FleetStore {
   adopt({ page, me, view, state }) {
     this.page = page;
     if (me) this.me = me;
-    if (!state || queryOf(view) !== this._query) return;
+    if (!state || this.at || queryOf(view) !== this._query) return;
     this._replace(state);
     this._id = state.id;
   }
@@ -115,7 +118,10 @@ export class FleetStore {
     document.addEventListener("visibilitychange", () => {
       clearTimeout(this._timer);
       if (document.hidden) this._timer = setTimeout(() => this._close(), HIDDEN_MS);
-      else if (!this._source && !this.at) this.connect();
+      else if (!this._source && !this.at) {
+        if (this.state === "live") this.state = "connecting";
+        this.connect();
+      }
     });
     setInterval(() => this._watch(), 1_000);
     this.connect();
@@ -128,36 +134,52 @@ export class FleetStore {
     this._close();
     try {
       if (!this._id) await this._identify();
-      if (!this.at && this.may("viewer")) this._follow();
+      if (!this.may("viewer")) return;
+      if (this.at) await this._readPast();
+      else this._follow();
     } catch (error) {
       this._fail(error.status === 401 || error.status === 403 ? "login" : "lost", error.message);
     }
   }
 
-  /** Show the fleet as it was at a moment; null for now. */
-  async goTo(at) {
-    if ((at ?? "") === this.at) return;
-    this.at = at ?? "";
-    this._id = "";
-    if (!at) {
-      this.state = "connecting";
-      await this.connect();
-      return;
+  /** End the session, and show the login. */
+  async logOut() {
+    try {
+      await postJson("/logout");
+      this._close();
+      this._fail("login", "");
+      this.endReason = "You have logged out.";
+      this._id = "";
+    } catch (error) {
+      this._fail("lost", error.message);
     }
-    clearTimeout(this._timer);
-    this._close();
-    await this._readPast(at);
   }
 
-  async _readPast(at) {
-    const query = this._query;
+  /** Show the fleet as it was at a moment; "" for now. */
+  async goTo(at) {
+    if (at === this.at) return;
+    this.at = at;
+    this._id = "";
+    this.problem = "";
+    clearTimeout(this._timer);
+    this._close();
+    this.state = at ? "past" : "connecting";
+    await (at ? this._readPast() : this.connect());
+  }
+
+  /** Read the state at the moment that is shown. What was there before must not stand below another time. */
+  async _readPast() {
+    const { at, _query: query } = this;
+    const isShown = () => this.at === at && this._query === query;
     try {
-      const found = await getJson(`/api/v1/snapshot?${query}&at=${encodeURIComponent(at)}`);
-      if (this.at !== at || this._query !== query) return;
-      this._replace(found);
+      const state = await getJson(`/api/v1/snapshot?${query}&at=${encodeURIComponent(at)}`);
+      if (!isShown()) return;
+      this._replace(state);
       this.problem = "";
     } catch (error) {
-      if (this.at === at) this.problem = error.message;
+      if (!isShown()) return;
+      for (const view of VIEWS) this.views[view] = new Map();
+      this.problem = error.message;
     }
     this.state = "past";
     this._notify();
@@ -203,8 +225,10 @@ export class FleetStore {
     source.onerror = () => {
       if (source !== this._source) return;
       // The browser connects again by itself only after a break, never after a refusal.
-      if (source.readyState === EventSource.CLOSED) this.connectLater();
-      else this._fail("lost", "the connection to the dashboard broke");
+      if (source.readyState === EventSource.CLOSED) return this.connectLater();
+      this._fail("lost", "the connection to the dashboard broke");
+      // A stream also ends with its session: then the answer says why.
+      this._identify().catch((error) => error.status === 401 && (this._close(), this._fail("login", error.message)));
     };
   }
 
@@ -245,6 +269,7 @@ export class FleetStore {
   }
 
   _fail(state, problem) {
+    if (state === "login" && this.me.name) this.endReason = problem;
     this.state = state;
     this.problem = problem;
     this._notify();
@@ -266,7 +291,7 @@ export class FleetStore {
     if (isSilent && !document.hidden) {
       this._fail("lost", "the dashboard is silent");
       this._retry();
-    }
+    } else if (this.state === "live" && performance.now() - this.heardAt > HINT_MS) this._notify(); // its age is shown
   }
 
   /** Take what the server says of the control plane. */

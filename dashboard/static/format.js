@@ -25,8 +25,14 @@ export function age(moment, nowMs = Date.now()) {
 }
 
 /** @returns {string} a moment in the viewer's time zone */
-export function clock(moment) {
-  return moment ? new Date(moment).toLocaleTimeString([], { hour12: false }) : "";
+export function clock(time) {
+  return time ? new Date(time).toLocaleTimeString("en-GB") : "";
+}
+
+/** @returns {string} a moment as a day and a time in the viewer's time zone, such as "Sat 07:02:49" */
+export function moment(time) {
+  const date = new Date(time);
+  return Number.isNaN(date.getTime()) ? String(time) : `${date.toLocaleDateString("en-GB", { weekday: "short" })} ${clock(date)}`;
 }
 
 /** @returns {string} "1 Mac", "2 Macs" */

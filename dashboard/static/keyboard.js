@@ -76,9 +76,9 @@ function objectShown() {
 }
 
 const yamlOf = ({ screen, name }) => `/${screen}/${encodeURIComponent(name)}?yaml`;
-const changesOf = ({ kind, name }) => `/changes?kind=${kind}&object=${encodeURIComponent(name)}`;
-const eventsOf = ({ name }) => `/events?filter=${encodeURIComponent(name)}`;
-const logOf = ({ screen, name }) => LOGS[screen] && `/logs?of=${LOGS[screen]}/${encodeURIComponent(name)}`;
+const changesOf = ({ kind, name }) => `/activity?tab=changes&kind=${kind}&object=${encodeURIComponent(name)}`;
+const eventsOf = ({ name }) => `/activity?filter=${encodeURIComponent(name)}`;
+const logOf = ({ screen, name }) => LOGS[screen] && `/activity?tab=logs&of=${LOGS[screen]}/${encodeURIComponent(name)}`;
 
 function focusOn(selector) {
   const found = document.querySelector(selector);

@@ -18,7 +18,7 @@ export function LogTail({ replicas }) {
   return html`
     <p class="row toolbar"><label>Replica <select value=${chosen} onChange=${(event) => setWanted(event.target.value)}>
       ${replicas.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</select></label>
-      <a href=${`/logs?of=${encodeURIComponent(source)}`}>All of it</a></p>
+      <a href=${`/activity?tab=logs&of=${encodeURIComponent(source)}`}>All of it</a></p>
     <${Tail} key=${source} source=${source} />`;
 }
 

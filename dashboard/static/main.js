@@ -1,79 +1,90 @@
-/** The page: which screen a path shows, the frame around it, the keyboard, and the login. */
+/** The page: which screen an address shows, the frame around it, and the keyboard. */
 
 import { html, render, useEffect, useErrorBoundary, useReducer, useState } from "./vendor/htm-preact.js";
-import { FleetStore, postJson } from "./fleet_store.js";
+import { AccountMenu, nextTheme, setTheme, savedTheme } from "./account.js";
+import { FleetStore } from "./fleet_store.js";
+import { moment } from "./format.js";
 import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
+import { followLoginLink, Login } from "./login.js";
 import { Announced, lazy, useStore } from "./parts.js";
-import { boot, selectionsOf } from "./selections.js";
-import { AddMac } from "./screens/add.js";
-import { EventList } from "./screens/events.js";
-import { Fleet, fleetTitle } from "./screens/fleet.js";
+import { boot, note, selectionsOf, shownNow, withQuery } from "./router.js";
+import { Activity } from "./screens/activity.js";
 import { Mac, Macs } from "./screens/macs.js";
 import { Model, Models } from "./screens/models.js";
 import { Replica } from "./screens/object.js";
+import { Overview, overviewTitle } from "./screens/overview.js";
 
+/** Screens by the first part of their path: the component, and the role that they need. */
 const SCREENS = {
-  "": Fleet,
-  macs: Macs,
-  models: Models,
-  groups: lazy(() => import("./screens/groups.js"), "Groups"),
-  requests: lazy(() => import("./screens/requests.js"), "Requests"),
-  chat: lazy(() => import("./screens/chat.js"), "Chat"),
-  events: EventList,
-  add: AddMac,
-  map: (props) => html`<${Macs} ...${props} isPicture />`,
-  logs: lazy(() => import("./screens/logs.js"), "Logs"),
-  keys: lazy(() => import("./screens/keys.js"), "Keys"),
-  changes: lazy(() => import("./screens/changes.js"), "Changes"),
-  git: lazy(() => import("./screens/git.js"), "Git"),
-  try: lazy(() => import("./screens/try.js"), "Try"),
+  "": [Overview, "viewer"],
+  models: [Models, "viewer"],
+  macs: [Macs, "viewer"],
+  requests: [lazy(() => import("./screens/requests.js"), "Requests"), "viewer"],
+  chat: [lazy(() => import("./screens/chat.js"), "Chat"), "user"],
+  activity: [Activity, "viewer"],
+  settings: [lazy(() => import("./screens/settings.js"), "Settings"), "user"],
+  try: [lazy(() => import("./screens/try.js"), "Try"), "viewer"],
 };
-const DETAILS = { git: lazy(() => import("./screens/git.js"), "Git"), macs: Mac, models: Model, groups: lazy(() => import("./screens/groups.js"), "Group"), replicas: Replica };
-/** Screens that show nothing without the state of the fleet. */
-const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "try", "git", "changes"]);
+/** Pages of one object. */
+const DETAILS = {
+  macs: Mac,
+  models: Model,
+  replicas: Replica,
+  groups: lazy(() => import("./screens/groups.js"), "Group"),
+  git: lazy(() => import("./screens/git.js"), "GitSource"),
+};
 const CommandLine = lazy(() => import("./command_line.js"), "CommandLine");
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
-/** Path, title, key after `g`, and the role that it needs. */
-const MENU = [
-  ["/", "Fleet", "f", "viewer"],
-  ["/map", "Map", "p", "viewer"],
-  ["/macs", "Macs", "m", "viewer"],
+/** The places: path, title, key after `g`, and the role that each needs. */
+const PLACES = [
+  ["/", "Overview", "o", "viewer"],
   ["/models", "Models", "d", "viewer"],
-  ["/groups", "Groups", "r", "viewer"],
+  ["/macs", "Macs", "m", "viewer"],
   ["/requests", "Requests", "q", "viewer"],
   ["/chat", "Chat", "c", "user"],
-  ["/try", "Try a change", "a", "viewer"],
-  ["/git", "Git", "i", "viewer"],
-  ["/events", "Events", "e", "viewer"],
-  ["/changes", "Changes", "h", "viewer"],
-  ["/logs", "Logs", "l", "operator"],
-  ["/keys", "Keys", "k", "user"],
+  ["/activity", "Activity", "e", "viewer"],
 ];
-const THEMES = ["auto", "light", "dark"];
-const OLD_MS = 10_000;
+/** What else has an address: tabs of places, the settings, and the editor. */
+const FURTHER = [
+  ["/macs?tab=picture", "Picture of the Macs", "p", "viewer"],
+  ["/macs?tab=groups", "Groups", "r", "viewer"],
+  ["/macs?tab=add", "Add a Mac", "n", "viewer"],
+  ["/activity?tab=changes", "Changes", "h", "viewer"],
+  ["/activity?tab=git", "Git", "i", "viewer"],
+  ["/activity?tab=logs", "Logs", "l", "operator"],
+  ["/try", "Try a change", "a", "viewer"],
+  ["/settings", "Keys", "k", "user"],
+  ["/settings?tab=fleet", "Versions and processes", "v", "viewer"],
+];
+const OLD_MS = 5_000; // the server sends something every 2 s
 const SILENT_S = 2;
 /** Whether the page came over the network without encryption. */
 const IS_OPEN_TEXT = location.protocol === "http:" && !/^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(location.hostname);
-const LOGIN_LINK = /^#login=([\w.-]{1,300})$/;
 
 const store = new FleetStore();
 let visit = 0; // counts the screens that were shown: each begins anew
-let linkProblem = ""; // why the login link in the address did not work
 
 function App() {
   useStore(store);
   const [, redraw] = useReducer((number) => number + 1, 0);
   const [isHelpOpen, setHelpOpen] = useState(false);
-  const [isTimeOpen, setTimeOpen] = useState(false);
+  const [isTimeOpen, setTimeOpen] = useState(store.at !== "");
   const [isNoticeClosed, setNoticeClosed] = useState(false);
   const [isCommandOpen, setCommandOpen] = useState(false);
+  const [goTo] = useState(() => (path) => go(path, redraw));
+  const actions = { "?": () => setHelpOpen(true), "[": () => setTimeOpen(true), ":": () => setCommandOpen(true), t: nextTheme };
   useEffect(() => {
-    const onBack = () => ((visit += 1), redraw());
+    const onBack = () => {
+      visit += 1;
+      const at = shownNow().query.get("at") ?? "";
+      setTimeOpen(at !== "");
+      void store.goTo(at);
+      redraw();
+    };
     addEventListener("popstate", onBack);
-    const timer = setInterval(redraw, 5_000); // ages grow
-    const onClick = (event) => followLink(event, redraw);
-    const actions = { "?": () => setHelpOpen(true), "[": () => setTimeOpen(true), ":": () => setCommandOpen(true), t: nextTheme };
-    const onKey = keyboard({ menu: MENU, go: (path) => go(path, redraw), actions });
+    const timer = setInterval(redraw, 1_000); // ages grow
+    const onClick = (event) => followLink(event, goTo);
+    const onKey = keyboard({ menu: [...PLACES, ...FURTHER], go: goTo, actions });
     document.addEventListener("click", onClick);
     document.addEventListener("keydown", onKey);
     return () => {
@@ -83,42 +94,60 @@ function App() {
       document.removeEventListener("keydown", onKey);
     };
   }, []);
-  useEffect(() => document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [location.pathname, store.me.role]);
-  document.title = fleetTitle(store);
-  if (store.state === "login") return html`<${Login} />`;
+  document.title = overviewTitle(store);
+  if (store.state === "login") return html`<${Login} store=${store} />`;
+  const allowed = ([, , , role]) => store.may(role);
+  const places = PLACES.filter(allowed);
+  const further = FURTHER.filter(allowed);
   return html`
     <a class="skip" href="#main">Skip to the content</a>
     <header>
       <a class="brand" href="/">mlx-fleet</a>
-      <nav aria-label="Screens">
-        ${MENU.filter((one) => store.may(one[3])).map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
+      <nav aria-label="Places">
+        ${places.map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
+        <button type="button" class="more" popovertarget="account">More</button>
       </nav>
       <${Connection} />
-      <button type="button" class="small wide-only" title="Command line (: or Ctrl-K)" aria-label="Command line" onClick=${() => setCommandOpen(true)}><kbd>:</kbd></button>
-      <button type="button" class="small" aria-pressed=${isTimeOpen} onClick=${() => setTimeOpen(!isTimeOpen)}>Time</button>
-      <button type="button" class="small" onClick=${nextTheme}>Theme</button>
+      <button type="button" class="small wide-only" title="Find anything (: or Ctrl-K)" aria-label="Command line" onClick=${actions[":"]}><kbd>:</kbd></button>
+      ${store.may("viewer") && html`<button type="button" class="small wide-only" aria-pressed=${isTimeOpen} onClick=${() => (isTimeOpen ? closeTime() : setTimeOpen(true))}>Time</button>`}
+      <button type="button" class="small wide-only account-button" popovertarget="account">${store.me.name || "Settings"}</button>
     </header>
+    <${AccountMenu} store=${store} places=${places} onHelp=${actions["?"]} onSearch=${actions[":"]} onTime=${() => setTimeOpen(true)} />
     <${Announced} text=${stateText()} />
-    <${ControlPlane} />
-    ${store.isOldPage && html`<div class="banner" role="status">The dashboard was upgraded. <button type="button" class="small" onClick=${() => location.reload()}>Load the new page</button></div>`}
+    <${Banners} />
     ${!isNoticeClosed && IS_OPEN_TEXT && html`<div class="banner" role="status">This page came over plain HTTP: others on the way can read it, and the key of a login. Start fleet-dashboard with --tls-cert.
       <button type="button" class="small" onClick=${() => setNoticeClosed(true)}>Close</button></div>`}
     <main id="main" tabindex="-1" class=${isOld() ? "old" : ""}><${Screen} /></main>
-    ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${() => setTimeOpen(false)} />`}
-    ${isCommandOpen && html`<${CommandLine} store=${store} screens=${MENU.filter((one) => store.may(one[3]))} go=${(path) => go(path, redraw)} onClose=${() => setCommandOpen(false)} />`}
+    ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${closeTime} />`}
+    ${isCommandOpen && html`<${CommandLine} store=${store} screens=${[...places, ...further]} actions=${{ "Look at an earlier time": actions["["], "Light or dark": nextTheme, "Keyboard": actions["?"] }} go=${goTo} onClose=${() => setCommandOpen(false)} />`}
     ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
   `;
+
+  function closeTime() {
+    setTimeOpen(false);
+    note({ at: "" });
+    void store.goTo("");
+  }
 }
 
 function Screen() {
-  const [first, second] = location.pathname.slice(1).split("/").map(decodeURIComponent);
-  const query = new URLSearchParams(location.search);
-  const home = first === "" && !store.may("viewer") ? "chat" : first;
-  const shown = second === undefined ? SCREENS[home] : DETAILS[first];
-  store.show(selectionsOf(home, second));
-  if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
-  if (store.isLoading && NEEDS_STATE.has(home)) return html`<p class="loading">Loading…</p>`;
-  return html`<${Guard} key=${`${location.pathname} ${visit}`}><${shown} store=${store} name=${second} query=${query} /><//>`;
+  const shown = shownNow();
+  const { screen, name, query } = shown;
+  if (screen === "" && !store.may("viewer")) return html`<${Guard} key="chat"><${SCREENS.chat[0]} store=${store} query=${query} /><//>`;
+  const [Shown, role] = name === undefined ? (SCREENS[screen] ?? []) : [DETAILS[screen], "viewer"];
+  store.show(selectionsOf(shown));
+  if (!Shown) return html`<h1>No such page</h1><p>Nothing has the address <code>${location.pathname}</code>. <a href="/">Back to the overview</a></p>`;
+  if (!store.may(role)) return html`<${NoRight} role=${role} />`;
+  if (store.at && store.problem) return html`<h1>Nothing is known of ${moment(store.at)}</h1><p class="problem" role="alert">${store.problem}</p>`;
+  if (store.isLoading && role === "viewer") return html`<p class="loading">Loading…</p>`;
+  return html`<${Guard} key=${`${location.pathname} ${shown.tab} ${visit}`}><${Shown} store=${store} name=${name} query=${query} tab=${shown.tab} go=${go} /><//>`;
+}
+
+/** What a key may not see, and what it may. */
+function NoRight({ role }) {
+  return html`<h1>Your key may not see this</h1>
+    <p>The key <b>${store.me.name}</b> has the role ${store.me.role}; this page needs the role ${role}.</p>
+    <p>Log in with another key, or go to <a href="/chat">Chat</a>. An administrator makes a key: <code>fleetctl create apikey NAME --role ${role}</code></p>`;
 }
 
 /** One screen; an error in it leaves the frame, and the other screens, as they are. */
@@ -140,76 +169,35 @@ function isOld() {
 
 /** Whether what is shown is live, and how old it is if not. */
 function Connection() {
-  if (store.at) return html`<span class="past" role="status" data-state="past">as it was ${new Date(store.at).toLocaleTimeString()}</span>`;
-  if (store.state === "live" && !store.may("viewer")) return html`<span class="quiet" data-state="live">${store.me.name}</span>`;
+  if (store.at) return html`<span class="status past" role="status" data-state="past">as it was ${moment(store.at)}</span>`;
   const ageMs = store.heardAt ? performance.now() - store.heardAt : 0;
-  if (store.state === "live" && ageMs < OLD_MS) return html`<span class="live" data-state="live">live</span>`;
-  const old = store.heardAt ? `, ${Math.round(ageMs / 1000)} s old` : "";
-  return html`<span class="lost" data-state=${store.state}>${store.problem || "connecting"}${old}</span>`;
+  const isLive = store.state === "live" && (ageMs < OLD_MS || !store.may("viewer"));
+  if (isLive && store.silentSeconds >= SILENT_S) return html`<span class="status past" data-state="stale">last known</span>`;
+  if (isLive) return html`<span class="status live" data-state="live">live</span>`;
+  const text = `${store.problem || "connecting"}${ageMs >= OLD_MS ? `, ${Math.round(ageMs / 1000)} s old` : ""}`;
+  return html`<span class=${`status ${store.state === "lost" ? "lost" : "quiet"}`} data-state=${store.state === "lost" ? "lost" : "connecting"} title=${text}>${text}</span>`;
 }
 
 /** What is said of the connection and of the control plane: without ages, which change each second. */
 function stateText() {
   if (store.at) return "";
   if (store.state !== "live") return store.problem || "connecting";
-  if (store.silentSeconds < SILENT_S) return "";
+  if (store.silentSeconds < SILENT_S) return silentGateways().length ? "A gateway does not answer." : "";
   return store.refusal ? `The control plane refuses this dashboard: ${store.refusal}` : "The control plane does not answer. Objects are shown as last known.";
 }
 
-/** What still works while the control plane does not. */
-function ControlPlane() {
-  if (store.at || store.silentSeconds < SILENT_S) return null;
-  if (store.refusal) return html`<div class="banner" data-banner>The control plane refuses this dashboard: ${store.refusal}</div>`;
-  return html`<div class="banner" data-banner>
-    The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s. Objects are shown as last known. Chat, metrics
-    and running models continue; changes and logs are unavailable.
-  </div>`;
-}
+const silentGateways = () => Object.entries(store.summary?.gatewaysSilent ?? {});
 
-function Login() {
-  const [key, setKey] = useState("");
-  const [problem, setProblem] = useState(linkProblem);
-  const send = async (event) => {
-    event.preventDefault();
-    try {
-      await logIn({ key });
-      setKey("");
-      store.connectLater();
-    } catch (error) {
-      setProblem(error.message);
-    }
-  };
-  return html`<main id="main" class="login">
-    <h1>mlx-fleet</h1>
-    <p>Log in with an API key of the role viewer, operator or admin.</p>
-    <form onSubmit=${send}>
-      <label>API key
-        <input type="password" autocomplete="current-password" required value=${key} onInput=${(event) => setKey(event.target.value)} />
-      </label>
-      <button type="submit">Log in</button>
-    </form>
-    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    <p class="quiet">An administrator makes one: <code>fleetctl create apikey NAME --role viewer</code>, or opens this page
-      logged in: <code>fleetctl dashboard</code></p>
-  </main>`;
-}
-
-function logIn(secret) {
-  return postJson("/login", secret);
-}
-
-/** Log in by the link of `fleetctl dashboard`; returns whether the address is one. It works once, and leaves the address. */
-async function followLoginLink() {
-  const found = LOGIN_LINK.exec(location.hash);
-  if (!found) return false;
-  history.replaceState(null, "", location.pathname + location.search);
-  linkProblem = "";
-  try {
-    await logIn({ ticket: found[1] });
-  } catch (error) {
-    linkProblem = error.message;
-  }
-  return true;
+/** What still works while a part of the fleet does not answer. */
+function Banners() {
+  const { isOldPage, at, silentSeconds, refusal } = store;
+  const isSilent = !at && silentSeconds >= SILENT_S;
+  return html`
+    ${isSilent && html`<div class="banner" data-banner>${refusal
+      ? `The control plane refuses this dashboard: ${refusal}`
+      : `The control plane (etcd) has not answered for ${Math.round(silentSeconds)} s. Objects are shown as last known. Chat, metrics and running models continue; changes and logs are unavailable.`}</div>`}
+    ${!at && silentGateways().map(([id, why]) => html`<div key=${id} class="banner" data-gateway-silent>Gateway <b>${id}</b> does not answer, so its requests are missing here: ${why}</div>`)}
+    ${isOldPage && html`<div class="banner" role="status">The dashboard was upgraded. <button type="button" class="small" onClick=${() => location.reload()}>Load the new page</button></div>`}`;
 }
 
 function Help({ onClose }) {
@@ -218,7 +206,7 @@ function Help({ onClose }) {
     <h2 id="help">Keyboard</h2>
     <dl class="keys">
       ${KEYS.map(([keys, what]) => html`<dt key=${keys}>${keys.split(" ").map((key) => html`<kbd key=${key}>${key}</kbd> `)}</dt><dd>${what}</dd>`)}
-      ${MENU.map(([path, title, key]) => html`<dt key=${path}><kbd>g</kbd> <kbd>${key}</kbd></dt><dd>${title}</dd>`)}
+      ${[...PLACES, ...FURTHER].map(([path, title, key]) => html`<dt key=${path}><kbd>g</kbd> <kbd>${key}</kbd></dt><dd>${title}</dd>`)}
     </dl>
     <p><label class="check"><input type="checkbox" defaultChecked=${hasSingleKeys()} onChange=${(event) => setSingleKeys(event.target.checked)} /> Keys without Ctrl</label></p>
     <form method="dialog"><button>Close</button></form>
@@ -229,40 +217,32 @@ function isWithin(path) {
   return path === "/" ? location.pathname === "/" : location.pathname.startsWith(path);
 }
 
+/** Show another address; the moment that is shown stays. */
 function go(path, redraw) {
   visit += 1;
-  history.pushState(null, "", path);
+  const url = new URL(path, location.href);
+  if (store.at && !url.searchParams.has("at")) url.searchParams.set("at", store.at);
+  history.pushState(null, "", withQuery(url.pathname, url.searchParams));
   redraw();
   scrollTo(0, 0);
   document.getElementById("main")?.focus({ preventScroll: true });
 }
 
 /** Follow a link to a screen without loading the page again. */
-function followLink(event, redraw) {
+function followLink(event, goTo) {
   const link = event.target.closest?.("a[href^='/']");
   const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
   if (!link || !isPlain || event.defaultPrevented) return;
+  const [, screen, name] = link.pathname.split("/");
+  if (!(name === undefined ? SCREENS : DETAILS)[screen]) return; // the server knows where an address of before has moved
   event.preventDefault();
-  go(link.getAttribute("href"), redraw);
-}
-
-function nextTheme() {
-  setTheme(THEMES[(THEMES.indexOf(savedTheme()) + 1) % THEMES.length]);
-}
-
-function savedTheme() {
-  return localStorage.getItem("theme") ?? "auto";
-}
-
-function setTheme(theme) {
-  localStorage.setItem("theme", theme);
-  document.documentElement.dataset.theme = theme;
-  dispatchEvent(new Event("themechange"));
+  goTo(link.getAttribute("href"));
 }
 
 sessionStorage.removeItem("loads"); // of load_retry.js: every module has arrived
 setTheme(savedTheme());
-store.show(selectionsOf(...location.pathname.slice(1).split("/").map(decodeURIComponent)));
+store.at = shownNow().query.get("at") ?? "";
+store.show(selectionsOf(shownNow()));
 store.adopt(boot);
 const app = document.getElementById("app");
 app.replaceChildren();

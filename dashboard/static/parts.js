@@ -7,9 +7,12 @@ const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", Sh
 const MOST_WHOLE_ROWS = 200;
 const NEAR_PX = 400; // rows so far out of sight are in the document, too
 const USUAL_ROW_PX = 40;
+const MOST_PROBLEMS = 50;
+const TONES = ["bad", "warning"]; // what people chose, such as a pause, stands after what refuses clients
 const LAST_PAUSE_MS = 10_000;
 const SLOW_MS = 20_000;
 const ANNOUNCE_MS = 5_000;
+const COMMAND = /^(fleetctl|fleet-[a-z]+|sudo|make|ssh|curl) /;
 let announcedAt = Number.NEGATIVE_INFINITY; // of all regions of the page
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
 
@@ -151,23 +154,22 @@ export function partsInSight(rows, heights, { top, bottom }, focused) {
   return parts;
 }
 
-/** A sentence of the server, with its commands as code. */
-export const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? html`<code key=${at}>${part}</code>` : part));
-
-/** Problems, those first for which clients are refused: each with its cause, its remedy, and since when. */
+/** Problems, one card for each cause: what is affected, since when, one remedy, and what it explains. The worst stand first. */
 export function Problems({ problems }) {
   if (!problems.length) return null;
-  const sorted = [...problems].sort((a, b) => (`${a.tone} ${a.name}` < `${b.tone} ${b.name}` ? -1 : 1));
+  const worst = [...problems].sort((a, b) => TONES.indexOf(a.tone) - TONES.indexOf(b.tone) || ((a.since ?? "") < (b.since ?? "") ? 1 : -1));
   return html`<ul class="problems">
-    ${sorted.slice(0, 50).map(
-      (one) => html`<li key=${one.name} data-tone=${one.tone}>
+    ${worst.slice(0, MOST_PROBLEMS).map(
+      (one) => html`<li key=${one.name} class=${one.tone} data-tone=${one.tone}>
         <p><strong><${ObjectLink} kind=${one.kind} name=${one.object} /></strong> ${one.title}${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
-        <p>${withCode(one.cause)}</p>
-        <p class="cure">${withCode(one.remedy)}</p>
+        ${one.cause && html`<p class="clamped"><${Text} text=${one.cause} /></p>`}
+        ${one.remedy && html`<p class="cure"><${Text} text=${one.remedy} /></p>`}
         ${!one.remedy.includes(`\`${one.command}\``) && html`<${Command} text=${one.command} />`}
+        ${one.conditions.length + one.affected.length > 1 && html`<details><summary>What follows from it</summary><p class="quiet">${[...one.affected, ...one.conditions].map((name) => html`<code key=${name}>${name}</code> `)}</p></details>`}
       </li>`,
     )}
-  </ul>`;
+  </ul>
+  ${worst.length > MOST_PROBLEMS && html`<p class="quiet">and ${worst.length - MOST_PROBLEMS} more</p>`}`;
 }
 
 export function Events({ events, empty = "Nothing happened within the last hour." }) {
@@ -176,7 +178,7 @@ export function Events({ events, empty = "Nothing happened within the last hour.
     ["Type", (one) => html`<${Badge} tone=${one.type === "Warning" ? "warning" : "idle"}>${one.type}<//>`],
     ["Object", (one) => html`<${ObjectLink} kind=${one.kind} name=${one.object} />`],
     ["Reason", (one) => `${one.reason}${one.count > 1 ? ` (${one.count} times)` : ""}`],
-    ["Message", (one) => one.message, "wide"],
+    ["Message", (one) => html`<${Text} text=${one.message} />`, "wide"],
   ];
   const newest = [...events].sort((a, b) => (a.lastSeen < b.lastSeen ? 1 : -1));
   return html`<${Table} caption="Events, the newest first" columns=${columns} rows=${newest} empty=${empty} />`;
@@ -184,16 +186,33 @@ export function Events({ events, empty = "Nothing happened within the last hour.
 
 /** The command that shows or does the same, to copy. */
 export function Command({ text }) {
+  return html`<p class="command"><code>${text}</code> <${CopyButton} text=${text} /></p>`;
+}
+
+function CopyButton({ text }) {
   const [isCopied, setCopied] = useState(false);
   const copy = () => {
     copyText(text);
     setCopied(true);
     setTimeout(() => setCopied(false), 2_000);
   };
-  return html`<p class="command">
-    <code>${text}</code>
-    <button type="button" onClick=${copy} aria-label=${`Copy: ${text}`}>${isCopied ? "Copied" : "Copy"}</button>
-  </p>`;
+  return html`<button type="button" class="copy" onClick=${copy} aria-label=${`Copy: ${text}`}>${isCopied ? "Copied" : "Copy"}</button>`;
+}
+
+/** A text of the fleet: what stands in backticks is code, and a command among it can be copied. */
+export function Text({ text }) {
+  const parts = (text ?? "").split("`");
+  if (parts.length % 2 === 0) return text; // a lone backtick begins no code
+  return parts.map((part, at) => (at % 2 === 0 ? part : html`<code key=${at}>${part}</code>${COMMAND.test(part) && html` <${CopyButton} text=${part} />`}`));
+}
+
+/** Views of one place, each with its address. `tabs`: [`tab` in the address, title, role, component]; the component gets the other properties. */
+export function Tabs({ path, tabs, tab, store, ...props }) {
+  const [shown, title, role, Shown] = tabs.find(([value]) => value === tab) ?? tabs[0];
+  return html`<nav class="tabs" aria-label="Views">${tabs.filter(([, , needed]) => store.may(needed)).map(([value, name]) => html`<a key=${value} href=${value ? `${path}?tab=${value}` : path} aria-current=${value === shown ? "page" : undefined}>${name}</a>`)}</nav>
+    ${store.may(role)
+      ? html`<${Shown} key=${shown} store=${store} ...${props} />`
+      : html`<p class="problem" role="alert">${title} needs the role ${role}; your key ${store.me.name} has the role ${store.me.role}.</p>`}`;
 }
 
 /** Copy a text. Where the browser has or allows no clipboard, as over plain HTTP, a text area does it. */

@@ -3,7 +3,7 @@
 import { html } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { number, short } from "./format.js";
-import { Badge, withCode, Table, usePolled } from "./parts.js";
+import { Badge, Table, Text, usePolled } from "./parts.js";
 
 const EVERY_MS = 30_000;
 const TITLES = {
@@ -36,7 +36,7 @@ export function Energy({ subject }) {
   const [found] = usePolled(() => getJson(`/api/v1/energy?subject=${encodeURIComponent(subject)}&from=24h`), EVERY_MS);
   const energy = found?.energy[0];
   if (!energy) return html`<span class="quiet">-</span>`;
-  if (energy.joules === null) return html`<span class="quiet">${withCode(energy.reason)}</span>`;
+  if (energy.joules === null) return html`<span class="quiet"><${Text} text=${energy.reason} /></span>`;
   const parts = [
     `${short(energy.joules / 3600)} Wh in 24 h`,
     energy.joulesPerRequest !== null && `${short(energy.joulesPerRequest)} J per request`,

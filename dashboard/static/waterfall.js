@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/htm-preact.js";
 import { RequestScores } from "./candidates.js";
-import { span } from "./format.js";
+import { clock, span } from "./format.js";
 import { Badge, Command, ObjectLink } from "./parts.js";
 
 export function Waterfall({ store, request, onClose }) {
@@ -10,7 +10,7 @@ export function Waterfall({ store, request, onClose }) {
   const steps = stepsOf(request);
   return html`<section class="panel waterfall" aria-label=${`Request ${request.id}`} data-waterfall>
     <div class="section-head"><h2><code>${request.id}</code></h2><button type="button" class="small" onClick=${onClose}>Close</button></div>
-    <p class="quiet">${request.model}${request.apiKey ? `, key ${request.apiKey}` : ""}, arrived ${new Date(request.time).toLocaleTimeString([], { hour12: false })} at gateway ${request.gateway}${request.strategy ? `, chosen by ${request.strategy}` : ""}${request.resumptions ? `, resumed ${request.resumptions} times` : ""}</p>
+    <p class="quiet">${request.model}${request.apiKey ? `, key ${request.apiKey}` : ""}, arrived ${clock(request.time)} at gateway ${request.gateway}${request.strategy ? `, chosen by ${request.strategy}` : ""}${request.resumptions ? `, resumed ${request.resumptions} times` : ""}</p>
     <ol class="steps">
       ${steps.map((one) => html`<li key=${one.name}>
         <span class="step-name">${one.name}${one.worker && html`${" "}<${ObjectLink} kind="Node" name=${one.worker} />`}</span>
@@ -25,7 +25,7 @@ export function Waterfall({ store, request, onClose }) {
       ? html`<${RequestScores} key=${request.id} request=${request} />`
       : html`<p class="quiet">The scores of the candidates are in the gateway's log, which needs the role operator.</p>`}
     <p class="row">
-      <a href=${`/logs?of=gateway/${encodeURIComponent(request.gateway)}${request.replica ? `&of=replica/${encodeURIComponent(request.replica)}` : ""}&grep=${encodeURIComponent(request.id)}`}>Logs of this request</a>
+      <a href=${`/activity?tab=logs&of=gateway/${encodeURIComponent(request.gateway)}${request.replica ? `&of=replica/${encodeURIComponent(request.replica)}` : ""}&grep=${encodeURIComponent(request.id)}`}>Logs of this request</a>
     </p>
     <${Command} text=${`fleetctl routes --model ${request.model} --last 100`} />
   </section>`;

@@ -80,7 +80,7 @@ async def test_a_change_is_put_back_to_the_state_before_it(
         await expect(dialog.get_by_role("combobox")).to_have_value("1")
         await check_access(page)
         await dialog.get_by_role("button", name="Undo the rollout").click()
-        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await expect(page.locator("main [data-done]")).to_be_visible()
         await expect(page.locator("main dl")).to_contain_text("1024 tokens")
 
 
@@ -143,8 +143,8 @@ async def test_the_command_line_taints_a_mac_and_deletes_a_model(
         await expect(dialog).to_contain_text("fleetctl taint mac-2 owner=anna:NoSchedule")
         await check_access(page)
         await page.keyboard.press("Enter")
-        await expect(dialog.locator("[data-done]")).to_be_visible()
-        await page.keyboard.press("Escape")
+        await expect(page.locator("main [data-done]")).to_be_visible()
+        await expect(dialog).to_have_count(0)
         await expect(page.locator("main dl")).to_contain_text("owner=anna:NoSchedule")
         await page.keyboard.press("Control+k")
         await line.fill("delete qw")
@@ -156,7 +156,7 @@ async def test_the_command_line_taints_a_mac_and_deletes_a_model(
         await expect(button).to_be_disabled()
         await dialog.get_by_label("to delete it").fill("qwen")
         await page.keyboard.press("Enter")
-        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await expect(dialog).to_have_count(0)
     obj = await objects.get(running.store, ModelDeployment, "qwen")
     assert obj is not None
     assert obj.metadata.deletion_timestamp is not None

@@ -113,7 +113,7 @@ async def test_a_dashboard_that_starts_without_etcd_shows_what_was_known(
             await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
             banner = page.locator("[data-banner]")
             await expect(banner).to_contain_text("Objects are shown as last known")
-            await page.locator("nav").get_by_role("link", name="Fleet").click()
+            await page.locator("nav").get_by_role("link", name="Overview").click()
             await expect(page.locator("[data-sentence]")).to_contain_text("1 of 1 Macs online")
             await etcd.start()
             await commit_when_back(store, mac("mac-2"))

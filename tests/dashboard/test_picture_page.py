@@ -18,7 +18,7 @@ from tests.support.fleetctl_manifests import put_replica
 from tests.support.world import GIB, deployment
 
 pytestmark = [needs_browser, pytest.mark.browser]
-_PICTURE = "/macs?view=picture"
+_PICTURE = "/macs?tab=picture"
 _LAY_OUT = """
 async ({ sizes, needs, width }) => {
   const main = document.querySelector('script[type="module"]').src;

@@ -71,7 +71,7 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
                     with contextlib.suppress(PlaywrightError):  # it may end at any moment
                         await cancel.click(timeout=5_000)
             await expect(cancel).to_have_count(0)
-            await page.get_by_role("tab", name="Ended").click()
+            await page.get_by_role("link", name="Ended").click()
             rows = page.locator("[data-ended] tbody tr")
             await expect(rows.first).to_contain_text("live-1")
             # All of it came on the stream: the page has asked for nothing but the cancellation.

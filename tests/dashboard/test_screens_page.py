@@ -109,10 +109,17 @@ async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:
         await page.goto("/keys")
         await page.get_by_label("API key").fill("sk-user")
         await page.keyboard.press("Enter")
-        await expect(page.locator("h1")).to_have_text("Keys")
-        assert await page.locator("nav a").all_text_contents() == ["Chat", "Keys"]
+        await expect(page.locator("h1")).to_have_text("Settings")
+        assert await page.locator("header nav a").all_text_contents() == ["Chat"]
         await page.goto("/")
         await expect(page.locator("h1")).to_have_text("Chat")
+        # A link that a colleague sent: no state will come, and the page says why.
+        await page.goto("/models/qwen")
+        await expect(page.locator("main")).to_contain_text("this page needs the role viewer")
+        await page.get_by_role("button", name="user").click()
+        await check_access(page)
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.get_by_role("alert")).to_have_text("You have logged out.")
 
 
 async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -> None:
@@ -313,7 +320,7 @@ async def test_each_of_a_thousand_macs_in_the_picture_leads_to_its_page(browser:
     for at in range(0, 1000, 50):
         await store.commit([], [p for number in range(at, at + 50) for p in mac(f"m{number:04}")])
     async with opened(browser, store) as (page, _):
-        await page.goto("/macs?view=picture")
+        await page.goto("/macs?tab=picture")
         drawing = page.get_by_role("group", name="1000 Macs")
         await expect(drawing.locator("a")).to_have_count(1000)
         await drawing.locator("a").nth(7).click()
@@ -327,18 +334,27 @@ async def test_an_earlier_moment_is_shown_without_actions(browser: Browser, tmp_
     async with opened(browser, store, state_dir=tmp_path, can_write=True) as (page, _):
         await page.goto("/macs")
         await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
-        await asyncio.sleep(7)  # the bar moves in steps of five seconds
+        await asyncio.sleep(7)  # so long it was there
         gone = [keys.spec_key("Node", "mac-3"), keys.status_key("Node", "mac-3")]
         await store.commit([], [Delete(key=k) for k in (*gone, keys.node_lease_key("mac-3"))])
         await expect(page.get_by_role("link", name="mac-3")).to_have_count(0)
         await page.keyboard.press("[")
         slider = page.get_by_role("slider", name="Moment")
         await slider.focus()
-        await page.keyboard.press("ArrowLeft")
+        await page.keyboard.press("PageDown")
         await expect(page.locator("[data-state='past']")).to_contain_text("as it was")
         await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
         await check_access(page)
+        # The moment is in the address: it stays over links and a load.
         await page.get_by_role("link", name="mac-1").first.click()
-        await expect(page.get_by_role("button", name="Cordon", exact=True)).to_be_visible()
+        await page.reload()
+        await expect(page.locator("[data-past]")).to_contain_text("Actions are off")
+        await expect(page.get_by_role("button", name="Cordon", exact=True)).to_have_count(0)
         await page.get_by_role("button", name="Now", exact=True).click()
         await expect(page.locator("[data-state]")).to_have_text("live")
+        await expect(page.get_by_role("button", name="Cordon", exact=True)).to_be_visible()
+        assert "at=" not in page.url
+        # Nothing of the present is shown below a time before the record.
+        await page.goto("/macs?at=2020-01-01T00:00:00Z")
+        await expect(page.get_by_role("alert")).to_contain_text("The record begins")
+        await expect(page.get_by_role("link", name="mac-1")).to_have_count(0)

@@ -146,7 +146,7 @@ async def ask_why_and_what_if(page: Page) -> None:
     await page.get_by_label("Manifest, YAML").fill(f"{huge}  resources: {{memory: 100Gi}}\n")
     await page.get_by_role("button", name="Apply these changes").click()
     await expect(page.locator("[data-done]")).to_contain_text("created")
-    await page.locator("nav").get_by_role("link", name="Fleet").click()
+    await page.locator("nav").get_by_role("link", name="Overview").click()
     item = page.locator("li", has=page.get_by_role("link", name="huge", exact=True)).first
     await item.get_by_role("link", name="Why pending?").click()
     await expect(page.locator("main")).to_contain_text("InsufficientMemory")

@@ -23,7 +23,7 @@ const WAITING = [
 
 export function AddMac({ store }) {
   return html`
-    <h1>Add a Mac</h1>
+    <h2>Add a Mac</h2>
     <ol class="guide">
       <li>On this machine, print a token (it works once, for an hour):<${Command} text="fleetctl token create" /></li>
       <li>On the new Mac, install mlx-fleet and join with the command that was printed:
@@ -33,9 +33,9 @@ export function AddMac({ store }) {
     </ol>
     <p class="quiet">A fleet that runs on this machine alone accepts other Macs after <code>fleetctl up --join ADDRESS</code>.
       One that ran <code>fleetctl join HOST:4002</code> without a token waits for <code>fleetctl approve NAME</code>.</p>
-    <h2>Waiting for approval</h2>
+    <h3>Waiting for approval</h3>
     <${Table} caption="Waiting for approval" columns=${WAITING} rows=${store.rows("joinRequests")} empty="No machine asks to join without a token." />
-    <h2>Macs of this fleet</h2>
+    <h3>Macs of this fleet</h3>
     <${Table} caption="Macs of this fleet" columns=${COLUMNS} rows=${store.rows("macs")} empty="No Mac has joined yet." />
   `;
 }

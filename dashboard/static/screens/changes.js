@@ -15,9 +15,8 @@ export function Changes({ store, query }) {
   const changes = chosen ?? (about.length || store.at ? null : newest);
   const shown = matching(changes ?? [], text);
   return html`
-    <h1>Changes</h1>
     ${about.length > 0
-      ? html`<p>Only ${about.map(([, value]) => value).join(" ")}. <a href="/changes">All changes</a></p>`
+      ? html`<p>Only ${about.map(([, value]) => value).join(" ")}. <a href="/activity?tab=changes">All changes</a></p>`
       : html`<p class="quiet">Writes by users, Git sources and this page in the last 30 days.</p>`}
     <${Filter} value=${text} onInput=${setText} label="Filter changes" />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}

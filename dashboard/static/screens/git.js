@@ -4,17 +4,20 @@ import { html } from "../vendor/htm-preact.js";
 import { age } from "../format.js";
 import { Actions } from "../actions.js";
 import { Badge, Command, pathOf } from "../parts.js";
-import { Conditions } from "./object.js";
+import { Conditions, NotFound } from "./object.js";
 
-export function Git({ store, name }) {
+export function Git({ store }) {
   const sources = store.rows("gitSources");
-  return html`
-    ${name && html`<p><a href="/git">Git</a></p>`}
-    <h1>${name ? "Git source" : "Git"}</h1>
-    ${!sources.length && html`<p class="quiet">${name ? "It does not exist. " : "There is no GitSource. "} A fleet can follow a repository: <code>fleetctl create gitsource</code></p>`}
-    ${sources.map((one) => html`<${Source} key=${one.name} store=${store} source=${one} />`)}
-    ${!sources.length && html`<${Command} text="fleetctl explain gitsource" />`}
-  `;
+  if (sources.length) return sources.map((source) => html`<${Source} key=${source.name} store=${store} source=${source} />`);
+  return html`<p class="quiet">There is no GitSource. A fleet can follow a repository: write a manifest of the kind GitSource, and apply it.</p>
+    <${Command} text="fleetctl explain gitsource" />`;
+}
+
+/** The page of one source. */
+export function GitSource({ store, name }) {
+  const source = store.row("gitSources", name);
+  if (!source) return html`<${NotFound} what="GitSource" name=${name} command="fleetctl get gitsources" />`;
+  return html`<p class="trail"><a href="/activity?tab=git">Git</a></p><h1>Git source</h1><${Source} store=${store} source=${source} />`;
 }
 
 function Source({ store, source }) {
@@ -33,7 +36,7 @@ function Source({ store, source }) {
     ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
       ${one.kind}/${one.name}: ${driftText(one)} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
     <${Conditions} conditions=${conditions} />
-    <p class="actions"><${Actions} store=${store} name=${source.name} verbs=${source.isSuspended ? ["unsuspend"] : ["sync", "suspend"]} /></p>
+    <p class="actions"><${Actions} store=${store} view="gitSources" object=${source} /></p>
     <${Command} text=${`fleetctl describe gs/${source.name}`} />
   </section>`;
 }

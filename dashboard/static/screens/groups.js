@@ -19,8 +19,7 @@ export function Groups({ store }) {
     ["Replicas", (one) => one.replicas.join(", ") || "-"],
     ["Reason", (one) => one.reason, "wide"],
   ];
-  return html`<h1>Groups</h1>
-    <${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
+  return html`<${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
     <${Command} text="fleetctl get shardgroups" />`;
 }
 
@@ -31,7 +30,7 @@ export function Group({ store, name }) {
   const isAbout = (one) => one.kind === "ShardGroup" && one.object === name;
   const members = found?.members.length ? found.members : group.listed;
   return html`
-    <p class="trail"><a href="/groups">Groups</a></p>
+    <p class="trail"><a href="/macs?tab=groups">Groups</a></p>
     <h1>${name}</h1>
     <p><${Badge} tone=${group.readyMembers >= group.members ? "good" : "warning"}>${group.readyMembers} of ${group.members} members ready<//> ${group.size} wanted, ${group.backend}, ${group.parallelism}</p>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}

@@ -25,7 +25,6 @@ export function Keys() {
   ];
   const use = (found?.keys ?? []).flatMap((key) => key.use.map((one) => ({ ...one, key: key.name, name: `${key.name} ${one.model}` })));
   return html`
-    <h1>Keys</h1>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${found?.isOwnOnly && html`<p class="quiet">Your role shows your own key. The role admin shows all.</p>`}
     ${found && html`<${Table} caption="API keys" columns=${columns} rows=${found.keys} empty="There is no API key." />

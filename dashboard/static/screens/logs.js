@@ -1,8 +1,9 @@
 /** Logs of agents, engines, gateways, reconcilers and dashboards as they are written: several at once, filtered, paused, cleared, saved. */
 
-import { html, useState } from "../vendor/htm-preact.js";
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { LEVELS, Lines, useLogs } from "../log_lines.js";
 import { Command } from "../parts.js";
+import { note } from "../router.js";
 
 const MOST_LOGS = 3; // browsers open six connections to a host at most
 const FIRST_LINES = 200;
@@ -14,6 +15,7 @@ export function Logs({ store, query }) {
   const [level, setLevel] = useState("debug");
   const [since, setSince] = useState("");
   const [isFollowing, setFollowing] = useState(true);
+  useEffect(() => note({ of: chosen, grep }), [chosen, grep]);
   const logs = useLogs(chosen, { isFollowing, since, tail: FIRST_LINES });
   const sources = [
     ...store.rows("macs").map((one) => `node/${one.name}`),
@@ -25,7 +27,6 @@ export function Logs({ store, query }) {
   const shown = logs.lines.filter((one) => LEVELS.indexOf(one.level) >= LEVELS.indexOf(level) && (!wanted || one.text.toLowerCase().includes(wanted)));
   const add = (name) => name && !chosen.includes(name) && setChosen([...chosen, name].slice(-MOST_LOGS));
   return html`
-    <h1>Logs</h1>
     <div class="row toolbar">
       <label>Log <select value="" onChange=${(event) => add(event.target.value)}>
         <option value="">choose a log…</option>

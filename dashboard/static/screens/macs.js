@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes, figureText, taintText } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table, Tabs } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
@@ -11,7 +11,18 @@ const Energy = lazy(() => import("../service_levels.js"), "Energy");
 const Usage = lazy(() => import("../usage.js"), "Usage");
 const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
-export function Macs({ store, query, isPicture = query.get("view") === "picture" }) {
+const TABS = [
+  ["", "Table", "viewer", MacTable],
+  ["picture", "Picture", "viewer", FleetPicture],
+  ["groups", "Groups", "viewer", lazy(() => import("./groups.js"), "Groups")],
+  ["add", "Add a Mac", "viewer", lazy(() => import("./add.js"), "AddMac")],
+];
+
+export function Macs(props) {
+  return html`<h1>Macs</h1><${Tabs} path="/macs" tabs=${TABS} ...${props} />`;
+}
+
+function MacTable({ store }) {
   const [text, setText] = useState("");
   const isMeasured = [...store.views.figures.values()].some((one) => one.gpuPercent !== null || one.active > 0);
   const columns = [
@@ -28,13 +39,9 @@ export function Macs({ store, query, isPicture = query.get("view") === "picture"
   ];
   const rows = matching(store.rows("macs"), text);
   return html`
-    <h1>Macs</h1>
-    <p class="segments"><a href="/macs" aria-current=${isPicture ? undefined : "page"}>Table</a><a href="/macs?view=picture" aria-current=${isPicture ? "page" : undefined}>Picture</a></p>
-    ${isPicture ? html`<${FleetPicture} store=${store} />` : html`
     <${Filter} value=${text} onInput=${setText} label="Filter Macs" />
     <${Table} caption="Macs" columns=${columns} rows=${rows} empty=${text ? "No Mac matches." : "No Mac has joined."} />
-    ${!store.at && html`<${Usage} what="nodes" />`}`}
-    <p><a href="/add">Add a Mac</a></p>
+    ${!store.at && html`<${Usage} what="nodes" />`}
     <${Command} text="fleetctl get nodes" />
   `;
 }
@@ -44,7 +51,6 @@ export function Mac({ store, name }) {
   if (!mac) return html`<${NotFound} what="Mac" name=${name} command="fleetctl get nodes" />`;
   const replicas = store.rows("replicas").filter((one) => one.macs.includes(name));
   const events = store.rows("events").filter((one) => one.kind === "Node" && one.object === name);
-  const verbs = mac.isCordoned || mac.isDraining ? [...(mac.isDraining ? [] : ["drain"]), "uncordon"] : ["cordon", "drain"];
   const figures = store.row("figures", name);
   return html`
     <p class="trail"><a href="/macs">Macs</a></p>
@@ -52,8 +58,8 @@ export function Mac({ store, name }) {
     <p><${MacState} mac=${mac} /> ${mac.reason}</p>
     <p class="actions">
       <a href=${`/try?lost=${encodeURIComponent(name)}`}>Try without it</a>
-      <a href=${`/logs?of=node/${encodeURIComponent(name)}`}>Log</a>
-      <${Actions} store=${store} name=${name} taints=${mac.taints} verbs=${[...verbs, "taint", ...(mac.taints.length ? ["untaint"] : [])]} />
+      <a href=${`/activity?tab=logs&of=node/${encodeURIComponent(name)}`}>Log</a>
+      <${Actions} store=${store} view="macs" object=${mac} />
     </p>
     <p><${MemoryBar} mac=${mac} /></p>
     <dl>
@@ -117,7 +123,7 @@ export function Replicas({ replicas, empty }) {
     ["Macs", (one) => one.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)],
     ["Memory", (one) => bytes(one.memoryBytes), "number"],
     ["Restarts", (one) => one.restarts, "number"],
-    ["Log", (one) => html`<a href=${`/logs?of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],
+    ["Log", (one) => html`<a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],
     ["Reason", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), "wide"],
   ];
   return html`<${Table} caption="Replicas" columns=${columns} rows=${replicas} empty=${empty} />`;

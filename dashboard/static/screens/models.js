@@ -59,7 +59,7 @@ export function Model({ store, name, query }) {
       <a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>
       <a href=${`/try?kind=ModelDeployment&name=${encodeURIComponent(name)}`}>Try a change</a>
       <button type="button" class="small" aria-expanded=${isWhyOpen} onClick=${() => setWhyOpen(!isWhyOpen)}>${model.placed < model.desired ? "Why pending?" : "Why here?"}</button>
-      <${Actions} store=${store} name=${name} replicas=${model.desired} verbs=${verbsOf(model)} />
+      <${Actions} store=${store} view="models" object=${model} />
     </p>
     ${isWhyOpen && html`<section class="panel" aria-label="Placement"><${WhyPending} name=${name} revision=${`${model.placed} ${model.desired} ${model.ready}`} /></section>`}
     ${model.canary && html`<${Canary} canary=${model.canary} />`}
@@ -104,10 +104,4 @@ function Canary({ canary }) {
     <ol class="rollout">${[...weights, 100].map((weight, at) => html`<li key=${at} class=${state(at)} aria-current=${state(at) === "now" ? "step" : undefined}>${at === weights.length ? "all" : `${weight} %`}</li>`)}</ol>
     ${message && html`<p>${message}</p>`}
   </section>`;
-}
-
-/** The actions that make sense now. */
-function verbsOf(model) {
-  const canary = model.hasCanary ? ["promote", "abort"] : [];
-  return [...(model.isAutoscaled ? [] : ["scale"]), "restart", model.isPaused ? "resume" : "pause", ...canary, "undo", "delete"];
 }

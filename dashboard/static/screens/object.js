@@ -63,7 +63,7 @@ export function Replica({ store, name }) {
     <p class="trail"><${ObjectLink} kind="ModelDeployment" name=${replica.deployment} /></p>
     <h1>${name}</h1>
     <p><${Badge} tone=${replica.isReady ? "good" : "warning"}>${replica.isReady ? "ready" : replica.reason || "pending"}<//> ${replica.message}</p>
-    <p class="actions"><a href=${`/logs?of=replica/${encodeURIComponent(name)}`}>Log</a></p>
+    <p class="actions"><a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(name)}`}>Log</a></p>
     ${replica.fetches.length > 0 && html`<ul>${replica.fetches.map((one) => html`<li key=${one}>${one}</li>`)}</ul>`}
     <dl>
       <dt>Macs</dt><dd>${replica.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)}</dd>

@@ -2,9 +2,10 @@
 
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
 import { Chart } from "../charts.js";
-import { clock, short, span } from "../format.js";
+import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Badge, Command, Figure, ObjectLink, Table, usePolled } from "../parts.js";
+import { Badge, Command, Figure, ObjectLink, Table, Tabs, usePolled } from "../parts.js";
+import { note } from "../router.js";
 import { Waterfall } from "../waterfall.js";
 
 const AGE_MS = 1_000;
@@ -19,18 +20,19 @@ const SERIES = [
   ["latency", "Latency", span, "draft"],
   ["error_rate", "Errors", (value) => `${short(100 * value)} %`, "adapter"],
 ];
-const TABS = ["Live", "Ended", "Metrics"];
+const TABS = [
+  ["", "Live", "viewer", Live],
+  ["ended", "Ended", "viewer", Ended],
+  ["metrics", "Metrics", "viewer", Charts],
+];
+const BUSY_QUEUE = 0.5;
+const FULL_QUEUE = 0.8;
 
-export function Requests({ store, query }) {
-  const [tab, setTab] = useState(TABS.find((one) => one.toLowerCase() === query.get("tab")) ?? TABS[0]);
-  const show = (one) => {
-    setTab(one);
-    history.replaceState(null, "", one === TABS[0] ? location.pathname : `${location.pathname}?tab=${one.toLowerCase()}`);
-  };
+export function Requests(props) {
+  const { store } = props;
   const now = store.row("traffic", "fleet");
   return html`
     <h1>Requests</h1>
-    ${now && Object.entries(now.gatewaysSilent).map(([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`)}
     ${now && html`<div class="cards">
       <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
       <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
@@ -38,18 +40,32 @@ export function Requests({ store, query }) {
       <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed`} />
       <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
     </div>`}
-    <div class="tabs" role="tablist" aria-label="Requests">
-      ${TABS.map((one) => html`<button type="button" role="tab" key=${one} aria-selected=${one === tab} onClick=${() => show(one)}>${one}</button>`)}
-    </div>
-    ${tab === "Live" && html`<${Live} store=${store} waiting=${now?.waitingByModel ?? {}} />`}
-    ${tab === "Ended" && html`<${Ended} store=${store} />`}
-    ${tab === "Metrics" && html`<${Charts} />`}
+    ${now && html`<${Flow} now=${now} limit=${store.rows("models").reduce((sum, one) => sum + (one.queueLimit ?? 0), 0)} />`}
+    <${Tabs} path="/requests" tabs=${TABS} ...${props} />
     <${Command} text="fleetctl routes --last 100" />
   `;
 }
 
+/** How full the queue is, where models limit it, and the speed of the last answers. */
+function Flow({ now, limit }) {
+  const share = limit ? Math.min(1, now.queueDepth / limit) : 0;
+  const tone = share >= FULL_QUEUE ? "bad" : share >= BUSY_QUEUE ? "warning" : "good";
+  const speeds = now.lastGenerationsTokensPerSecond;
+  const top = Math.max(...speeds, 1);
+  if (!limit && !speeds.length) return null;
+  return html`<div class="flow">
+    ${limit > 0 && html`<div><span class="title">Queue</span>
+      <span class="queue" role="meter" aria-label="Queue" aria-valuemin="0" aria-valuemax=${limit} aria-valuenow=${Math.min(limit, now.queueDepth)} aria-valuetext=${`${now.queueDepth} of ${limit} waiting`}><span class=${tone} style=${{ width: `${100 * share}%` }}></span></span>
+      <span class="note">${now.queueDepth} of ${limit}</span></div>`}
+    ${speeds.length > 0 && html`<div><span class="title">Last responses</span>
+      <span class="speeds" role="img" aria-label=${`Tokens per second of the last ${count(speeds.length, "response")}: ${short(speeds.at(-1))} now, at most ${short(top)}`}>${speeds.map((one, at) => html`<span key=${at} style=${{ height: `${Math.max(6, (100 * one) / top)}%` }}></span>`)}</span>
+      <span class="note">${short(speeds.at(-1))} tokens/s</span></div>`}
+  </div>`;
+}
+
 /** Requests under way, and how many wait for each model. */
-function Live({ store, waiting }) {
+function Live({ store }) {
+  const waiting = store.row("traffic", "fleet")?.waitingByModel ?? {};
   const [problem, setProblem] = useState("");
   const [, redraw] = useReducer((number) => number + 1, 0);
   useEffect(() => {
@@ -71,7 +87,7 @@ function Live({ store, waiting }) {
   </section>`;
 }
 
-const PHASES = { queued: "idle", prefill: "warning", generating: "good" };
+const PHASES = { queued: "idle", prefill: "good", generating: "good" };
 
 function runningColumns(cancel) {
   const columns = [
@@ -98,11 +114,12 @@ function Prefill({ request }) {
 }
 
 /** Requests that ended: the newest from the stream, or those that the server chooses; one of them is opened as a waterfall. */
-function Ended({ store }) {
+function Ended({ store, query: address }) {
   const [wanted, setWanted] = useState({ model: "", node: "", key: "", status: "", slower: "" });
   const [chosen, setChosen] = useState(null);
   const [problem, setProblem] = useState("");
-  const [opened, setOpened] = useState("");
+  const [opened, setOpened] = useState(address.get("request") ?? "");
+  useEffect(() => note({ request: opened }), [opened]);
   const moment = store.at ? { to: store.at } : {};
   const query = new URLSearchParams(Object.entries({ ...wanted, ...moment }).filter(([, value]) => value)).toString();
   const newest = store.rows("ended").sort((a, b) => endOf(b) - endOf(a));
