@@ -161,7 +161,7 @@ export function Problems({ problems }) {
   return html`<ul class="problems">
     ${worst.slice(0, MOST_PROBLEMS).map(
       (one) => html`<li key=${one.name} class=${one.tone} data-tone=${one.tone}>
-        <p><strong><${ObjectLink} kind=${one.kind} name=${one.object} /></strong> ${one.title}${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
+        <p><strong>${pathOf(one.kind, one.object) ? html`<a href=${pathOf(one.kind, one.object)}>${one.title}</a>` : one.title}</strong>${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
         ${one.cause && html`<p class="clamped"><${Text} text=${one.cause} /></p>`}
         ${one.remedy && html`<p class="cure"><${Text} text=${one.remedy} /></p>`}
         ${!one.remedy.includes(`\`${one.command}\``) && html`<${Command} text=${one.command} />`}
