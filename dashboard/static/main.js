@@ -233,7 +233,7 @@ function followLink(event, goTo) {
   const link = event.target.closest?.("a[href^='/']");
   const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
   if (!link || !isPlain || event.defaultPrevented) return;
-  const [, screen, name] = link.pathname.split("/");
+  const [, screen, name] = link.getAttribute("href").split(/[?#]/)[0].split("/");
   if (!(name === undefined ? SCREENS : DETAILS)[screen]) return; // the server knows where an address of before has moved
   event.preventDefault();
   goTo(link.getAttribute("href"));
