@@ -86,6 +86,9 @@ def answer(
         for api_object in specs.by_index(BY_KIND, "ModelDeployment").values()
         if isinstance(api_object, ModelDeployment)
     }
+    declared = (
+        {} if question.kind != "forecast" else dict(wanted)
+    )  # forecast without the change, too
     for key, value, version in question.objects:
         kind, name = keys.kind_and_name(key)
         if kind == "ModelDeployment":
@@ -94,7 +97,8 @@ def answer(
                 api_object.spec.replicas if isinstance(api_object, ModelDeployment) else 0
             )
     missing = sum(
-        max(0, count - specs.count(BY_DEPLOYMENT, name)) for name, count in wanted.items()
+        max(0, count - specs.count(BY_DEPLOYMENT, name))
+        for name, count in (*wanted.items(), *declared.items())
     )
     missing += sum(specs.count(BY_NODE, name) for name in question.lost)
     joining = sum(FleetNode.model_validate_json(node).count for node in question.added)
@@ -159,7 +163,8 @@ def _answer(caches: FleetCaches, clock: Clock, question: PlannerQuestion) -> Row
             supposed = suppose(caches, clock, supposition)
         except SuppositionError as error:
             return {"refused": str(error)}
-        return {**plan.forecast_tree(plan.forecast_of(supposed, clock))}
+        before = caches if supposition != Supposition() else None
+        return {**plan.forecast_tree(plan.forecast_of(supposed, clock, before))}
     snapshot = placement.snapshot_of(caches, clock.now())
     report = placement.explain_placement(snapshot, question.name)
     if report is None:

@@ -27,28 +27,6 @@ class MemoryOutlook:
     """Bytes of the KV cache for one more token, by deployment."""
 
     @property
-    def sentence(self) -> str:
-        """The forecast in one sentence."""
-        if not self.steps:
-            return "No replica changes."
-        unplaced = [step for step in self.steps if isinstance(step.outcome, Unschedulable)]
-        placed = [step for step in self.steps if step.outcome is not None and step not in unplaced]
-        parts = [
-            f"{number} {word}"
-            for number, word in (
-                (sum(forecast_step.kind is ForecastKind.NEW for forecast_step in placed), "placed"),
-                (
-                    sum(forecast_step.kind is not ForecastKind.NEW for forecast_step in placed),
-                    "moved or replaced",
-                ),
-                (sum(step.kind is ForecastKind.ENDS for step in self.steps), "ended"),
-                (len(unplaced), "left without a place"),
-            )
-            if number
-        ]
-        return f"Replicas: {', '.join(parts)}."
-
-    @property
     def trees(self) -> list[Tree]:
         """The Macs as trees; sizes are in bytes."""
         return [self._mac(node) for node in self.nodes]

@@ -182,35 +182,94 @@ def block_tree(block: MacBlock) -> dict[str, Tree]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The fate of every replica that does not stay as it is."""
+    """The effect of a change on the replicas of a fleet; what happens without it, too, is left out."""
 
     steps: tuple[ForecastStep, ...]
+    """The fate of every replica that the change alters."""
+    waiting: tuple[ForecastStep, ...]
+    """Replicas that have no place, with the change or without it."""
+    settled: int
+    """The number of replicas that have no place without the change, and are not needed with it."""
     macs: tuple[MacBlock, ...]
-    """The Macs that change."""
+    """The Macs that the change alters."""
     memory: MemoryOutlook
-    """All Macs, with the memory proofs of their replicas."""
+    """All Macs after all steps, with the memory proofs of their replicas."""
 
     @property
     def unplaced(self) -> int:
-        """The number of replicas that fit nowhere."""
+        """The number of replicas that the change leaves without a place."""
         return sum(isinstance(step.outcome, Unschedulable) for step in self.steps)
 
+    @property
+    def sentence(self) -> str:
+        """The forecast in one sentence."""
+        placed = [step for step in self.steps if step.outcome is not None]
+        placed = [step for step in placed if not isinstance(step.outcome, Unschedulable)]
+        new = sum(step.kind is ForecastKind.NEW for step in placed)
+        counts = (
+            (new, "placed"),
+            (len(placed) - new, "moved or replaced"),
+            (sum(step.kind is ForecastKind.ENDS for step in self.steps), "ended"),
+            (self.unplaced, "left without a place"),
+            (self.settled, "no longer waiting for a place"),
+        )
+        parts = [f"{number} {words}" for number, words in counts if number]
+        return f"Replicas: {', '.join(parts)}." if parts else "No replica changes."
 
-def forecast_of(supposed: FleetCaches, clock: Clock) -> Forecast:
-    """Return the fate of the replicas of a supposed fleet."""
+
+def caused_steps(
+    steps: Sequence[ForecastStep], before: Sequence[ForecastStep]
+) -> tuple[tuple[ForecastStep, ...], tuple[ForecastStep, ...]]:
+    """Return the steps that a change causes, and those of replicas without a place with it or without it. Pure.
+
+    `before`: the steps that happen without the change.
+    """
+    known = set(map(_fate, before))
+    caused = tuple(step for step in steps if _fate(step) not in known)
+    shared = (step for step in steps if _fate(step) in known)
+    return caused, tuple(step for step in shared if isinstance(step.outcome, Unschedulable))
+
+
+def _fate(step: ForecastStep) -> tuple[object, ...]:
+    """Return the parts of a step that tell it from others: the amounts in a refusal may differ."""
+    ranks = getattr(step.outcome, "ranks", ())
+    is_unplaced = isinstance(step.outcome, Unschedulable)
+    nodes = None if is_unplaced else tuple(rank.node for rank in ranks)
+    return step.replica, step.kind, step.before, step.because, nodes, step.memory
+
+
+def forecast_of(supposed: FleetCaches, clock: Clock, before: FleetCaches | None = None) -> Forecast:
+    """Return the fate of the replicas of a supposed fleet; `before`: the fleet without the change, None for any steps."""
     snapshot = snapshot_of(supposed, clock.now())
     steps, nodes = forecast_replicas(snapshot)
-    blocks = [block for block in planned_blocks(steps, nodes) if block.has_changed]
-    memory = look_at_memory(snapshot, steps, nodes)
-    return Forecast(steps=steps, macs=tuple(blocks), memory=memory)
+    earlier, earlier_nodes = (
+        ((), ()) if before is None else forecast_replicas(snapshot_of(before, clock.now()))
+    )
+    caused, waiting = caused_steps(steps, earlier)
+    named = {step.replica for step in steps}
+    unplaced = [step for step in earlier if isinstance(step.outcome, Unschedulable)]
+    known_blocks = planned_blocks(earlier, earlier_nodes)
+    blocks = [
+        block
+        for block in planned_blocks(steps, nodes)
+        if block.has_changed and block not in known_blocks
+    ]
+    return Forecast(
+        steps=caused,
+        waiting=waiting,
+        settled=sum(step.replica not in named for step in unplaced),
+        macs=tuple(blocks),
+        memory=look_at_memory(snapshot, steps, nodes),
+    )
 
 
 def forecast_tree(found: Forecast) -> dict[str, Tree]:
     """Return a forecast as a tree; sizes are in bytes."""
     return {
-        "sentence": found.memory.sentence,
+        "sentence": found.sentence,
         "unplaced": found.unplaced,
         "steps": [step_tree(step) for step in found.steps],
+        "waiting": [step_tree(step) for step in found.waiting],
         "macs": [block_tree(mac) for mac in found.macs],
         "memory": found.memory.trees,
     }

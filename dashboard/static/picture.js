@@ -36,12 +36,12 @@ export function pictureOf(store, needs = new Map()) {
   };
 }
 
-/** The Macs after a forecast of the planner (`memory` and `steps` of its answer), as the picture takes them. */
-export function pictureOfForecast({ memory, steps }, store) {
+/** The Macs after a forecast of the planner (`memory`, `steps` and `waiting` of its answer), as the picture takes them. */
+export function pictureOfForecast({ memory, steps, waiting = [] }, store) {
   const macs = memory.map((mac) => macOf({ state: "online", ...store.row("macs", mac.name), ...mac }, mac.replicas.map((one) => ({
     ...one, model: one.deployment, weightsBytes: one.memory?.weightsBytes ?? 0, kvBytes: one.memory?.kvCacheBytes ?? 0, isReady: true, percent: null, active: 0,
   }))));
-  const refused = steps.filter((step) => step.refusal);
+  const refused = [...steps, ...waiting].filter((step) => step.refusal);
   const models = [...new Set(refused.map((step) => step.deployment))];
   const outside = models.map((model) => {
     const of = refused.filter((step) => step.deployment === model);

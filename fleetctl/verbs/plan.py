@@ -14,8 +14,9 @@ from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.objects.results import tree_text
 from fleetctl.output import printers
 from insight import memory_proof
+from insight.fleet_views import names_text
 from insight.mac_blocks import MacBlock, blocks_text
-from insight.plan import block_tree, forecast_replicas, planned_blocks, step_tree
+from insight.plan import block_tree, caused_steps, forecast_replicas, planned_blocks, step_tree
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
@@ -40,6 +41,7 @@ from schemas.model_snapshot import ModelSnapshot
 from schemas.replica import RankAssignment
 from store.codec import UndecodableError
 
+_MOST_NAMES = 6
 _HELP = """Show what an apply would change, and where replicas would be placed. Nothing is written.
 
 \b
@@ -47,7 +49,8 @@ _HELP = """Show what an apply would change, and where replicas would be placed. 
   fleetctl plan -f new.yaml --models-dir ~/Models
 
 The output starts with the differences, as `fleetctl diff` shows them. Then it lists every replica that would be
-started, replaced or ended, with its memory proof, or the reason why it cannot be placed. The plan is computed by the
+started, replaced or ended because of them, with its memory proof, or the reason why it cannot be placed. What happens
+without the apply, too, is left out. The plan is computed by the
 reconciler's planner from the current state of the fleet. A running reconciler is not needed.
 
 A model of a hub that the fleet does not know yet is looked up there, without a token; no weights are read.
@@ -87,6 +90,7 @@ def plan(
         raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
+    before, before_nodes = forecast_replicas(fleet_snapshot, models_dir=models_dir)
     fleet_snapshot.suppose(
         change.obj for change in changes if not isinstance(change, UnchangedObject)
     )
@@ -97,11 +101,24 @@ def plan(
     for text in warnings:
         click.echo(f"warning: {text}", err=True)
     steps, nodes = forecast_replicas(fleet_snapshot, models_dir=models_dir, answers=snapshots)
-    blocks = [block for block in planned_blocks(steps, nodes) if block.has_changed]
+    known_blocks = planned_blocks(before, before_nodes)
+    blocks = [
+        block
+        for block in planned_blocks(steps, nodes)
+        if block.has_changed and block not in known_blocks
+    ]
+    steps, waiting = caused_steps(steps, before)
     if output is not None:
-        click.echo(tree_text(plan_tree(changes, steps, blocks, warnings), output), nl=False)
+        click.echo(
+            tree_text(plan_tree(changes, steps, blocks, warnings, waiting), output), nl=False
+        )
     else:
         click.echo("\n".join(_plan_parts(changes, steps, blocks, macs=len(nodes))))
+        if waiting:
+            names = names_text([step.replica for step in waiting], _MOST_NAMES)
+            click.echo(
+                f"\nWithout a place before and after the apply: {names}. `fleetctl explain placement NAME` says why"
+            )
     if any(map(change_text, changes)):
         raise click.exceptions.Exit(1)
 
@@ -126,12 +143,14 @@ def plan_tree(
     steps: Sequence[ForecastStep],
     blocks: Sequence[MacBlock],
     warnings: Sequence[str],
+    waiting: Sequence[ForecastStep],
 ) -> dict[str, Tree]:
     """Return a plan for programs; docs/operations/rollouts-and-nodes.md describes the fields. Pure."""
     return {
         "changes": [change_tree(change) for change in changes],
         "unplaced": sum(isinstance(step.outcome, Unschedulable) for step in steps),
         "steps": [step_tree(step) for step in steps],
+        "waiting": [step_tree(step) for step in waiting],
         "macs": [block_tree(block) for block in blocks],
         "warnings": [*warnings],
     }

@@ -109,3 +109,20 @@ async def test_the_doctor_judges_as_fleetctl_does(running: RunningDashboard) -> 
     told = [one["message"] for one in found["findings"]]
     assert any(text.startswith("modeldeployment/long is not Available: ") for text in told), told
     assert {one["check"] for one in found["findings"]} >= {"nodes", "memory", "objects"}
+
+
+async def test_a_preview_has_only_what_the_change_does(running: RunningDashboard) -> None:
+    """`long` has no place at any time: no other change is to blame."""
+    body = {"patches": [{"deployment": "qwen", "replicas": 0}]}
+    found = await running.post("/api/v1/whatif", body)
+    assert {step["deployment"] for step in found["steps"]} == {"qwen"}
+    assert found["unplaced"] == 0
+    assert [step["replica"] for step in found["waiting"]] == ["long-0"]
+    found = await running.post(
+        "/api/v1/whatif", {"patches": [{"deployment": "long", "replicas": 0}]}
+    )
+    assert found["sentence"] == "Replicas: 1 no longer waiting for a place."
+    found = await running.post(
+        "/api/v1/whatif", {"patches": [{"deployment": "long", "replicas": 1}]}
+    )
+    assert (found["sentence"], found["steps"]) == ("No replica changes.", [])

@@ -135,7 +135,7 @@ async def test_no_question_stops_the_dashboard(store: Transport, path: str) -> N
             longest = await longest_turn(asked)
         status, text = asked.result()
         if path == "whatif":
-            assert "compares 30,032,002 placements" in text
+            assert "compares 30,033,003 placements" in text
             assert status == 400
         assert longest < 0.3
         assert any("/lease/Dashboard/" in item.key for item in (await store.list("/")).items)
