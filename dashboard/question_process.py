@@ -36,7 +36,7 @@ MOST_PLACEMENTS: Final = 3_000_000
 class PlannerQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """A question about the placement in a fleet."""
 
-    kind: Literal["forecast", "explain", "doctor"]
+    kind: Literal["forecast", "explain", "doctor", "catalogue"]
     name: str = ""
     """The deployment to explain."""
     objects: tuple[tuple[str, bytes, int], ...] = ()
@@ -147,7 +147,13 @@ def _answer(caches: FleetCaches, clock: Clock, question: PlannerQuestion) -> Row
 
         found = checks.run_checks(known_objects.known_objects(caches))
         return findings.findings_tree(found)
-    from insight import memory_proof, placement, plan, remedies  # noqa: PLC0415 - as above
+    from insight import (  # noqa: PLC0415 - as above
+        catalogue_fit,
+        memory_proof,
+        placement,
+        plan,
+        remedies,
+    )
 
     if question.kind == "forecast":
         objects = [
@@ -166,6 +172,8 @@ def _answer(caches: FleetCaches, clock: Clock, question: PlannerQuestion) -> Row
         before = caches if supposition != Supposition() else None
         return {**plan.forecast_tree(plan.forecast_of(supposed, clock, before))}
     snapshot = placement.snapshot_of(caches, clock.now())
+    if question.kind == "catalogue":
+        return {**catalogue_fit.fleet_tree(snapshot.table().nodes)}
     report = placement.explain_placement(snapshot, question.name)
     if report is None:
         return {}

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import parse_qs, unquote
 
 PATHS: Final = (
-    *("/", "/models", "/macs", "/requests", "/chat", "/activity", "/settings", "/try"),
+    *("/", "/models", "/macs", "/requests", "/chat", "/activity", "/settings", "/try", "/run"),
     *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}", "/git/{name}"),
 )
 """Paths of the screens. All have the same document; its script reads the path."""
@@ -71,6 +71,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "problems:kind,object,cause,affected",
         ),
         "settings?fleet": ("gateways", "reconcilers", "dashboards", "traffic"),
+        "run": (f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,site", "models:servedNames", "groups"),
         "try": (f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,site", "models", "groups"),
     }
 )

@@ -1,10 +1,11 @@
 """Answers which models of the catalogue the Macs can serve, in which quantization and how fast. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Final
+from typing import Final, NewType
 
+from manifests.trees import Tree
 from models.catalogue import catalogue
 from models.catalogue.catalogue import CatalogueEntry, CatalogueFile
 from reconciler.deployments.model_fit import one_request_rate, with_facts
@@ -12,11 +13,16 @@ from reconciler.placement import decode_rate
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from reconciler.placement.memory_proof import geometry_of, proof_of
-from schemas import chips
+from schemas import chips, quantity
+from schemas.deployment import ModelDeploymentSpec, ModelSource
+from schemas.node import ModelReport
 from schemas.replica import MemoryProof
 
 FAST_TOKENS_PER_S: Final = 10.0
 """A quantization of more bits is chosen as long as it keeps this rate: twice as fast as people read."""
+
+MOST_KINDS: Final = 6
+"""Kinds of Macs that a page compares, the largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +86,11 @@ def fit_catalogue(
     listed: CatalogueFile, request: PlacementRequest, kinds: Sequence[MacKind]
 ) -> tuple[ModelFit, ...]:
     """Return the answers for each model: those that fit first, the largest first; then others, the smallest first."""
-    models = []
+    models, reports = [], _Reports({})
     by_name = groupby(catalogue.entries(listed), key=lambda entry: entry.name)
     for name, group in by_name:
         entries = sorted(group, key=lambda entry: -entry.bits)
-        fits = tuple(_fit_kind(entries, request, kind) for kind in kinds)
+        fits = tuple(_fit_kind(entries, request, kind, reports) for kind in kinds)
         models.append(ModelFit(name=name, fits=fits))
     return tuple(sorted(models, key=_rank))
 
@@ -94,18 +100,28 @@ def _rank(model: ModelFit) -> tuple[bool, int, str]:
     return not model.is_possible, -parameters if model.is_possible else parameters, model.name
 
 
+_Reports = NewType("_Reports", dict[tuple[str, int, str | None], Mapping[str, ModelReport]])
+"""Reports of agents about each entry, by its bits and the system of the Mac: the same for all kinds of Macs."""
+
+
 def _fit_kind(
-    entries: Sequence[CatalogueEntry], request: PlacementRequest, kind: MacKind
+    entries: Sequence[CatalogueEntry], request: PlacementRequest, kind: MacKind, reports: _Reports
 ) -> MacFit:
     """Return the answer with the most bits that fit and are fast enough, else with the fewest."""
-    fits = [_fit(entry, request, kind) for entry in entries]
+    fits = [_fit(entry, request, kind, reports) for entry in entries]
     possible = [fit for fit in fits if fit.refusal is None]
     fast = [fit for fit in possible if not fit.rates[0] or fit.rates[0] >= FAST_TOKENS_PER_S]
     return (fast or possible[-1:] or fits[-1:])[0]
 
 
-def _fit(entry: CatalogueEntry, request: PlacementRequest, kind: MacKind) -> MacFit:
-    node = with_facts(replace(kind.node, models={}), request.path, entry.facts)
+def _fit(
+    entry: CatalogueEntry, request: PlacementRequest, kind: MacKind, reports: _Reports
+) -> MacFit:
+    key = entry.name, entry.bits, kind.node.labels.get("fleet/os")
+    if key not in reports:
+        bare = replace(kind.node, models={})
+        reports[key] = with_facts(bare, request.path, entry.facts).models
+    node = replace(kind.node, models=reports[key])
     refusal, memory, rates = find_rejection(request, node), None, (0.0, 0.0)
     geometry = geometry_of(request, node)
     if not geometry.unknown:
@@ -130,3 +146,63 @@ def _fit(entry: CatalogueEntry, request: PlacementRequest, kind: MacKind) -> Mac
         rates=rates,
         streamed_rate=streamed_rate,
     )
+
+
+def usual_request() -> PlacementRequest:
+    """Return a request with the default context and concurrency."""
+    source = ModelSource(path="model")
+    spec = ModelDeploymentSpec(model=source, concurrency=quantity.DEFAULT_CONCURRENCY)
+    return PlacementRequest(name="", spec=spec)
+
+
+def fleet_tree(nodes: Iterable[NodeView]) -> dict[str, Tree]:
+    """Return the answers for the list of this release and the kinds of Macs of a fleet, as a tree."""
+    listed, kinds = catalogue.shipped_catalogue(), kinds_of(nodes)[:MOST_KINDS]
+    models = fit_catalogue(listed, usual_request(), kinds) if kinds else ()
+    return catalogue_tree(listed, models)
+
+
+def catalogue_tree(listed: CatalogueFile, models: tuple[ModelFit, ...]) -> dict[str, Tree]:
+    """Return the answers as a tree; sizes are in bytes. Pure."""
+    return {
+        "date": listed.date.isoformat(),
+        "models": [
+            {"name": model.name, "macs": [_fit_tree(fit) for fit in model.fits]} for model in models
+        ],
+    }
+
+
+def _fit_tree(fit: MacFit) -> dict[str, Tree]:
+    refusal = fit.refusal
+    return {
+        "mac": fit.kind,
+        "fits": refusal is None,
+        **entry_tree(fit.entry),
+        "memoryBytes": None if fit.memory is None else fit.memory.total_bytes,
+        "tokensPerSecond": [round(rate, 1) for rate in fit.rates] if fit.rates[1] else None,
+        "streamedTokensPerSecond": round(fit.streamed_rate, 1) or None,
+        "refusal": None
+        if refusal is None
+        else {"reason": refusal.reason, "message": refusal.message},
+    }
+
+
+def entry_tree(entry: CatalogueEntry) -> dict[str, Tree]:
+    """Return what the catalogue says of a model, as a tree; sizes are in bytes. Pure."""
+    model = entry.model
+    return {
+        "repo": entry.repo,
+        "isQuantized": entry.is_quantized,
+        "parameters": entry.facts.weights.parameters,
+        "activeParameters": entry.active_parameters,
+        "bits": entry.bits,
+        "bytes": entry.facts.weight_bytes,
+        "architecture": entry.facts.model_type,
+        "maxContext": entry.facts.max_context,
+        "license": model.license,
+        "task": model.task,
+        "inputs": list(model.inputs),
+        "toolFormat": model.format or None,
+        "reasons": model.reasons,
+        "source": model.source,
+    }

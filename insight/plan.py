@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from insight import memory_proof
+from insight.catalogue_snapshots import expected_snapshots
 from insight.fleet_caches import FleetCaches
 from insight.mac_blocks import MacBlock, MacEntry
 from insight.memory_outlook import MemoryOutlook, look_at_memory
@@ -240,11 +241,13 @@ def _fate(step: ForecastStep) -> tuple[object, ...]:
 
 def forecast_of(supposed: FleetCaches, clock: Clock, before: FleetCaches | None = None) -> Forecast:
     """Return the fate of the replicas of a supposed fleet; `before`: the fleet without the change, None for any steps."""
-    snapshot = snapshot_of(supposed, clock.now())
-    steps, nodes = forecast_replicas(snapshot)
-    earlier, earlier_nodes = (
-        ((), ()) if before is None else forecast_replicas(snapshot_of(before, clock.now()))
-    )
+    snapshot, answers = _expected_fleet(supposed, clock)
+    steps, nodes = forecast_replicas(snapshot, answers=answers)
+    earlier: tuple[ForecastStep, ...] = ()
+    earlier_nodes: Sequence[NodeView] = ()
+    if before is not None:
+        known, answers = _expected_fleet(before, clock)
+        earlier, earlier_nodes = forecast_replicas(known, answers=answers)
     caused, waiting = caused_steps(steps, earlier)
     named = {step.replica for step in steps}
     unplaced = [step for step in earlier if isinstance(step.outcome, Unschedulable)]
@@ -261,6 +264,17 @@ def forecast_of(supposed: FleetCaches, clock: Clock, before: FleetCaches | None 
         macs=tuple(blocks),
         memory=look_at_memory(snapshot, steps, nodes),
     )
+
+
+def _expected_fleet(
+    caches: FleetCaches, clock: Clock
+) -> tuple[FleetSnapshot, tuple[ModelSnapshot, ...]]:
+    """Return the fleet now, and the expected answers of hubs that the leader has not asked."""
+    snapshot = snapshot_of(caches, clock.now())
+    answers = expected_snapshots(snapshot.unresolved(), clock.now())
+    for answer in answers:
+        snapshot.suppose_model(answer)
+    return snapshot, answers
 
 
 def forecast_tree(found: Forecast) -> dict[str, Tree]:

@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse
 
 from dashboard import screens
 from dashboard.api.event_stream import snapshot
+from dashboard.api.routes import takes_gzip
 from dashboard.assets import PREFIX, Assets
 from dashboard.auth import Visitor
 from dashboard.fleet_model import FleetModel
@@ -57,7 +58,7 @@ class PageRoutes:
         document = self.assets.shell.replace(_BOOT, boot_element(self._boot(request)))
         body = document.encode()
         headers = {"cache-control": "no-store", "vary": "accept-encoding"}
-        if _takes_gzip(request):
+        if takes_gzip(request):
             body, headers["content-encoding"] = gzip.compress(body, _LEVEL), "gzip"
         return Response(body, status, media_type=_HTML, headers=headers)
 
@@ -68,7 +69,7 @@ class PageRoutes:
             message = "There is no such file in this release of the page. Load the page again."
             raise RefusedError(Refusal(status=404, message=message))
         body, headers = asset.body, dict(_FOREVER)
-        if asset.packed is not None and _takes_gzip(request):
+        if asset.packed is not None and takes_gzip(request):
             body, headers["content-encoding"] = asset.packed, "gzip"
         return Response(body, media_type=asset.media_type, headers=headers)
 
@@ -108,7 +109,3 @@ def boot_element(boot: Row) -> str:
     """Return the element with what the page begins with; no text in it can end the element. Pure."""
     text = orjson.dumps(boot).decode().replace("<", "\\u003c")
     return f'<script type="application/json" id="boot">{text}</script>'
-
-
-def _takes_gzip(request: Request) -> bool:
-    return "gzip" in request.headers.get("accept-encoding", "")

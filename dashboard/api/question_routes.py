@@ -1,17 +1,19 @@
 """Routes of questions about placement: why a replica does not fit, and what would happen if."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeVar
 
+import orjson
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError
 
 from dashboard import question_process
 from dashboard.api.past import PastReader
-from dashboard.api.routes import json_response
+from dashboard.api.routes import json_response, takes_gzip
 from dashboard.api.time_parameters import show_time
 from dashboard.fleet_model import FleetModel
 from dashboard.question_process import PlannerQuestion, forecast_question
@@ -42,6 +44,11 @@ MAX_MANIFEST: Final = 128 << 10
 _LONGEST_S: Final = 10.0
 _SOURCE: Final = "manifest"
 _FULL_BITS: Final = 16
+_LEVEL: Final = 6
+_FIT_COLUMNS: Final = (
+    *("name", "state", "isCordoned", "taints", "chip", "allocatableBytes", "promisedBytes"),
+)
+"""Columns of the Macs on which depends what fits on them."""
 
 
 class DeploymentPatch(ApiModel):
@@ -76,11 +83,14 @@ class QuestionRoutes:
     transport: Transport
     clock: Clock
     _slot: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _fits: dict[tuple[tuple[str, ...], ...], bytes] = field(default_factory=dict)
+    """The last answer about the catalogue, packed by gzip, by the state of the Macs that it is for."""
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
         router.add_api_route("/api/v1/explain/deployment/{name}", self.explain, methods=["GET"])
         router.add_api_route("/api/v1/doctor", self.doctor, methods=["GET"])
+        router.add_api_route("/api/v1/catalogue", self.catalogue, methods=["GET"])
         router.add_api_route("/api/v1/whatif", self.what_if, methods=["POST"])
 
     async def explain(self, name: str, at: Annotated[str, Query(max_length=40)] = "") -> Response:
@@ -99,6 +109,22 @@ class QuestionRoutes:
     async def doctor(self) -> Response:
         """Return what `fleetctl doctor -o json` says of the store's objects; the command probes processes besides."""
         return json_response(await self.ask(PlannerQuestion(kind="doctor")))
+
+    async def catalogue(self, request: Request) -> Response:
+        """Return what `fleetctl models fit -o json` says: which models of the catalogue the Macs can serve, and how fast."""
+        self._caches()
+        macs = self.model.rows("macs").values()
+        state = tuple(tuple(str(row[column]) for column in _FIT_COLUMNS) for row in macs)
+        if state not in self._fits:
+            fits = await self.ask(PlannerQuestion(kind="catalogue"))
+            packed = await asyncio.to_thread(gzip.compress, orjson.dumps(fits), _LEVEL)
+            self._fits.clear()
+            self._fits[state] = packed
+        body, headers = self._fits[state], {"vary": "accept-encoding", "content-encoding": "gzip"}
+        if not takes_gzip(request):
+            body = await asyncio.to_thread(gzip.decompress, body)
+            del headers["content-encoding"]
+        return Response(body, media_type="application/json", headers=headers)
 
     async def what_if(self, request: Request) -> Response:
         """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""

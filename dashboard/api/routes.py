@@ -168,7 +168,7 @@ class StateRoutes:
         stream = StateStream(self.model, selections, self.slots)
         events = stream.events(last_event_id or since, client_of(request))
         headers = dict(_NO_BUFFER)
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if takes_gzip(request):
             headers["content-encoding"] = "gzip"
             events = compressed(events, self.slots)
         else:
@@ -266,6 +266,11 @@ def _sort_key(value: object) -> tuple[int, float, str]:
     if isinstance(value, int | float):
         return (0, float(value), "")
     return (1, 0.0, str(value))
+
+
+def takes_gzip(request: Request) -> bool:
+    """Return whether a client takes answers that are packed by gzip."""
+    return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def json_response(body: object, status: int = 200) -> Response:

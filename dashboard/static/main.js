@@ -24,6 +24,7 @@ const SCREENS = {
   activity: [Activity, "viewer"],
   settings: [lazy(() => import("./screens/settings.js"), "Settings"), "user"],
   try: [lazy(() => import("./screens/try.js"), "Try"), "viewer"],
+  run: [lazy(() => import("./screens/run.js"), "RunModel"), "viewer"],
 };
 /** Pages of one object. */
 const DETAILS = {
@@ -52,6 +53,7 @@ const FURTHER = [
   ["/activity?tab=changes", "Changes", "h", "viewer"],
   ["/activity?tab=git", "Git", "i", "viewer"],
   ["/activity?tab=logs", "Logs", "l", "operator"],
+  ["/run", "Run a model", "u", "viewer"],
   ["/try", "Try a change", "a", "viewer"],
   ["/settings", "Keys", "k", "user"],
   ["/settings?tab=fleet", "Versions and processes", "v", "viewer"],

@@ -14,7 +14,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.output import printers
-from fleetctl.verbs.models_fit_catalogue import catalogue_lines, catalogue_tree
+from fleetctl.verbs.models_fit_catalogue import catalogue_lines
 from fleetctl.verbs.models_search import mac_memory
 from fleetctl.verbs.run_hub_model import is_hub_id
 from insight import catalogue_fit, memory_proof
@@ -43,7 +43,6 @@ from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, r
 from schemas import chips, quantity
 from schemas.deployment import (
     ModelDeploymentSpec,
-    ModelSource,
 )
 
 _HELP = """Show which Macs and groups can serve a model, with which context and concurrency. Nothing is fetched or written.
@@ -149,13 +148,13 @@ def _print_tree(tree: dict[str, Tree], output: str) -> None:
 
 def _fit_catalogue(output: str, options: dict[str, Any]) -> None:
     """Print the catalogue against the Macs of the fleet, or of --memory."""
-    request, listed = _with_load(_request(), options), current_catalogue()
+    request, listed = _with_load(catalogue_fit.usual_request(), options), current_catalogue()
     kinds = run(_kinds(options))
     if not kinds:
         raise FleetctlError("no Mac has joined the fleet yet; --memory 64Gi answers without one")
     models = catalogue_fit.fit_catalogue(listed, request, kinds)
     if output in ("json", "yaml"):
-        _print_tree(catalogue_tree(listed, models), output)
+        _print_tree(catalogue_fit.catalogue_tree(listed, models), output)
     else:
         is_wide = output == "wide"
         lines = catalogue_lines(listed, request.spec, kinds, models, is_wide=is_wide)
@@ -183,7 +182,7 @@ async def _report(model: str, options: dict[str, Any]) -> FitReport:
     if not is_deployment:
         facts = await _read_facts(model, options)
     if options["memories"]:
-        request = _with_load(_request(), options)
+        request = _with_load(catalogue_fit.usual_request(), options)
         assert facts is not None
         nodes = [with_facts(_empty_mac(size), _PATH, facts) for size in options["memories"]]
         asked = [node.name for node in nodes]
@@ -191,7 +190,7 @@ async def _report(model: str, options: dict[str, Any]) -> FitReport:
         return FitReport(model=model, spec=request.spec, facts=facts, nodes=tuple(in_order))
     async with open_store(options) as transport:
         fleet_snapshot = await snapshot.take(transport, SystemClock())
-    request = _request()
+    request = catalogue_fit.usual_request()
     if is_deployment:
         deployments = {deployment.name: deployment for deployment in fleet_snapshot.deployments()}
         if model not in deployments:
@@ -241,12 +240,6 @@ async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
         click.echo(f"{error}. The list of `fleetctl models search` answers", err=True)
         return listed.facts
     return model_files.model_facts(remote.config, remote.weights)
-
-
-def _request() -> PlacementRequest:
-    source = ModelSource(path=_PATH)
-    spec = ModelDeploymentSpec(model=source, concurrency=quantity.DEFAULT_CONCURRENCY)
-    return PlacementRequest(name="", spec=spec)
 
 
 def _with_load(request: PlacementRequest, options: dict[str, Any]) -> PlacementRequest:

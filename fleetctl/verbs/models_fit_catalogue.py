@@ -3,9 +3,8 @@
 from typing import Final
 
 from fleetctl.output import printers
-from fleetctl.verbs.models_search import entry_tree, parameters_text
+from fleetctl.verbs.models_search import parameters_text
 from insight.catalogue_fit import MacFit, MacKind, ModelFit
-from manifests.trees import Tree
 from models.catalogue.catalogue import CatalogueFile
 from schemas import quantity
 from schemas.deployment import ModelDeploymentSpec
@@ -72,28 +71,3 @@ def _rate_text(rates: tuple[float, float]) -> str:
     if not rates[1]:
         return ""
     return f" {low}/s" if low == high else f" {low}-{high}/s"
-
-
-def catalogue_tree(listed: CatalogueFile, models: tuple[ModelFit, ...]) -> dict[str, Tree]:
-    """Return the answers as a tree; sizes are in bytes. Pure."""
-    return {
-        "date": listed.date.isoformat(),
-        "models": [
-            {"name": model.name, "macs": [_fit_tree(fit) for fit in model.fits]} for model in models
-        ],
-    }
-
-
-def _fit_tree(fit: MacFit) -> dict[str, Tree]:
-    refusal = fit.refusal
-    return {
-        "mac": fit.kind,
-        "fits": refusal is None,
-        **entry_tree(fit.entry),
-        "memoryBytes": None if fit.memory is None else fit.memory.total_bytes,
-        "tokensPerSecond": [round(rate, 1) for rate in fit.rates] if fit.rates[1] else None,
-        "streamedTokensPerSecond": round(fit.streamed_rate, 1) or None,
-        "refusal": None
-        if refusal is None
-        else {"reason": refusal.reason, "message": refusal.message},
-    }

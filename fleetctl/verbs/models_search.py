@@ -7,6 +7,7 @@ import orjson
 
 from fleetctl.catalogue_file import current_catalogue
 from fleetctl.output import printers
+from insight.catalogue_fit import entry_tree
 from manifests.trees import Tree
 from models import model_files
 from models.catalogue import catalogue
@@ -105,27 +106,6 @@ def _need_bytes(entry: CatalogueEntry) -> int:
     geometry = model_files.model_geometry(entry.facts, casts_to_float32=False)
     length, concurrency = spec.context_length, quantity.requests_at_once(spec.concurrency)
     return prove(geometry, context_length=length, concurrency=concurrency).total_bytes
-
-
-def entry_tree(entry: CatalogueEntry) -> dict[str, Tree]:
-    """Return what the catalogue says of a model, as a tree; sizes are in bytes. Pure."""
-    model = entry.model
-    return {
-        "repo": entry.repo,
-        "isQuantized": entry.is_quantized,
-        "parameters": entry.facts.weights.parameters,
-        "activeParameters": entry.active_parameters,
-        "bits": entry.bits,
-        "bytes": entry.facts.weight_bytes,
-        "architecture": entry.facts.model_type,
-        "maxContext": entry.facts.max_context,
-        "license": model.license,
-        "task": model.task,
-        "inputs": list(model.inputs),
-        "toolFormat": model.format or None,
-        "reasons": model.reasons,
-        "source": model.source,
-    }
 
 
 def _tree(entry: CatalogueEntry, need: int) -> dict[str, Tree]:

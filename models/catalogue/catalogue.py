@@ -1,6 +1,6 @@
 """Reads the catalogue of well-known models. Sizes are computed from configs and parameter counts, and never written down."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -143,7 +143,11 @@ def shipped_catalogue() -> CatalogueFile:
 
 def entries(catalogue: CatalogueFile) -> Iterator[CatalogueEntry]:
     """Yield each model of the list in each of its bits."""
-    for name, model in catalogue.models.items():
+    return _entries(catalogue.models.items())
+
+
+def _entries(models: Iterable[tuple[str, CatalogueModel]]) -> Iterator[CatalogueEntry]:
+    for name, model in models:
         config = ModelConfig.model_validate(model.config)
         facts = model_files.model_facts(config, quantized_weights(model, WHOLE_BITS[0]))
         is_whole = facts.speech is not None or facts.encoder is not None
@@ -174,9 +178,13 @@ def search(words: Sequence[str], catalogue: CatalogueFile) -> tuple[CatalogueEnt
 
 def find(repo: str, catalogue: CatalogueFile) -> CatalogueEntry | None:
     """Return the entry of a repository with a quantized model; None if the list does not have it."""
-    return next(
-        (entry for entry in entries(catalogue) if entry.is_quantized and entry.repo == repo), None
-    )
+    models = [
+        (name, model)
+        for name, model in catalogue.models.items()
+        if repo in model.repositories.values() or repo == f"{model.org}/{name}"
+    ]
+    listed = (entry for entry in _entries(models) if entry.is_quantized and entry.repo == repo)
+    return next(listed, None)
 
 
 def quantized_weights(model: CatalogueModel, bits: int) -> WeightTotals:

@@ -40,6 +40,7 @@ SCREENS: dict[str, str | re.Pattern[str]] = {
     "/macs?tab=add": "Macs",
     "/requests": "Requests",
     "/chat": "Chat",
+    "/run": "Run a model",
     "/models/qwen?why": "qwen",
     "/try": "Try a change",
     "/activity": "Activity",

@@ -30,9 +30,9 @@ export function Models({ store }) {
   ];
   const rows = matching(store.rows("models"), text);
   return html`
-    <h1>Models</h1>
+    <div class="section-head"><h1>Models</h1><a href="/run">Run a model</a></div>
     <${Filter} value=${text} onInput=${setText} label="Filter models" />
-    <${Table} caption="Models" columns=${columns} rows=${rows} empty=${text ? "No model matches." : "Nothing is deployed."} />
+    <${Table} caption="Models" columns=${columns} rows=${rows} empty=${text ? "No model matches." : html`Nothing is deployed. <a href="/run">Run a model</a>`} />
     ${!store.at && html`<${Usage} what="models" />`}
     <${Command} text="fleetctl get modeldeployments" />
   `;

@@ -43,7 +43,7 @@ function FirstSteps({ macs, models }) {
   return html`<div class="first-steps">
     ${!models.length && html`<section class="panel" aria-labelledby="run"><h2 id="run">Run a model</h2>
       <p>${macs.length ? "Nothing is deployed." : "Nothing is deployed; a model waits until a Mac has joined."} Choose what fits your Macs, or write a manifest.</p>
-      <p class="actions"><a href="/models/run">Choose a model</a> <a href="/try?tab=manifest">Write a manifest</a></p>
+      <p class="actions"><a href="/run">Choose a model</a> <a href="/try?tab=manifest">Write a manifest</a></p>
       <${Command} text="fleetctl run MODEL" /></section>`}
     ${!macs.length && html`<section class="panel" aria-labelledby="add"><h2 id="add">Add a Mac</h2>
       <p>No Mac has joined. Two commands: one here, one on the Mac.</p>
