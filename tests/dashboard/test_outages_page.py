@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Route, expect
 
+from schemas.records import GatewayLease
+from store import codec, keys
 from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
@@ -21,6 +23,7 @@ from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
 from tests.support.macs import mac
+from tests.support.ports import free_port
 from tests.support.waiting import until_async
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -89,6 +92,45 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
                 await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
                 assert await page.evaluate("window.isOld")
                 faults.found = [one for one in faults.found if "net::ERR" not in one]
+        await store.close()
+
+
+@pytest.mark.ci
+@pytest.mark.etcd
+async def test_a_frozen_etcd_and_a_dead_gateway_are_said_on_the_open_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """A frozen process keeps its connections: no watch breaks for long, and no page is told to load again."""
+    async with running_etcd(tmp_path / "etcd") as etcd:
+        store = connect(etcd.address)
+        gone = GatewayLease(url=f"http://127.0.0.1:{free_port()}", version="1")
+        lease = Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, "gone"), value=codec.encode(gone))
+        await store.commit([], mac("mac-1"))
+        async with (
+            running_dashboard(store, can_write=True) as dashboard,
+            open_page(browser, dashboard.url) as (page, _),
+        ):
+            await page.goto("/macs/mac-1")
+            await expect(page.locator("[data-state]")).to_have_text("live")
+            await store.commit([], [lease])
+            await expect(page.locator("[data-gateway-silent]")).to_contain_text("gone")
+            pid = etcd.supervisor.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            frozen_s = CLOCK.monotonic()
+            try:
+                banner = page.locator("[data-banner]")
+                await expect(banner).to_contain_text("has not answered")
+                # Watches break after 15 s; the page must know long before.
+                assert CLOCK.monotonic() - frozen_s < 13
+                await expect(page.locator("[data-state]")).to_have_text("last known")
+                await page.get_by_role("button", name="Cordon", exact=True).click()
+                await expect(page.locator("[data-waiting]")).to_contain_text("etcd")
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await expect(banner).to_have_count(0)
+            await expect(page.locator("[data-plan]")).to_be_visible()
+            await expect(page.locator("[data-state]")).to_have_text("live")
         await store.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from itertools import count
 from typing import Any
 
 import pytest
@@ -128,6 +129,25 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
         # An id of another run means a snapshot.
         async with running.http.get(f"{url}&since=run0-5") as response:
             assert (await anext(read_events(response))).name == "snapshot"
+
+
+async def test_a_stream_is_pinged_while_views_change_that_it_does_not_show(store: Transport) -> None:
+    """A page takes silence for a broken connection."""
+    async with running_dashboard(store) as running:
+
+        async def write_events() -> None:
+            for number in count():
+                await store.commit([], [event("e1", f"event {number}")])
+                await asyncio.sleep(0.2)
+
+        url = f"{running.url}/api/v1/stream?view=groups"
+        async with asyncio.TaskGroup() as group, running.http.get(url) as response:
+            writes = group.create_task(write_events())
+            events = read_events(response)
+            assert (await anext(events)).name == "snapshot"
+            async with asyncio.timeout(30):
+                assert "ping" in [(await anext(events)).name for _ in range(3)]
+            writes.cancel()
 
 
 async def test_changes_and_git_sources_come_on_the_stream(store: Transport) -> None:
