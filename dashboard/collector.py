@@ -7,6 +7,7 @@ nonsense delays no other, and is reported with its reason.
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -98,7 +99,8 @@ class FigureCollector:
                 for key in set(tasks) - set(wanted):
                     log.debug("gateway is gone", extra={"gateway": key[0], "url": key[1]})
                     tasks.pop(key).cancel()
-                self.traffic.forget_gateways(id_ for id_, _ in wanted)
+                now_s = self.clock.now().timestamp()
+                self.traffic.forget_gateways((id_ for id_, _ in wanted), now_s)
                 for key, lease in wanted.items():
                     if key not in tasks:
                         log.debug("gateway is followed", extra={"gateway": key[0], "url": key[1]})
@@ -313,5 +315,8 @@ async def _get(
             return await read_limited(response.content.iter_any(), limit)
     except TimeoutError as error:
         raise CollectorError(f"{url} does not answer within {_ANSWER_S:g} s") from error
+    except aiohttp.ClientConnectorError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise CollectorError(f"{url} does not answer: {why}") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise CollectorError(f"{url} does not answer: {error}") from error

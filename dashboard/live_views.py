@@ -46,6 +46,7 @@ class LiveViews:
             **snapshot,
             "startedAt": self.views.started.isoformat(timespec="seconds"),
             "gatewaysSilent": self.views.silent_gateways(),
+            "broken24h": self.views.traffic.broken(self.views.clock.now().timestamp()),
         }
 
     def _in_flight(self) -> dict[str, Row]:

@@ -184,6 +184,8 @@ class Traffic:
         """The number of times that this machine's clock jumped."""
         self.lost = 0
         """The number of requests that were missing, as far as gateways know it."""
+        self.broken_at_s: deque[float] = deque(maxlen=KEPT)
+        """The times at which requests broke with their gateway."""
         self._events: deque[TrafficEvent] = deque(maxlen=_EVENTS)
         self._advanced = asyncio.Event()
         self.place = 0
@@ -260,10 +262,16 @@ class Traffic:
         """Note that a gateway did not answer."""
         self.gateways.setdefault(id_, GatewayState()).problem = why
 
-    def forget_gateways(self, present: Iterable[str]) -> None:
-        """Drop gateways that are not registered any more."""
+    def forget_gateways(self, present: Iterable[str], now_s: float) -> None:
+        """Drop gateways that are not registered any more. What one had in flight when it fell silent has failed."""
         for id_ in set(self.gateways) - set(present):
-            del self.gateways[id_]
+            state = self.gateways.pop(id_)
+            if state.problem and state.feed is not None:
+                self.broken_at_s.extend([now_s] * len(state.feed.running))
+
+    def broken(self, now_s: float) -> int:
+        """Return the number of requests of the last day whose gateway died before they ended: no journal has them."""
+        return sum(at_s > now_s - DAY_S for at_s in self.broken_at_s)
 
     def fresh(self, now_s: float) -> list[GatewayFeed]:
         """Return the last answers of the gateways that answered lately."""

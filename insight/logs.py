@@ -229,9 +229,9 @@ def _cached_address(
                 return process_client.dashboard_address(dialer, name, dashboard)
         case "Node":
             status = caches.objects.statuses.items.get(keys.status_key("Node", name))
-            url = status.agent_url if isinstance(status, NodeStatus) else ""
-            if not url:
+            if not isinstance(status, NodeStatus):
                 return None
+            url = process_client.agent_url(name, status)
             lease = caches.objects.leases.items.get(keys.node_lease_key(name))
             if dialer.has_identity and lease is not None and lease.tls:
                 # While the fleet gets its certificates, agents still publish http; they take both.

@@ -21,6 +21,7 @@ from machinery.tcp_keepalive import enable_keepalive
 from machinery.tls_client import untrusted_reason
 from manifests.suggestions import not_found_message
 from schemas import kinds, local_network
+from schemas.meta import find_condition
 from schemas.node import NodeStatus
 from schemas.records import DashboardLease, GatewayLease, ReconcilerLease
 from schemas.wire.errors import ErrorBody
@@ -93,14 +94,17 @@ async def find_agent(
         kind = kinds.by_name("Node")
         assert kind is not None
         raise ProcessError(not_found_message(kind, name, known))
-    url = codec.decode(NodeStatus, item).agent_url
-    if not url:
-        raise ProcessUnreachableError(
-            f"node/{name}: its agent serves no HTTP API: it is an older release, or it cannot listen on its port. "
-            f"The condition ApiServing in `fleetctl describe node {name}` gives the reason; to use another port, "
-            "start the agent with --api-port"
-        )
+    url = agent_url(name, codec.decode(NodeStatus, item))
     return agent_address(dialer or Dialer(), name, url)
+
+
+def agent_url(name: str, status: NodeStatus) -> str:
+    """Return the URL of a node's agent. Raises ProcessUnreachableError: it reports none; the message says why."""
+    if status.agent_url:
+        return status.agent_url
+    serving = find_condition(status.conditions, "ApiServing")
+    why = "it is an older release" if serving is None else f"{serving.reason}: {serving.message}"
+    raise ProcessUnreachableError(f"node/{name}: its agent serves no HTTP API: {why}")
 
 
 async def find_process(

@@ -2,6 +2,7 @@
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { ANSWER_MS, refusalText } from "./fleet_store.js";
+import { clock } from "./format.js";
 import { Badge, ObjectLink, Table } from "./parts.js";
 
 const CHOICES = new Set(["endpoint chosen", "no endpoint is ready"]);
@@ -39,7 +40,7 @@ export function RequestScores({ request }) {
     ${choices?.length === 0 && html`<p class="quiet" role="status">The log of this gateway has no scores of this request. A gateway that runs
       with <code>--log-level debug</code> writes the scores of each choice; the log keeps the last MiB.</p>`}
     ${choices?.map((one) => html`<section key=${one.time} aria-label="Choice">
-      <p class="quiet">${new Date(one.time).toLocaleTimeString([], { hour12: false })} ${one.message}${one.replica ? `: ${one.replica} on ${one.node}` : `: ${one.why ?? ""}`}${one.failed ? `; failed before: ${one.failed}` : ""}</p>
+      <p class="quiet">${clock(one.time)} ${one.message}${one.replica ? `: ${one.replica} on ${one.node}` : `: ${one.why ?? ""}`}${one.failed ? `; failed before: ${one.failed}` : ""}</p>
       <${CandidateTable} rows=${one.candidates ?? []} chosen=${one.replica} empty="No engine was known for this model." />
     </section>`)}
   </div>`;

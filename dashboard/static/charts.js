@@ -1,6 +1,7 @@
 /** Charts over time: small lines of our own for cards, and uPlot, which is loaded with the first large chart. */
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { clock } from "./format.js";
 
 const HEIGHT = 120;
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -80,12 +81,14 @@ export function Chart({ title, times, lines, format, group = "", top, steps }) {
   return html`<figure class="chart">
     <figcaption>${title}
       <span class="readings">${shown.map((line) => html`<span key=${line.title}><span class=${`swatch ${line.kind}`} aria-hidden="true"></span>${line.title !== title && line.title} <b>${text(line)}</b></span>`)}
-        ${at !== null && html`<time>${new Date(times[place] * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false })}</time>`}</span>
+        ${at !== null && html`<time>${minuteOf(times[place])}</time>`}</span>
     </figcaption>
     ${isEmpty ? html`<p class="quiet nothing">nothing was measured</p>` : html`<div class="plot" ref=${host} role="img" aria-label=${sentence}></div>`}
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
   </figure>`;
 }
+
+const minuteOf = (seconds) => clock(seconds * 1000).slice(0, 5);
 
 function loadStyle() {
   if (document.querySelector(`link[href="${STYLE}"]`)) return;
@@ -119,7 +122,7 @@ function optionsOf(host, lines, { format, group, top, steps, setAt }) {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, ...(group ? { sync: { key: group } } : {}) },
     scales: { y: { range: (_, __, most) => [0, (top ?? most * 1.1) || 1] } },
     axes: [
-      { ...axis, size: 24, space: 70, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false })) },
+      { ...axis, size: 24, space: 70, values: (_, marks) => marks.map(minuteOf) },
       { ...axis, size: 56, space: 34, ...(steps ? { incrs: steps } : {}), values: (_, marks) => marks.map(format) },
     ],
     series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(`--${line.kind}`), width: 1.5, spanGaps: false, points: { show: false } }))],

@@ -198,7 +198,7 @@ function Banners() {
     ${isSilent && html`<div class="banner" data-banner>${refusal
       ? `The control plane refuses this dashboard: ${refusal}`
       : `The control plane (etcd) has not answered for ${Math.round(silentSeconds)} s. Objects are shown as last known. Chat, metrics and running models continue; changes and logs are unavailable.`}</div>`}
-    ${!at && silentGateways().map(([id, why]) => html`<div key=${id} class="banner" data-gateway-silent>Gateway <b>${id}</b> does not answer, so its requests are missing here: ${why}</div>`)}
+    ${!at && silentGateways().map(([id, why]) => html`<div key=${id} class="banner" data-gateway-silent>Gateway <b>${id}</b>: ${why}. Its requests are missing here.</div>`)}
     ${isOldPage && html`<div class="banner" role="status">The dashboard was upgraded. <button type="button" class="small" onClick=${() => location.reload()}>Load the new page</button></div>`}`;
 }
 

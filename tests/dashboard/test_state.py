@@ -131,7 +131,9 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
             assert (await anext(read_events(response))).name == "snapshot"
 
 
-async def test_a_stream_is_pinged_while_views_change_that_it_does_not_show(store: Transport) -> None:
+async def test_a_stream_is_pinged_while_views_change_that_it_does_not_show(
+    store: Transport,
+) -> None:
     """A page takes silence for a broken connection."""
     async with running_dashboard(store) as running:
 

@@ -14,13 +14,13 @@ import orjson
 import pytest
 from aiohttp import web
 
-from dashboard.traffic import KnownTimes, on_own_clock
+from dashboard.traffic import DAY_S, KnownTimes, Traffic, on_own_clock
 from gateway.telemetry.request_journal import JournalEntry
 from machinery.version import version
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
 from schemas.records import GatewayLease
-from schemas.wire.requests import EndedRequest
+from schemas.wire.requests import EndedRequest, GatewayFeed, RunningRequest
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
@@ -376,3 +376,20 @@ def test_times_are_those_of_the_own_clock() -> None:
     assert [round(request.time_s + request.whole_s - now_s) for request in requests] == [0, 0, 0]
     # After an hour in which nothing was read, what is an hour old is right.
     assert on_own_clock(wrong[1:], now_s - 3600, now_s) == (wrong[1:], False)
+
+
+def test_requests_in_flight_at_a_gateway_that_dies_are_counted_once() -> None:
+    request = RunningRequest(id="r", model="qwen", phase="generating", seconds=1.0)
+    traffic = Traffic()
+    for id_ in ("killed", "stopped"):
+        feed = GatewayFeed(
+            gateway=id_, cursor="1", is_complete=True, requests=[], running=[request], active=1
+        )
+        traffic.record_feed(id_, feed, 0.0)
+    assert traffic.active(1.0) == 2
+    traffic.record_silence("killed", "connection refused")
+    # Nobody knows what it has in flight now.
+    assert traffic.active(1.0) == 1
+    traffic.forget_gateways((), 1_000.0)
+    assert traffic.broken(1_000.0) == 1
+    assert traffic.broken(1_000.0 + DAY_S) == 0

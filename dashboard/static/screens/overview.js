@@ -19,12 +19,12 @@ export function Overview({ store }) {
   const macs = store.rows("macs");
   const models = store.rows("models");
   const tone = problems.some((one) => one.tone === "bad") ? "bad" : problems.length ? "warning" : "good";
-  if (!macs.length && !models.length) return html`<h1 class="sentence" data-sentence>${summary.sentence}</h1><${FirstSteps} macs=${macs} models=${models} />`;
   return html`
     <h1 class="sentence"><span class=${`dot ${tone}`} aria-hidden="true"></span><span data-sentence>${summary.sentence}</span></h1>
     <${Announced} text=${problems.length ? `${count(problems.length, "problem")}. ${problems.slice(0, 3).map((one) => one.title).join(". ")}` : "No problem is known"} />
     <${Problems} problems=${problems} />
-    <${Figures} store=${store} macs=${macs} />
+    ${(!macs.length || !models.length) && !store.at && html`<${FirstSteps} macs=${macs} models=${models} />`}
+    ${models.length > 0 && html`<${Figures} store=${store} macs=${macs} />`}
     ${macs.length > 0 && html`<section aria-labelledby="macs">
       <div class="section-head"><h2 id="macs">Macs</h2><a href="/macs">All</a></div>
       <${FleetPicture} store=${store} />
@@ -33,7 +33,6 @@ export function Overview({ store }) {
       <div class="section-head"><h2 id="models">Models</h2><a href="/models">All</a></div>
       <ul class="chips">${models.slice(0, MAX_MODELS).map((one) => html`<li key=${one.name}><${ObjectLink} kind="ModelDeployment" name=${one.name} /> <${ModelState} model=${one} />${one.placed < one.desired && html` <a href=${`/models/${encodeURIComponent(one.name)}?why`}>Why pending?</a>`}</li>`)}</ul>
     </section>`}
-    ${(!macs.length || !models.length) && html`<${FirstSteps} macs=${macs} models=${models} />`}
     ${models.length > 0 && html`<${LastChanges} store=${store} />`}
   `;
 }
@@ -45,8 +44,8 @@ function FirstSteps({ macs, models }) {
       <p>${macs.length ? "Nothing is deployed." : "Nothing is deployed; a model waits until a Mac has joined."} Choose what fits your Macs, or write a manifest.</p>
       <p class="actions"><a href="/run">Choose a model</a> <a href="/try?tab=manifest">Write a manifest</a></p>
       <${Command} text="fleetctl run MODEL" /></section>`}
-    ${!macs.length && html`<section class="panel" aria-labelledby="add"><h2 id="add">Add a Mac</h2>
-      <p>No Mac has joined. Two commands: one here, one on the Mac.</p>
+    ${macs.length < 2 && html`<section class="panel" aria-labelledby="add"><h2 id="add">Add a Mac</h2>
+      <p>${macs.length ? "One Mac has joined." : "No Mac has joined."} Two commands: one here, one on the Mac.</p>
       <p class="actions"><a href="/macs?tab=add">Show the commands</a></p>
       <${Command} text="fleetctl token create" /></section>`}
   </div>`;
@@ -71,11 +70,14 @@ function Figures({ store, macs }) {
     <${Figure} title="Requests now" value=${noGateway ? "-" : now.active} unit=${noGateway ? "" : "in flight"} note=${noGateway || `${now.queueDepth} waiting${partly}`} href="/requests"><${Line} hour=${hour} metric="requests_per_second" what="Requests" /><//>
     <${Figure} title="Output, last minute" value=${noGateway ? "-" : short(now.tokensPerSecond)} unit=${noGateway ? "" : "tokens/s"} note=${noGateway || `mean of all models${partly}`} href="/requests?tab=metrics"><${Line} hour=${hour} metric="output_tokens_per_second" what="Output tokens" /><//>
     <${Figure} title="First token, p95" value=${span(first?.value)} unit="" note=${first ? `of the minute at ${clock(first.at)}` : "no stream within the hour"} href="/requests?tab=metrics"><${Line} hour=${hour} metric="first_token_p95" what="First token, p95" /><//>
-    <${Figure} title="Failed, 24 h" value=${now.requests24h ? `${short((100 * now.errors24h) / now.requests24h)} %` : "-"} unit="" note=${now.requests24h ? `${short(now.errors24h)} of ${short(now.requests24h)} requests` : "no request within 24 h"} href="/requests?tab=ended"><${Line} hour=${hour} metric="error_ratio" what="Failed requests" /><//>
+    <${Figure} title="Failed, 24 h" value=${now.requests24h ? `${short((100 * now.errors24h) / now.requests24h)} %` : "-"} unit="" note=${now.requests24h ? `${short(now.errors24h)} of ${short(now.requests24h)} requests${brokenText(now)}` : `no request within 24 h${brokenText(now)}`} href="/requests?tab=ended"><${Line} hour=${hour} metric="error_ratio" what="Failed requests" /><//>
     <${Figure} title="Free memory now" value=${ready.length ? bytes(free) : "-"} unit="" note=${ready.length ? `of ${bytes(room)} for models` : "no Mac is online"} href="/macs" />
     ${watts.length > 0 && html`<${Figure} title="Power now" value=${short(watts.reduce((sum, value) => sum + value, 0))} unit="W" note=${`of ${count(watts.length, "Mac")}`} href="/macs" />`}
   </div>`;
 }
+
+/** Requests that no gateway can report any more. */
+export const brokenText = ({ broken24h }) => (broken24h ? `, and ${broken24h} broken with a gateway` : "");
 
 /** The newest value of a metric and its time; undefined if there is none. */
 function lastOf(hour, metric) {

@@ -7,6 +7,7 @@ import { getJson, postJson } from "../fleet_store.js";
 import { Badge, Command, Figure, ObjectLink, Table, Tabs, usePolled } from "../parts.js";
 import { note } from "../router.js";
 import { Waterfall } from "../waterfall.js";
+import { brokenText } from "./overview.js";
 
 const AGE_MS = 1_000;
 const ENDED_MS = 3_000;
@@ -37,7 +38,7 @@ export function Requests(props) {
       <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
       <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
       <${Figure} title="Time to first token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
-      <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed`} />
+      <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed${brokenText(now)}`} />
       <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
     </div>`}
     ${now && html`<${Flow} now=${now} limit=${store.rows("models").reduce((sum, one) => sum + (one.queueLimit ?? 0), 0)} />`}
