@@ -44,9 +44,11 @@ struct conn {
     int is_link, reported; /* of a link: the load that it has reported */
     int link_fd;           /* of a stream of a link: its connection; 0: no stream of a link */
     uint32_t stream;
+    long window; /* of a stream of a link: bytes that it may send before more are granted */
 };
 
-enum kind { REQUEST = 1, CANCEL = 3, PING = 5, STATUS = 16, EVENTS = 17, END = 18, GAUGES = 21, RECORDED = 23 };
+enum kind { REQUEST = 1, CANCEL = 3, WINDOW = 4, PING = 5, STATUS = 16, EVENTS = 17, END = 18, GAUGES = 21, RECORDED = 23 };
+static const long WINDOW_BYTES = 256 << 10;
 static int place_of[65536]; /* in conns, by descriptor */
 
 static struct conn conns[CONNECTIONS];
@@ -249,6 +251,7 @@ static int event(struct conn *c)
                   c->id, c->created, delta, finish);
     if (c->link_fd) {
         struct conn *link = link_of(c);
+        c->window -= at;
         put_frame(link, c->stream, is_recorded ? RECORDED : EVENTS, text, (size_t)(mode == HALF ? at / 2 : at), mode == HALF ? (size_t)(at - at / 2) : mode == LENGTH ? 10 : 0);
         if (mode == HALF)
             link->is_closing = 1;
@@ -408,7 +411,7 @@ static void begin_request(int fd, uint32_t stream, unsigned char *data, size_t s
     memcpy(body, data + begin, size - begin), body[size - begin] = 0;
     struct conn *c = &conns[count++];
     memset(c, 0, sizeof *c);
-    c->fd = -1, c->link_fd = fd, c->stream = stream;
+    c->fd = -1, c->link_fd = fd, c->stream = stream, c->window = WINDOW_BYTES;
     ask(c, name, top, body);
 }
 
@@ -427,10 +430,16 @@ static void hear_link(struct conn *c)
             begin_request(fd, stream, (unsigned char *)c->in + at + 8, size);
         else if (word >> 24 == PING && mode != BLACKHOLE)
             put_gauges(c);
-        else if (word >> 24 == CANCEL)
+        else if (word >> 24 == CANCEL || (word >> 24 == WINDOW && size == 4))
             for (int i = 0; i < count; i++)
-                if (conns[i].link_fd == fd && conns[i].stream == stream)
-                    conns[i].is_closing = 1, conns[i].is_streaming = conns[i].is_waiting = 0;
+                if (conns[i].link_fd == fd && conns[i].stream == stream) {
+                    if (word >> 24 == CANCEL) {
+                        conns[i].is_closing = 1, conns[i].is_streaming = conns[i].is_waiting = 0;
+                    } else {
+                        memcpy(top, c->in + at + 8, 4);
+                        conns[i].window += ntohl(top[0]);
+                    }
+                }
         at += 8 + size;
     }
     c->in_len -= at;
@@ -536,12 +545,15 @@ static void receive(struct conn *c)
     hear(c);
 }
 
+/* Whether a stream waits for the gateway to read. */
+static int is_held(struct conn *c) { return c->link_fd && c->window <= 0; }
+
 static void work(struct conn *c, double now)
 {
     if (c->is_waiting && c->due_s <= now)
         answer(c);
     size_t unsent = c->link_fd ? link_of(c)->out_sent : c->out_len; /* a link is behind once a write was short */
-    if (c->is_streaming && c->due_s <= now && !unsent) {
+    if (c->is_streaming && c->due_s <= now && !unsent && !is_held(c)) {
         c->is_streaming = event(c);
         c->due_s += pace_s;
     }
@@ -563,7 +575,7 @@ static int next_wait_ms(double now)
 {
     double least = 1.0;
     for (int i = 0; i < count; i++)
-        if ((conns[i].is_waiting || (conns[i].is_streaming && !conns[i].out_len)) && conns[i].due_s - now < least)
+        if ((conns[i].is_waiting || (conns[i].is_streaming && !conns[i].out_len && !is_held(&conns[i]))) && conns[i].due_s - now < least)
             least = conns[i].due_s - now;
     return least <= 0 ? 0 : (int)(least * 1000) + 1;
 }
