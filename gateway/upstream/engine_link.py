@@ -276,6 +276,8 @@ class EngineLink(asyncio.Protocol):
 
     def _add_part(self, call: EngineCall, kind: int, payload: bytes, batch: _Batch) -> None:
         """Add a part of a body to those that have arrived with it."""
+        if call.unread >= engine_link.WINDOW_BYTES:
+            raise LinkError("more of a response than the window allows")
         call.unread += len(payload)
         if kind == engine_link.RECORDED_PART:
             call.begun += payload

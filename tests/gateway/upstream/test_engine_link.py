@@ -376,6 +376,9 @@ BROKEN = {
     "a RECORDED without end": frames_of(
         (1, engine_link.STATUS, STATUS), *[(1, engine_link.RECORDED_PART, bytes(128 << 10))] * 129
     ),
+    "more than the window": frames_of(
+        (1, engine_link.STATUS, STATUS), *[(1, engine_link.EVENTS, bytes(64 << 10))] * 5
+    ),
     "no FAIL": frames_of((1, engine_link.FAIL, b"\xc1")),
     "no GAUGES": frames_of((0, engine_link.GAUGES, b"\x90")),
     "random": random.Random(7).randbytes(50_000),
