@@ -129,6 +129,10 @@ THERMAL_LEVEL: Final = _read(
 THERM: Final = _read("pmset-therm", _PMSET, "-g", "therm")
 BATTERY: Final = _read("pmset-batt", _PMSET, "-g", "batt")
 HID_REGISTRY: Final = _read("ioreg-hid", _IOREG, "-rd1", "-c", "IOHIDSystem")
+LID_REGISTRY: Final = _read("ioreg-lid", _IOREG, "-r", "-k", "AppleClamshellState", "-d", "4")
+CAMERA_REGISTRY: Final = _read(
+    "ioreg-camera", _IOREG, "-r", "-k", "FrontCameraStreaming", "-d", "2"
+)
 GPU_LOAD: Final = _read(
     "ioreg-gpu-load", _IOREG, "-r", "-c", "IOAccelerator", "-d", "1", timeout_s=_SAMPLE_S
 )
@@ -292,7 +296,9 @@ KERNEL: Final = _read("uname", "/usr/bin/uname", "-sm")
 PROCESS: Final = _read("ps-args", _PS, "-ww", "-o", "args=", "-p", "{pid}", pid="1")
 RESTART_UNLOCKED: Final = _change("fdesetup-authrestart", _FDESETUP, "authrestart", "-inputplist")
 
-# `fleetctl up`. -s holds on mains power only; -w ends it with the process.
+SLEEP_NOW: Final = _change("pmset-sleepnow", _PMSET, "sleepnow", rights="User")
+
+# `fleetctl up`, and an agent that serves. -s holds on mains power only; -w ends it with the process.
 KEEP_AWAKE: Final = _change(
     "caffeinate", "/usr/bin/caffeinate", "-i", "-s", "-w", "{pid}", rights="User"
 )

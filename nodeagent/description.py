@@ -78,6 +78,10 @@ class MachineStatus:
             disk_free_bytes=described.disk_free_bytes if described.disk_bytes else None,
             power=described.power,
             is_owner_active=described.is_owner_active,
+            is_in_meeting=described.is_in_meeting,
+            is_lid_shut=described.is_lid_shut,
+            wakes_on_lan=described.wakes_on_lan,
+            runs_etcd=described.runs_etcd,
             wired_limit=described.wired_limit,
             panics=described.panics,
         )
@@ -159,6 +163,10 @@ class MachineStatus:
                 "disk_free_bytes": past.disk_free_bytes or 0,
                 "power": past.power,
                 "is_owner_active": past.is_owner_active,
+                "is_in_meeting": past.is_in_meeting,
+                "is_lid_shut": past.is_lid_shut,
+                "wakes_on_lan": past.wakes_on_lan,
+                "runs_etcd": past.runs_etcd,
                 "local_models": self._local_models,
             }
         )

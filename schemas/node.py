@@ -20,6 +20,8 @@ class FabricInterface(ApiModel):
     is_thunderbolt: bool = False
     prefix_length: int = 0
     """Bits of its network, such as 24; 0 if unknown."""
+    hardware_address: str = ""
+    """Its MAC address, such as "a4:83:e7:00:11:22"; empty if unknown."""
     is_wireless: bool = False
     """True for Wi-Fi."""
     speed_mbps: int = 0
@@ -252,6 +254,8 @@ class NodeSpec(ApiModel):
     """No new replicas, and running ones are moved away as far as their deployments' minAvailable allows."""
     taints: Annotated[tuple[Taint, ...], AfterValidator(_taints_differ)] = ()
     """Keep replicas away unless their deployment tolerates them."""
+    awake_until: datetime | None = None
+    """The Mac does not sleep before this time, and is woken if it does (`fleetctl node wake`)."""
 
 
 class MemoryLimitSource(StrEnum):
@@ -360,6 +364,16 @@ class NodeStatus(Status):
     """The machine's power source."""
     is_owner_active: bool = False
     """True while someone uses the machine: keyboard or mouse within the last minutes."""
+    is_in_meeting: bool = False
+    """True while a program uses the camera or the microphone."""
+    is_lid_shut: bool = False
+    """True while the lid is shut and macOS may sleep because of it: without an external display, or on battery."""
+    wakes_on_lan: bool | None = None
+    """Whether a magic packet wakes the Mac on mains power (`womp` of pmset); None if it cannot be put to sleep."""
+    runs_etcd: bool = False
+    """True if a process named etcd runs on the machine."""
+    asleep_since: datetime | None = None
+    """The time at which the agent put the machine to sleep; None while it is awake."""
     wired_limit: WiredLimit | None = None
     """The limit of memory that the GPU may wire; None where there is none, as on Linux, or if it is unknown."""
     panics: tuple[KernelPanic, ...] = ()
@@ -425,4 +439,4 @@ def matches(labels: dict[str, str], wanted: dict[str, str]) -> bool:
 
 
 class NodeLifeStatus(Status):
-    """The reconciler's conditions of one node: Ready, Flapping, VersionSkew, DuplicateHardware, Withheld, WiredLimitDiffers."""
+    """The reconciler's conditions of one node: Ready, Asleep, Flapping, VersionSkew and others."""

@@ -4,8 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from schemas import quantity
+from schemas import duration, quantity
 from schemas.autoscaling import TimeZone
+from schemas.duration import PositiveDuration
 from schemas.memory import EngineMemory
 from schemas.meta import ApiModel, ApiObject, Examples, Labels, ObjectName, Status
 from schemas.node import Node, effective_labels, matches
@@ -41,8 +42,8 @@ class ReservedResources(ApiModel):
 TimeOfDay = Annotated[str, StringConstraints(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
 
 
-class QuietHours(ApiModel):
-    """A time of the day in which the fleet does not use the pool's Macs."""
+class DailyWindow(ApiModel):
+    """A time of the day, on all days or some."""
 
     start: TimeOfDay
     """Their start, such as "22:00"."""
@@ -57,15 +58,44 @@ class QuietHours(ApiModel):
 class PoolPolicy(ApiModel):
     """Times and conditions in which the fleet may use the pool's Macs; otherwise replicas are moved away."""
 
-    quiet_hours: Annotated[tuple[QuietHours, ...], Field(max_length=50)] = ()
-    """Times in which nothing runs here."""
+    quiet_hours: Annotated[tuple[DailyWindow, ...], Field(max_length=50)] = ()
+    """Times in which the fleet does not use the pool's Macs: nothing runs here."""
     mains_only: bool = False
     """Nothing runs here while a Mac is on battery."""
     owner_active: Literal["Ignore", "Yield"] = "Ignore"
-    """Yield: nothing runs on a Mac while its owner uses it."""
+    """Yield: nothing runs on a Mac while its owner uses it: keyboard, mouse, camera or microphone; or while its lid is shut
+    so that macOS would let it sleep."""
     after_panics: Literal["StartUnwired", "Withhold"] = "StartUnwired"
     """After two kernel panics within three days, Withhold: nothing runs on the Mac; StartUnwired: engines that start do
     not wire their models, whatever `memory` says."""
+
+
+class PoolPower(ApiModel):
+    """When the pool's Macs sleep. A Mac needs wake on LAN, a cable, and another Mac of its network that stays awake."""
+
+    mode: Literal["AlwaysOn", "SleepWhenIdle", "Schedule"] = "AlwaysOn"
+    """AlwaysOn: they never sleep. SleepWhenIdle: a Mac sleeps after `idleTime` without a request, and is woken for requests
+    and before hours of the week in which its models are usually used. Schedule: they sleep so outside of `awake` only,
+    without that forecast. AlwaysOn goes first if several pools of a Mac differ."""
+    idle_time: PositiveDuration | None = None
+    """Time without a request for its models after which a Mac sleeps. Default: 15m; not with AlwaysOn."""
+    awake: Annotated[tuple[DailyWindow, ...], Field(max_length=50)] = ()
+    """Times in which the Macs are awake; with Schedule only."""
+
+    @model_validator(mode="after")
+    def _fits_mode(self) -> Self:
+        if self.mode == "AlwaysOn" and self.idle_time is not None:
+            raise ValueError("has idleTime, and mode AlwaysOn never sleeps; remove one")
+        if (self.mode == "Schedule") != bool(self.awake):
+            raise ValueError(
+                "mode Schedule needs awake, and only Schedule has it; write both or none"
+            )
+        return self
+
+    @property
+    def idle_s(self) -> float:
+        """Return `idleTime` in seconds."""
+        return duration.parse(self.idle_time or "15m")
 
 
 _LEAST_WIRED = "1Gi"
@@ -95,6 +125,8 @@ class NodePoolSpec(ApiModel):
     """Resources reserved for the owners of the Macs."""
     policy: PoolPolicy | None = None
     """Times and conditions in which the pool's Macs may be used. Default: always."""
+    power: PoolPower | None = None
+    """When the pool's Macs sleep. Default: when macOS lets them; then a Mac that sleeps is lost to the fleet."""
     wired_limit: WiredLimitSize | None = None
     """Memory that the GPU of each Mac should be able to wire, such as "100Gi". Setting it needs root: a Mac with another
     limit gets the condition WiredLimitDiffers with the command. Placement uses the effective limit. Default: left alone."""

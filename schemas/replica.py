@@ -223,6 +223,8 @@ class EndpointSpec(ApiModel):
     """The Mac of the first rank."""
     start_seconds: float = 0.0
     """Seconds in which the engine started and loaded its model; 0 if unknown. Clients wait about as long for the next."""
+    is_leaving: bool = False
+    """True while its Mac goes to sleep: gateways send nothing there, and do not keep it as a last resort."""
 
 
 class Endpoint(ApiObject):

@@ -36,6 +36,9 @@ APPLY_SET_PREFIX = f"{ROOT}/applyset/"
 SNAPSHOT_PREFIX = f"{ROOT}/snapshot/"
 # Nodes that fetch a hub's model before they get a replica of it.
 PRELOAD_PREFIX = f"{ROOT}/preload/"
+# The leader's orders for agents to sleep, and to wake other Macs; and the hours of the week in which models are used.
+POWER_ORDER_PREFIX = f"{ROOT}/power/"
+DEMAND_WEEK_PREFIX = f"{ROOT}/demandweek/"
 # The models whose files an agent gives to others, and its places in the queues for hubs, below its node's name.
 SHARE_PREFIX = f"{ROOT}/share/"
 # The right to read an agent's or a gateway's logs, under a short lease.
@@ -74,6 +77,7 @@ EPOCH_SECRET_PREFIX = f"{SECRET_PREFIX}GroupEpoch/"
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, LOAD_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX, SHARE_PREFIX),
+    *(POWER_ORDER_PREFIX, DEMAND_WEEK_PREFIX),
     *(PRELOAD_PREFIX, ASSIGNMENT_PREFIX, ASSIGNMENTS_KEPT, MODEL_USE_PREFIX, MODEL_USES_KEPT),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
@@ -178,6 +182,15 @@ def preload_prefix(node: str) -> str:
 
 def preload_key(node: str, deployment: str) -> str:
     return f"{preload_prefix(node)}{deployment}"
+
+
+def power_order_prefix(node: str) -> str:
+    """Return the prefix of the leader's order for the node."""
+    return f"{POWER_ORDER_PREFIX}{node}/"
+
+
+def power_order_key(node: str) -> str:
+    return f"{power_order_prefix(node)}order"
 
 
 def ticket_prefix(holder: str) -> str:

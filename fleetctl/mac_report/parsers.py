@@ -53,8 +53,14 @@ def _power(text: str) -> dict[str, Any]:
         "settings": macos_settings.parse_power(text),
         "sleep_minutes": macos_settings.parse_sleep_minutes(text),
         "is_low_power": macos_settings.parse_low_power(text),
+        "wakes_on_lan": macos_settings.parse_wakes_on_lan(text),
         "preflight": _preflight("sleep_minutes", "is_low_power", key="power")(text),
     }
+
+
+def _assertions(text: str) -> dict[str, Any]:
+    blockers = macos_settings.parse_sleep_blockers(text)
+    return {"sleep_blockers": blockers, "is_in_meeting": macos.parse_meeting(text, "")}
 
 
 def _chip(text: str) -> dict[str, Any]:
@@ -75,6 +81,8 @@ PARSERS: Final[Mapping[mac.MacCommand, Parser]] = MappingProxyType({
     mac.THERM: lambda text: macos.parse_heat("", text),
     mac.BATTERY: macos.parse_power,
     mac.HID_REGISTRY: macos.parse_idle_s,
+    mac.LID_REGISTRY: macos.parse_lid_shut,
+    mac.CAMERA_REGISTRY: lambda text: macos.parse_meeting("", text),
     mac.GPU_LOAD: load.parse_gpu_ratio,
     mac.MACMON: load.parse_macmon,
     mac.THUNDERBOLT: _thunderbolt,
@@ -90,7 +98,7 @@ PARSERS: Final[Mapping[mac.MacCommand, Parser]] = MappingProxyType({
     mac.FIREWALL_BLOCK_ALL: macos_settings.parse_block_all,
     mac.FIREWALL_APPS: macos_settings.parse_firewall_apps,
     mac.POWER_SETTINGS: _power,
-    mac.ASSERTIONS: macos_settings.parse_sleep_blockers,
+    mac.ASSERTIONS: _assertions,
     mac.UPDATES: macos_settings.parse_installs_updates,
     mac.FILEVAULT: macos_settings.parse_filevault,
     mac.SCREEN_USER: macos_facts.parse_screen_user,

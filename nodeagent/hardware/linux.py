@@ -30,6 +30,7 @@ from nodeagent.hardware.readings import (
 )
 from nodeagent.hardware.system_text import parse_netmask, parse_pairs, parse_positive
 from schemas.node import FabricInterface, MemoryLimitSource, NodeFabric
+from schemas.power import HARDWARE_ADDRESS
 
 
 def parse_cpu_name(cpuinfo: str) -> str | None:
@@ -257,15 +258,23 @@ def parse_interfaces(
                 address=interface.address,
                 is_thunderbolt=name.startswith(_THUNDERBOLT_PREFIX),
                 prefix_length=parse_netmask(interface.netmask or ""),
+                hardware_address=hardware_address,
                 is_wireless=name.startswith(_WIRELESS_PREFIX),
                 speed_mbps=speeds.get(name, 0),
             )
             for name in sorted(interfaces)
+            for hardware_address in (_hardware_address(interfaces[name]),)
             for interface in interfaces[name]
             if interface.family == socket.AF_INET
             and not interface.address.startswith(_LOOPBACK_PREFIX)
         )
     )
+
+
+def _hardware_address(addresses: Sequence[InterfaceAddress]) -> str:
+    """Return the MAC address of an interface; empty for one without, such as a tunnel."""
+    found = (each.address for each in addresses if each.family == psutil.AF_LINK)
+    return next((text for text in found if re.fullmatch(HARDWARE_ADDRESS, text)), "")
 
 
 def read_fabric() -> NodeFabric:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from machinery import macos_commands
 from machinery.files import read_text
-from nodeagent.hardware import system_text
+from nodeagent.hardware import macos_settings, system_text
 from nodeagent.hardware.readings import (
     HardwareError,
     HardwareFacts,
@@ -304,6 +304,9 @@ class ReadingOutput(NamedTuple):
     therm: str = ""
     batt: str = ""
     hid: str = ""
+    assertions: str = ""
+    camera: str = ""
+    lid: str = ""
     wired_job: str = ""
     """The property list of the job that sets the wired limit at boot; "" if there is none."""
 
@@ -357,6 +360,35 @@ def parse_idle_s(hid: str) -> float | None:
     return int(match[1]) / 1e9 if match else None
 
 
+def parse_meeting(assertions: str, camera: str) -> bool | None:
+    """Return whether a program uses a microphone or a camera; None if both outputs are empty.
+
+    `assertions` is `pmset -g assertions`: coreaudiod holds one with the resource audio-in for each program that records,
+    and cameracaptured one for a camera. `camera` is `ioreg -r -k FrontCameraStreaming`, for the camera of the Mac itself.
+    """
+    if not assertions.strip() and not camera.strip():
+        return None
+    holder = ""
+    for line in assertions.splitlines():
+        match = re.match(r"\s*pid \d{1,9}\(([^)]{1,64})\): ", line, re.ASCII)
+        holder = match[1] if match else holder
+        is_microphone = holder == "coreaudiod" and re.match(r"\s*Resources:.*\baudio-in\b", line)
+        if is_microphone or (match and holder == "cameracaptured"):
+            return True
+    return '"FrontCameraStreaming" = Yes' in camera
+
+
+def parse_lid_shut(registry: str) -> bool | None:
+    """Return whether the lid is shut and macOS would sleep for it, in `ioreg -r -k AppleClamshellState`; None without a lid.
+
+    A shut lid does not make a Mac sleep that has an external display and mains power: AppleClamshellCausesSleep is No.
+    """
+    words = dict(re.findall(r'"(AppleClamshell\w+)" = (Yes|No)\b', registry))
+    if "AppleClamshellState" not in words:
+        return None
+    return "No" not in (words["AppleClamshellState"], words.get("AppleClamshellCausesSleep"))
+
+
 def assemble_reading(printed: ReadingOutput) -> MachineReading:
     """Return a reading from the outputs, without the disk."""
     mac_memory = parse_mac_memory(printed.vm_stat, printed.sysctl)
@@ -374,6 +406,8 @@ def assemble_reading(printed: ReadingOutput) -> MachineReading:
         reboot=reboot,
         power=parse_power(printed.batt),
         owner_idle_s=parse_idle_s(printed.hid),
+        is_in_meeting=parse_meeting(printed.assertions, printed.camera),
+        is_lid_shut=parse_lid_shut(printed.lid),
         wired_limit=parse_wired_limit(printed.sysctl, printed.wired_job),
     )
 
@@ -387,7 +421,16 @@ async def read_reading() -> MachineReading:
         macos_commands.THERM,
         macos_commands.BATTERY,
         macos_commands.HID_REGISTRY,
+        macos_commands.ASSERTIONS,
+        macos_commands.CAMERA_REGISTRY,
+        macos_commands.LID_REGISTRY,
     )
-    vm_stat, sysctl, level, therm, batt, hid = await system_text.command_texts(commands)
+    texts = await system_text.command_texts(commands)
     job = read_text(Path(wired_limit.JOB_FILE))
-    return assemble_reading(ReadingOutput(vm_stat, sysctl, level, therm, batt, hid, job))
+    return assemble_reading(ReadingOutput(*texts)._replace(wired_job=job))
+
+
+async def read_wakes_on_lan() -> bool | None:
+    """Return whether a magic packet wakes this Mac; None if it cannot be read."""
+    (text,) = await system_text.command_texts([macos_commands.POWER_SETTINGS])
+    return macos_settings.parse_wakes_on_lan(text)

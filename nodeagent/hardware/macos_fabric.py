@@ -48,6 +48,7 @@ class InterfaceConfig:
     """(interface, IPv4 address, bits of its network or 0), without loopback."""
     bridged: frozenset[str] = frozenset()
     """Interfaces in a bridge that is up; `mlx.distributed_config` takes such a bridge down and keeps its members."""
+    hardware_addresses: Mapping[str, str] = field(default_factory=dict)
     speeds: Mapping[str, int] = field(default_factory=dict)
     """Megabits a second by interface, where the medium tells."""
 
@@ -78,6 +79,7 @@ def parse_ifconfig(text: str) -> InterfaceConfig:
     """Parse `ifconfig`: the address and speed of each interface, and the members of bridges."""
     addresses: list[tuple[str, str, int]] = []
     bridged: set[str] = set()
+    hardware_addresses: dict[str, str] = {}
     speeds: dict[str, int] = {}
     name, is_up = "", False
     for line in text.splitlines():
@@ -92,13 +94,21 @@ def parse_ifconfig(text: str) -> InterfaceConfig:
             mask = re.search(r" netmask (0x[0-9a-f]{8})\b", line, re.ASCII)
             bits = system_text.parse_netmask(mask[1]) if mask else 0
             addresses.append((name, inet[1], bits))
+        ether = re.match(r"\s+ether ([0-9a-f]{2}(?::[0-9a-f]{2}){5})\b", line, re.ASCII)
+        if ether:
+            hardware_addresses[name] = ether[1]
         member = re.match(r"\s+member: (\S+) flags=", line, re.ASCII)
         if member and is_up and name.startswith("bridge"):
             bridged.add(member[1])
         medium = _MEDIA.match(line)
         if medium:
             speeds[name] = int(medium[1]) * (1000 if medium[2] else 1)
-    return InterfaceConfig(addresses=tuple(addresses), bridged=frozenset(bridged), speeds=speeds)
+    return InterfaceConfig(
+        addresses=tuple(addresses),
+        bridged=frozenset(bridged),
+        hardware_addresses=hardware_addresses,
+        speeds=speeds,
+    )
 
 
 def parse_ports(
@@ -168,6 +178,7 @@ def assemble_fabric(printed: FabricOutput) -> NodeFabric:
                 address=address,
                 is_thunderbolt=name in over_thunderbolt,
                 prefix_length=bits,
+                hardware_address=ifconfig.hardware_addresses.get(name, ""),
                 is_wireless=name in wireless,
                 speed_mbps=ifconfig.speeds.get(name, 0),
             )

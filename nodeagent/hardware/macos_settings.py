@@ -38,6 +38,11 @@ def parse_low_power(text: str) -> bool | None:
     return None if mode is None else mode == "1"
 
 
+def parse_wakes_on_lan(text: str) -> bool | None:
+    """Return whether a magic packet wakes the Mac on mains power, in the output of `pmset -g custom`; None if unknown."""
+    return {"1": True, "0": False}.get(parse_power(text).get("womp", ""))
+
+
 def parse_sleep_blockers(text: str) -> tuple[str, ...]:
     """Return the processes in `pmset -g assertions` that keep the Mac awake."""
     pattern = r"^\s*pid \d+\(([^)]{1,64})\): \[\w+\] \S+ (\w+) named:"

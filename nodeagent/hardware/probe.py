@@ -50,13 +50,17 @@ class SystemMachineReader:
         self._models = SingleQuery(lambda: read_local_models(models_dir))
         self._linux = SingleQuery(linux.read_reading)
         self._linux_fabric = SingleQuery(linux.read_fabric)
+        self._etcd = SingleQuery(_runs_etcd)
         self._panics = SingleQuery(panic_reports.read_panics)
         self._fabric_due_in = 0
         self._panics_due_in = 0
 
     async def take(self) -> MachineReading:
         """Return a reading; a part that cannot be read, or takes too long, is None."""
+        is_slow_due = self._fabric_due_in <= 0
         async with asyncio.TaskGroup() as group:
+            etcd = group.create_task(self._etcd.ask()) if is_slow_due else None
+            wakes = group.create_task(self._wakes_on_lan()) if is_slow_due else None
             disks = group.create_task(self._disks.ask())
             models = group.create_task(self._models.ask())
             rest = group.create_task(self._system())
@@ -69,6 +73,8 @@ class SystemMachineReader:
             state_disk=state_disk,
             fabric=fabric.result(),
             panics=panics.result(),
+            runs_etcd=None if etcd is None else etcd.result(),
+            wakes_on_lan=None if wakes is None else wakes.result(),
             local_models=models.result(),
         )
 
@@ -82,6 +88,10 @@ class SystemMachineReader:
         self._fabric_due_in = 0 if node_fabric is None else _READINGS_PER_FABRIC - 1
         return node_fabric
 
+    async def _wakes_on_lan(self) -> bool | None:
+        # Linux machines are never put to sleep.
+        return await macos.read_wakes_on_lan() if self._platform == "darwin" else None
+
     async def _reports(self) -> tuple[KernelPanic, ...] | None:
         """Return the reports of kernel panics if they are due."""
         if self._panics_due_in > 0 or self._platform != "darwin":
@@ -94,6 +104,10 @@ class SystemMachineReader:
         if self._platform == "darwin":
             return await macos.read_reading()
         return await self._linux.ask() or MachineReading()
+
+
+def _runs_etcd() -> bool:
+    return any(process.info["name"] == "etcd" for process in psutil.process_iter(["name"]))
 
 
 def available_memory_bytes() -> int:

@@ -122,6 +122,14 @@ class MachineReading:
     power: PowerSource = "Unknown"
     owner_idle_s: float | None = None
     """Seconds since the last use of keyboard or mouse; None on a machine without them."""
+    is_in_meeting: bool | None = None
+    """True while a program uses a camera or a microphone; None if it could not be read, and on Linux."""
+    is_lid_shut: bool | None = None
+    """True while the lid is shut and makes the machine sleep; None without a lid, and if it could not be read."""
+    wakes_on_lan: bool | None = None
+    """Whether a magic packet wakes the machine; None on Linux, and if it was not read this time."""
+    runs_etcd: bool | None = None
+    """True if an etcd runs here; None if it was not read this time."""
     wired_limit: WiredLimit | None = None
     """The limit of memory that the GPU may wire; None on Linux, and if it could not be read."""
     fabric: NodeFabric | None = None

@@ -202,6 +202,10 @@ class MachineHistory:
     """In coarse steps; None before the first reading."""
     power: PowerSource = "Unknown"
     is_owner_active: bool = False
+    is_in_meeting: bool = False
+    is_lid_shut: bool = False
+    wakes_on_lan: bool | None = None
+    runs_etcd: bool = False
     cable_addresses: frozenset[tuple[str, str]] | None = None
     """Interface and address of each cable; None before the first reading."""
     cable_changes: tuple[datetime, ...] = ()
@@ -233,6 +237,8 @@ def unreadable_parts(reading: MachineReading) -> tuple[str, ...]:
         NEEDS_REBOOT: reading.reboot,
         "power": None if reading.power == "Unknown" else reading.power,
         "owner": reading.owner_idle_s,
+        "meeting": reading.is_in_meeting,
+        "lid": reading.is_lid_shut,
     }
     return tuple(name for name, part in parts.items() if part is None)
 
@@ -355,6 +361,8 @@ def _remember(
         after,
         wired_limit=reading.wired_limit or past.wired_limit,
         panics=past.panics if reading.panics is None else reading.panics,
+        wakes_on_lan=past.wakes_on_lan if reading.wakes_on_lan is None else reading.wakes_on_lan,
+        runs_etcd=past.runs_etcd if reading.runs_etcd is None else reading.runs_etcd,
     )
     # Update power and owner; replicas may be moved because of them, so one failed command must not
     # change them.
@@ -364,7 +372,18 @@ def _remember(
     is_active = idle_s is not None and idle_s < _OWNER_ACTIVE_S
     if idle_s is None and not is_expired("owner", after, now):
         is_active = after.is_owner_active
-    return replace(after, power=power, is_owner_active=is_active)
+    is_in_meeting, is_lid_shut = reading.is_in_meeting, reading.is_lid_shut
+    if is_in_meeting is None:
+        is_in_meeting = after.is_in_meeting and not is_expired("meeting", after, now)
+    if is_lid_shut is None:
+        is_lid_shut = after.is_lid_shut and not is_expired("lid", after, now)
+    return replace(
+        after,
+        power=power,
+        is_owner_active=is_active,
+        is_in_meeting=is_in_meeting,
+        is_lid_shut=is_lid_shut,
+    )
 
 
 def _cables_verdict(past: MachineHistory, *, was: bool) -> ConditionVerdict | None:

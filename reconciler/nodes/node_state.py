@@ -17,7 +17,7 @@ from reconciler.placement.inputs import NodeHold
 from schemas import quantity
 from schemas.meta import ConditionStatus, find_condition, is_true
 from schemas.node import Node, NodeStatus
-from schemas.pools import NodePool, QuietHours
+from schemas.pools import DailyWindow, NodePool
 
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 # A window comes at least once a week, or once in two weeks if clocks go forward over it.
@@ -25,7 +25,7 @@ _HORIZON: Final = timedelta(days=16)
 _MINUTE: Final = timedelta(minutes=1)
 
 
-def is_quiet(hours: QuietHours, now: datetime) -> bool:
+def is_within(hours: DailyWindow, now: datetime) -> bool:
     """Return whether `now` is inside the window."""
     local = now.astimezone(ZoneInfo(hours.time_zone))
     clock, today = local.time().isoformat("minutes"), local.date()
@@ -36,23 +36,23 @@ def is_quiet(hours: QuietHours, now: datetime) -> bool:
     return clock < hours.end and _begins_on(hours, today - timedelta(days=1))
 
 
-def _begins_on(hours: QuietHours, day: date) -> bool:
+def _begins_on(hours: DailyWindow, day: date) -> bool:
     return not hours.days or _DAYS[day.weekday()] in hours.days
 
 
-def next_change(hours: QuietHours, now: datetime) -> datetime | None:
+def next_change(hours: DailyWindow, now: datetime) -> datetime | None:
     """Return when the window next begins or ends; None if it never does."""
-    was = is_quiet(hours, now)
+    was = is_within(hours, now)
     first = now.astimezone(ZoneInfo(hours.time_zone)).date() - timedelta(days=1)
     instants = (
         at
         for number in range(_HORIZON.days + 1)
         for at in _instants(hours, first + timedelta(days=number))
     )
-    return next((at for at in sorted(instants) if at > now and is_quiet(hours, at) != was), None)
+    return next((at for at in sorted(instants) if at > now and is_within(hours, at) != was), None)
 
 
-def _instants(hours: QuietHours, day: date) -> Iterator[datetime]:
+def _instants(hours: DailyWindow, day: date) -> Iterator[datetime]:
     """Yield the instants of a day at which the answer may change: both ends of the window, and a clock change."""
     zone = ZoneInfo(hours.time_zone)
     for text in (hours.start, hours.end):
@@ -79,11 +79,11 @@ def _clock_change(day: date, zone: ZoneInfo) -> Iterator[datetime]:
     yield high
 
 
-def quiet_until(windows: Sequence[QuietHours], now: datetime) -> tuple[datetime, str] | None:
+def quiet_until(windows: Sequence[DailyWindow], now: datetime) -> tuple[datetime, str] | None:
     """Return when quiet hours end, and the time zone for it; `now` outside of them, None if no end is in sight."""
     until, zone = now, "UTC"
     while until - now < _HORIZON:
-        active = [window for window in windows if is_quiet(window, until)]
+        active = [window for window in windows if is_within(window, until)]
         if not active:
             return until, zone
         ends = [
@@ -118,7 +118,7 @@ def quiet_calendar(pools: Iterable[NodePool], now: datetime) -> QuietCalendar:
         windows = pool.spec.policy.quiet_hours if pool.spec.policy else ()
         # A window without a change is checked again after the horizon of the search.
         changes.extend(next_change(window, now) or now + _HORIZON for window in windows)
-        if any(is_quiet(hours, now) for hours in windows):
+        if any(is_within(hours, now) for hours in windows):
             quiet[pool.name] = f"quiet hours{_end_text(quiet_until(windows, now))}"
     return QuietCalendar(quiet=quiet, since=now, until=min(changes, default=None))
 
@@ -249,8 +249,13 @@ def _rules(pool: NodePool, status: NodeStatus, context: NodeContext) -> Iterator
     # A machine that reports no power source counts as one without a battery.
     if policy.mains_only and status.power == "Battery":
         yield "mainsOnly, until it runs on mains power again"
-    if policy.owner_active == "Yield" and status.is_owner_active:
-        yield "ownerActive, until its owner has been away for some minutes"
+    if policy.owner_active == "Yield":
+        if status.is_owner_active:
+            yield "ownerActive, until its owner has been away for some minutes"
+        if status.is_in_meeting:
+            yield "ownerActive, until no program uses its camera or microphone"
+        if status.is_lid_shut:
+            yield "ownerActive, until its lid is open or an external display keeps it awake"
     if policy.after_panics == "Withhold" and is_true(status.conditions, "KernelPanics"):
         yield "afterPanics, until three days without two kernel panics have passed"
 

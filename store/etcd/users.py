@@ -233,6 +233,8 @@ def _reconciler() -> list[Permission]:
         # The commits of hub models, and the models that Macs made themselves.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READWRITE),
         prefix_permission(keys.PRELOAD_PREFIX, Right.READWRITE),
+        prefix_permission(keys.POWER_ORDER_PREFIX, Right.READWRITE),
+        prefix_permission(keys.DEMAND_WEEK_PREFIX, Right.READWRITE),
         # Each agent's copies of its Replicas, and the mark that they are kept.
         prefix_permission(keys.ASSIGNMENT_PREFIX, Right.READWRITE),
         prefix_permission(keys.ASSIGNMENTS_KEPT, Right.READWRITE),
@@ -360,6 +362,7 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READ),
         prefix_permission(keys.hub_grant_prefix(node), Right.READ),
         prefix_permission(keys.preload_prefix(node), Right.READ),
+        prefix_permission(keys.power_order_prefix(node), Right.READ),
         # A watch on a key is a watch on everything that begins with it.
         prefix_permission(keys.assignment_prefix(node), Right.READ),
         prefix_permission(keys.ASSIGNMENTS_KEPT, Right.READ),

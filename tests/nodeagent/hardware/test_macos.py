@@ -262,6 +262,28 @@ def test_power_of_a_mac(name: str, power: str) -> None:
     assert macos.parse_power(live(name)) == power
 
 
+@pytest.mark.parametrize(("assertions", "camera", "is_in_meeting"), [
+    ("assertions_call.txt", "camera_off.txt", True),
+    ("assertions_music.txt", "camera_on.txt", True),
+    ("assertions_music.txt", "camera_off.txt", False),
+    ("assertions_music.txt", "", False),
+    ("", "", None),
+])  # fmt: skip
+def test_a_meeting_is_a_microphone_or_a_camera_in_use(
+    assertions: str, camera: str, is_in_meeting: bool | None
+) -> None:
+    texts = [live(name) if name else "" for name in (assertions, camera)]
+    assert macos.parse_meeting(*texts) is is_in_meeting
+
+
+@pytest.mark.parametrize(("name", "is_shut"), [
+    ("lid_shut.txt", True), ("lid_docked.txt", False), ("lid_open.txt", False),
+    ("batt_desktop.txt", None),
+])  # fmt: skip
+def test_a_lid_counts_as_shut_if_macos_would_sleep(name: str, is_shut: bool | None) -> None:
+    assert macos.parse_lid_shut(live(name)) is is_shut
+
+
 def test_a_mac_without_any_output_is_unknown() -> None:
     assert macos.assemble_reading(ReadingOutput()) == MachineReading()
 
@@ -270,6 +292,7 @@ texts = st.one_of(
     st.text(),
     st.builds(lambda a, b: f"{LEVEL} {a}\nCPU_Speed_Limit = {b}", st.integers(), st.integers()),
     st.builds('"HIDIdleTime" = {}'.format, st.integers()),
+    st.builds(" pid 1({}): [0] x\n Resources: {}".format, st.text(), st.text()),
     st.builds("Now drawing from '{}'".format, st.text()),
     st.builds("full avg60={} full avg60={}".format, st.floats(), st.integers()),
 )
@@ -280,5 +303,7 @@ def test_no_text_stops_the_agent(one: str, two: str, three: str) -> None:
     macos.assemble_reading(
         ReadingOutput(vm_stat=one, sysctl=two, thermal_level=one, therm=two, batt=three, hid=three)
     )
+    macos.parse_meeting(one, two)
+    macos.parse_lid_shut(one)
     linux.parse_stalled(one)
     linux.parse_celsius(two)

@@ -53,7 +53,7 @@ async def test_a_mac_without_its_commands_is_unknown(tmp_path: Path) -> None:
     assert reading.disk is not None
     assert reading.disk.total_bytes == probe.read_disk(tmp_path).total_bytes
     assert reading == MachineReading(
-        disk=reading.disk, local_models=()
+        disk=reading.disk, local_models=(), runs_etcd=reading.runs_etcd
     )  # other processes change what is free
 
 

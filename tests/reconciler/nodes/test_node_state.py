@@ -77,6 +77,8 @@ HOLDS = {
     "quiet hours": (node(), around(policy(quiet_hours=(BERLIN,)), policy("lab"), now=NIGHT)),
     "on battery": (node(power="Battery"), around(policy(mains_only=True))),
     "owner active": (node(is_owner_active=True), around(policy(owner_active="Yield"))),
+    "a meeting": (node(is_in_meeting=True), around(policy(owner_active="Yield"))),
+    "a shut lid": (node(is_lid_shut=True), around(policy(owner_active="Yield"))),
     "kernel panics": (
         node(conditions=pressed("KernelPanics")), around(policy(after_panics="Withhold")),
     ),

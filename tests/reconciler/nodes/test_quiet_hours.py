@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.nodes.node_state import is_quiet, next_change, quiet_calendar, quiet_until
-from schemas.pools import NodePool, QuietHours
+from reconciler.nodes.node_state import is_within, next_change, quiet_calendar, quiet_until
+from schemas.pools import DailyWindow, NodePool
 from tests.support import reconciler_world
 
 _MINUTE = timedelta(minutes=1)
 _NIGHT = {"start": "22:00", "end": "07:00"}
 
 
-def hours(**spec: object) -> QuietHours:
-    return QuietHours.model_validate({**_NIGHT, **spec})
+def hours(**spec: object) -> DailyWindow:
+    return DailyWindow.model_validate({**_NIGHT, **spec})
 
 
 def at(text: str, zone: str = "UTC") -> datetime:
@@ -40,8 +40,8 @@ def at(text: str, zone: str = "UTC") -> datetime:
         (hours(start="08:00", end="08:00"), "2026-03-03T07:59", True, None),
     ],
 )  # fmt: skip
-def test_windows(window: QuietHours, now: str, change: str | None, *, is_now: bool) -> None:
-    assert is_quiet(window, at(now)) is is_now
+def test_windows(window: DailyWindow, now: str, change: str | None, *, is_now: bool) -> None:
+    assert is_within(window, at(now)) is is_now
     assert next_change(window, at(now)) == (None if change is None else at(change))
 
 
@@ -58,7 +58,7 @@ def test_windows(window: QuietHours, now: str, change: str | None, *, is_now: bo
         (hours(end="02:30"), "2026-10-25T02:15+01:00", "2026-10-25T02:30+01:00"),
     ],
 )
-def test_where_clocks_are_put(window: QuietHours, now: str, change: str) -> None:
+def test_where_clocks_are_put(window: DailyWindow, now: str, change: str) -> None:
     berlin = window.model_copy(update={"time_zone": "Europe/Berlin"})
     assert next_change(berlin, datetime.fromisoformat(now)) == datetime.fromisoformat(change)
 
@@ -90,12 +90,12 @@ moments = st.builds(
 
 
 @given(windows, moments)
-def test_the_next_change_equals_a_scan_of_every_minute(window: QuietHours, now: datetime) -> None:
-    was, moment = is_quiet(window, now), next_change(window, now)
+def test_the_next_change_equals_a_scan_of_every_minute(window: DailyWindow, now: datetime) -> None:
+    was, moment = is_within(window, now), next_change(window, now)
     scan = now.replace(second=0)
     for _ in range(30 * 60):
         scan += _MINUTE
-        if is_quiet(window, scan) != was:
+        if is_within(window, scan) != was:
             assert moment == scan
             return
     assert moment is None or moment > scan
@@ -103,12 +103,12 @@ def test_the_next_change_equals_a_scan_of_every_minute(window: QuietHours, now: 
 
 @given(st.lists(windows, max_size=3), moments)
 def test_the_end_is_the_first_minute_without_any_window(
-    several: list[QuietHours], now: datetime
+    several: list[DailyWindow], now: datetime
 ) -> None:
     found = quiet_until(several, now)
     scan = now
     for _ in range(30 * 60):
-        if not any(is_quiet(quiet_hours, scan) for quiet_hours in several):
+        if not any(is_within(quiet_hours, scan) for quiet_hours in several):
             assert found is not None
             assert found[0] == scan
             return
@@ -116,7 +116,7 @@ def test_the_end_is_the_first_minute_without_any_window(
     assert found is None or found[0] > scan - _MINUTE
 
 
-def pool(name: str, *quiet_hours: QuietHours) -> NodePool:
+def pool(name: str, *quiet_hours: DailyWindow) -> NodePool:
     return reconciler_world.pool(name, policy={"quiet_hours": quiet_hours})
 
 
@@ -139,7 +139,7 @@ def test_a_calendar_holds_until_something_changes() -> None:
 
 @given(st.lists(windows, max_size=3), moments, st.floats(0, 1))
 def test_within_a_calendar_nothing_changes(
-    several: list[QuietHours], now: datetime, part: float
+    several: list[DailyWindow], now: datetime, part: float
 ) -> None:
     pools = [pool(f"p{number}", one) for number, one in enumerate(several)]
     calendar = quiet_calendar(pools, now)
