@@ -26,6 +26,8 @@ SUSPEND_MANAGER: Final = "fleetctl-suspend"
 """The field manager of suspended Git sources."""
 TAINT_MANAGER: Final = "fleetctl-taint"
 """The field manager of taints."""
+WAKE_MANAGER: Final = "fleetctl-wake"
+"""The field manager of the time until which a Mac stays awake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,15 @@ from nodeagent.engines.references import ReferenceTasks
 from nodeagent.execute import ActionExecutor, BackgroundTasks
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.node.load_report import LoadReport
+from nodeagent.node.power import NodePower, PowerPorts
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.peers.links import link_rate, without_cables
 from nodeagent.plan import plan
 from nodeagent.replicas.deployment_replicas import StoredSiblings
-from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
+from nodeagent.replicas.engine_tracker import EngineLife, EngineProber, EngineTracker
 from nodeagent.replicas.last_assignment import ALONE_AFTER_S
+from nodeagent.replicas.observation import ProbeState
 from nodeagent.replicas.rank_reports import RankReports
 from schemas.node import NodeFabric, NodeLease
 from schemas.replica import Replica
@@ -96,13 +98,14 @@ class Agent:
         # While etcd is unreachable every reconcile fails at its end; engines must be tended all the same.
         self._queue: WorkQueue[str] = WorkQueue(clock, Backoff(first_s=0.05, limit_s=1.0))
         self._replicas = self._dependencies.replicas
+        self._recorder = EventRecorder(transport, clock, source=f"Node/{config.name}")
         self._describer = NodeDescriber(
             config,
             self._dependencies,
             self._node,
             self._registration,
             clock,
-            EventRecorder(transport, clock, source=f"Node/{config.name}"),
+            self._recorder,
         )
         self._registered = asyncio.Event()
         self._upkeep = self._new_upkeep()
@@ -231,6 +234,7 @@ class Agent:
                     self._registration.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
                 group.create_task(self._describer.run(references, self._api))
+                group.create_task(self._new_power(references).run())
                 load, preflight = self._dependencies.load, self._dependencies.metal
                 if load is not None:
                     group.create_task(load.run())
@@ -255,6 +259,50 @@ class Agent:
             await dependencies.health.close()
             if dependencies.warmup is not None:
                 await dependencies.warmup.engines.close()
+
+    def _new_power(self, references: ReferenceTasks) -> NodePower:
+        """Return the follower of the leader's orders to sleep and wake."""
+        parts = self._dependencies
+        ports = PowerPorts(
+            send=parts.send_packets,
+            work=lambda: self._work(references),
+            keeps_awake=lambda: bool(self._node.engines) or bool(self._assigned()),
+            announce=self._describer.announce,
+            woken=self._on_wake,
+            sleeper=parts.sleeper,
+            assertion=parts.assertion,
+        )
+        return NodePower(
+            self._transport,
+            self._clock,
+            node=self._config.name,
+            registration=self._registration,
+            recorder=self._recorder,
+            ports=ports,
+        )
+
+    def _on_wake(self) -> None:
+        """Bring every endpoint back, after a first token: the GPU was without power."""
+        for engine in self._node.engines.values():
+            if engine.rank is None and engine.probe is ProbeState.PASSED:
+                engine.probe = ProbeState.NOT_TRIED
+        self._new_session()
+
+    def _work(self, references: ReferenceTasks) -> str:
+        """Return what the machine must not sleep for; empty if nothing."""
+        parts, engines = self._dependencies, self._node.engines.values()
+        running = [engine for engine in engines if engine.process.child.running()]
+        work = {
+            "its owner uses it": self._describer.is_owner_present,
+            "an engine generates": any(engine.is_generating for engine in running),
+            "an engine starts or ends": any(e.life is not EngineLife.READY for e in running),
+            "a group's answer is computed": references.is_busy,
+            "a model is fetched": any(
+                p is not None and p.is_busy for p in (parts.fetches, parts.pulls)
+            ),
+            "a model is quantized": parts.quantizations is not None and parts.quantizations.is_busy,
+        }
+        return next((name for name, is_so in work.items() if is_so), "")
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
         parts = self._dependencies

@@ -4,7 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +37,12 @@ from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware import metal, panic_reports
 from nodeagent.hardware.disk_rate import DiskRate
 from nodeagent.hardware.load import LoadSampler
+from nodeagent.hardware.machine_sleep import (
+    MachineSleeper,
+    MacSleeper,
+    PowerAssertion,
+    send_packets,
+)
 from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader, available_memory_bytes
 from nodeagent.hardware.readings import MachineReader
@@ -64,6 +71,7 @@ from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.model_use import ModelUse
 from schemas.node import AdapterReport, ModelReport, NodeStatus
+from schemas.power import WakePacket
 from schemas.replica import Replica
 from store import codec, keys
 from store.errors import StoreError
@@ -176,6 +184,12 @@ class Dependencies:
     """The commits of hub models; None where no model folder is inspected."""
     warmup: CacheWarmup | None = None
     """The warm-up of prefix caches; None where agents do not share."""
+    sleeper: MachineSleeper | None = None
+    """The machine's sleep; None where it cannot be put to sleep, as on Linux."""
+    assertion: PowerAssertion | None = None
+    """The assertion against idle sleep; None where the system has none."""
+    send_packets: Callable[[Sequence[WakePacket]], None] = send_packets
+    """Sends magic packets."""
     last_assignment: LastAssignment | None = None
     """The assignment that is served when the agent starts without the store; None if it waits for the store."""
 
@@ -213,7 +227,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         return await asyncio.to_thread(report)
 
     tls, preflight = _node_tls(config, clock), metal.preflight_of(clock, config.state_dir)
-    wiring = WiringPolicy()
+    wiring, is_mac = WiringPolicy(), sys.platform == "darwin"
+    assertion = PowerAssertion() if is_mac else None
     # Before the first reading of the machine, which engines do not wait for.
     with suppress(OSError):
         wiring.has_panics = machine_conditions.are_many(panic_reports.read_panics(), clock.now())
@@ -232,8 +247,12 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         preloads=preloads,
         pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
         quantizations=_quantizations(collector, clock, fetches.exchange),
-        limits=_pool_limits(transport, clock, config, fetches, collector, wiring),
+        limits=replace(
+            _pool_limits(transport, clock, config, fetches, collector, wiring), assertion=assertion
+        ),
         wiring=wiring,
+        sleeper=MacSleeper(clock) if is_mac else None,
+        assertion=assertion,
         prefixes=_prefix_folders(config, uses, clock),
         collector=collector,
         snapshots=snapshots,

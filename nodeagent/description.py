@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from datetime import datetime
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -13,7 +14,8 @@ from nodeagent.engines.references import ReferenceTasks
 from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import MachineReader, MachineReading
 from nodeagent.node import machine_conditions
-from nodeagent.node.machine_conditions import MachineHistory, RebootReason
+from nodeagent.node.leaked_resources import RebootReason
+from nodeagent.node.machine_conditions import MachineHistory
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState
 from nodeagent.replicas.engine_tracker import EngineLife
@@ -31,6 +33,7 @@ _SPLIT_POLL_S = 0.5
 _STORE_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 # Each part of a reader has its own limit; this is for one that exceeds it.
 _READ_TIMEOUT_S = 20.0
+_ANNOUNCE_S = 10.0
 
 
 class MachineStatus:
@@ -90,6 +93,11 @@ class MachineStatus:
     def fabric(self) -> NodeFabric | None:
         """The machine's cables at their last reading; None before the first."""
         return self._fabric
+
+    @property
+    def is_owner_present(self) -> bool:
+        """True if the owner uses keyboard, mouse, camera or microphone."""
+        return self._past.is_owner_active or self._past.is_in_meeting
 
     async def update(self, *, has_engines: bool, reboot_reason: RebootReason | None = None) -> None:
         """Take a reading, unless the last one is recent; `reboot_reason` is one that engines caused."""
@@ -192,6 +200,9 @@ class NodeDescriber:
         self._registration = registration
         self._clock = clock
         self._requested = asyncio.Event()
+        self._written = asyncio.Event()
+        self._asleep_since: datetime | None = None
+        self._written_asleep_since: datetime | None = None
         readings = dependencies.readings
         # Models are inspected in bursts; the machine need not be read at each inspection.
         every_s = config.inspect_every_s / 2
@@ -206,6 +217,24 @@ class NodeDescriber:
     def request(self) -> None:
         """Request that the status is written again soon."""
         self._requested.set()
+
+    async def announce(self, asleep_since: datetime | None) -> bool:
+        """Write since when the machine sleeps, None for awake; return whether it was written in time."""
+        self._asleep_since = asleep_since
+        self.request()
+        try:
+            async with asyncio.timeout(_ANNOUNCE_S):
+                while self._written_asleep_since != asleep_since:
+                    self._written.clear()
+                    await self._written.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def is_owner_present(self) -> bool:
+        """True if the owner uses the machine, by its last reading."""
+        return self._machine is not None and self._machine.is_owner_present
 
     @property
     def fabric(self) -> NodeFabric:
@@ -242,8 +271,12 @@ class NodeDescriber:
                     status = await dependencies.fabric.fill(status, self._registration)
                 if api is not None:
                     status = api.fill(status)
+                asleep_since = self._asleep_since
+                status = status.model_copy(update={"asleep_since": asleep_since})
                 before = await self._registration.described()
                 await self._registration.describe(status)
+                self._written_asleep_since = asleep_since
+                self._written.set()
                 await self._announce_panics(status, before)
                 retries.reset()
                 last_error, wait_s = "", self._config.inspect_every_s

@@ -11,7 +11,7 @@ from nodeagent.engines import group_launch
 from nodeagent.engines.references import ReferenceState, ReferenceTasks
 from nodeagent.engines.wired_memory import WiringPolicy
 from nodeagent.node import registration
-from nodeagent.node.machine_conditions import LeakedResources
+from nodeagent.node.leaked_resources import LeakedResources
 from nodeagent.replicas.engine_tracker import EngineTracker
 from nodeagent.replicas.observation import (
     FetchState,

@@ -9,6 +9,7 @@ from typing import Final
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
 from nodeagent.engines.wired_memory import WiringPolicy
+from nodeagent.hardware.machine_sleep import PowerAssertion
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.peers.uploads import Uploads
 from schemas import quantity
@@ -46,6 +47,8 @@ class PoolLimits:
     """The collection of its models."""
     wiring: WiringPolicy
     """The wiring of its engines."""
+    assertion: PowerAssertion | None = None
+    """The assertion against idle sleep, which pools with AlwaysOn ask for."""
     is_applied: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the pools were read for the first time."""
 
@@ -89,6 +92,9 @@ class PoolLimits:
         limit = _lowest(spec.model_disk_limit for spec in own)
         self.collector.policy = replace(self.collector.policy, limit_bytes=limit)
         memories = [spec.memory for spec in own if spec.memory is not None]
+        if self.assertion is not None:
+            powers = [spec.power for spec in own if spec.power is not None]
+            self.assertion.is_forced = any(power.mode == "AlwaysOn" for power in powers)
         self.wiring.pools = "Off" if any(each.wired == "Off" for each in memories) else "Auto"
         if self.uploads is not None:
             self.uploads.set_pool_limit(_lowest(spec.upload_limit for spec in own))

@@ -31,6 +31,7 @@ from reconciler.services.gitops.controller import GitOpsController
 from reconciler.services.gitops.credentials import GitSettings
 from reconciler.services.model_snapshots import SnapshotController
 from reconciler.services.model_uses import model_use_keeper
+from reconciler.services.power import PowerController
 from schemas.event import ObjectReference
 from schemas.meta import ObjectKey
 from store import keys
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 _LEADER_TTL_S = 3
 # One plans and acts at a time (`Reconciler`); the others wait for the store to take their statuses.
 _WORKERS = 4
+_SETTLE_S = 0.2
 
 
 class Leftover(NamedTuple):
@@ -219,6 +221,20 @@ class Controller:
             lookups=self._lookups,
             waiting_for_room=self._handlers.waiting_for_room,
         )
+        power = PowerController(
+            lister=self._lister,
+            liveness=self._liveness,
+            transport=self._transport,
+            clock=self._clock,
+            recorder=self._recorder,
+            demand=demand.demand,
+            table=lambda: state.nodes.refresh(
+                self._lister, self._liveness.now(self._lister, self._clock)
+            ),
+            unplaced=lambda: state.waiting_for_room,
+            fence=lambda: leadership.guard,
+            on_change=self._queue.add,
+        )
         reconciler = Reconciler(
             self._lister, state, executor, self._recorder, self._clock, fabric=fabric.view
         )
@@ -234,6 +250,7 @@ class Controller:
             group.create_task(self._record_node_events())
             group.create_task(demand.run())
             group.create_task(fabric.run())
+            group.create_task(power.run())
             group.create_task(self._sweep(executor))
             group.create_task(ChangeRetention(self._transport, self._clock).run())
             group.create_task(self._snapshots.lead(leadership))
@@ -282,10 +299,16 @@ class Controller:
         while True:
             await self._caches.leases.reached(self._caches.leases.revision + 1)
             ready = self._lister.ready_nodes()
-            for name in sorted(before - ready):
+            if before - ready:
+                await self._clock.sleep(_SETTLE_S)  # a status may arrive after the end of a lease
+            asleep = self._liveness.asleep(self._lister)
+            for name in sorted(before - ready - asleep):
                 about = ObjectReference(kind="Node", name=name)
                 message = "its agent stopped renewing its lease"
                 await self._recorder.record(about, "NodeNotReady", message, type_="Warning")
+            for name in sorted(asleep & before - ready):
+                about = ObjectReference(kind="Node", name=name)
+                await self._recorder.record(about, "NodeAsleep", "it sleeps until it is needed")
             for name in sorted(ready - before):
                 about = ObjectReference(kind="Node", name=name)
                 await self._recorder.record(about, "NodeReady", "its agent renews its lease")

@@ -154,7 +154,10 @@ class EventHandlers:
     def _update_liveness(self) -> None:
         expected, ready = self._lister.expected_nodes(), self._lister.ready_nodes()
         # From here on it is known whether a node is held back for flapping.
-        for name in self._liveness.update(expected, ready, self._clock.monotonic()):
+        changed = self._liveness.update(
+            expected, ready, self._clock.monotonic(), announced=self._lister.announced_asleep()
+        )
+        for name in changed:
             self._queue.add(ObjectKey("Node", name))
 
     def _queue_owners(self) -> None:

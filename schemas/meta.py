@@ -316,3 +316,9 @@ class ApiObject(ApiModel):
     @property
     def name(self) -> str:
         return self.metadata.name
+
+
+def has_reason(status: Status | None, type_: str, reason: str) -> bool:
+    """Return whether the condition of that type in a status has the reason."""
+    condition = None if status is None else find_condition(status.conditions, type_)
+    return condition is not None and condition.reason == reason

@@ -369,7 +369,7 @@ class NodeStatus(Status):
     is_lid_shut: bool = False
     """True while the lid is shut and macOS may sleep because of it: without an external display, or on battery."""
     wakes_on_lan: bool | None = None
-    """Whether a magic packet wakes the Mac on mains power (`womp` of pmset); None if it cannot be put to sleep."""
+    """True if a magic packet wakes the Mac on mains power (`womp` of pmset); None if it cannot be put to sleep."""
     runs_etcd: bool = False
     """True if a process named etcd runs on the machine."""
     asleep_since: datetime | None = None

@@ -71,7 +71,7 @@ class PoolPolicy(ApiModel):
 
 
 class PoolPower(ApiModel):
-    """When the pool's Macs sleep. A Mac needs wake on LAN, a cable, and another Mac of its network that stays awake."""
+    """Sleep of the pool's Macs. A Mac needs wake on LAN, a cable, and another Mac of its network that stays awake."""
 
     mode: Literal["AlwaysOn", "SleepWhenIdle", "Schedule"] = "AlwaysOn"
     """AlwaysOn: they never sleep. SleepWhenIdle: a Mac sleeps after `idleTime` without a request, and is woken for requests
@@ -126,7 +126,7 @@ class NodePoolSpec(ApiModel):
     policy: PoolPolicy | None = None
     """Times and conditions in which the pool's Macs may be used. Default: always."""
     power: PoolPower | None = None
-    """When the pool's Macs sleep. Default: when macOS lets them; then a Mac that sleeps is lost to the fleet."""
+    """Sleep of the pool's Macs. Default: when macOS lets them; then a Mac that sleeps is lost to the fleet."""
     wired_limit: WiredLimitSize | None = None
     """Memory that the GPU of each Mac should be able to wire, such as "100Gi". Setting it needs root: a Mac with another
     limit gets the condition WiredLimitDiffers with the command. Placement uses the effective limit. Default: left alone."""

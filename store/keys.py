@@ -193,6 +193,11 @@ def power_order_key(node: str) -> str:
     return f"{power_order_prefix(node)}order"
 
 
+def node_of_power_order(key: str) -> str:
+    """Return the node of an order's key."""
+    return key.removeprefix(POWER_ORDER_PREFIX).partition("/")[0]
+
+
 def ticket_prefix(holder: str) -> str:
     """Return the prefix of the tickets for one process: `Node/<name>`, `Gateway/<id>`, `Reconciler/<id>` or `Dashboard/<id>`."""
     return f"{TICKET_PREFIX}{holder}/"

@@ -24,18 +24,20 @@ from fleetctl.verbs.drain import drain_node
 from fleetctl.verbs.node_reboot import reboot
 from fleetctl.verbs.node_unlock import unlock
 from fleetctl.verbs.node_upgrade import upgrade
+from fleetctl.verbs.node_wake import wake
 from fleetctl.verbs.token import parse_name
 from machinery.clock import SystemClock
 from schemas.node import Node
 from store import objects
 
-_HELP = """Add Macs to the fleet, upgrade, restart, unlock and remove them, over ssh.
+_HELP = """Add Macs to the fleet, upgrade, restart, unlock and remove them, over ssh; wake those that sleep.
 
 \b
   fleetctl node add admin@mac-2.local --bundle mlx-fleet-0.1.0-macos-arm64.tar
   fleetctl node upgrade --to mlx-fleet-0.2.0-macos-arm64.tar --ssh-user admin
   fleetctl node reboot mac-2 --drain --ssh-user admin
   fleetctl node unlock mac-2 --ssh-user admin
+  fleetctl node wake mac-2
   fleetctl node remove admin@mac-2.local
 """
 
@@ -53,6 +55,7 @@ def node() -> None:
 node.add_command(reboot)
 node.add_command(unlock)
 node.add_command(upgrade)
+node.add_command(wake)
 
 
 @node.command()

@@ -34,7 +34,7 @@ from schemas.deployment import (
     base_names,
     served_names,
 )
-from schemas.meta import Condition, ConditionStatus, find_condition
+from schemas.meta import Condition, ConditionStatus, find_condition, has_reason
 from schemas.placement import SizeTierChoice, is_large_enough
 from schemas.records import ExternalKey
 from schemas.replica import Endpoint, EndpointHardware
@@ -519,14 +519,14 @@ def _reason(
     )
 
 
-def _awaited(
-    backends: tuple[WeightedBackend, ...], inputs: TableInputs
-) -> Iterator[tuple[int, str]]:
+def _awaited(backends: Sequence[WeightedBackend], inputs: TableInputs) -> Iterator[tuple[int, str]]:
     for backend in backends:
         for name in backend.deployments if backend.weight else ():
             deployment = inputs.deployments.get(name)
             if deployment is not None and (
-                _can_scale_to_zero(deployment) or _is_starting(name, deployment, inputs)
+                _can_scale_to_zero(deployment)
+                or _is_starting(name, deployment, inputs)
+                or has_reason(inputs.statuses.get(name), "Available", "Asleep")
             ):
                 yield backend.weight, name
 

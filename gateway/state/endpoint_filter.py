@@ -176,6 +176,9 @@ class EndpointFilter:
 
     def _take(self, key: str, one: Endpoint, version: int) -> None:
         """Use or refuse one endpoint."""
+        if one.spec.is_leaving:
+            self._refused[key] = "its Mac goes to sleep"
+            return
         found = self._decide(key, one, version)
         if isinstance(found, str):
             if self._refused.get(key) != found:

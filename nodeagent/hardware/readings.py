@@ -127,7 +127,7 @@ class MachineReading:
     is_lid_shut: bool | None = None
     """True while the lid is shut and makes the machine sleep; None without a lid, and if it could not be read."""
     wakes_on_lan: bool | None = None
-    """Whether a magic packet wakes the machine; None on Linux, and if it was not read this time."""
+    """True if a magic packet wakes the machine; None on Linux, and if it was not read this time."""
     runs_etcd: bool | None = None
     """True if an etcd runs here; None if it was not read this time."""
     wired_limit: WiredLimit | None = None

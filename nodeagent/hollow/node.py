@@ -6,7 +6,7 @@ too, and each sees the events of its own.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from machinery.clock import Clock
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig, Dependencies
 from nodeagent.engines.addresses import EngineAddresses
+from nodeagent.hardware.machine_sleep import MachineSleeper
 from nodeagent.hardware.readings import (
     DiskReading,
     HeatReading,
@@ -37,6 +38,7 @@ from nodeagent.model_uses import ModelUses
 from nodeagent.replicas.node_replicas import NodeReplicas
 from schemas.model_use import ModelUse
 from schemas.node import AdapterReport, ModelGeometry, ModelReport, NodeStatus
+from schemas.power import WakePacket
 from schemas.replica import Replica, concerned_nodes
 from store import codec, keys
 from store.informer import Informer
@@ -207,6 +209,10 @@ class HollowMac:
     pace: Callable[[str], HollowTiming] = field(default=lambda _: HollowTiming())
     lease_s: int = LEASE_TTL_S
     """The lifetime of its lease in seconds."""
+    sleeper: MachineSleeper | None = None
+    """Its sleep; None: it cannot be put to sleep."""
+    send_packets: Callable[[Sequence[WakePacket]], None] = field(default=lambda _: None)
+    """Sends magic packets; nothing by default."""
     has_store_password: bool = False
     """True if its process has a password for the store."""
     engines: HollowEngines = field(init=False)
@@ -253,6 +259,8 @@ class HollowMac:
             replicas=caches.replicas_of(self.name, transport),
             uses=caches.uses_of(self.name),
             readings=self.readings,
+            sleeper=self.sleeper,
+            send_packets=self.send_packets,
         )
 
     def lose_power(self) -> None:

@@ -130,6 +130,11 @@ class ModelPulls:
         else:
             log.info("model pulled", extra={"model": source.folder})
 
+    @property
+    def is_busy(self) -> bool:
+        """True if a pull runs."""
+        return any(pull.is_running for pull in self._pulls.values())
+
     def reports(self) -> Iterator[ModelFetchReport]:
         """Yield the state of each pull, those that ended lately included."""
         for name, pull in self._pulls.items():

@@ -133,6 +133,11 @@ class Quantizations:
         return self._collector.store
 
     @property
+    def is_busy(self) -> bool:
+        """True if a job runs or waits."""
+        return any(job.is_running for job in self._jobs.values())
+
+    @property
     def is_ready(self) -> bool:
         """True if a job can start."""
         return self._group is not None

@@ -4,6 +4,7 @@ From the first write of a restore's marker to its removal the store holds a part
 nothing, and a write of an agent would make the restore fail.
 """
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -90,6 +91,8 @@ class NodeRegistration:
         self._stored: KeyValue | None = None
         """The node's status in the store, as this run has read or written it."""
         self._checked_at = 0.0
+        self._is_wanted = asyncio.Event()
+        self._is_wanted.set()
 
     @property
     def lease(self) -> int | None:
@@ -107,6 +110,7 @@ class NodeRegistration:
         last_error = ""
         retries = Retries(_BACKOFF, self._clock)
         while True:
+            await self._is_wanted.wait()
             session = LeaseSession(self._transport, self._clock, ttl_s=ttl_s)
             try:
                 await session.open()
@@ -129,6 +133,16 @@ class NodeRegistration:
             key = keys.node_lease_key(self._node)
             await keep_published(session, self._transport, self._clock, key, self._value)
             self._session = None
+
+    async def suspend(self) -> None:
+        """End the lease, and with it all keys that depend on it; hold none until `resume()`."""
+        self._is_wanted.clear()
+        if self._session is not None:
+            await self._session.close()
+
+    def resume(self) -> None:
+        """Hold a lease again."""
+        self._is_wanted.set()
 
     def _value(self) -> bytes:
         return codec.encode(self._lease_value.model_copy(update={"tls": self._tls()}))

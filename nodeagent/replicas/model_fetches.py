@@ -376,6 +376,11 @@ class ModelFetches:
             extra={"model": fetch.source.folder, "reason": fetch.reason, "retry_s": round(after_s)},
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """True if a fetch runs."""
+        return next(self._running(), None) is not None
+
     def _running(self) -> Iterator[tuple[str, _Fetch]]:
         for fetch in self._fetches.values():
             if fetch.task is not None and not fetch.task.done():

@@ -54,6 +54,8 @@ class ReplicaView:
     """State of its current epoch; None for a replica with one rank."""
     away_nodes: frozenset[str] = frozenset()
     """Its nodes whose lease has expired."""
+    is_asleep: bool = False
+    """True if its nodes that are away sleep."""
     is_fetching: bool = False
     """True if an agent fetches its model, and bytes arrive."""
     fetch: FetchStatus | None = None
@@ -373,9 +375,10 @@ def _replica_view(
         has_files=all(MODEL_PRESENT in types for types in true),
         problem=""
         if serves and not away and not is_over
-        else _problem(replica, reports, away, epoch),
+        else _problem(replica, reports, away, epoch, now.asleep),
         epoch=epoch,
         away_nodes=away,
+        is_asleep=bool(away) and away <= now.asleep,
         leaving_ranks=tuple(_leaving_ranks(lister, replica, reports, now)) if formation else (),
     )
 
@@ -434,12 +437,15 @@ def _problem(
     reports: Sequence[RankStatus | None],
     away: AbstractSet[str],
     epoch: Epoch | None,
+    asleep: AbstractSet[str],
 ) -> str:
     """Return the problem of the first rank that has one; empty if none has."""
     if epoch is not None and epoch.over:
         return f"{epoch.over}: {epoch.message}"
     unready: list[tuple[int, str, Condition]] = []
     for number, rank in enumerate(replica.spec.ranks):
+        if rank.node in asleep:
+            return f"{rank.node} sleeps; a request wakes it"
         if rank.node in away:
             return f"{rank.node} is NotReady: its agent does not renew its lease"
         report = reports[number]

@@ -6,7 +6,7 @@ and acts until nothing is left to do now, and `report` computes the statuses to 
 
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from machinery.clock import Clock
@@ -172,6 +172,12 @@ class DeploymentReconciler:
             self._clock.monotonic(),
         )
         replicas = self._lister.replicas_of(name)
+        asleep = self._state.liveness.asleep(self._lister)
+        sleeping = sum(asleep.issuperset(rank.node for rank in r.spec.ranks) for r in replicas)
+        if decided.desired < sleeping:
+            # They cost nothing, and go on without a load once their Mac is woken.
+            message = "idle replicas sleep with their Macs"
+            decided = replace(decided, desired=sleeping, reason="Asleep", message=message)
         if (demand is not None and demand.requests) or not has_given_way(replicas):
             return decided
         remaining = sum(replica.metadata.deletion_timestamp is None for replica in replicas)

@@ -212,7 +212,9 @@ def _available_condition(
     if failing is not None:
         where = failing.name if len(failing.nodes) > 1 else f"{failing.name} on {failing.node}"
         message = f"{count}; {where}: {failing.problem}"
-        return make_condition("Available", "ReplicaNotReady", message, holds=False)
+        is_asleep = not ready and any(replica.is_asleep for replica in placed)
+        reason = "Asleep" if is_asleep else "ReplicaNotReady"
+        return make_condition("Available", reason, message, holds=False)
     return make_condition("Available", "ReplicasStarting", count, holds=False)
 
 
@@ -321,6 +323,9 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
             return make_condition("Ready", condition.reason, message, holds=False)
     if not away and reports[0] is not None and reported:
         away = [view.node]
+    if away and view.is_asleep:
+        message = f"{', '.join(away)} sleeps; a request wakes it"
+        return make_condition("Ready", "Asleep", message, holds=False)
     if away:
         message = f"its agent on {', '.join(away)} is away; the engine may still serve"
         return make_condition("Ready", "AgentAway", message, holds=False)

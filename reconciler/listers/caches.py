@@ -112,6 +112,8 @@ class ChangeJournal:
 # Indexes of specs: objects by kind, replicas by deployment and by node. Of statuses: by kind, and nodes by
 # hardware UUID.
 BY_KIND, BY_DEPLOYMENT, BY_NODE, BY_HARDWARE = "kind", "deployment", "node", "hardware"
+# Statuses of nodes that say that they sleep.
+ASLEEP = "asleep"
 # Revisions by deployment.
 REVISIONS = "revisions"
 # Deployments by priority, and those with antiAffinity: few have either, and each plan needs them.
@@ -167,6 +169,10 @@ def _nodes_of(found: ApiObject) -> tuple[str, ...]:
 
 def _kind_of_status(found: Status) -> tuple[str, ...]:
     return ("Node",) if isinstance(found, NodeStatus) else ()
+
+
+def _sleep_of(found: Status) -> tuple[str, ...]:
+    return (ASLEEP,) if isinstance(found, NodeStatus) and found.asleep_since else ()
 
 
 def _hardware_of(found: Status) -> tuple[str, ...]:
@@ -228,6 +234,7 @@ def make_caches(transport: Transport, clock: Clock, own_writes: OwnWrites | None
     statuses = Informer(transport, keys.STATUS_PREFIX, status_of_item, clock)
     statuses.index(BY_KIND, _kind_of_status)
     statuses.index(BY_HARDWARE, _hardware_of)
+    statuses.index(ASLEEP, _sleep_of)
     leases = Informer(
         transport, keys.NODE_LEASE_PREFIX, lambda item: codec.decode(NodeLease, item), clock
     )

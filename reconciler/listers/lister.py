@@ -7,6 +7,7 @@ from typing import Final
 from reconciler.groups.group_view import GroupView
 from reconciler.listers.caches import (
     ANTI_AFFINITY,
+    ASLEEP,
     BY_DEPLOYMENT,
     BY_HARDWARE,
     BY_KIND,
@@ -196,11 +197,20 @@ class Lister:
         }
 
     def scraped_deployments(self) -> set[str]:
-        """Return the deployments whose demand is needed: those with an autoscaler or a running canary."""
+        """Return the deployments whose demand is needed: those with an autoscaler or a running canary.
+
+        If Macs may sleep, all of them.
+        """
+        may_sleep = any(
+            pool.spec.power is not None and pool.spec.power.mode != "AlwaysOn"
+            for pool in self.pools()
+        )
         return {
             deployment.name
             for deployment in self.deployments()
-            if deployment.spec.autoscaling is not None or self._has_running_canary(deployment)
+            if may_sleep
+            or deployment.spec.autoscaling is not None
+            or self._has_running_canary(deployment)
         }
 
     def _has_running_canary(self, deployment: ModelDeployment) -> bool:
@@ -323,6 +333,11 @@ class Lister:
     def is_ready(self, node: str) -> bool:
         """Return whether the node holds a lease."""
         return keys.node_lease_key(node) in self.caches.leases.items
+
+    def announced_asleep(self) -> set[str]:
+        """Return the nodes whose status says that they sleep; one with a lease has just woken."""
+        prefix = keys.status_prefix("Node")
+        return {key.removeprefix(prefix) for key in self.caches.statuses.by_index(ASLEEP, ASLEEP)}
 
     def node_versions(self, name: str) -> tuple[int, int]:
         """Return the mod_revisions of the node's status and of its lease in the caches; 0 for one that is missing."""

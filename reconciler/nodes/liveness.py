@@ -1,12 +1,14 @@
 """Node liveness: since when nodes are away, which are lost, and which come and go too often. Time is an argument."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
 from machinery.clock import Clock
 from reconciler.listers.lister import Lister
+from schemas.meta import Condition
 
 NODE_GRACE_S: Final = 30.0
 """Default of `--node-grace-period`: a node that is away for longer is lost, and its replicas are placed elsewhere."""
@@ -38,6 +40,8 @@ class Now:
     """Nodes that are held back for flapping."""
     lost: frozenset[str] = frozenset()
     """Nodes whose grace period is over."""
+    asleep: frozenset[str] = frozenset()
+    """Nodes that went away after they said that they sleep, and were not given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,30 +75,64 @@ class NodeLiveness:
         self._away_since: dict[str, float] = {}
         self._returns: dict[str, _Return] = {}
         self._flapping: dict[str, Flapping] = {}
+        self._unwakeable: set[str] = set()
+        self.sleep_conditions: dict[str, Condition] = {}
+        """The condition Asleep of the Macs that may sleep; the leader keeps it (services/power.py)."""
 
-    def update(self, expected: Iterable[str], ready: set[str], now: float) -> frozenset[str]:
-        """Record which nodes are ready at `now` (monotonic seconds); return the nodes that came or went."""
+    def update(
+        self,
+        expected: Iterable[str],
+        ready: set[str],
+        now: float,
+        *,
+        announced: AbstractSet[str] = frozenset(),
+    ) -> frozenset[str]:
+        """Record which nodes are ready at `now` (monotonic seconds); return the nodes that came or went.
+
+        `announced` are those that said that they sleep: they have no grace period, and their return is none.
+        """
         expected = set(expected)
-        away = expected - ready
+        self._unwakeable &= expected - ready
+        away = expected - ready - (announced - self._unwakeable)
         for name in self._returns.keys() - expected:
             del self._returns[name]
         for name in away - self._away_since.keys():
             last = self._returns.get(name)
             if last is not None and last.at + _FORGIVEN_S <= now:
                 del self._returns[name]
-        for name in (self._away_since.keys() - away) & expected:
+        for name in self._away_since.keys() & expected & ready:
             before = self._returns.get(name)
             self._returns[name] = _Return(number=before.number + 1 if before else 1, at=now)
         changed = frozenset(away ^ self._away_since.keys())
         self._away_since = {name: self._away_since.get(name, now) for name in away}
         return changed
 
+    def asleep(self, lister: Lister) -> frozenset[str]:
+        """Return the nodes that sleep, as far as they were not given up."""
+        announced = lister.announced_asleep() - self._unwakeable
+        return frozenset(name for name in announced if not lister.is_ready(name))
+
+    def give_up(self, name: str, now: float) -> None:
+        """Count a node as lost that sleeps and could not be woken, until it is back."""
+        self._unwakeable.add(name)
+        self._away_since[name] = now - self._grace_s
+
+    def given_up(self) -> frozenset[str]:
+        """Return the nodes that could not be woken, and are not back."""
+        return frozenset(self._unwakeable)
+
+    def forgive(self, name: str) -> None:
+        """Count a node that was given up as asleep again, so that it is woken once more."""
+        self._unwakeable.discard(name)
+        self._away_since.pop(name, None)
+
     def now(self, lister: Lister, clock: Clock) -> Now:
         """Return the time with the state of nodes that depends on it."""
         now, wall = clock.monotonic(), clock.now()
         # A node that is back is not lost, even if its return is not recorded yet.
         lost = frozenset(name for name in self.lost(now) if not lister.is_ready(name))
-        return Now(time=wall, flapping=self.flapping(now, wall), lost=lost)
+        asleep = self.asleep(lister)
+        return Now(time=wall, flapping=self.flapping(now, wall), lost=lost, asleep=asleep)
 
     def lost(self, now: float) -> frozenset[str]:
         """Return the nodes that have been away for the whole grace period."""

@@ -15,7 +15,7 @@ from machinery.version import is_compatible, parse_release
 from reconciler.nodes.liveness import Flapping
 from reconciler.placement.inputs import NodeHold
 from schemas import quantity
-from schemas.meta import ConditionStatus, find_condition, is_true
+from schemas.meta import Condition, ConditionStatus, find_condition, is_true
 from schemas.node import Node, NodeStatus
 from schemas.pools import DailyWindow, NodePool
 
@@ -186,6 +186,8 @@ class NodeContext:
     """Version of the reconciler."""
     flapping: Flapping | None = None
     """Set while the node is held back for flapping."""
+    asleep: Condition | None = None
+    """The condition Asleep of a Mac that may sleep."""
     peers: tuple[Node, ...] = ()
     """Other nodes that report the same hardware UUID."""
 

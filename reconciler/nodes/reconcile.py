@@ -1,6 +1,7 @@
 """Reconciles one node: registers it when its agent joined, and keeps the reconciler's document about it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from machinery.clock import Clock
@@ -88,7 +89,10 @@ class NodeReconciler:
                 unchanged = ModRevisionGuard(key=life_key, mod_revision=version)
                 await self._wait_for_lives(await self._commit([unchanged], [Delete(key=life_key)]))
             return None
-        context = self._contexts.context_of(self._lister, node)
+        context = replace(
+            self._contexts.context_of(self._lister, node),
+            asleep=self._liveness.sleep_conditions.get(name),
+        )
         new = node_life_status(
             node,
             evaluate_node(node, node.status, context),
@@ -121,7 +125,11 @@ class NodeReconciler:
         about = ObjectReference(kind="Node", name=name, uid=uid)
         for now in new.conditions:
             was_true = old is not None and is_true(old.conditions, now.type)
-            if now.type != "Ready" and now.status is ConditionStatus.TRUE and not was_true:
+            if (
+                now.type not in ("Ready", "Asleep")
+                and now.status is ConditionStatus.TRUE
+                and not was_true
+            ):
                 await self._recorder.record(about, now.type, now.message, type_="Warning")
 
     async def _wait_for_lives(self, revision: int) -> None:
@@ -143,11 +151,11 @@ def node_life_status(
     Its condition Ready records since when; whether a node is ready is decided by its lease.
     """
     no_lease = "its agent does not renew its lease"
-    conditions = [
-        make_condition("Ready", "LeaseHeld", holds=True)
-        if is_ready
-        else make_condition("Ready", "LeaseLost", no_lease, holds=False)
-    ]
+    conditions = [make_condition("Ready", "LeaseHeld", holds=True)]
+    if not is_ready:
+        conditions = [make_condition("Ready", "LeaseLost", no_lease, holds=False)]
+    if context.asleep is not None:
+        conditions.append(context.asleep)
     if context.flapping is None:
         conditions.append(make_condition("Flapping", "Steady", holds=False))
     else:

@@ -27,6 +27,8 @@ LOOPS = (*ROOMS, "gateway", "engine")
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
     "nodeagent/api/cable_listeners.py": "looks for cables that came or went",
+    "nodeagent/hardware/machine_sleep.py": "polls the sleep of its own machine",
+    "nodeagent/node/power.py": "waits for its own machine, and for its network after a wake",
     "nodeagent/node/load_report.py": "looks at the load every ten seconds",
     "nodeagent/peers/shared_sources.py": "polls the files of peers while one of them receives",
     "compat/routes.py": "sends figures every two seconds",
@@ -100,6 +102,8 @@ PERIODS = {
     "nodeagent/hollow/__main__.py": "spreads the start of agents",
     "nodeagent/hollow/engines.py": "simulates the work of engines",
     "reconciler/deployments/demand/scraper.py": "requests metrics once a second, answered or not",
+    "reconciler/controller.py": "lets a status arrive after the end of a lease",
+    "reconciler/services/power.py": "looks once a second which Macs may sleep",
     "reconciler/event_handlers.py": "collects changes before it acts",
     "reconciler/services/gitops/fetcher.py": "measures the memory of the fetch process",
     "reconciler/services/fabric/checker.py": "looks which checks are due, and whether a replica came",

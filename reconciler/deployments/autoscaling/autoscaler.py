@@ -28,6 +28,7 @@ ScalingReason: TypeAlias = Literal[
     "Stabilizing",
     "Idle",
     "GaveWay",
+    "Asleep",
     "Woken",
     "AtMinimum",
     "AtMaximum",

@@ -19,6 +19,7 @@ from nodeagent.hardware.readings import (
     RebootReading,
 )
 from nodeagent.node import machine_conditions
+from nodeagent.node.leaked_resources import LeakedResources, RebootReason
 from nodeagent.node.machine_conditions import (
     CONDITION_TYPES,
     DISK_PRESSURE,
@@ -26,9 +27,7 @@ from nodeagent.node.machine_conditions import (
     MEMORY_PRESSURE,
     NEEDS_REBOOT,
     THERMAL_PRESSURE,
-    LeakedResources,
     MachineHistory,
-    RebootReason,
     next_history,
 )
 from schemas.meta import Condition, find_condition
