@@ -271,7 +271,11 @@ class _Diagnosis:
         if cause.name in silent and cause.kind == "ModelDeployment":
             subject += " does not answer"
         remedy = fill_names(cure, cause.names)
-        commands = [text for text in _COMMAND.findall(remedy) if not _BLANK.search(text)]
+        commands = (
+            text
+            for text in _COMMAND.findall(remedy)
+            if not _BLANK.search(text) and any(name in text for name in cause.names.values())
+        )
         times = [
             one.condition.last_transition_time
             for one in conditions
@@ -284,7 +288,7 @@ class _Diagnosis:
             title=f"{subject}: {phrase}",
             cause=_bounded(cause.text or (documented.meaning if documented else "")),
             remedy=remedy,
-            command=next(iter(commands), _details_command(cause)),
+            command=next(commands, _details_command(cause)),
             tone="bad" if silent else "warning",
             since=min(times, default=None),
             affected=tuple(

@@ -184,7 +184,7 @@ CABLES: Final = ReasonSection(
             "FabricUnknown",
             "an agent has not reported its ports",
             "The agent has not reported its ports yet, could not read them, or is older.",
-            "Wait a minute. Then see `fleetctl logs node/NAME`, and upgrade an older agent.",
+            "Wait a minute. Then see `fleetctl logs node/NODE`, and upgrade an older agent.",
         ),
         problem(
             "NoThunderbolt5",

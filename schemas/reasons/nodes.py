@@ -178,8 +178,7 @@ SECTION: Final = ReasonSection(
             "another node is the same machine",
             "DuplicateHardware: another node is the same machine.",
             "For a clone, start the agent with a new `--state-dir`. After a rename, "
-            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`, "
-            "as `fleetctl up --nodes 2` does.",
+            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`.",
         ),
         problem(
             "PoolPolicy",

@@ -33,7 +33,7 @@ SECTION: Final = ReasonSection(
             "ModelPartial",
             "its folder has one rank's weights only",
             "The folder has only the weight files that one rank of a group needs, and `spec.model.path` names it.",
-            "Name the model with `spec.model.hub`, so that the rest is fetched, or run `fleetctl models pull` on that Mac.",
+            "Name the model with `spec.model.hub`, so that the rest is fetched, or run `fleetctl models pull ORGANISATION/NAME` on that Mac.",
         ),
         problem(
             "ArchitectureUnsupported",
@@ -203,8 +203,7 @@ SECTION: Final = ReasonSection(
             "two nodes report the same hardware",
             "Two nodes report the same hardware: a cloned state folder, or a renamed Mac.",
             "For a clone, start the agent with a new `--state-dir`. After a rename, "
-            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`, "
-            "as `fleetctl up --nodes 2` does.",
+            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`.",
         ),
         problem(
             "VersionSkew",

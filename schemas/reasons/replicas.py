@@ -12,7 +12,7 @@ SECTION: Final = ReasonSection(
             "EngineEnded",
             "its engine ended",
             "The engine process ended; the message has its code and last line.",
-            "It is restarted with growing delays. Read `fleetctl logs NAME --previous`.",
+            "It is restarted with growing delays. Read `fleetctl logs NAME`.",
         ),
         problem(
             "ModelUnusable",
@@ -53,7 +53,7 @@ SECTION: Final = ReasonSection(
             "EngineFailed",
             "its engine cannot serve",
             "The engine reports that it cannot serve.",
-            "It is restarted. Read `fleetctl logs NAME --previous`.",
+            "It is restarted. Read `fleetctl logs NAME`.",
         ),
         problem(
             "EngineSilent",
@@ -73,7 +73,7 @@ SECTION: Final = ReasonSection(
             "The Mac could not start the engine's process: no port, no disk, no address on the cables, a hard limit of "
             "open files below 4,096, no working GPU, or `fleetctl stop` was used there.",
             "The message has the error of the system. Correct it on that Mac; it is tried again with growing delays. After "
-            "half a minute the replica moves to another Mac with room, except after `fleetctl stop`.",
+            "half a minute the replica moves to another Mac with room, unless fleetctl stopped its engines there.",
         ),
         problem(
             "AgentAway",
@@ -97,7 +97,7 @@ SECTION: Final = ReasonSection(
             "RankEnded",
             "a rank ended",
             "The process of a rank ended or reports a failure, or is gone after the agent's restart.",
-            "The group starts again. Read `fleetctl logs NAME --all-ranks --previous`.",
+            "The group starts again. Read `fleetctl logs NAME --all-ranks`.",
         ),
         problem(
             "RankSilent",

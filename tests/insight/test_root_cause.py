@@ -7,69 +7,13 @@ import pytest
 from insight.fleet_caches import FleetCaches, caches_of
 from insight.fleet_views import rows, sentence, summary
 from insight.root_cause import Problem, find_problems
-from schemas.deployment import ModelDeploymentStatus, NodeRefusal
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.node import NodeLifeStatus
+from schemas.deployment import NodeRefusal
+from schemas.meta import ConditionStatus
 from schemas.reasons import SECTIONS
-from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec, ReplicaStatus
-from store import codec, keys
 from store.port import KeyValue, Put
+from tests.support.broken_objects import LEADER, condition, put_away, put_deployment, put_replica
 from tests.support.dashboards import CLOCK
-from tests.support.gateway_world import deployment
-from tests.support.macs import mac, put_status
-
-TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-LEADER = Put(key=keys.ELECTION_RECONCILER, value=b"mac-1/7 1.0")
-
-
-def condition(
-    type_: str, reason: str, message: str = "", status: ConditionStatus = FALSE
-) -> Condition:
-    return Condition(type=type_, status=status, reason=reason, message=message)
-
-
-def put_deployment(
-    name: str,
-    *conditions: Condition,
-    ready: int = 0,
-    desired: int = 1,
-    refusals: Sequence[NodeRefusal] = (),
-) -> list[Put]:
-    status = ModelDeploymentStatus(
-        desired_replicas=desired,
-        ready_replicas=ready,
-        refusals=tuple(refusals),
-        conditions=conditions,
-    )
-    value = codec.encode(status)
-    return [
-        codec.put_spec(deployment(name, replicas=desired)),
-        Put(key=keys.status_key("ModelDeployment", name), value=value),
-    ]
-
-
-def put_replica(deployment_name: str, number: int, node: str, *conditions: Condition) -> list[Put]:
-    name = f"{deployment_name}-{number}"
-    memory = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
-    spec = ReplicaSpec(
-        deployment=deployment_name,
-        template="t",
-        model=deployment(deployment_name).spec.model,
-        served_names=(deployment_name,),
-        context_length=4096,
-        concurrency=1,
-        ranks=(RankAssignment(node=node, memory=memory),),
-    )
-    value = codec.encode(ReplicaStatus(conditions=conditions))
-    return [
-        codec.put_spec(Replica(metadata=ObjectMeta(name=name, uid=name), spec=spec)),
-        Put(key=keys.status_key("Replica", name), value=value),
-    ]
-
-
-def put_away(name: str) -> list[Put]:
-    life = NodeLifeStatus(conditions=(condition("Ready", "LeaseLost", "it is silent"),))
-    return [put_status(name), Put(key=keys.node_life_key(name), value=codec.encode(life))]
+from tests.support.macs import mac
 
 
 def fleet(*puts: Sequence[Put]) -> FleetCaches:
@@ -142,7 +86,7 @@ def test_refusals_of_macs_name_the_reason_of_most() -> None:
 
 
 def test_choices_of_people_are_warnings_and_normal_states_are_none() -> None:
-    paused = condition("Progressing", "Paused", status=UNKNOWN)
+    paused = condition("Progressing", "Paused", status=ConditionStatus.UNKNOWN)
     caches = fleet(
         mac("mac-1", condition("ApiServing", "PortTaken", "port 4001 is taken")),
         mac("mac-2", condition("ApiServing", "PortTaken", "port 4002 is taken")),

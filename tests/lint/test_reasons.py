@@ -74,6 +74,20 @@ def test_commands_in_messages_can_be_run() -> None:
     assert count > 300
 
 
+def test_commands_on_the_page_can_be_run() -> None:
+    """Each command that the dashboard's scripts show whole, to copy."""
+    wrong, count = [], 0
+    for path in sorted((ROOT / "dashboard" / "static").rglob("*.js")):
+        for command in re.findall(
+            r'(?:text="|text=\$\{`|<code>)(fleetctl [^"`<]+)', path.read_text()
+        ):
+            count += 1
+            words = re.sub(r"\$\{[^}]*(\}|$)", "X", command)
+            wrong += [f"{path.name}: {command}: {word}" for word in problems(words, is_whole=True)]
+    assert wrong == []
+    assert count > 20
+
+
 def text_of(node: ast.AST) -> str:
     """Return the text of a string, with X for each value that is put into it; "" for anything else."""
     if isinstance(node, ast.Constant):
