@@ -20,6 +20,7 @@ const FORMS = [
   { name: "strip", most: 400, height: 18, head: 0, gap: 6, least: 14, usual: 60 },
   { name: "strip", most: Infinity, height: 12, head: 0, gap: 4, least: 8, usual: 42 },
 ];
+const [NARROW_PX, LOW_PX] = [600, 72]; // on a phone blocks are lower
 const SITE_HEAD = 26;
 const [LEAST_OUTSIDE_PX, MOST_OUTSIDE_PX] = [110, 72]; // its least width with its name, and its most height
 const BESIDE = 0.64; // of the width, for the Macs, if what fits nowhere stands beside them
@@ -41,7 +42,8 @@ export const freeBytes = (mac) => Math.max(0, mac.roomBytes - usedBytes(mac));
  * @param {number} width
  */
 export function layoutPicture({ macs, groups, outside }, width) {
-  const form = FORMS.find(({ most }) => macs.length <= most);
+  const usual = FORMS.find(({ most }) => macs.length <= most);
+  const form = width < NARROW_PX ? { ...usual, height: Math.min(LOW_PX, usual.height) } : usual;
   const sites = bySite(macs, groups, form);
   const largest = Math.max(GIB, ...macs.map((mac) => mac.roomBytes));
   const capped = outside.map((item) => Math.min(item.bytes ?? 0, CAP * largest));
