@@ -1,6 +1,6 @@
 /** The picture of a fleet: Macs as blocks of memory, replicas as fills, groups with their cables, and what flows now. */
 
-import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { bytes, count } from "./format.js";
 import { getJson } from "./fleet_store.js";
 import { MacState, ObjectLink, Table } from "./parts.js";
@@ -70,14 +70,15 @@ export function huesOf({ macs, outside }) {
 export function FleetPicture({ store, picture = null, title = "mlx-fleet" }) {
   const needs = useNeeds(picture ? [] : store.rows("models"), store.at);
   const [frame, width] = useWidth();
-  const shown = picture ?? pictureOf(store, needs);
-  const hues = huesOf(shown);
+  const shown = useSame(picture ?? pictureOf(store, needs));
   const isLive = !picture && !store.at;
-  const moving = isLive ? store.rows("inFlight") : [];
-  const layout = width ? layoutPicture(shown, width) : null;
+  const moving = useSame(isLive ? store.rows("inFlight").map(({ name, replica }) => ({ name, replica })) : []);
+  const hues = useMemo(() => huesOf(shown), [shown]);
+  const layout = useMemo(() => (width ? layoutPicture(shown, width) : null), [shown, width]);
+  const drawing = useMemo(() => layout && html`<${Drawing} layout=${layout} hues=${hues} id="fleet" moving=${moving} label=${`${totals(shown)}. Arrow keys move between Macs.`} />`, [layout, moving]);
   if (!shown.macs.length) return null;
   return html`<figure class="picture" ref=${frame}>
-    ${layout && html`<${Drawing} layout=${layout} hues=${hues} id="fleet" moving=${moving} label=${`${totals(shown)}. Arrow keys move between Macs.`} />`}
+    ${drawing}
     <figcaption>
       <${PictureLegend} hues=${hues} />
       <span class="quiet">${totals(shown)}${isLive && moving.length > 0 && `, ${count(moving.length, "request")} in flight`}</span>
@@ -85,6 +86,14 @@ export function FleetPicture({ store, picture = null, title = "mlx-fleet" }) {
     </figcaption>
     <${PictureTable} picture=${shown} />
   </figure>`;
+}
+
+/** Return the value of the last call if this one is equal to it: what was drawn from it stays as it is. */
+function useSame(value) {
+  const last = useRef(["", value]);
+  const text = JSON.stringify(value);
+  if (text !== last.current[0]) last.current = [text, value];
+  return last.current[1];
 }
 
 /** What replicas that fit nowhere need, of models of which none runs: asked once for each revision. */
@@ -155,6 +164,13 @@ function Drawing({ layout, hues, id, moving = [], label, names = null }) {
   const [focus, setFocus] = useState("");
   const svg = useRef(null);
   const dots = useDots(layout, moving);
+  const drawn = useRef(new Map()); // the cell of each Mac, with what it was drawn from
+  const cellOf = (cell) => {
+    const { name } = cell.mac;
+    const text = JSON.stringify([cell, form, name === current]);
+    if (drawn.current.get(name)?.text !== text) drawn.current.set(name, { text, node: html`<${MacCell} key=${name} cell=${cell} form=${form} id=${id} isCurrent=${name === current} onFocus=${setFocus} />` });
+    return drawn.current.get(name).node;
+  };
   const current = cells.some(({ mac }) => mac.name === focus) ? focus : cells[0]?.mac.name;
   const onKey = (event) => {
     if (!/^(Arrow|Home|End)/.test(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -166,10 +182,9 @@ function Drawing({ layout, hues, id, moving = [], label, names = null }) {
   return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns="http://www.w3.org/2000/svg" viewBox=${`${-MARGIN} ${-MARGIN} ${width + 2 * MARGIN} ${height + 2 * MARGIN}`} width="100%" role="group" aria-label=${label} font-family="system-ui, -apple-system, sans-serif" onKeyDown=${onKey}>
     <defs><${Patterns} id=${id} /></defs>
     ${layout.heads.map((head) => html`<text key=${head.text} x=${head.x} y=${head.y} font-size="13" font-weight="600" fill=${head.isBad ? "var(--bad)" : "var(--quiet)"}>${head.text}</text>`)}
-    ${cells.map(({ mac, block }) => html`<rect key=${mac.name} ...${block} rx=${form === "strip" ? 2 : 3} fill="var(--surface)" />`)}
     ${batches(layout, hues, id).map(([key, { d, ...paint }]) => html`<path key=${key} d=${d} ...${paint} />`)}
     ${form !== "strip" && cells.flatMap((cell) => cell.fills.map((fill) => html`<${FillText} key=${cell.mac.name + fill.fill.replica} place=${fill} block=${cell.block} isAway=${isAway(cell.mac)} />`))}
-    ${cells.map((cell) => html`<${MacCell} key=${cell.mac.name} cell=${cell} form=${form} id=${id} isCurrent=${cell.mac.name === current} onFocus=${setFocus} />`)}
+    ${cells.map(cellOf)}
     ${layout.groups.map((shape) => html`<${GroupShape} key=${shape.group.name} shape=${shape} form=${form} />`)}
     ${layout.outside.map((place) => html`<${OutsideBlock} key=${place.item.model} place=${place} hue=${hues.get(place.item.model)} />`)}
     <g ref=${dots} aria-hidden="true"></g>
@@ -194,6 +209,7 @@ function batches({ cells }, hues, id) {
     batch.d += `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height.toFixed(1)}h${(-width).toFixed(1)}z`;
     paths.set(key, batch);
   };
+  for (const { block } of cells) add("paper", { fill: "var(--surface)" }, block, block.y, block.height);
   for (const { mac, block, fills } of cells) {
     for (const { fill, x, width, parts } of fills) {
       const { color, pattern } = hues.get(fill.model);

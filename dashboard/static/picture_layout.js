@@ -23,7 +23,7 @@ const FORMS = [
 const [NARROW_PX, LOW_PX] = [600, 72]; // on a phone blocks are lower
 const SITE_HEAD = 26;
 const [LEAST_OUTSIDE_PX, MOST_OUTSIDE_PX] = [110, 72]; // its least width with its name, and its most height
-const BESIDE = 0.64; // of the width, for the Macs, if what fits nowhere stands beside them
+const [BESIDE, BESIDE_STRIPS] = [0.64, 0.8]; // of the width, for the Macs, if what fits nowhere stands beside them
 const LEAST_BESIDE_PX = 700;
 const CAP = 2; // times the largest Mac: what is larger has a cut mark
 const SHRINK = 0.96;
@@ -47,7 +47,7 @@ export function layoutPicture({ macs, groups, outside }, width) {
   const sites = bySite(macs, groups, form);
   const largest = Math.max(GIB, ...macs.map((mac) => mac.roomBytes));
   const capped = outside.map((item) => Math.min(item.bytes ?? 0, CAP * largest));
-  const narrow = Math.floor(width * BESIDE);
+  const narrow = Math.floor(width * (form.name === "strip" ? BESIDE_STRIPS : BESIDE));
   const isBeside = outside.length > 0 && width >= LEAST_BESIDE_PX && Math.max(...capped) * scaleFor(sites, form, narrow) <= width - narrow - 2 * form.gap;
   const mainWidth = isBeside ? narrow : width;
   const scale = scaleFor(sites, form, mainWidth);
