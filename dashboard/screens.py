@@ -83,7 +83,7 @@ DETAILS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("events", "figures::name={name}"),
         ),
         "models": (
-            *("models::name={name}", "replicas::deployment={name}"),
+            *("models::name={name}", "replicas::deployment={name}", f"macs:{_MAC_STATE}"),
             *("conditions::object={name}", "problems", "events"),
         ),
         "groups": (

@@ -1,6 +1,6 @@
 /** Actions on one object: a dialog that previews what would change, and carries it out only if nothing changed since. */
 
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { getJson, postJson } from "./fleet_store.js";
 import { age, moment, taintText } from "./format.js";
 import { Badge, Command, Diff } from "./parts.js";
@@ -33,13 +33,13 @@ export const VERBS = {
   gitSources: (source) => (source.isSuspended ? ["unsuspend"] : ["sync", "suspend"]),
 };
 
-/** Return the action that the address asks for, as the command line does, and the change that it takes back; both leave the address. */
+/** Return the action that the address asks for, and the change that it takes back or the revision that it returns to; they leave the address. */
 function asked(verbs) {
   const query = new URLSearchParams(location.search);
   const found = query.get("do");
   if (found === null) return { verb: "", before: "" };
-  note({ do: "", before: "" });
-  return { verb: verbs.includes(found) ? found : "", before: query.get("before") ?? "" };
+  note({ do: "", before: "", revision: "" });
+  return { verb: verbs.includes(found) ? found : "", before: query.get("before") ?? "", revision: Number(query.get("revision")) || null };
 }
 
 const TYPING_MS = 250;
@@ -48,7 +48,7 @@ const SLOW_S = 2;
 /** Buttons of the actions that work on an object now; each opens a dialog. `view`: that of the row `object`. */
 export function Actions({ store, view, object }) {
   const verbs = VERBS[view](object).filter((one) => one !== "delete" || store.may("admin"));
-  const [{ verb, before }, setAction] = useState(() => asked(verbs));
+  const [{ verb, before, revision }, setAction] = useState(() => asked(verbs));
   const [done, setDone] = useState("");
   const setVerb = (one) => (setDone(""), setAction({ verb: one, before: "" }));
   const end = (text) => (setAction({ verb: "", before: "" }), setDone(text));
@@ -58,14 +58,14 @@ export function Actions({ store, view, object }) {
   return html`
     ${verbs.map((one) => html`<button type="button" class=${one === "delete" && !mark ? "small danger" : "small"} key=${one} title=${mark && "Shows the command: this dashboard was started without --allow-writes"} onClick=${() => setVerb(one)}>${mark}${WORDS[one][0]}</button>`)}
     ${done && html`<span role="status" class="done" data-done>${done}</span>`}
-    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${object.name} replicas=${object.desired} taints=${object.taints ?? []} before=${before} onDone=${end} onClose=${() => setAction({ verb: "", before: "" })} />`}
+    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${object.name} replicas=${object.desired} taints=${object.taints ?? []} before=${before} at=${revision ?? null} onDone=${end} onClose=${() => setAction({ verb: "", before: "" })} />`}
   `;
 }
 
-/** `before`: a recorded change; an undo opens with the revision that was there before it. */
-function ActionDialog({ store, verb, name, replicas, taints, before, onDone, onClose }) {
+/** `before`: a recorded change; an undo opens with the revision that was there before it, or with the revision `at`. */
+function ActionDialog({ store, verb, name, replicas, taints, before, at, onDone, onClose }) {
   const [wanted, setWanted] = useState(replicas ?? 1);
-  const [revision, setRevision] = useState(null);
+  const [revision, setRevision] = useState(at);
   const [taint, setTaint] = useState(verb === "untaint" ? (taints[0] ?? null) : null);
   const [typed, setTyped] = useState("");
   const [seen, setSeen] = useState(null);
@@ -104,8 +104,9 @@ function ActionDialog({ store, verb, name, replicas, taints, before, onDone, onC
       if (error.status === 409) await preview(error.message);
     }
   };
-  const show = (dialog) => dialog && !dialog.open && dialog.showModal();
-  return html`<dialog ref=${show} onClose=${onClose} class="action" aria-labelledby="action">
+  const dialog = useRef(null);
+  useLayoutEffect(() => dialog.current.showModal(), []); // a ref is set before the page has the element
+  return html`<dialog ref=${dialog} onClose=${onClose} class="action" aria-labelledby="action">
     <form onSubmit=${act}>
       <h2 id="action">${WORDS[verb][0]}: ${name}</h2>
       <p>${WORDS[verb][1]}</p>

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, expect
 
+from reconciler.deployments.rollout.revisions import template_hash
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.rollout import Canary, CanaryStep, Rollout
 from store import codec, keys, objects
@@ -13,6 +14,7 @@ from store.port import Put
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import MANIFEST, put_fleet, put_key
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.fleetctl_manifests import put_replica
 from tests.support.world import deployment, revision
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -100,6 +102,45 @@ async def test_a_canary_is_a_line_of_steps(browser: Browser, running: RunningDas
         await expect(page.locator("main")).to_contain_text("0 of 40 requests failed")
         await expect(page.get_by_role("button", name="Promote")).to_be_visible()
         await check_access(page)
+
+
+async def test_a_rollout_is_a_tree_that_grows_as_replicas_move(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    old, new = (deployment(replicas=2, context_length=1024 * number) for number in (1, 2))
+
+    def on(of: ModelDeployment, ordinal: int, mac: str) -> Put:
+        return put_replica(of, ordinal, mac, template=template_hash(of))
+
+    async def put_status(updated: int) -> None:
+        status = ModelDeploymentStatus(
+            desired_replicas=2, replicas=2, ready_replicas=2, updated_replicas=updated, revision=2
+        )
+        key = keys.status_key("ModelDeployment", "qwen")
+        await running.store.commit([], [Put(key=key, value=codec.encode(status))])
+
+    puts = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(new, 2)), codec.put_spec(new)]
+    await running.store.commit([], [*puts, on(old, 0, "mac-1"), on(new, 1, "mac-2")])
+    await put_status(updated=1)
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/models/qwen")
+        progress = page.locator("[data-rollout]")
+        await expect(progress).to_contain_text("1 of 2 run revision 2")
+        first, second = (page.locator(f"[data-revision='{number}']") for number in (1, 2))
+        await expect(first.locator("[data-replica=qwen-0]")).to_contain_text("mac-1")
+        await expect(first).to_contain_text("leaves")
+        await expect(second.locator("[data-replica=qwen-1]")).to_contain_text("mac-2")
+        await check_access(page)
+        # What moves in the fleet moves in the tree.
+        await running.store.commit([], [on(new, 0, "mac-3")])
+        await expect(second.locator("[data-replica=qwen-0]")).to_contain_text("mac-3")
+        await put_status(updated=2)
+        await expect(progress).to_have_count(0)
+        await page.get_by_text("1 earlier revision").click()
+        await page.get_by_role("link", name="Return to revision 1").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_contain_text("fleetctl rollout undo qwen --to-revision 1")
+        await expect(dialog.get_by_role("combobox")).to_have_value("1")
 
 
 @pytest.mark.ci

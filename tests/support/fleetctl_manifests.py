@@ -42,7 +42,12 @@ def pool_manifest(name: str) -> str:
 
 
 def put_replica(
-    of: ModelDeployment, ordinal: int, node: str, *, memory: MemoryProof = PROOF
+    of: ModelDeployment,
+    ordinal: int,
+    node: str,
+    *,
+    memory: MemoryProof = PROOF,
+    template: str = "t",
 ) -> Put:
     """Return the write of a replica with one rank on the node."""
     return codec.put_spec(
@@ -50,7 +55,7 @@ def put_replica(
             metadata=ObjectMeta(name=f"{of.name}-{ordinal}", uid="u"),
             spec=ReplicaSpec(
                 deployment=of.name,
-                template="t",
+                template=template,
                 model=of.spec.model,
                 served_names=(of.name,),
                 context_length=1024,

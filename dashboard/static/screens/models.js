@@ -3,7 +3,6 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
-import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -11,7 +10,7 @@ const LogTail = lazy(() => import("../log_lines.js"), "LogTail");
 const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
 const Energy = lazy(() => import("../service_levels.js"), "Energy");
 const Objectives = lazy(() => import("../service_levels.js"), "Objectives");
-const Revisions = lazy(() => import("../revisions.js"), "Revisions");
+const RolloutTree = lazy(() => import("../rollout_tree.js"), "RolloutTree");
 const Usage = lazy(() => import("../usage.js"), "Usage");
 const VersionTraffic = lazy(() => import("../version_traffic.js"), "VersionTraffic");
 const WhyPending = lazy(() => import("./why.js"), "WhyPending");
@@ -54,9 +53,9 @@ export function Model({ store, name, query }) {
   return html`
     <p class="trail"><a href="/models">Models</a></p>
     <h1>${name}</h1>
-    <p><${ModelState} model=${model} /></p>
+    <p><${ModelState} model=${model} /><${RolloutState} model=${model} /></p>
     <p class="actions">
-      <a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>
+      ${!problems.some((one) => one.tone === "bad") && html`<a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>`}
       <a href=${`/try?kind=ModelDeployment&name=${encodeURIComponent(name)}`}>Try a change</a>
       <button type="button" class="small" aria-expanded=${isWhyOpen} onClick=${() => setWhyOpen(!isWhyOpen)}>${model.placed < model.desired ? "Why pending?" : "Why here?"}</button>
       <${Actions} store=${store} view="models" object=${model} />
@@ -74,11 +73,10 @@ export function Model({ store, name, query }) {
       <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
       ${!store.at && html`<dt>Energy</dt><dd><${Energy} subject=${`model/${name}`} /></dd>`}
     </dl>
+    <${RolloutTree} store=${store} model=${model} replicas=${replicas} />
     ${!store.at && html`<${Objectives} name=${name} />`}
     ${!store.at && new Set(replicas.map((one) => one.template)).size > 1 && html`<${VersionTraffic} name=${name} servedNames=${model.servedNames} replicas=${replicas} />`}
     <${ModelCharts} name=${name} at=${store.at} />
-    <h2>Replicas</h2>
-    <${Replicas} replicas=${replicas} empty="No replica is placed." />
     ${!store.at && html`<details onToggle=${(event) => setLogOpen(event.target.open)}>
       <summary>Log of a replica</summary>
       ${isLogOpen && html`<${LogTail} replicas=${replicas} />`}
@@ -87,11 +85,19 @@ export function Model({ store, name, query }) {
     <${Conditions} conditions=${conditions} />
     <h2>Events</h2>
     <${Events} events=${events} />
-    <${Revisions} name=${name} current=${model.revision} />
     <${Source} kind="ModelDeployment" name=${name} />
     <${Command} text=${`fleetctl explain placement ${name}`} />
     <${Command} text=${`fleetctl rollout history ${name}`} />
   `;
+}
+
+/** How far the newest revision is. */
+function RolloutState({ model }) {
+  if (!model.desired || (model.updated >= model.desired && !model.isPaused)) return null;
+  const text = `${model.updated} of ${model.desired} ${model.desired === 1 ? "runs" : "run"} revision ${model.revision}`;
+  return html`<span data-rollout>
+    ${model.updated < model.desired && html`${" "}<progress max=${model.desired} value=${model.updated} aria-label=${text}></progress> ${text}`}
+    ${model.isPaused && html`${" "}<${Badge} tone="warning">rollout paused<//>`}</span>`;
 }
 
 /** The trial of a new version as a line of steps: its share of the requests, and what was measured. */
