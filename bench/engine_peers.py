@@ -32,7 +32,7 @@ _PEERS: Final = {
         "bin/vllm-mlx serve {model} --host 127.0.0.1 --port {port} --continuous-batching",
     ),
     "mlx-openai-server": (
-        "mlx-openai-server==1.8.1",
+        "mlx-openai-server==1.6.3",  # what it needs from 1.8 on has no version for Linux
         "bin/mlx-openai-server launch --model-path {model} --model-type lm --host 127.0.0.1 --port {port}",
     ),
     "mlx-vlm": (
@@ -54,7 +54,8 @@ def start_installed(name: str, model: Path) -> Server:
 
     """
     requirement, command = _PEERS[name]
-    steps = f"{sys.executable} -m venv . && bin/pip install -q '{requirement}' 'mlx[cpu]'"
+    uv = f"{sys.prefix}/bin/uv pip install --quiet --python bin/python"  # pip takes ten minutes
+    steps = f"{sys.executable} -m venv . && {uv} '{requirement}' 'mlx[cpu]'"
     folder, port = install(name, "sh", "-c", steps), free_port()
     words = command.format(model=model, port=port).split()
     with of_peer():
