@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import click
 
 from fleetctl.__main__ import main
+from fleetctl.cli.program import ProgramContext
 from fleetctl.cli.verb_table import SECTIONS
 
 # Columns of the page.
@@ -22,7 +23,7 @@ def page() -> str:
     root = _context(None, "fleetctl", main)
     order = [name for names in SECTIONS.values() for name in names]
     names = [*order, *(n for n in main.list_commands(root) if n not in order)]
-    parts = [_HEAD, _block("fleetctl", main.get_help(root))]
+    parts = [_HEAD, _block("fleetctl", root.get_help())]
     for name in names:
         command = main.get_command(root, name)
         if command is not None and not command.hidden:
@@ -33,7 +34,7 @@ def page() -> str:
 def _context(parent: click.Context | None, name: str, command: click.Command) -> click.Context:
     # click keeps a command's help option from its first use, which may have had other names.
     command._help_option = None  # noqa: SLF001 - no other way to forget it
-    return click.Context(
+    return ProgramContext(
         command,
         parent=parent,
         info_name=name,
@@ -45,7 +46,7 @@ def _context(parent: click.Context | None, name: str, command: click.Command) ->
 
 def _verb(parent: click.Context, name: str, command: click.Command) -> Iterator[str]:
     context = _context(parent, name, command)
-    yield _block(context.command_path, command.get_help(context))
+    yield _block(context.command_path, context.get_help())
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             found = command.get_command(context, inner)

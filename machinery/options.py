@@ -51,18 +51,22 @@ class Option:
     show_envvar: bool = False
 
 
-def options(prefix: str | None, *rows: Option) -> Callable[[Command], Command]:
+def options(
+    prefix: str | None, *rows: Option, cls: type[click.Option] = click.Option
+) -> Callable[[Command], Command]:
     """Return the decorator that adds the options, in this order; `prefix` begins their variables, None: no variables."""
 
     def decorate(command: Command) -> Command:
         for row in reversed(rows):
-            command = _decorator(row, prefix)(command)
+            command = _decorator(row, prefix, cls)(command)
         return command
 
     return decorate
 
 
-def _decorator(row: Option, prefix: str | None) -> Callable[[Command], Command]:
+def _decorator(
+    row: Option, prefix: str | None, cls: type[click.Option]
+) -> Callable[[Command], Command]:
     settings = {field.name: getattr(row, field.name) for field in fields(row)}
     flag, name, variable = (settings.pop(key) for key in ("flag", "name", "variable"))
     if variable == "":
@@ -72,7 +76,7 @@ def _decorator(row: Option, prefix: str | None) -> Callable[[Command], Command]:
     }
     if row.default == "" and row.show_default is True:
         del given["show_default"]
-    return click.option(flag, *((name,) if name else ()), envvar=variable, **given)
+    return click.option(flag, *((name,) if name else ()), cls=cls, envvar=variable, **given)
 
 
 # What several programs have.

@@ -13,9 +13,11 @@ import click
 from click.core import ParameterSource
 
 from fleetctl.cli import errors
+from fleetctl.cli.program import ConnectionOption
 from fleetctl.cli.resolve import resolve_options
 from insight.errors import ProcessError
 from machinery.clock import SystemClock
+from machinery.options import options as flag_options
 from schemas.wire.identity_files import find_identity_files
 from store.errors import (
     EditRefusedError,
@@ -24,7 +26,7 @@ from store.errors import (
     UndecodableError,
 )
 from store.etcd.address import EtcdAddress
-from store.etcd.flags import address_from_flags, etcd_options
+from store.etcd.flags import ETCD_OPTIONS, address_from_flags, etcd_options
 from store.reads import StoreReader
 
 if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
@@ -40,7 +42,10 @@ Command = Callable[..., Any]
 
 def store_options(command: Command) -> Command:
     """Add the flags that choose the fleet: --context, --data-dir, --etcd and the other --etcd flags, --identity-dir."""
-    return _context(_data_dir(_identity_dir(etcd_options(_resolve_context(command)))))
+    cls, etcd = ConnectionOption, flag_options("FLEET", *ETCD_OPTIONS, cls=ConnectionOption)
+    return _context(
+        _data_dir(_identity_dir(etcd(_resolve_context(command)), cls=cls), cls=cls), cls=cls
+    )
 
 
 def process_options(command: Command) -> Command:
@@ -50,6 +55,7 @@ def process_options(command: Command) -> Command:
     """
     ca = click.option(
         "--gateway-ca",
+        cls=ConnectionOption,
         envvar="FLEET_GATEWAY_CA",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
@@ -64,7 +70,8 @@ def gateway_options(command: Command) -> Command:
     """
     return process_options(
         gateway_option(
-            "Gateway to use; repeat it for several, which are tried in turn (default: the gateways of the fleet)."
+            "Gateway to use; repeat it for several, which are tried in turn (default: the gateways of the fleet).",
+            cls=ConnectionOption,
         )(api_key_options(command))
     )
 
@@ -76,10 +83,13 @@ class _GatewayUrls(click.ParamType[str]):
     envvar_list_splitter = ","
 
 
-def gateway_option(text: str) -> Callable[[Command], Command]:
+def gateway_option(
+    text: str, *, cls: type[click.Option] = click.Option
+) -> Callable[[Command], Command]:
     """Return the decorator for --gateway; the command receives the texts for `arguments.parse_urls`."""
     return click.option(
         "--gateway",
+        cls=cls,
         envvar="FLEET_GATEWAY",
         multiple=True,
         type=_GatewayUrls(),
@@ -96,6 +106,7 @@ def api_key_options(command: Command) -> Command:
     """
     file = click.option(
         "--api-key-file",
+        cls=ConnectionOption,
         envvar="FLEET_API_KEY_FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="File with the API key, if the gateway requires one; or set FLEET_API_KEY.",
@@ -126,18 +137,20 @@ def cluster_options(command: Command) -> Command:
     return _context(_identity_dir(etcd_options(_resolve_context(command))))
 
 
-def _identity_dir(command: Command) -> Command:
+def _identity_dir(command: Command, *, cls: type[click.Option] = click.Option) -> Command:
     return click.option(
         "--identity-dir",
+        cls=cls,
         envvar="FLEET_IDENTITY_DIR",
         type=click.Path(file_okay=False, path_type=Path),
         help="Folder with your certificate of the fleet: commands prove by it who you are, and dial only processes that do.",
     )(command)
 
 
-def _data_dir(command: Command) -> Command:
+def _data_dir(command: Command, *, cls: type[click.Option] = click.Option) -> Command:
     return click.option(
         "--data-dir",
+        cls=cls,
         envvar="FLEET_DATA_DIR",
         type=click.Path(file_okay=False, path_type=Path),
         default=default_data_dir,
@@ -153,9 +166,12 @@ def default_data_dir() -> Path:
     return Path(platformdirs.user_data_dir("mlx-fleet"))
 
 
-def _context(command: Command) -> Command:
+def _context(command: Command, *, cls: type[click.Option] = click.Option) -> Command:
     return click.option(
-        "--context", default=None, help="Context to use: the name of a fleet in `fleetctl config`."
+        "--context",
+        cls=cls,
+        default=None,
+        help="Context to use: the name of a fleet in `fleetctl config`.",
     )(command)
 
 

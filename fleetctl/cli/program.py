@@ -29,12 +29,27 @@ _WHOLE = 1000
 _WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+_CONNECTION_VERB = "options"
+
+
+class ConnectionOption(click.Option):
+    """A flag that chooses the fleet or authenticates the user: most verbs have them, and `options` alone lists them."""
+
+    @override
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return super().get_help_record(ctx) if ctx.info_name == _CONNECTION_VERB else None
+
+
 class ProgramContext(click.Context):
-    """A context whose help has the name that the program was called by."""
+    """A context whose help has the name that the program was called by, and names the verb with the connection flags."""
 
     @override
     def get_help(self) -> str:
-        return with_program_name(super().get_help(), self.find_root().info_name or "fleetctl")
+        text = super().get_help()
+        is_connected = any(isinstance(one, ConnectionOption) for one in self.command.params)
+        if is_connected and self.info_name != _CONNECTION_VERB:
+            text += f"\n\nConnection flags: `fleetctl {_CONNECTION_VERB}`"
+        return with_program_name(text, self.find_root().info_name or "fleetctl")
 
 
 class SuggestingGroup(click.Group):

@@ -43,6 +43,7 @@ SUMMARIES: dict[str, str] = {
     "mac-report": "Write a report of this Mac for the developers.",
     "models": "Fetch, search, list, check and remove models.",
     "node": "Add Macs over ssh; upgrade, restart and remove them.",
+    "options": "List the flags with which commands find their fleet.",
     "patch": "Change fields of objects; all other fields stay the same.",
     "plan": "Show what an apply would change, and where replicas go.",
     "proxy": "Serve the fleet at the addresses of Ollama and LM Studio.",

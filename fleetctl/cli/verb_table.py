@@ -45,6 +45,7 @@ VERBS = {
     "mac-report": "fleetctl.verbs.mac_report:mac_report",
     "models": "fleetctl.verbs.models:models",
     "node": "fleetctl.verbs.node:node",
+    "options": "fleetctl.verbs.options:options",
     "patch": "fleetctl.verbs.patch:patch",
     "plan": "fleetctl.verbs.plan:plan",
     "restore": "fleetctl.verbs.restore:restore",
@@ -107,6 +108,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Manage fleets": ("up", "down", "demo", "service", "backup", "restore", "bundle"),
     "Secure fleets": ("secure", "cert", "init-auth", "rotate"),
     "Join machines": ("discover", "token", "join", "approve", "deny"),
-    "fleetctl itself": ("config", "completion", "api-resources", "help"),
+    "fleetctl itself": ("config", "options", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

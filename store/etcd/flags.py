@@ -30,8 +30,7 @@ class _EtcdUrl(click.ParamType[str]):
     envvar_list_splitter = ","
 
 
-etcd_options: Final = options(
-    "FLEET",
+ETCD_OPTIONS: Final = (
     Option(
         "--etcd",
         "URL of an etcd member (repeat it for each member), or unix:PATH of a socket.",
@@ -61,6 +60,8 @@ etcd_options: Final = options(
         default="",
     ),
 )
+"""The rows of --etcd and its companions."""
+etcd_options: Final = options("FLEET", *ETCD_OPTIONS)
 """Adds --etcd and its companions to a click command; it receives them as keyword arguments."""
 
 

@@ -16,6 +16,7 @@ from fleetctl.cli.verb_table import SECTIONS
 from fleetctl.objects.kind_args import WITH_API_KEYS
 from schemas import kinds
 from tests.support.fleet import fleetctl, from_scratch
+from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 
 
 async def test_the_whole_error_about_an_unknown_verb() -> None:
@@ -127,3 +128,14 @@ def test_verbs_that_use_a_fleet_take_the_same_flags_for_it() -> None:
         and not words.startswith("config ")
     }
     assert partial == _WITHOUT_ETCD | _WITHOUT_DATA_DIR
+
+
+async def test_connection_flags_are_listed_once_and_taken_everywhere(fleet: MemoryFleet) -> None:
+    listed = (await run_fleetctl("options")).out
+    assert "--etcd-ca" in listed
+    assert "--api-key-file" in listed
+    for verb in ("get", "chat", "logs"):
+        shown = (await run_fleetctl(verb, "--help")).out
+        assert "--etcd" not in shown
+        assert shown.endswith("\nConnection flags: `fleetctl options`\n")
+    assert (await fleet.ctl("get", "nodes")).code == 0
