@@ -13,6 +13,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.traffic import Traffic, milliseconds
 from gateway.telemetry.time_series import SERIES_METRICS, IntervalSums
 from insight.conditions import Row
+from insight.mac_state import is_connected
 from machinery.clock import Clock
 from schemas.node import NodeStatus
 from schemas.wire.requests import EndedRequest
@@ -46,7 +47,7 @@ class FleetFigures:
         """Remember the time for every Mac that is alive; called once a second."""
         now = milliseconds(self.clock.now())
         for name, row in self.model.rows("macs").items():
-            if row["state"] != "offline":
+            if is_connected(row):
                 self._seen[name] = now
         for gone in set(self._seen) - set(self.model.rows("macs")):
             del self._seen[gone]
@@ -66,7 +67,7 @@ class FleetFigures:
         sums = self.traffic.macs.get(name)
         return Worker(
             name=name,
-            status=str(row["state"]),
+            status=str(row["state"]) if is_connected(row) else "offline",
             report=report,
             hostname=row["hostname"],
             address=row["address"],
@@ -95,7 +96,7 @@ class FleetFigures:
                 "active": running.get(name, 0),
             }
             for name, row in self.model.rows("macs").items()
-            if row["state"] != "offline"
+            if is_connected(row)
         }
 
     def _warmest(self, node: str) -> float | None:
@@ -189,7 +190,7 @@ class FleetFigures:
     def snapshot(self) -> Json:
         """Return the figures of the whole fleet at once."""
         rows = self.model.rows("macs").values()
-        return shapes.snapshot(self, sum(row["state"] != "offline" for row in rows))
+        return shapes.snapshot(self, sum(map(is_connected, rows)))
 
 
 def _whole(value: float | None, scale: int = 1) -> int | None:

@@ -7,6 +7,7 @@ from compat import shapes
 from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import FIGURES
 from dashboard.live_views import LiveViews
+from insight.mac_state import is_connected
 
 _PERIOD_S: Final = 1.0
 _METRICS_EVERY: Final = 2
@@ -52,7 +53,8 @@ class UpdateEvents:
         for name, row in rows.items():
             old_status, old_measured = self._macs.get(name, ("offline", None))
             metrics = shapes.worker_metrics(views.worker(name, row, running.get(name, 0)))
-            status, measured = str(row["state"]), [metrics[field] for field in _MEASURED]
+            status = str(row["state"]) if is_connected(row) else "offline"
+            measured = [metrics[field] for field in _MEASURED]
             self._macs[name] = (status, measured)
             if is_first:
                 continue

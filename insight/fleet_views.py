@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from insight import conditions, root_cause
 from insight.conditions import ObjectCondition, Row, condition_row
 from insight.fleet_caches import FleetCaches
+from insight.mac_state import mac_state, silent_since
 from insight.memory_fills import fills_of
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE, REVISIONS
 from schemas.deployment import (
@@ -58,8 +59,6 @@ _OWN_KEYS: Final[Mapping[str, tuple[str, Callable[[FleetCaches], Iterable[str]]]
     "dashboards": (keys.DASHBOARD_LEASE_PREFIX, lambda caches: caches.dashboards.items),
     "events": (keys.EVENT_PREFIX, lambda caches: caches.events.items),
 }
-# Conditions of an agent that are bad when they are true.
-_PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
 
 
 def row(caches: FleetCaches, view: str, name: str) -> Row | None:
@@ -161,12 +160,12 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
         for leaving_rank in replica.spec.leaving
         if leaving_rank.node == name
     )
-    state, why = _mac_state(is_alive=is_alive, report=report, life=life)
+    state, why = mac_state(is_alive=is_alive, report=report, life=life)
     found: Row = {
         "name": name,
         "state": state,
         "reason": why,
-        "silentSince": None if is_alive else _silent_since(life),
+        "silentSince": None if is_alive else silent_since(life),
         "isCordoned": node is not None and node.spec.unschedulable,
         "isDraining": node is not None and node.spec.draining,
         "taints": [] if node is None else [_taint_row(taint) for taint in node.spec.taints],
@@ -190,34 +189,12 @@ def _pools(caches: FleetCaches, node: Node, report: NodeStatus | None) -> list[s
     )
 
 
-def _silent_since(life: Status | None) -> str | None:
-    """Return the time at which a Mac was found silent; None if it is not noted yet."""
-    ready = None if life is None else find_condition(life.conditions, "Ready")
-    if ready is None or ready.status == ConditionStatus.TRUE or not ready.last_transition_time:
-        return None
-    return ready.last_transition_time.isoformat()
-
-
 def _taint_row(taint: Taint) -> Row:
     return {"key": taint.key, "value": taint.value, "effect": taint.effect}
 
 
 def _life(caches: FleetCaches, name: str) -> Status | None:
     return caches.objects.lives.items.get(keys.node_life_key(name))
-
-
-def _mac_state(
-    *, is_alive: bool, report: NodeStatus | None, life: Status | None
-) -> tuple[str, str]:
-    if not is_alive:
-        ready = None if life is None else find_condition(life.conditions, "Ready")
-        message = "" if ready is None or ready.status == ConditionStatus.TRUE else ready.message
-        return "offline", message or "its agent does not renew its lease"
-    pressed = [condition for condition in _conditions(report) if condition.type in _PRESSURES]
-    bad = [one for one in pressed if one.status == ConditionStatus.TRUE]
-    if bad:
-        return "degraded", "; ".join(f"{one.type}: {one.message or one.reason}" for one in bad)
-    return "online", ""
 
 
 def _conditions(status: Status | None) -> tuple[Condition, ...]:
@@ -521,7 +498,7 @@ def summary(caches: FleetCaches) -> Row:
 def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
     """Return the summary of rows of the views macs, models and problems that are known already."""
     macs, models = found["macs"], found["models"]
-    counts = dict.fromkeys(("online", "degraded", "offline"), 0)
+    counts = dict.fromkeys(("online", "degraded", "asleep", "offline"), 0)
     for one in macs:
         counts[str(one["state"])] += 1
     leader = next(iter(caches.leader.items.values()), "")
@@ -554,7 +531,9 @@ def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) ->
         return "The fleet is empty: no Mac has joined, and nothing is deployed."
     online = sum(mac["state"] == "online" for mac in macs)
     others = any(mac["osVersion"] and not str(mac["osVersion"]).startswith("macOS") for mac in macs)
-    parts = [f"{online} of {len(macs)} {'nodes' if others else 'Macs'} online."]
+    asleep = sum(mac["state"] == "asleep" for mac in macs)
+    rest = f", {asleep} asleep" if asleep else ""
+    parts = [f"{online} of {len(macs)} {'nodes' if others else 'Macs'} online{rest}."]
     parts.append(_models_sentence(models))
     if not has_leader:
         parts.append("No reconciler leads.")

@@ -12,6 +12,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.history.records import COARSE_S, COLUMNS, FINE_S, Sample, merge_steps
 from dashboard.history.writer import HistoryWriter
 from dashboard.traffic import AGENT_FRESH_S, AgentState, Traffic
+from insight.mac_state import is_connected
 from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class HistoryRecorder:
         now_s = self.clock.monotonic()
         macs = self.model.rows("macs").values()
         return (
-            float(sum(mac["state"] != "offline" for mac in macs)) if is_known else _UNKNOWN,
+            float(sum(map(is_connected, macs))) if is_known else _UNKNOWN,
             float(self.traffic.active(now_s)),
             float(sum(self.traffic.waiting(now_s).values())),
             float(sum(1 for state in self.traffic.gateways.values() if state.problem)),

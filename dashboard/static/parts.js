@@ -46,6 +46,7 @@ export function Badge({ tone, children }) {
 
 export function MacState({ mac }) {
   if (mac.state === "offline") return html`<${Badge} tone="bad">offline<//>`;
+  if (mac.state === "asleep") return html`<${Badge} tone="idle">asleep<//>`;
   if (mac.isDraining) return html`<${Badge} tone="warning">draining<//>`;
   if (mac.isCordoned) return html`<${Badge} tone="warning">cordoned<//>`;
   return html`<${Badge} tone=${mac.state === "online" ? "good" : "warning"}>${mac.state}<//>`;

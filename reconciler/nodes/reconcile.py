@@ -156,6 +156,9 @@ def node_life_status(
         conditions = [make_condition("Ready", "LeaseLost", no_lease, holds=False)]
     if context.asleep is not None:
         conditions.append(context.asleep)
+        if not is_ready and context.asleep.status is ConditionStatus.TRUE:
+            reason, message = context.asleep.reason, context.asleep.message
+            conditions[0] = make_condition("Ready", reason, message, holds=False)
     if context.flapping is None:
         conditions.append(make_condition("Flapping", "Steady", holds=False))
     else:

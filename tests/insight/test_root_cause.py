@@ -11,7 +11,14 @@ from schemas.deployment import NodeRefusal
 from schemas.meta import ConditionStatus
 from schemas.reasons import SECTIONS
 from store.port import KeyValue, Put
-from tests.support.broken_objects import LEADER, condition, put_away, put_deployment, put_replica
+from tests.support.broken_objects import (
+    LEADER,
+    condition,
+    put_asleep,
+    put_away,
+    put_deployment,
+    put_replica,
+)
 from tests.support.dashboards import CLOCK
 from tests.support.macs import mac
 
@@ -47,6 +54,14 @@ def test_a_deployment_has_the_reason_of_its_replica_with_the_names_in_its_comman
     assert len(problem.conditions) == 4
     assert problem.concerns("Replica", "tiny-1")
     assert not problem.concerns("Node", "mac-1")
+
+
+def test_a_mac_that_sleeps_is_neither_offline_nor_a_problem() -> None:
+    caches = fleet(mac("mac-1"), put_asleep("mac-2"))
+    states = {row["name"]: (row["state"], row["reason"]) for row in rows(caches, "macs")}
+    assert states == {"mac-1": ("online", ""), "mac-2": ("asleep", "a request wakes it")}
+    assert str(summary(caches)["sentence"]).startswith("1 of 2 Macs online, 1 asleep.")
+    assert find_problems(caches) == []
 
 
 def test_a_mac_that_is_away_is_the_cause_of_what_ran_there() -> None:

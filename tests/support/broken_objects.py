@@ -67,6 +67,15 @@ def put_replica(
     ]
 
 
+def put_asleep(name: str) -> list[Put]:
+    conditions = (
+        condition("Ready", "Sleeping", "a request wakes it"),
+        condition("Asleep", "Sleeping", "a request wakes it", status=ConditionStatus.TRUE),
+    )
+    value = codec.encode(NodeLifeStatus(conditions=conditions))
+    return [put_status(name), Put(key=keys.node_life_key(name), value=value)]
+
+
 def put_away(name: str) -> list[Put]:
     life = NodeLifeStatus(conditions=(condition("Ready", "LeaseLost", "it is silent"),))
     return [put_status(name), Put(key=keys.node_life_key(name), value=codec.encode(life))]

@@ -99,7 +99,7 @@ function diskText({ bytes: size, missingBytes, problem }) {
 
 /** How old the last sign of life of the Mac's agent is. */
 function wordText(mac, at) {
-  if (mac.state !== "offline") return "within seconds: its agent renews its lease";
+  if (!["offline", "asleep"].includes(mac.state)) return "within seconds: its agent renews its lease";
   if (!mac.silentSince) return "its lease has ended; since when is not noted";
   return html`<time datetime=${mac.silentSince} title=${mac.silentSince}>${age(mac.silentSince, at ? Date.parse(at) : Date.now())} ago</time>`;
 }

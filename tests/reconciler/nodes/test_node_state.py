@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,11 @@ def test_a_healthy_node_has_all_conditions_and_no_events() -> None:
     assert ready is not None
     assert (ready.reason, ready.message) == ("LeaseLost", "its agent does not renew its lease")
     assert ready.last_transition_time == NOON + timedelta(hours=1)
+    sleeping = condition("Asleep", "Sleeping", "a request wakes it", holds=True)
+    asleep = life(node(), replace(around(), asleep=sleeping), is_ready=False)
+    ready = find_condition(asleep.conditions, "Ready")
+    assert ready is not None
+    assert (ready.reason, ready.message) == ("Sleeping", "a request wakes it")
     assert [c for c in away.conditions if c.type != "Ready"] == [
         c for c in document.conditions if c.type != "Ready"
     ]
