@@ -10,11 +10,11 @@ from typing import Any, Literal
 import click
 from pydantic import ValidationError
 
-from fleetctl.cli.arguments import manifests_option, recursive_option
+from fleetctl.cli.arguments import recursive_option
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.simulate import fleet_file, hub_models, report
+from fleetctl.simulate import fleet_file, hub_models, report, week
 from fleetctl.simulate.fleet_file import FleetFile
 from fleetctl.simulate.report import LossOutcome, SimulationStep
 from fleetctl.simulate.simulated_fleet import SimulatedFleet, run_fleet
@@ -37,21 +37,28 @@ _HELP = """Simulate a fleet with these manifests: where replicas are placed, and
   fleetctl simulate -f fleet/ --fleet fleet.yaml --fail studio-1
   fleetctl simulate -f fleet/ --fleet fleet.yaml --add "Apple M4 Max:128Gi"
   fleetctl simulate -f fleet/ --fleet fleet.yaml --lose-each
+  fleetctl simulate --week week.yaml
 
 The command runs the real reconciler and agents, with simulated engines and in virtual time, on the Macs that fleet.yaml
 describes. Hours pass in a moment. It reads only the given files, and writes nothing. A model of a hub that fleet.yaml
 does not describe is looked up there, without a token; no weights are read.
-docs/operations/simulate.md describes fleet.yaml.
+--week plays a recorded week of requests against a policy of spec.power of a NodePool, and compares awake hours, energy and
+waiting time with Macs that are always on. docs/operations/simulate.md describes both files.
 """
 
 
 @click.command(help=_HELP, short_help="Simulate a fleet, its placement and the loss of nodes.")
-@manifests_option
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    multiple=True,
+    help="Manifest file, folder, or - for standard input. Can be repeated.",
+)
 @recursive_option
 @click.option(
     "--fleet",
     "fleet_path",
-    required=True,
     help="File with the Macs and models, such as examples/simulate/fleet.yaml.",
 )
 @click.option(
@@ -73,15 +80,27 @@ docs/operations/simulate.md describes fleet.yaml.
     is_flag=True,
     help="Then answer which single Mac the fleet may lose: simulate the loss of each, one fleet for each.",
 )
+@click.option(
+    "--week",
+    "week_path",
+    help="Instead: file with requests by hour, such as examples/simulate/week.yaml, for sleep and wake of Macs.",
+)
 @hub_endpoint_option
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table")
 def simulate(
     files: tuple[str, ...],
     recursive: bool,
-    fleet_path: str,
+    fleet_path: str | None,
     **options: Any,
 ) -> None:
     """Simulate a fleet with these manifests, and print each step."""
+    if options["week_path"]:
+        if files or fleet_path:
+            raise click.UsageError("--week needs neither -f nor --fleet: its file names the Macs")
+        _play_week(options["week_path"], options["output"])
+        return
+    if not files or not fleet_path:
+        raise click.UsageError("give -f with manifests and --fleet, or --week")
     failing, added = options["failing"], options["added"]
     if options["lose_each"] and (failing or added):
         raise click.UsageError("--lose-each starts from the whole fleet; remove --fail and --add")
@@ -115,6 +134,18 @@ def simulate(
         raise FleetctlError(f"nothing was simulated:\n{error}") from error
     except ApplyError as error:
         raise FleetctlError(str(error)) from error
+
+
+def _play_week(path: str, output: str) -> None:
+    try:
+        results = week.compare(week.read_week(path))
+    except ManifestErrors as error:
+        raise FleetctlError(f"nothing was simulated:\n{error}") from error
+    if output == "table":
+        click.echo(week.results_text(results), nl=False)
+        return
+    tree: Tree = {"policies": [week.result_tree(result) for result in results]}
+    click.echo(json.dumps(tree, indent=2) if output == "json" else parser.dump(tree).rstrip("\n"))
 
 
 @dataclass(slots=True, kw_only=True)

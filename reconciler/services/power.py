@@ -312,7 +312,13 @@ class PowerController:
         )
 
     def _wanted_orders(self, decisions: Mapping[str, PowerDecision]) -> dict[str, PowerOrder]:
+        # A Mac between the end of its lease and its status is neither awake nor asleep: its order stays.
         orders = {
+            name: PowerOrder(sleep=True)
+            for name, order in self._orders.items()
+            if order.sleep and name not in decisions and not self.lister.is_ready(name)
+        }
+        orders |= {
             name: PowerOrder(sleep=True) for name, found in decisions.items() if not found.is_awake
         }
         for _, (relay, request) in sorted(self._requests.items()):
