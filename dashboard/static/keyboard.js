@@ -69,7 +69,7 @@ function ofPage(key, go) {
 
 /** Return the object of the focused row, else of the page: the first part of its path and its name. */
 function objectShown() {
-  const row = document.activeElement?.closest?.("tbody tr, .map > li, .problems > li");
+  const row = document.activeElement?.closest?.("tbody tr, .chips > li, .problems > li");
   const path = row?.querySelector("a[href]")?.getAttribute("href") ?? location.pathname;
   const [screen, name] = path.split("?")[0].slice(1).split("/").map(decodeURIComponent);
   return name && KINDS[screen] ? { screen, name, kind: KINDS[screen] } : null;
@@ -88,9 +88,9 @@ function focusOn(selector) {
 
 /** Focus the link of the next row of the list, or of the one before. */
 function focusRow(step) {
-  const rows = [...document.querySelectorAll("main tbody tr, main .map > li, main .problems > li")].filter((row) => row.querySelector("a, button"));
+  const rows = [...document.querySelectorAll("main tbody tr, main .chips > li, main .problems > li")].filter((row) => row.querySelector("a, button"));
   if (!rows.length) return false;
-  const at = rows.indexOf(document.activeElement?.closest?.("tbody tr, .map > li, .problems > li"));
+  const at = rows.indexOf(document.activeElement?.closest?.("tbody tr, .chips > li, .problems > li"));
   const next = at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.max(0, Math.min(rows.length - 1, at + step));
   rows[next].querySelector("a, button").focus();
   rows[next].scrollIntoView({ block: "nearest" });

@@ -84,7 +84,7 @@ function App() {
       redraw();
     };
     addEventListener("popstate", onBack);
-    const timer = setInterval(redraw, 1_000); // ages grow
+    const timer = setInterval(redraw, 5_000); // ages grow
     const onClick = (event) => followLink(event, goTo);
     const onKey = keyboard({ menu: [...PLACES, ...FURTHER], go: goTo, actions });
     document.addEventListener("click", onClick);
@@ -101,6 +101,12 @@ function App() {
   const allowed = ([, , , role]) => store.may(role);
   const places = PLACES.filter(allowed);
   const further = FURTHER.filter(allowed);
+  const commands = {
+    "Look at an earlier time": actions["["],
+    "Light or dark": nextTheme,
+    Keyboard: actions["?"],
+    ...(store.me.needsLogin ? { "Log out": () => store.logOut() } : {}),
+  };
   return html`
     <a class="skip" href="#main">Skip to the content</a>
     <header>
@@ -121,7 +127,7 @@ function App() {
       <button type="button" class="small" onClick=${() => setNoticeClosed(true)}>Close</button></div>`}
     <main id="main" tabindex="-1" class=${isOld() ? "old" : ""}><${Screen} /></main>
     ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${closeTime} />`}
-    ${isCommandOpen && html`<${CommandLine} store=${store} screens=${[...places, ...further]} actions=${{ "Look at an earlier time": actions["["], "Light or dark": nextTheme, "Keyboard": actions["?"] }} go=${goTo} onClose=${() => setCommandOpen(false)} />`}
+    ${isCommandOpen && html`<${CommandLine} store=${store} screens=${[...places, ...further]} actions=${commands} go=${goTo} onClose=${() => setCommandOpen(false)} />`}
     ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
   `;
 
@@ -142,7 +148,7 @@ function Screen() {
   if (!store.may(role)) return html`<${NoRight} role=${role} />`;
   if (store.at && store.problem) return html`<h1>Nothing is known of ${moment(store.at)}</h1><p class="problem" role="alert">${store.problem}</p>`;
   if (store.isLoading && role === "viewer") return html`<p class="loading">Loading…</p>`;
-  return html`<${Guard} key=${`${location.pathname} ${shown.tab} ${visit}`}><${Shown} store=${store} name=${name} query=${query} tab=${shown.tab} go=${go} /><//>`;
+  return html`<${Guard} key=${`${location.pathname} ${shown.tab} ${visit}`}><${Shown} store=${store} name=${name} query=${query} tab=${shown.tab} /><//>`;
 }
 
 /** What a key may not see, and what it may. */

@@ -8,9 +8,9 @@ export const boot = JSON.parse(document.getElementById("boot").textContent);
 
 /** @returns {{screen: string, name: string | undefined, tab: string, query: URLSearchParams}} what the address shows */
 export function shownNow() {
-  const [screen, name] = location.pathname.slice(1).split("/").map(decoded);
+  const [screen, name, ...rest] = location.pathname.slice(1).split("/").map(decoded);
   const query = new URLSearchParams(location.search);
-  return { screen, name, tab: query.get("tab") ?? "", query };
+  return { screen: rest.length ? location.pathname : screen, name, tab: query.get("tab") ?? "", query };
 }
 
 function decoded(part) {

@@ -32,7 +32,7 @@ async def test_why_pending_is_two_clicks_from_the_first_screen(
     assert report is not None
     async with open_page(browser, running.url) as (page, _):
         await page.goto("/")
-        item = page.locator("li", has=page.get_by_role("link", name="long", exact=True)).first
+        item = page.locator(".chips li", has=page.get_by_role("link", name="long", exact=True))
         await item.get_by_role("link", name="Why pending?").click()
         await page.get_by_text("As fleetctl prints it").click()
         await expect(page.locator("[data-report]")).to_have_text(report_text(report))

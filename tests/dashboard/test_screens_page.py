@@ -100,6 +100,9 @@ async def test_keys_are_listed_by_role_and_never_with_their_hash(browser: Browse
             await page.keyboard.press("Enter")
             await expect(page.locator("tbody tr").first).to_contain_text("admin")
             await check_access(page)
+            # The session ends with its key, and the login says so.
+            await store.commit([], [Delete(key=keys.named(keys.API_KEY_PREFIX, "admin"))])
+            await expect(page.get_by_role("alert")).to_contain_text("the key admin was deleted")
 
 
 async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:

@@ -94,7 +94,8 @@ async def chat(page: Page) -> None:
 
 async def apply_with_an_error(page: Page) -> None:
     """A typing error is told with its line; mended, the preview is applied."""
-    await page.locator("nav").get_by_role("link", name="Try a change").click()
+    await page.locator(".account-button").click()
+    await page.locator("#account").get_by_role("link", name="Try a change").click()
     area = page.get_by_label("Manifest, YAML")
     good = MANIFEST.replace("NAME", "second").replace("replicas: 2", "replicas: 1")
     await area.fill(good.replace("concurrency", "concurrancy"))
@@ -110,7 +111,8 @@ async def watch_it_load(page: Page) -> None:
     """Its page follows until it is ready, and the change is on record."""
     await page.locator("[data-done]").get_by_role("link", name="second").click()
     await expect(page.locator("main")).to_contain_text("1 of 1 ready", timeout=300_000)
-    await page.locator("nav").get_by_role("link", name="Changes").click()
+    await page.locator("nav").get_by_role("link", name="Activity").click()
+    await page.get_by_role("link", name="Changes", exact=True).click()
     await expect(page.locator(".timeline")).to_contain_text("the walk")
 
 
@@ -147,7 +149,7 @@ async def ask_why_and_what_if(page: Page) -> None:
     await page.get_by_role("button", name="Apply these changes").click()
     await expect(page.locator("[data-done]")).to_contain_text("created")
     await page.locator("nav").get_by_role("link", name="Overview").click()
-    item = page.locator("li", has=page.get_by_role("link", name="huge", exact=True)).first
+    item = page.locator(".chips li", has=page.get_by_role("link", name="huge", exact=True))
     await item.get_by_role("link", name="Why pending?").click()
     await expect(page.locator("main")).to_contain_text("InsufficientMemory")
     await page.locator(".actions").get_by_role("link", name="Try a change").click()
@@ -167,8 +169,8 @@ async def undo_a_rollout(page: Page, fleet: Fleet) -> None:
     dialog = page.get_by_role("dialog")
     await expect(dialog.locator(".added", has_text="4096")).to_be_visible()
     await dialog.get_by_role("button", name="Undo the rollout").click()
-    await expect(dialog.locator("[data-done]")).to_be_visible()
-    await page.keyboard.press("Escape")
+    await expect(page.locator("main [data-done]")).to_be_visible()
+    await expect(dialog).to_have_count(0)
     await expect(page.locator("main dl")).to_contain_text("4096 tokens")
 
 

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes, figureText, taintText } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table, Tabs } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table, Tabs, Text } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
@@ -35,7 +35,7 @@ function MacTable({ store }) {
     ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
     ["Site", (mac) => mac.site ?? "-"],
     ["Release", (mac) => mac.agentVersion ?? "-"],
-    ["Reason", (mac) => mac.reason, "wide"],
+    ["Reason", (mac) => html`<${Text} text=${mac.reason} />`, "wide"],
   ];
   const rows = matching(store.rows("macs"), text);
   return html`
@@ -55,7 +55,7 @@ export function Mac({ store, name }) {
   return html`
     <p class="trail"><a href="/macs">Macs</a></p>
     <h1>${name}</h1>
-    <p><${MacState} mac=${mac} /> ${mac.reason}</p>
+    <p><${MacState} mac=${mac} /> <${Text} text=${mac.reason} /></p>
     <p class="actions">
       <a href=${`/try?lost=${encodeURIComponent(name)}`}>Try without it</a>
       <a href=${`/activity?tab=logs&of=node/${encodeURIComponent(name)}`}>Log</a>
@@ -124,7 +124,7 @@ export function Replicas({ replicas, empty }) {
     ["Memory", (one) => bytes(one.memoryBytes), "number"],
     ["Restarts", (one) => one.restarts, "number"],
     ["Log", (one) => html`<a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],
-    ["Reason", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), "wide"],
+    ["Reason", (one) => html`<${Text} text=${[one.message, ...one.fetches].filter(Boolean).join("; ")} />`, "wide"],
   ];
   return html`<${Table} caption="Replicas" columns=${columns} rows=${replicas} empty=${empty} />`;
 }

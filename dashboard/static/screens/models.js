@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table, Text } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -25,7 +25,7 @@ export function Models({ store }) {
     ["Macs", (model) => model.macs.join(", ") || "-"],
     ["Context", (model) => model.contextLength ?? "-", "number"],
     ["Revision", (model) => model.revision, "number"],
-    ["Reason", (model) => model.reason, "wide"],
+    ["Reason", (model) => html`<${Text} text=${model.reason} />`, "wide"],
   ];
   const rows = matching(store.rows("models"), text);
   return html`

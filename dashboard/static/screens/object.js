@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, lazy, ObjectLink, Table } from "../parts.js";
+import { Badge, Command, Events, lazy, ObjectLink, Table, Text } from "../parts.js";
 
 const ObjectHistory = lazy(() => import("../object_history.js"), "ObjectHistory");
 
@@ -13,7 +13,7 @@ export function Conditions({ conditions }) {
     ["Status", (one) => html`<${Badge} tone=${one.isProblem ? "bad" : one.status === "Unknown" ? "idle" : "good"}>${one.status}<//>`],
     ["Reason", (one) => one.reason],
     ["Since", (one) => age(one.since)],
-    ["Message", (one) => one.message, "wide"],
+    ["Message", (one) => html`<${Text} text=${one.message} />`, "wide"],
   ];
   return html`<${Table} caption="Conditions" columns=${columns} rows=${conditions} empty="Nothing is reported yet." />`;
 }
@@ -62,7 +62,7 @@ export function Replica({ store, name }) {
   return html`
     <p class="trail"><${ObjectLink} kind="ModelDeployment" name=${replica.deployment} /></p>
     <h1>${name}</h1>
-    <p><${Badge} tone=${replica.isReady ? "good" : "warning"}>${replica.isReady ? "ready" : replica.reason || "pending"}<//> ${replica.message}</p>
+    <p><${Badge} tone=${replica.isReady ? "good" : "warning"}>${replica.isReady ? "ready" : replica.reason || "pending"}<//> <${Text} text=${replica.message} /></p>
     <p class="actions"><a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(name)}`}>Log</a></p>
     ${replica.fetches.length > 0 && html`<ul>${replica.fetches.map((one) => html`<li key=${one}>${one}</li>`)}</ul>`}
     <dl>

@@ -33,7 +33,7 @@ export function Overview({ store }) {
       <div class="section-head"><h2 id="models">Models</h2><a href="/models">All</a></div>
       <ul class="chips">${models.slice(0, MAX_MODELS).map((one) => html`<li key=${one.name}><${ObjectLink} kind="ModelDeployment" name=${one.name} /> <${ModelState} model=${one} />${one.placed < one.desired && html` <a href=${`/models/${encodeURIComponent(one.name)}?why`}>Why pending?</a>`}</li>`)}</ul>
     </section>`}
-    ${models.length > 0 && html`<${LastChanges} store=${store} />`}
+    ${models.length > 0 && !store.at && html`<${LastChanges} store=${store} />`}
   `;
 }
 
@@ -42,7 +42,7 @@ function FirstSteps({ macs, models }) {
   return html`<div class="first-steps">
     ${!models.length && html`<section class="panel" aria-labelledby="run"><h2 id="run">Run a model</h2>
       <p>${macs.length ? "Nothing is deployed." : "Nothing is deployed; a model waits until a Mac has joined."} Choose what fits your Macs, or write a manifest.</p>
-      <p class="actions"><a href="/run">Choose a model</a> <a href="/try?tab=manifest">Write a manifest</a></p>
+      <p class="actions"><a href="/run">Choose a model</a> <a href="/try">Write a manifest</a></p>
       <${Command} text="fleetctl run MODEL" /></section>`}
     ${macs.length < 2 && html`<section class="panel" aria-labelledby="add"><h2 id="add">Add a Mac</h2>
       <p>${macs.length ? "One Mac has joined." : "No Mac has joined."} Two commands: one here, one on the Mac.</p>

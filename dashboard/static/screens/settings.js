@@ -25,6 +25,7 @@ const COLUMNS = [
 /** The processes that serve the fleet, and the releases that most Macs have. */
 function Processes({ store }) {
   const { summary } = store;
+  if (!summary) return html`<p class="quiet">Loading…</p>`;
   const now = store.row("traffic", "fleet");
   const silent = summary.gatewaysSilent ?? {};
   const rows = [
