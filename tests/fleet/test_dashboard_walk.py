@@ -153,11 +153,11 @@ async def ask_why_and_what_if(page: Page) -> None:
     await item.get_by_role("link", name="Why pending?").click()
     await expect(page.locator("main")).to_contain_text("InsufficientMemory")
     await page.locator(".actions").get_by_role("link", name="Try a change").click()
-    huge = page.locator("[data-step=huge-0]")
+    step = page.locator("[data-step=huge-0]")
     await page.get_by_text("With other Macs").click()
     await page.get_by_label("Memory", exact=True).fill("256Gi")
     await page.get_by_label("Count").fill("1")
-    await expect(huge).to_contain_text("new on new")
+    await expect(step).to_contain_text("new on new")
 
 
 async def undo_a_rollout(page: Page, fleet: Fleet) -> None:
