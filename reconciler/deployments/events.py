@@ -78,7 +78,9 @@ class DeploymentEvents:
                 await record(about, "ReplicaReady", f"{name} on {nodes} serves")
             elif was_ready and not is_ready:
                 message = f"{name} on {view.node}: {ready.reason}: {ready.message}".rstrip(": ")
-                await record(about, "ReplicaNotReady", message, type_="Warning")
+                is_bad = ready.reason != "Asleep"
+                type_: Literal["Normal", "Warning"] = "Warning" if is_bad else "Normal"
+                await record(about, "ReplicaNotReady", message, type_=type_)
         model, model_before = (find_condition(c, MODEL_PRESENT) for c in (new.conditions, before))
         if model is not None and (model_before is None or model_before.reason != model.reason):
             await self._record_fetch(view, about, new, model, model_before)

@@ -84,7 +84,7 @@ async def test_a_hub_model_is_simulated_by_what_the_hub_says(tmp_path: Path) -> 
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("words", "shown"), CONSOLES, ids=["fail", "lose-each"])
+@pytest.mark.parametrize(("words", "shown"), CONSOLES, ids=["fail", "lose-each", "week"])
 def test_the_documented_output_is_what_the_command_prints(
     words: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
