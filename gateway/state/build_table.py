@@ -142,13 +142,10 @@ def orphans_of(
     now: TableInputs,
     now_s: float,
 ) -> dict[str, OrphanEndpoint]:
-    """Return the orphans after a change; `before` are the leased endpoints until now."""
-    fresh = {
-        replica: OrphanEndpoint(endpoint=endpoint, until_s=now_s + ORPHAN_S)
-        for replica, endpoint in before.items()
-    }
+    """Return the orphans after a change, without those at whose address another engine is. `before`: leased until now."""
+    until_s = now_s + ORPHAN_S
+    fresh = {name: OrphanEndpoint(endpoint=one, until_s=until_s) for name, one in before.items()}
     orphans = {**known, **fresh}
-    # Another engine may be published where an orphan was: its address answers for that one now.
     taken = {endpoint.origin for endpoint in now.leased.values()} if orphans else set()
     return {
         replica: orphan
