@@ -1,6 +1,6 @@
 """The memory of every Mac after a forecast, replica by replica with its memory proof. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from insight import memory_proof
@@ -10,8 +10,6 @@ from reconciler.deployments.placer import PreemptingAssignment
 from reconciler.deployments.snapshot import FleetSnapshot
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable
-from schemas.deployment import ModelDeployment
-from schemas.quantity import requests_at_once
 from schemas.replica import MemoryProof
 
 
@@ -23,8 +21,6 @@ class MemoryOutlook:
     nodes: Sequence[NodeView]
     proofs: Mapping[str, Mapping[str, MemoryProof]]
     """The memory proofs of the replicas that run, by node and replica."""
-    token_bytes: Mapping[str, float]
-    """Bytes of the KV cache for one more token, by deployment."""
 
     @property
     def trees(self) -> list[Tree]:
@@ -63,9 +59,6 @@ class MemoryOutlook:
             "allocatableBytes": node.allocatable_bytes,
             "freeBytes": free,
             "replicas": entries,
-            "moreTokens": {
-                name: int(free / size) for name, size in sorted(self.token_bytes.items()) if size
-            },
         }
 
     def _gone(self, node: str) -> set[str]:
@@ -110,25 +103,4 @@ def look_at_memory(
     for replica in seen.lister.replicas():
         for rank in replica.spec.ranks:
             proofs.setdefault(rank.node, {})[replica.name] = rank.memory
-    tokens = _token_bytes(seen.deployments(), steps, proofs)
-    return MemoryOutlook(steps=steps, nodes=nodes, proofs=proofs, token_bytes=tokens)
-
-
-def _token_bytes(
-    deployments: Iterable[ModelDeployment],
-    steps: Iterable[ForecastStep],
-    proofs: Mapping[str, Mapping[str, MemoryProof]],
-) -> dict[str, float]:
-    """Return the KV cache's bytes for one token of each deployment, as far as a proof is known."""
-    by_replica = {name: proof for of in proofs.values() for name, proof in of.items()}
-    fresh = {step.deployment: step.memory for step in steps if step.memory is not None}
-    token_bytes: dict[str, float] = {}
-    for deployment in deployments:
-        proof = fresh.get(deployment.name) or next(
-            (p for name, p in by_replica.items() if name.startswith(f"{deployment.name}-")), None
-        )
-        if proof is not None:
-            requests = proof.concurrency or requests_at_once(deployment.spec.concurrency)
-            tokens = deployment.spec.context_length * requests
-            token_bytes[deployment.name] = proof.kv_cache_bytes / tokens
-    return token_bytes
+    return MemoryOutlook(steps=steps, nodes=nodes, proofs=proofs)

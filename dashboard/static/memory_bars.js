@@ -1,8 +1,7 @@
 /** The memory of Macs as stacked bars: what each replica needs, part by part, against what the Mac has for models. */
 
 import { html } from "./vendor/htm-preact.js";
-import { bytes, number } from "./format.js";
-import { ObjectLink } from "./parts.js";
+import { bytes } from "./format.js";
 
 /** Parts of a memory proof: [field, word, class]. */
 export const PARTS = [
@@ -48,26 +47,4 @@ export function StackedBar({ segments, room, scale, label }) {
     ${room > used && html`<span class="part free" style=${width(room - used)} title=${`free: ${bytes(room - used)}`}></span>`}
     ${used > room && html`<span class="limit" style=${{ left: `${(100 * room) / scale}%` }}></span>`}
   </div>`;
-}
-
-/** The bar of one Mac after a plan; replicas that come and go are named below it. */
-export function MacMemory({ mac, scale }) {
-  const staying = mac.replicas.filter((one) => one.change !== "goes");
-  const segments = staying.flatMap((one) =>
-    one.memory
-      ? partsOf(one.memory).map(([word, kind, size]) => [`${one.replica}: ${word}`, kind, size])
-      : [[one.replica, "process", one.bytes]],
-  );
-  const label = `${mac.name}: ${staying.map((one) => `${one.replica} ${bytes(one.bytes)}`).join(", ") || "no replica"}; ${bytes(mac.freeBytes)} of ${bytes(mac.allocatableBytes)} free`;
-  const changed = mac.replicas.filter((one) => one.change);
-  const tokens = Object.entries(mac.moreTokens).filter(([, count]) => count > 0);
-  return html`<li class="mac-memory">
-    <p class="bar-title"><strong><${ObjectLink} kind="Node" name=${mac.name} /></strong>
-      <span class="quiet">${bytes(mac.freeBytes)} of ${bytes(mac.allocatableBytes)} free</span></p>
-    <${StackedBar} segments=${segments} room=${mac.allocatableBytes} scale=${scale} label=${label} />
-    ${changed.length > 0 && html`<p class="quiet changes">${changed.map(
-      (one) => html`<span key=${one.replica + one.change} class=${one.change}>${one.change === "comes" ? "+" : "−"} ${one.replica} (${bytes(one.bytes)})</span>`,
-    )}</p>`}
-    ${tokens.length > 0 && html`<p class="quiet">room for ${tokens.map(([name, count]) => `${number(count)} tokens of ${name}`).join(", or ")}</p>`}
-  </li>`;
 }

@@ -70,6 +70,9 @@ async def test_the_planner_answers_as_the_change_is_made(
         await page.get_by_text("With other Macs").click()
         await page.get_by_label("mac-1", exact=True).check()
         await expect(page.locator("[data-step=qwen-0]")).to_contain_text("new on")
+        await expect(page.locator("figure.picture")).to_be_visible()
+        await page.get_by_role("button", name="before", exact=True).click()
+        await check_access(page)
         # The address has the change: a reload and a link lead to it.
         await expect(page).to_have_url(
             re.compile("concurrency=16.*lost=mac-1|lost=mac-1.*concurrency=16")

@@ -4,8 +4,8 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { getJson, postJson } from "../fleet_store.js";
 import { number } from "../format.js";
 import { fieldOf, withField } from "../manifest_text.js";
-import { Legend, MacMemory } from "../memory_bars.js";
 import { Announced, Badge, Command, Diff, ManifestErrors, ObjectLink } from "../parts.js";
+import { FleetPicture, pictureOfForecast } from "../picture.js";
 import { PlacementSteps } from "../placement_steps.js";
 
 const WAIT_MS = 300;
@@ -107,7 +107,7 @@ export function Try({ store, query }) {
           <${Badge} tone="good">${one.result}<//> <${ObjectLink} kind=${one.kind} name=${one.name} /></p>`)}</div>`}
         ${!answer && !problem && !failure && html`<p class="quiet">Choose a model, write a manifest, or take Macs away. The planner answers as you type, and nothing is written before you say so.</p>`}
         ${answer?.errors.length > 0 && html`<${ManifestErrors} errors=${answer.errors} onPick=${(error) => select(editor.current, error)} />`}
-        ${answer && !answer.errors.length && html`<${Outcome} answer=${answer}>
+        ${answer && !answer.errors.length && html`<${Outcome} store=${store} answer=${answer}>
           <${Write} store=${store} changes=${answer.changes} command=${commandOf(subject, fields, text === withFields(base, fields))} reason=${reason} onReason=${setReason} onApply=${apply}
             isSupposed=${lost.length > 0 || added.count > 0} /><//>`}
       </section>
@@ -175,13 +175,11 @@ function Macs({ macs, lost, onLost, added, onAdded }) {
   </details>`;
 }
 
-/** The sentence, the write, the differences, the planner's steps and the Macs, in this order. */
-function Outcome({ answer, children }) {
+/** The sentence, the write, the differences, the planner's steps and the picture of the Macs, in this order. */
+function Outcome({ store, answer, children }) {
+  const [isBefore, setBefore] = useState(false);
   const changes = answer.changes.filter((change) => change.diff || change.keptByOthers.length);
-  const changed = answer.memory.filter((mac) => mac.replicas.some((replica) => replica.change));
-  const shown = changed.slice(0, MOST_SHOWN);
-  const used = (mac) => mac.replicas.filter((replica) => replica.change !== "goes").reduce((sum, replica) => sum + replica.bytes, 0);
-  const scale = Math.max(1, ...shown.map((mac) => Math.max(mac.allocatableBytes, used(mac))));
+  const choose = (title, value) => html`<button type="button" class="small" aria-pressed=${isBefore === value} onClick=${() => setBefore(value)}>${title}</button>`;
   return html`
     <p class="sentence" data-plan>${answer.sentence}</p>
     <${Announced} text=${answer.sentence} />
@@ -193,9 +191,15 @@ function Outcome({ answer, children }) {
     </div>`)}
     <h3>What the planner would do</h3>
     <${PlacementSteps} steps=${answer.steps} />
-    ${shown.length > 0 && html`<h3>Memory of the Macs that change</h3><${Legend} />
-      <ul class="memories">${shown.map((mac) => html`<${MacMemory} key=${mac.name} mac=${mac} scale=${scale} />`)}</ul>`}
+    ${answer.steps.length > 0 && html`<div class="section-head"><h3>The Macs</h3><div class="segments" role="group" aria-label="Moment">${choose("before", true)}${choose("after", false)}</div></div>
+      <${FleetPicture} store=${store} picture=${pictureOfForecast(isBefore ? withoutChanges(answer) : answer, store)} title="Try a change" />`}
   `;
+}
+
+/** Return a forecast as if nothing changed; what waits for a place does so still. */
+function withoutChanges({ memory, waiting = [] }) {
+  const stay = (mac) => mac.replicas.filter((replica) => replica.change !== "comes").map((replica) => ({ ...replica, change: "" }));
+  return { memory: memory.map((mac) => ({ ...mac, replicas: stay(mac) })), steps: [], waiting };
 }
 
 /** The button that applies the objects, or why there is none, and the command. */
