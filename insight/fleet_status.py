@@ -36,7 +36,7 @@ class ModelOnMac:
     """One replica, at its first Mac."""
 
     label: str
-    """`TIER:DEPLOYMENT`, or the deployment alone."""
+    """`NAME:DEPLOYMENT`, or the deployment alone."""
     replica: str
     is_ready: bool
     running: int | None
@@ -58,7 +58,7 @@ class MacStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierStatus:
+class ModelNameStatus:
     """One public model name."""
 
     name: str
@@ -87,7 +87,7 @@ class FleetStatus:
 
     sentence: str
     macs: tuple[MacStatus, ...]
-    tiers: tuple[TierStatus, ...]
+    model_names: tuple[ModelNameStatus, ...]
     gateways: tuple[GatewayStatus, ...]
     loading: tuple[str, ...]
     """Models that load or wait for room, as in `writer loads in 14 s: qwen-0 gives way`."""
@@ -100,14 +100,14 @@ def fleet_status(
     caches: FleetCaches, loads: Mapping[str, GatewayLoad], now: datetime
 ) -> FleetStatus:
     """Return the status of a fleet; `loads` are those of the gateways, by id."""
-    tiers = _tiers(caches)
+    public_names = _public_names(caches)
     endpoints = list(caches.objects.endpoints.items.values())
     is_known = all(not load.problem for load in loads.values())
     running = _sum(load.running for load in loads.values())
     waiting = _sum(load.waiting for load in loads.values())
     macs, models = fleet_views.rows(caches, "macs"), fleet_views.rows(caches, "models")
     leader = next(iter(caches.leader.items.values()), "")
-    labels = _labels(tiers)
+    labels = _labels(public_names)
     gateways = tuple(
         GatewayStatus(
             id=str(row["name"]),
@@ -122,9 +122,9 @@ def fleet_status(
     return FleetStatus(
         sentence=fleet_views.sentence(macs, models, has_leader=bool(leader)),
         macs=tuple(_mac(row, placed.get(str(row["name"]), ())) for row in macs),
-        tiers=tuple(
-            _tier(name, of, endpoints, waiting.get(name, 0) if is_known else None)
-            for name, of in sorted(tiers.items())
+        model_names=tuple(
+            _model_name(name, of, endpoints, waiting.get(name, 0) if is_known else None)
+            for name, of in sorted(public_names.items())
         ),
         gateways=gateways,
         loading=tuple(_loading(caches, now)),
@@ -155,7 +155,7 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return found
 
 
-def _tiers(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
+def _public_names(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
     """Return the deployments behind each public name: of routes, and served names; a deployment without has its own."""
     specs, found = caches.objects.specs, dict[str, list[str]]()
     named: set[str] = set()
@@ -172,10 +172,10 @@ def _tiers(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys(of)) for name, of in found.items()}
 
 
-def _labels(tiers: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return `TIER:DEPLOYMENT` by deployment, with the first public name of each."""
+def _labels(public_names: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return `NAME:DEPLOYMENT` by deployment, with the first public name of each."""
     labels: dict[str, str] = {}
-    for name, of in sorted(tiers.items()):
+    for name, of in sorted(public_names.items()):
         for deployment in of:
             labels.setdefault(
                 deployment, deployment if name == deployment else f"{name}:{deployment}"
@@ -226,11 +226,11 @@ def _mac(row: Row, models: tuple[ModelOnMac, ...]) -> MacStatus:
     )
 
 
-def _tier(
+def _model_name(
     name: str, deployments: tuple[str, ...], endpoints: Sequence[Endpoint], waiting: int | None
-) -> TierStatus:
+) -> ModelNameStatus:
     there = [endpoint.spec for endpoint in endpoints if endpoint.spec.deployment in deployments]
-    return TierStatus(
+    return ModelNameStatus(
         name=name,
         deployments=deployments,
         macs=tuple(sorted({spec.node for spec in there})),

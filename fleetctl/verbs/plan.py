@@ -207,13 +207,13 @@ def format_steps(steps: Sequence[ForecastStep]) -> list[str]:
     has_extras = any(step.memory is not None and step.memory.extra_bytes for step in steps)
     more = ("EXTRAS",) if has_extras else ()
     if any(step.fetch_bytes for step in steps):
-        more = (*more, "FETCH")
+        more = (*more, "DOWNLOAD")
     titles = (
         "REPLICA",
         "CHANGE",
         "FROM",
         "TO",
-        "AT ONCE",
+        "CONCURRENCY",
         "NEED",
         *memory_proof.TITLES,
         *more,
@@ -252,7 +252,7 @@ def _row(step: ForecastStep, more: Sequence[str]) -> tuple[str, ...]:
     )
     if "EXTRAS" in more:
         parts.append(memory_proof.extra_text(proof) if proof is not None else "-")
-    if "FETCH" in more:
+    if "DOWNLOAD" in more:
         parts.append(sizes.show(step.fetch_bytes) if step.fetch_bytes else "-")
     if proof is not None and proof.overridden:
         note = "the override of spec.resources.memory applies"

@@ -199,16 +199,18 @@ def status_text(found: FleetStatus) -> str:
         rows = [row for mac in found.macs for row in _mac_rows(mac)]
         titles = ("NODE", "CHIP", "MEMORY", "FREE", "MODELS", "READY", "RUNNING")
         parts.append(align_columns(rows, titles))
-    if found.tiers:
+    if found.model_names:
         rows = [
             [
-                tier.name,
-                names_text(tier.deployments, _MOST_NAMES),
-                f"{names_text(tier.macs, _MOST_NAMES)} ({len(tier.macs)})" if tier.macs else "none",
-                str(tier.replicas),
-                _count(tier.waiting),
+                public.name,
+                names_text(public.deployments, _MOST_NAMES),
+                f"{names_text(public.macs, _MOST_NAMES)} ({len(public.macs)})"
+                if public.macs
+                else "none",
+                str(public.replicas),
+                _count(public.waiting),
             ]
-            for tier in found.tiers
+            for public in found.model_names
         ]
         parts.append(align_columns(rows, ("MODEL NAME", "SERVED BY", "NODES", "READY", "WAITING")))
     if found.loading:

@@ -154,7 +154,7 @@ def check_store_views(
         )
     elif views and is_fine:
         number = counted(len(views), "process reads", "processes read")
-        yield ok(f"{number} the store; the oldest view is {oldest_s:.0f} s old")
+        yield ok(f"{number} the store; the oldest copy is {oldest_s:.0f} s old")
 
 
 def check_endpoints(

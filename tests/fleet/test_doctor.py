@@ -40,7 +40,7 @@ async def test_a_fleet_that_is_well_and_one_that_is_not(tmp_path: Path, models_d
             "store",
             "quota",
             "leader",
-            "store views",
+            "store reads",
             "endpoints",
             "nodes",
             "memory",

@@ -113,13 +113,13 @@ spec: {model: {path: qwen}, replicas: 4, priority: 10, resources: {memory: 14Gi}
 PLACED = """\
 
 Placement, highest priority first:
-REPLICA   CHANGE     FROM    TO      AT ONCE   NEED       WEIGHTS   KV CACHE   ACTIVATIONS   PROCESS   WHY
-big-0     new        -       mac-1   4         14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
-big-1     new        -       mac-2   4         14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
-big-2     new        -       -       -         -          -         -          -             -         no node fits
-big-3     new        -       -       -         -          -         -          -             -         no node fits
-qwen-0    replaced   mac-1   mac-1   1         2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   it runs an older version
-qwen-1    new        -       mac-1   1         2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   -
+REPLICA   CHANGE     FROM    TO      CONCURRENCY   NEED       WEIGHTS   KV CACHE   ACTIVATIONS   PROCESS   WHY
+big-0     new        -       mac-1   4             14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
+big-1     new        -       mac-2   4             14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
+big-2     new        -       -       -             -          -         -          -             -         no node fits
+big-3     new        -       -       -             -          -         -          -             -         no node fits
+qwen-0    replaced   mac-1   mac-1   1             2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   it runs an older version
+qwen-1    new        -       mac-1   1             2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   -
 
 modeldeployment/big: 2 replicas cannot be placed: 0/6 nodes fit: 3 short of memory (need 14.0 GiB, best has 9.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does not name)
 """
@@ -177,7 +177,7 @@ async def test_a_hub_model_is_looked_up_and_proven_before_it_is_applied(
         assert done.code == 1, done.err
         (row,) = [line for line in done.out.splitlines() if line.startswith("hub-0")]
         assert row.split()[1:4] == ["new", "-", "mac-2"]
-        assert "FETCH" in done.out
+        assert "DOWNLOAD" in done.out
         fetched = sum(len(files[name]) for name in files if name != "README.md")
         assert sizes.show(fetched) in row
         assert hub.body_bytes > 0

@@ -131,7 +131,7 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
         "OK    store        etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"
         "OK    quota        12.0 MiB of etcd's 512 MiB are in use\n"
         "OK    leader       reconciler mac-1/7 leads\n"
-        "OK    store views  2 processes read the store; the oldest view is 2 s old\n"
+        "OK    store reads  2 processes read the store; the oldest copy is 2 s old\n"
         "OK    versions     3 components have compatible versions\n"
         "OK    nodes        1 agent renews its lease\n"
         "OK    disk         1 place has enough free disk space\n"
