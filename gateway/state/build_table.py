@@ -42,12 +42,7 @@ from schemas.route import Backend, ModelRoute
 from schemas.routing import Routing
 from schemas.wire.body_limits import body_limit
 from schemas.wire.engine_address import EngineAddress
-from store import keys
 
-# The longest time that an engine may outlive its agent's lease and still be tried. An agent update
-# or an etcd outage is over by then; a Mac that is gone has refused its first connection long
-# before.
-ORPHAN_S = 600.0
 # mlx-serving's formula: a priority of 100 is worth 20 points.
 _POINTS_OF_PRIORITY = 1 / 5
 # Reasons of the conditions Placed and Available while replicas start; all others are of deployments that cannot run.
@@ -56,14 +51,6 @@ _STARTING = frozenset({"Placing", "ReplicasStarting", "ReplicaNotReady", "Resolv
 _NOT_INSPECTED = "ModelNotInspected"
 # Reason of the condition Progressing after a rollout, however the replicas are now.
 _COMPLETE = "RolloutComplete"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanEndpoint:
-    """An endpoint that lost its lease while its deployment still exists."""
-
-    endpoint: EngineEndpoint
-    until_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,32 +121,6 @@ def _points(hardware: EndpointHardware) -> float:
 def _shared(hardware: EndpointHardware) -> EndpointHardware:
     """Return one object for equal Macs: a fleet has few kinds, and many of each."""
     return hardware
-
-
-def orphans_of(
-    known: Mapping[str, OrphanEndpoint],
-    before: Mapping[str, EngineEndpoint],
-    now: TableInputs,
-    now_s: float,
-) -> dict[str, OrphanEndpoint]:
-    """Return the orphans after a change, without those at whose address another engine is. `before`: leased until now."""
-    until_s = now_s + ORPHAN_S
-    fresh = {name: OrphanEndpoint(endpoint=one, until_s=until_s) for name, one in before.items()}
-    orphans = {**known, **fresh}
-    taken = {endpoint.origin for endpoint in now.leased.values()} if orphans else set()
-    return {
-        replica: orphan
-        for replica, orphan in orphans.items()
-        if replica not in now.leased
-        and orphan.until_s > now_s
-        and orphan.endpoint.origin not in taken
-        and keys.endpoint_key(orphan.endpoint.node, replica) not in now.refused
-        and _is_kept(now.deployments.get(orphan.endpoint.deployment))
-    }
-
-
-def _is_kept(deployment: ModelDeployment | None) -> bool:
-    return deployment is not None and deployment.metadata.deletion_timestamp is None
 
 
 def build_table(

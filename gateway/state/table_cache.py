@@ -13,12 +13,11 @@ from typing import Literal, TypeAlias, TypeVar
 from gateway.routing.table import EngineEndpoint, RoutingTable
 from gateway.state.build_table import (
     EndpointMove,
-    OrphanEndpoint,
     TableBuilder,
     TableInputs,
-    orphans_of,
 )
 from gateway.state.endpoint_filter import EndpointFilter, EngineAccess
+from gateway.state.orphan_endpoints import OrphanEndpoint, orphans_of
 from gateway.state.persistence import KnownObjects
 from gateway.state.staleness import StalenessMonitor
 from machinery.clock import NEVER, Clock

@@ -1,4 +1,4 @@
-"""The routing table: precedence of names, orphans, and reasons."""
+"""The routing table: precedence of names, and reasons."""
 
 import random
 from dataclasses import replace
@@ -15,14 +15,11 @@ from gateway.routing.table import (
     RoutingTable,
 )
 from gateway.state.build_table import (
-    ORPHAN_S,
     EndpointMove,
-    OrphanEndpoint,
     TableBuilder,
     TableInputs,
     build_table,
     endpoint_of,
-    orphans_of,
 )
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import (
@@ -156,55 +153,6 @@ def test_created_is_the_oldest_deployments() -> None:
     )
     table = build_table(seen(made, deployment("b"), route("r", "x", a=1, b=1)), ())
     assert table.models["x"].created == int(when.timestamp())
-
-
-GONE, LEASED = target("m-0"), target("m-1", port=2)
-
-
-def deleting(name: str) -> ModelDeployment:
-    made = deployment(name)
-    metadata = made.metadata.model_copy(
-        update={"deletion_timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
-    )
-    return made.model_copy(update={"metadata": metadata})
-
-
-@pytest.mark.parametrize(
-    ("now", "known", "expected"),
-    [
-        pytest.param(seen(deployment("m")), {}, ["m-0"], id="lease-lost"),
-        pytest.param(seen(), {}, [], id="deployment-deleted"),
-        pytest.param(seen(deleting("m")), {}, [], id="deployment-being-deleted"),
-        pytest.param(seen(deployment("m"), target("m-0", version=2)), {}, [], id="published-anew"),
-        pytest.param(
-            seen(deployment("m"), target("m-2", port=GONE.origin.port)),
-            {},
-            [],
-            id="another-engine-at-its-address",
-        ),
-        pytest.param(
-            seen(deployment("m"), GONE),
-            {"m-1": OrphanEndpoint(endpoint=LEASED, until_s=101.0)},
-            ["m-1"],
-            id="an-orphan-stays-one",
-        ),
-        pytest.param(
-            seen(deployment("m"), GONE),
-            {"m-1": OrphanEndpoint(endpoint=LEASED, until_s=100.0)},
-            [],
-            id="until-its-time-is-over",
-        ),
-    ],
-)
-def test_orphans(now: TableInputs, known: dict[str, OrphanEndpoint], expected: list[str]) -> None:
-    assert list(orphans_of(known, {"m-0": GONE}, now, 100.0)) == expected
-
-
-def test_an_orphans_time_counts_from_the_loss_of_its_lease() -> None:
-    now = seen(deployment("m"))
-    first = orphans_of({}, {"m-0": GONE}, now, 100.0)
-    assert first["m-0"].until_s == 100.0 + ORPHAN_S
-    assert orphans_of(first, {}, now, 200.0) == first
 
 
 @pytest.mark.parametrize(

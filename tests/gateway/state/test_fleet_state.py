@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from gateway.limits import GatewayLimits
-from gateway.state.build_table import ORPHAN_S
+from gateway.state.orphan_endpoints import ORPHAN_S
 from gateway.state.persistence import KnownObjects, SnapshotFile
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock

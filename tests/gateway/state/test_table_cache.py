@@ -12,7 +12,7 @@ import pytest
 
 from gateway.limits import GatewayLimits
 from gateway.routing.table import RoutingTable
-from gateway.state.build_table import ORPHAN_S
+from gateway.state.orphan_endpoints import ORPHAN_S
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeploymentStatus
