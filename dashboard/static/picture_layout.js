@@ -21,7 +21,7 @@ const FORMS = [
   { name: "strip", most: Infinity, height: 12, head: 0, gap: 4, least: 8, usual: 42 },
 ];
 const [NARROW_PX, LOW_PX] = [600, 72]; // on a phone blocks are lower
-const SITE_HEAD = 26;
+const SITE_HEAD = 30;
 const [LEAST_OUTSIDE_PX, MOST_OUTSIDE_PX] = [110, 72]; // its least width with its name, and its most height
 const [BESIDE, BESIDE_STRIPS] = [0.64, 0.8]; // of the width, for the Macs, if what fits nowhere stands beside them
 const LEAST_BESIDE_PX = 700;
@@ -56,13 +56,13 @@ export function layoutPicture({ macs, groups, outside }, width) {
   let y = 0;
   for (const { site, macs: members } of sites) {
     if (sites.length > 1) {
-      heads.push({ x: 0, y: y + SITE_HEAD - 10, text: site || "no site" });
+      heads.push({ x: 0, y: y + SITE_HEAD - 15, text: site || "no site" });
       y += SITE_HEAD;
     }
     y += placeRow(cells, members, { form, scale, width: mainWidth, y });
   }
   const corner = isBeside ? { left: narrow + 2 * form.gap, y: 0 } : { left: 0, y };
-  if (outside.length) heads.push({ x: corner.left, y: corner.y + SITE_HEAD - 10, text: "Fits nowhere", isBad: true });
+  if (outside.length) heads.push({ x: corner.left, y: corner.y + SITE_HEAD - 15, text: "Fits nowhere", isBad: true });
   const apart = placeOutside(outside, capped, { form, scale, width, ...corner });
   const height = Math.max(y - form.gap, ...apart.map(({ block }) => block.y + block.height)) + 4;
   const byName = new Map(cells.map((cell) => [cell.mac.name, cell]));
