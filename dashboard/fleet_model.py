@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Final, TypeAlias
 
 from dashboard.store_probe import StoreProbe
@@ -33,6 +34,8 @@ _LOG_LIMIT: Final = 4096
 
 # A free disk that moves less is no change.
 _DISK_STEP_BYTES: Final = 256 << 20
+_CAUSES: Final = frozenset({"conditions", "models", "replicas"})
+"""Views whose rows decide about problems."""
 FIGURES: Final = "figures"
 """The view of what agents measure of their Macs."""
 TRAFFIC: Final = "traffic"
@@ -201,9 +204,16 @@ class FleetModel:
                 self._update_conditions(name)
             elif view != "problems":
                 self._set(view, name, fleet_views.row(self.caches, view, name))
-        rows = fleet_views.problem_rows(self.caches, self._measured.values())
-        self._replace("problems", {str(row["name"]): row for row in rows})
+        has_leader_changed = any(view == "problems" for view, _ in dirty)
+        if has_leader_changed or self._has_cause_changed(self.place - before):
+            rows = fleet_views.problem_rows(self.caches, self._measured.values())
+            self._replace("problems", {str(row["name"]): row for row in rows})
         self._announce(before)
+
+    def _has_cause_changed(self, count: int) -> bool:
+        """Return whether one of the last changes may make or end a problem: all of them are computed together."""
+        newest = islice(reversed(self._log), count)
+        return any(change.view in _CAUSES for change in newest)
 
     def _announce(self, before: int) -> None:
         """Wake the readers if there are changes since a place."""
