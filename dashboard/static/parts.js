@@ -21,6 +21,11 @@ export function pathOf(kind, name) {
   return PAGES[kind] ? `/${PAGES[kind]}/${encodeURIComponent(name)}` : "";
 }
 
+/** Return the path of the editor with an object. */
+export function tryPath(kind, name) {
+  return `/try?${new URLSearchParams({ kind, name })}`;
+}
+
 /** Return an object's name as fleetctl takes it, such as md/qwen. */
 export function reference(kind, name) {
   return `${KINDS[kind] ?? kind.toLowerCase()}/${name}`;

@@ -10,12 +10,19 @@ import orjson
 import pytest
 from playwright.async_api import Browser, FilePayload, Page, Route, expect
 
+from gateway.limits import GatewayLimits
+from schemas.autoscaling import LoadForecast
+from schemas.deployment import ModelDeploymentStatus
 from schemas.vision import Vision
+from store.memory import MemoryTransport
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_site import Site, running_site
+from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.gateway_calls import scaled_to_zero
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import World, deployment, published
+from tests.support.gateway_world import World, deployment, published, running_gateway
+from tests.support.macs import mac
 
 pytestmark = [needs_browser, pytest.mark.browser]
 
@@ -208,6 +215,32 @@ async def test_images_are_offered_where_the_model_takes_them(browser: Browser) -
                 FilePayload(name="a.png", mimeType="image/png", buffer=b"no image")
             )
             await expect(page.get_by_role("alert")).to_contain_text("not an image")
+
+
+async def test_a_question_waits_for_a_model_that_loads(browser: Browser) -> None:
+    """The note of the gateway says for what; who answered is known at the end."""
+    store = MemoryTransport(CLOCK)
+    limits = GatewayLimits(drain_timeout_s=0.0, hold_timeout_s=60.0, keep_alive_s=0.2)
+    world = World(store)
+    await store.commit([], mac("mac-1"))
+    await world.put(scaled_to_zero("late"))
+    forecast = LoadForecast(seconds=400, since=CLOCK.now(), gives_way=("qwen-0",))
+    await world.put_status("late", ModelDeploymentStatus(loading=forecast))
+    async with (
+        running_gateway(store, limits) as gateway,
+        running(FakeEngine("late-0", counts_messages)) as engine,
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await gateway.knows("late", ready=0)
+        await page.goto("/chat?model=late")
+        availability = page.locator("[data-availability]")
+        await expect(availability).to_contain_text("late loads in about 400 s: qwen-0 gives way.")
+        await ask(page, "Hi")
+        await expect(page.locator(".turns")).to_contain_text("s: qwen-0 gives way")
+        await world.put(published(engine, "late"))
+        await expect(page.locator("[data-answer]")).to_contain_text("1 messages")
+        await expect(page.locator("[data-trace]")).to_contain_text("answered by late-0 on mac-1")
 
 
 MARKDOWN = """# Title

@@ -12,6 +12,8 @@ const Markdown = lazy(() => import("../markdown.js"), "Markdown");
 const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
 const DRAW_MS = 60;
 const PROGRESS_MS = 500;
+const TRACE_MS = 1_000;
+const TRACE_TRIES = 10;
 const NEAR_END_PX = 80;
 const UNAUTHORIZED = 401;
 const PARAMETERS = [
@@ -93,15 +95,20 @@ export function Chat({ store, query }) {
     const draw = (change) => setTurns((now) => (now[model] ? { ...now, [model]: [...now[model].slice(0, -1), { ...now[model].at(-1), ...change }] } : now));
     const drawing = gather(draw);
     const end = { note: "", problem: "", isOver: true };
+    const head = {}; // the id of the request and who answers it, if that was known when the answer began
+    const change = (part) => (Object.assign(head, part.id !== undefined && part), drawing.add(part));
     try {
       const body = requestOf({ ...settings, model, tools: toolsOf(settings) }, asked);
-      await stream(body, { headers: headersOf(key), signal: abort.signal }, drawing.add);
+      await stream(body, { headers: headersOf(key), signal: abort.signal }, change);
     } catch (error) {
       if (error.name === "AbortError") end.note = "Stopped.";
       else end.problem = error.message;
     }
     aborts.current.delete(model);
     drawing.end(end);
+    if (!head.id || head.trace.replica || !store.may("viewer")) return;
+    const trace = await traceOf(head.id);
+    if (trace) setTurns((now) => ({ ...now, [model]: now[model]?.map((other) => (other.id === head.id ? { ...other, trace } : other)) ?? [] }));
   };
   const attach = async (files) => {
     const left = imageLimit - images.length - Math.max(0, ...names.map((name) => (turns[name] ?? []).flatMap((turn) => turn.images).length));
@@ -256,6 +263,16 @@ function Availability({ store, model }) {
   const { loadsInSeconds, givesWay } = model;
   const loads = loadsInSeconds !== null && `${model.name} loads in about ${Math.round(loadsInSeconds)} s${givesWay.length ? `: ${givesWay.join(", ")} ${givesWay.length > 1 ? "give" : "gives"} way` : ""}.`;
   return html`<p class=${loads ? "quiet" : "warning-text"} data-availability>${loads || `${model.name} does not answer now. ${cause}`} <a href=${`/models/${encodeURIComponent(model.name)}`}>Details</a></p>`;
+}
+
+/** Return who answered a request that waited for an engine, once it is listed; null if it is not. */
+async function traceOf(id) {
+  for (let tries = 0; tries < TRACE_TRIES; tries += 1) {
+    await new Promise((resolve) => setTimeout(resolve, TRACE_MS));
+    const { requests } = await getJson(`/api/v1/requests?limit=1&id=${encodeURIComponent(id)}`).catch(() => ({ requests: [] }));
+    if (requests.length) return { node: requests[0].worker, replica: requests[0].replica, attempts: requests[0].attempts.length };
+  }
+  return null;
 }
 
 /** What is said of an answer: that it is under way, and the whole when it is over. */

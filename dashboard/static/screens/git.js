@@ -3,7 +3,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { age } from "../format.js";
 import { Actions } from "../actions.js";
-import { Badge, Command, pathOf } from "../parts.js";
+import { Badge, Command, pathOf, tryPath } from "../parts.js";
 import { Conditions, NotFound } from "./object.js";
 
 export function Git({ store }) {
@@ -36,7 +36,7 @@ function Source({ store, source }) {
     ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
       ${one.kind}/${one.name}: ${driftText(one)} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
     <${Conditions} conditions=${conditions} />
-    <p class="actions"><${Actions} store=${store} view="gitSources" object=${source} /></p>
+    <p class="actions"><a href=${tryPath("GitSource", source.name)}>Try a change</a> <${Actions} store=${store} view="gitSources" object=${source} /></p>
     <${Command} text=${`fleetctl describe gs/${source.name}`} />
   </section>`;
 }

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table, Text } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table, Text, tryPath } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -56,7 +56,7 @@ export function Model({ store, name, query }) {
     <p><${ModelState} model=${model} /><${RolloutState} model=${model} /></p>
     <p class="actions">
       ${!problems.some((one) => one.tone === "bad") && html`<a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>`}
-      <a href=${`/try?kind=ModelDeployment&name=${encodeURIComponent(name)}`}>Try a change</a>
+      <a href=${tryPath("ModelDeployment", name)}>Try a change</a>
       <button type="button" class="small" aria-expanded=${isWhyOpen} onClick=${() => setWhyOpen(!isWhyOpen)}>${model.placed < model.desired ? "Why pending?" : "Why here?"}</button>
       <${Actions} store=${store} view="models" object=${model} />
     </p>

@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, lazy, ObjectLink, Table, Text } from "../parts.js";
+import { Badge, Command, Events, lazy, ObjectLink, Table, Text, tryPath } from "../parts.js";
 
 const ObjectHistory = lazy(() => import("../object_history.js"), "ObjectHistory");
 
@@ -45,6 +45,7 @@ function Yaml({ kind, name }) {
   const isAsked = new URLSearchParams(location.search).has("yaml");
   return html`<details onToggle=${open} open=${isAsked} ref=${(details) => isAsked && !text && details?.scrollIntoView({ block: "center" })}>
     <summary>YAML</summary>
+    ${kind !== "Replica" && html`<p><a href=${tryPath(kind, name)}>Try a change</a></p>`}
     <pre tabindex="0">${text || "Loading…"}</pre>
   </details>`;
 }
