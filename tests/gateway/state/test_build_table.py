@@ -269,6 +269,19 @@ def test_rules_and_fallbacks() -> None:
     assert "ModelDeployment b" not in header_rule.reason
 
 
+def test_requests_for_macs_that_sleep_wait_and_count() -> None:
+    asleep = Condition(type="Available", status=ConditionStatus.FALSE, reason="Asleep")
+    failed = Condition(type="Available", status=ConditionStatus.FALSE, reason="CrashLooping")
+    for condition, wakes in ((asleep, "b"), (failed, "")):
+        inputs = seen(
+            deployment("b"), statuses={"b": ModelDeploymentStatus(conditions=(condition,))}
+        )
+        inputs = replace(inputs, seen_serving=frozenset({"b"}))
+        choice = choose(build_table(inputs, ()), RoutingQuery("b", 0.5), EndpointHealth())
+        assert isinstance(choice, NoReadyEndpoint)
+        assert choice.wakes == wakes
+
+
 def test_a_backend_at_zero_is_woken_though_its_fallback_answers() -> None:
     sleeping = deployment("b")
     autoscaling = Autoscaling(min_replicas=0, max_replicas=2)

@@ -19,7 +19,7 @@ from schemas.trust import TlsMode
 from store import codec, keys
 from store.errors import PermissionDeniedError
 from store.memory import MemoryTransport
-from store.port import KeyValue, Listing, Put, Transport
+from store.port import Delete, KeyValue, Listing, Put, Transport
 from tests.support.clock import FakeClock
 from tests.support.gateway_engine_scripts import echo
 from tests.support.gateway_fake_engine import FakeEngine, running
@@ -128,6 +128,24 @@ async def test_a_replica_that_moves_takes_its_endpoint_along(world: World) -> No
         await until(lambda: not ports(table_cache), what="the end on the old node")
         await steal(world, by("mac-2"))
         await until(lambda: ports(table_cache) == [4666], what="the endpoint on the new node")
+
+
+async def test_an_endpoint_whose_mac_goes_to_sleep_is_not_even_a_last_resort(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.put(deployment("m"), VICTIM)
+    async with keeping(world.transport) as table_cache:
+        assert ports(table_cache) == [4100]
+        spec = VICTIM.spec.model_copy(update={"is_leaving": True})
+        await steal(world, VICTIM.model_copy(update={"spec": spec}))
+        await until(lambda: not ports(table_cache), what="the end of its requests")
+        key = keys.endpoint_key("mac-1", "m-0")
+        await world.transport.commit([], [Delete(key=key)])
+        await until(lambda: not table_cache.known().endpoints, what="the end of the lease")
+        assert ports(table_cache) == []
+        await steal(world, VICTIM)
+        await until(lambda: ports(table_cache) == [4100], what="the endpoint after a wake")
+    assert "endpoint ignored" not in caplog.text
 
 
 async def test_refused_endpoints_are_not_saved(world: World) -> None:
