@@ -26,7 +26,7 @@ from nodeagent.engines.references import ReferenceTasks
 from nodeagent.execute import ActionExecutor, BackgroundTasks
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.node.load_report import LoadReport
-from nodeagent.node.power import NodePower, PowerPorts
+from nodeagent.node.power import NodePower
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.peers.links import link_rate, without_cables
@@ -263,22 +263,19 @@ class Agent:
     def _new_power(self, references: ReferenceTasks) -> NodePower:
         """Return the follower of the leader's orders to sleep and wake."""
         parts = self._dependencies
-        ports = PowerPorts(
+        return NodePower(
+            transport=self._transport,
+            clock=self._clock,
+            node=self._config.name,
+            registration=self._registration,
+            recorder=self._recorder,
             send=parts.send_packets,
             work=lambda: self._work(references),
             keeps_awake=lambda: bool(self._node.engines) or bool(self._assigned()),
             announce=self._describer.announce,
-            woken=self._on_wake,
+            on_wake=self._on_wake,
             sleeper=parts.sleeper,
             assertion=parts.assertion,
-        )
-        return NodePower(
-            self._transport,
-            self._clock,
-            node=self._config.name,
-            registration=self._registration,
-            recorder=self._recorder,
-            ports=ports,
         )
 
     def _on_wake(self) -> None:

@@ -7,7 +7,7 @@ that the node is asleep and not lost. Engines stay in memory, and go on where th
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -35,10 +35,15 @@ _RETRY_S: Final = 300.0
 _STORE_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerPorts:
-    """The machine and the agent, as far as sleep and wake need them."""
+@dataclass(slots=True, kw_only=True)
+class NodePower:
+    """Follows the leader's orders for this node. Run `run()` in a task group."""
 
+    transport: Transport
+    clock: Clock
+    node: str
+    registration: NodeRegistration
+    recorder: EventRecorder
     send: Callable[[Sequence[WakePacket]], None]
     """Sends magic packets; raises OSError."""
     work: Callable[[], str]
@@ -47,51 +52,31 @@ class PowerPorts:
     """Returns whether the machine must not fall asleep by itself."""
     announce: Callable[[datetime | None], Awaitable[bool]]
     """Writes into the node's status since when it sleeps, None for awake; returns whether it was written."""
-    woken: Callable[[], None]
+    on_wake: Callable[[], None]
     """Brings endpoints back into service."""
-    sleeper: MachineSleeper | None = None
+    sleeper: MachineSleeper | None
     """None: this machine cannot be put to sleep."""
-    assertion: PowerAssertion | None = None
+    assertion: PowerAssertion | None
     """None: the system has no power assertions."""
-
-
-class NodePower:
-    """Follows the leader's orders for this node. Run `run()` in a task group."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        clock: Clock,
-        *,
-        node: str,
-        registration: NodeRegistration,
-        recorder: EventRecorder,
-        ports: PowerPorts,
-    ) -> None:
-        self._transport, self._clock, self._node = transport, clock, node
-        self._registration, self._recorder, self._ports = registration, recorder, ports
-        self._key = keys.power_order_key(node)
-        self._orders = Informer(
-            transport,
-            keys.power_order_prefix(node),
-            lambda item: codec.decode(PowerOrder, item),
-            clock,
-        )
-        self._sent: dict[str, tuple[datetime, int]] = {}
-        """The last attempt that was sent for each node, with the time of its first one."""
-        self._retry_at = float("-inf")
+    _sent: dict[str, tuple[datetime, int]] = field(default_factory=dict)
+    """The last attempt that was sent for each node, with the time of its first one."""
+    _retry_at: float = float("-inf")
 
     async def run(self) -> None:
         """Follow the orders, forever."""
-        changed = asyncio.Event()
-        self._orders.on_change(lambda _: changed.set())
+        changed, key = asyncio.Event(), keys.power_order_key(self.node)
+        prefix = keys.power_order_prefix(self.node)
+        orders = Informer(
+            self.transport, prefix, lambda item: codec.decode(PowerOrder, item), self.clock
+        )
+        orders.on_change(lambda _: changed.set())
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._orders.run())
+            group.create_task(orders.run())
             try:
                 while True:
                     changed.clear()
                     await self._hold_assertion()
-                    order = self._orders.items.get(self._key, PowerOrder())
+                    order = orders.items.get(key, PowerOrder())
                     self._send_wakes(order)
                     if order.sleep and self._may_sleep():
                         await self._sleep()
@@ -101,17 +86,13 @@ class NodePower:
                     except TimeoutError:
                         continue
             finally:
-                if self._ports.assertion is not None:
-                    await self._ports.assertion.release()
+                if self.assertion is not None:
+                    await self.assertion.release()
 
     async def _hold_assertion(self) -> None:
-        assertion = self._ports.assertion
-        if assertion is None:
-            return
-        if self._ports.keeps_awake() or self._ports.work():
-            await assertion.hold()
-        else:
-            await assertion.release()
+        if self.assertion is not None:
+            is_wanted = self.assertion.is_forced or self.keeps_awake() or self.work()
+            await (self.assertion.hold() if is_wanted else self.assertion.release())
 
     def _send_wakes(self, order: PowerOrder) -> None:
         """Send the attempts that were not sent yet."""
@@ -121,7 +102,7 @@ class NodePower:
                 continue
             self._sent[request.node] = attempt
             try:
-                self._ports.send(request.packets)
+                self.send(request.packets)
             except OSError as error:
                 log.warning(
                     "magic packet not sent", extra={"node": request.node, "why": str(error)}
@@ -130,30 +111,30 @@ class NodePower:
             log.info("magic packet sent", extra={"node": request.node, "attempt": request.attempt})
 
     def _may_sleep(self) -> bool:
-        is_due = self._clock.monotonic() >= self._retry_at
-        has_lease = self._registration.lease is not None
-        return self._ports.sleeper is not None and is_due and has_lease and not self._ports.work()
+        is_due = self.clock.monotonic() >= self._retry_at
+        has_lease = self.registration.lease is not None
+        return self.sleeper is not None and is_due and has_lease and not self.work()
 
     async def _sleep(self) -> None:
         """Leave service, sleep until the fleet or the owner wants the machine, and come back."""
-        sleeper = self._ports.sleeper
+        sleeper = self.sleeper
         assert sleeper is not None
         if not await self._is_ordered():  # the cache may be behind after a sleep
             return
         try:
             await self._leave_service()
-            await self._clock.sleep(_SETTLE_S)
-            if self._ports.work() or not await self._ports.announce(self._clock.now()):
+            await self.clock.sleep(_SETTLE_S)
+            if self.work() or not await self.announce(self.clock.now()):
                 return
             log.info("going to sleep")
-            await self._registration.suspend()
-            if self._ports.assertion is not None:
-                await self._ports.assertion.release()
+            await self.registration.suspend()
+            if self.assertion is not None:
+                await self.assertion.release()
             if not await self._sleep_until_wanted(sleeper):
-                self._retry_at = self._clock.monotonic() + _RETRY_S
+                self._retry_at = self.clock.monotonic() + _RETRY_S
                 message = f"the system did not go to sleep; the next attempt is in {_RETRY_S:.0f} s"
-                await self._recorder.record(
-                    ObjectReference(kind="Node", name=self._node),
+                await self.recorder.record(
+                    ObjectReference(kind="Node", name=self.node),
                     "SleepFailed",
                     message,
                     type_="Warning",
@@ -161,18 +142,18 @@ class NodePower:
         except StoreError as error:
             log.info("not going to sleep", extra={"why": str(error)})
         finally:
-            self._registration.resume()
-            self._ports.woken()
-            await self._ports.announce(None)
+            self.registration.resume()
+            self.on_wake()
+            await self.announce(None)
 
     async def _sleep_until_wanted(self, sleeper: MachineSleeper) -> bool:
         """Sleep, and again after each wake that nothing asked for; return False if the machine does not sleep."""
         while await sleeper.suspend():
             log.info("woke up")
-            if self._ports.work() or not await self._is_ordered():
+            if self.work() or not await self._is_ordered():
                 return True
-            await self._clock.sleep(_BACK_TO_SLEEP_S)
-            if self._ports.work() or not await self._is_ordered():
+            await self.clock.sleep(_BACK_TO_SLEEP_S)
+            if self.work() or not await self._is_ordered():
                 return True
         return False
 
@@ -181,14 +162,14 @@ class NodePower:
         while True:
             try:
                 async with asyncio.timeout(_STORE_S):
-                    item = await self._transport.get(self._key)
+                    item = await self.transport.get(keys.power_order_key(self.node))
                 return item is not None and codec.decode(PowerOrder, item).sleep
             except codec.UndecodableError:
                 return False  # of a newer release
             except (StoreError, TimeoutError) as error:
                 # The network comes up some seconds after the machine.
                 log.debug("order not read", extra={"why": str(error)})
-                await self._clock.sleep(_LOOK_S)
+                await self.clock.sleep(_LOOK_S)
 
     async def _leave_service(self) -> None:
         """Mark the endpoints as leaving: gateways then send nothing here, and keep none of them as a last resort.
@@ -197,12 +178,12 @@ class NodePower:
             StoreError: the store was not written.
 
         """
-        lease = self._registration.lease
-        listing = await self._transport.list(keys.endpoint_prefix(self._node))
+        lease = self.registration.lease
+        listing = await self.transport.list(keys.endpoint_prefix(self.node))
         for item in listing.items if lease is not None else ():
             endpoint = codec.decode_object(Endpoint, item)
             spec = endpoint.spec.model_copy(update={"is_leaving": True})
             value = codec.encode(endpoint.model_copy(update={"spec": spec}))
             guard = ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
             put = Put(key=item.key, value=value, lease=item.lease)
-            await self._transport.commit([guard], [put])
+            await self.transport.commit([guard], [put])

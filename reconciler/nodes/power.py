@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple
 
 from machinery.backoff import Backoff
 from reconciler.nodes.node_state import is_within
@@ -17,26 +17,6 @@ from schemas.node import NodeStatus
 from schemas.pools import DailyWindow, NodePool
 from schemas.power import WakePacket
 
-NeedReason: TypeAlias = Literal["RequestsWait", "ReplicaUnplaced", "ReplicaWaits"]
-ObstacleReason: TypeAlias = Literal[
-    "DemandUnknown",
-    "FilesMissing",
-    "GroupMember",
-    "LastGateway",
-    "LastOnLink",
-    "LastReconciler",
-    "NoWakeOnLan",
-    "NoWiredLink",
-    "OwnerActive",
-    "PartOfMachine",
-    "ReplicaNotIdle",
-    "RunsEtcd",
-]
-AwakeReason: TypeAlias = (
-    NeedReason
-    | ObstacleReason
-    | Literal["AlwaysOn", "AwakeHours", "Forecast", "RecentlyUsed", "WokenByOperator"]
-)
 MOST_ATTEMPTS: Final = 3
 WAKE_LIMIT_S: Final = 90.0
 """A Mac that is not back this long after the first packet is lost. A wake took 68 to 112 s where it also booted."""
@@ -66,28 +46,14 @@ def power_policy(pools: Iterable[NodePool]) -> PowerPolicy:
 
 
 class PowerDecision(NamedTuple):
-    """The decision that a Mac should be awake, or not, and the reason."""
+    """The decision that a Mac should be awake, and the reason; the reason Idle is for sleep."""
 
-    reason: AwakeReason | Literal["Idle"]
+    reason: str
     message: str = ""
 
     @property
     def is_awake(self) -> bool:
         return self.reason != "Idle"
-
-
-class Need(NamedTuple):
-    """The reason why a Mac is needed now."""
-
-    reason: NeedReason
-    message: str
-
-
-class Obstacle(NamedTuple):
-    """The reason why a Mac that is awake must not sleep."""
-
-    reason: ObstacleReason
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +66,10 @@ class PowerView:
     """Seconds since the last request for one of its models, or since it woke."""
     is_expected: bool = False
     """True if its models are usually used in this hour, or in one that begins soon."""
-    need: Need | None = None
-    obstacle: Obstacle | None = None
+    need: PowerDecision | None = None
+    """The reason why it is needed now; None if it is not."""
+    obstacle: PowerDecision | None = None
+    """The reason why it must not sleep if it is awake."""
     awake_until: datetime | None = None
 
 
@@ -118,7 +86,7 @@ def _reasons_to_wake(view: PowerView, now: datetime) -> Iterator[PowerDecision]:
     if view.awake_until is not None and now < view.awake_until:
         yield PowerDecision("WokenByOperator", f"until {view.awake_until:%Y-%m-%d %H:%M} UTC")
     if view.need is not None:
-        yield PowerDecision(view.need.reason, view.need.message)
+        yield view.need
     if any(is_within(window, now) for window in policy.awake):
         yield PowerDecision("AwakeHours", "a window of spec.power.awake is open")
     if policy.mode == "SleepWhenIdle" and view.is_expected:
@@ -130,7 +98,7 @@ def _reasons_to_stay(view: PowerView) -> Iterator[PowerDecision]:
     if view.is_asleep:
         return
     if view.obstacle is not None:
-        yield PowerDecision(view.obstacle.reason, view.obstacle.message)
+        yield view.obstacle
     if view.quiet_s < view.policy.idle_s:
         yield PowerDecision("RecentlyUsed", "idleTime is not over")
 
@@ -186,16 +154,16 @@ def wake_packets(sleeper: NodeStatus, relay: NodeStatus) -> tuple[WakePacket, ..
     )
 
 
-def link_obstacle(status: NodeStatus, awake: Collection[NodeStatus]) -> Obstacle | None:
+def link_obstacle(status: NodeStatus, awake: Collection[NodeStatus]) -> PowerDecision | None:
     """Return why nothing could wake the Mac; `awake` are the other Macs that stay awake."""
     if status.wakes_on_lan is not True:
-        return Obstacle("NoWakeOnLan", "wake on LAN is off: `sudo pmset -c womp 1` there")
+        return PowerDecision("NoWakeOnLan", "wake on LAN is off: `sudo pmset -c womp 1` there")
     if not any(is_wired and address for _, address, is_wired in _networks(status)):
-        return Obstacle(
+        return PowerDecision(
             "NoWiredLink", "it has no wired network that a magic packet could come from"
         )
     if not any(wake_packets(status, relay) for relay in awake):
-        return Obstacle("LastOnLink", "no other Mac of its network stays awake to wake it")
+        return PowerDecision("LastOnLink", "no other Mac of its network stays awake to wake it")
     return None
 
 

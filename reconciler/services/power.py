@@ -18,13 +18,13 @@ from reconciler.deployments.demand.gateway_metrics import Demand
 from reconciler.listers.lister import Lister
 from reconciler.nodes import power
 from reconciler.nodes.liveness import NodeLiveness
-from reconciler.nodes.power import Need, Obstacle, PowerDecision, PowerView, WakeState
+from reconciler.nodes.power import PowerDecision, PowerView, WakeState
 from reconciler.placement.filters import find_rejection
 from reconciler.placement.inputs import NodeView, request_for
 from reconciler.placement.table import NodeTable
 from reconciler.services.demand_weeks import DemandWeeks
 from schemas.event import ObjectReference
-from schemas.meta import ENDED_BECAUSE, ObjectKey, find_condition, make_condition
+from schemas.meta import ENDED_BECAUSE, Condition, ObjectKey, find_condition, make_condition
 from schemas.node import NodeStatus
 from schemas.pools import NodePool, in_pool
 from schemas.power import PowerOrder, WakeRequest
@@ -92,7 +92,7 @@ class PowerController:
                     await self._restore()
                     is_restored = True
                 await self._advance()
-            except StoreError as error:
+            except (StoreError, codec.UndecodableError) as error:
                 log.info("sleep and wake wait for the store", extra={"why": str(error)})
             await self.clock.sleep(_PERIOD_S)
 
@@ -116,8 +116,7 @@ class PowerController:
             return
         now, monotonic = self.clock.now(), self.clock.monotonic()
         for name in self._asleep - asleep:
-            self._wakes.pop(name, None)
-            self._requests.pop(name, None)
+            self._end_wake(name)
             if self.lister.is_ready(name):
                 self._returned_at[name] = monotonic
                 await self._record(name, "NodeWoken", "its agent is back")
@@ -203,24 +202,24 @@ class PowerController:
         used_at = (self._used_at.get(deployment, self._began) for deployment in deployments)
         return max(self._began, self._returned_at.get(name, self._began), *used_at)
 
-    def _need(self, replicas: Iterable[Replica]) -> Need | None:
+    def _need(self, replicas: Iterable[Replica]) -> PowerDecision | None:
         """Return why the replicas of a Mac need it now."""
         for replica in replicas:
             name, notes = replica.spec.deployment, replica.metadata.annotations
             is_ending = replica.metadata.deletion_timestamp is not None
             if is_ending and not notes.get(ENDED_BECAUSE, "").startswith("ScaledDown"):
-                return Need("ReplicaWaits", f"replica {replica.name} ends")
+                return PowerDecision("ReplicaWaits", f"replica {replica.name} ends")
             demand = self.demand(name)
             if is_ending or demand is None or not demand.requests:
                 continue
             serving = [r for r in self.lister.replicas_of(name) if self.lister.is_serving(r)]
             if demand.requests > sum(r.spec.concurrency for r in serving):
-                return Need("RequestsWait", f"requests wait for {name}")
+                return PowerDecision("RequestsWait", f"requests wait for {name}")
         return None
 
-    def _unplaced_needs(self, asleep: frozenset[str]) -> dict[str, Need]:
+    def _unplaced_needs(self, asleep: frozenset[str]) -> dict[str, PowerDecision]:
         """Return the Macs that sleep and would have room for replicas that no other Mac can take."""
-        needs: dict[str, Need] = {}
+        needs: dict[str, PowerDecision] = {}
         names = sorted(self.unplaced()) if asleep else ()
         views = [_awake_view(view) for view in self.table().named(asleep)] if names else []
         for name in names:
@@ -232,47 +231,46 @@ class PowerController:
             node = next(fitting, "")
             if node:
                 needs.setdefault(
-                    node, Need("ReplicaUnplaced", f"a replica of {name} fits only here")
+                    node, PowerDecision("ReplicaUnplaced", f"a replica of {name} fits only here")
                 )
         return needs
 
     def _obstacles(
         self, name: str, status: NodeStatus, replicas: Sequence[Replica]
-    ) -> Iterator[Obstacle]:
+    ) -> Iterator[PowerDecision]:
         """Yield the reasons why a Mac that is awake must not sleep, whatever its network."""
         lister = self.lister
         if status.is_part:
-            yield Obstacle("PartOfMachine", "other agents run on the same machine")
+            yield PowerDecision("PartOfMachine", "other agents run on the same machine")
         if status.runs_etcd:
-            yield Obstacle("RunsEtcd", "etcd would lose a member")
+            yield PowerDecision("RunsEtcd", "etcd would lose a member")
         hosts = {_host(status.hostname), status.hostname.lower(), status.address}
         hosts |= {interface.address for interface in status.fabric.interfaces}
         gateways, reconcilers = self._control
         if gateways and all(host in hosts or is_loopback(host) for host in gateways):
-            yield Obstacle("LastGateway", "no gateway runs elsewhere")
+            yield PowerDecision("LastGateway", "no gateway runs elsewhere")
         if reconcilers and reconcilers <= hosts:
-            yield Obstacle("LastReconciler", "no reconciler runs elsewhere")
+            yield PowerDecision("LastReconciler", "no reconciler runs elsewhere")
         if status.is_owner_active or status.is_in_meeting:
-            yield Obstacle("OwnerActive", "its owner uses it")
+            yield PowerDecision("OwnerActive", "its owner uses it")
         for replica in replicas:
             if replica.spec.formation is not None:
-                yield Obstacle("GroupMember", f"{replica.name} has ranks on other Macs, too")
+                yield PowerDecision("GroupMember", f"{replica.name} has ranks on other Macs, too")
             is_ending = replica.metadata.deletion_timestamp is not None
             if is_ending or not lister.is_serving(replica):
-                yield Obstacle("ReplicaNotIdle", f"{replica.name} starts, ends or fails")
+                yield PowerDecision("ReplicaNotIdle", f"{replica.name} starts, ends or fails")
             demand = self.demand(replica.spec.deployment)
             if demand is None or not demand.is_complete:
-                yield Obstacle("DemandUnknown", "not every gateway shows its requests")
+                yield PowerDecision("DemandUnknown", "not every gateway shows its requests")
         if any(not lister.has_files(name, each.source.folder) for each in lister.preloads_on(name)):
-            yield Obstacle("FilesMissing", "it fetches a model that it will run")
+            yield PowerDecision("FilesMissing", "it fetches a model that it will run")
 
     async def _wake(
         self, name: str, decision: PowerDecision, now: datetime, monotonic: float
     ) -> None:
         """Make the next attempt to wake a Mac that is needed, or give it up."""
         if not decision.is_awake:
-            self._wakes.pop(name, None)
-            self._requests.pop(name, None)
+            self._end_wake(name)
             return
         before, status = self._wakes.get(name), self.lister.node_status(name)
         if before is None:
@@ -280,18 +278,7 @@ class PowerController:
         state = power.next_attempt(before, monotonic, jitter=random.random())
         self._wakes[name] = state
         if state.is_over(monotonic):
-            self._wakes.pop(name)
-            self._requests.pop(name, None)
-            self.liveness.give_up(name, monotonic)
-            self._given_up_at[name] = monotonic
-            message = f"it did not come back within {power.WAKE_LIMIT_S:.0f} s; its replicas move"
-            self.liveness.sleep_conditions[name] = make_condition(
-                ASLEEP, "WakeFailed", message, holds=False
-            )
-            self.on_change(ObjectKey("Node", name))
-            for replica in self.lister.replicas_on(name):
-                self.on_change(ObjectKey("ModelDeployment", replica.spec.deployment))
-            await self._record(name, "WakeFailed", message, is_warning=True)
+            await self._give_up(name, monotonic)
             return
         if status is None or (before is not None and before.attempts == state.attempts):
             return
@@ -304,23 +291,37 @@ class PowerController:
             log.warning("no Mac can wake another", extra={"node": name})
             return
         first = self._requests[name][1].requested_at if name in self._requests else now
-        self._requests[name] = (
-            relay[0],
-            WakeRequest(
-                node=name, attempt=state.attempts, requested_at=first, packets=relay[1][:16]
-            ),
+        node, packets = relay
+        request = WakeRequest(
+            node=name, attempt=state.attempts, requested_at=first, packets=packets[:16]
         )
+        self._requests[name] = node, request
+
+    async def _give_up(self, name: str, monotonic: float) -> None:
+        """Count a Mac that did not wake as lost, so that its replicas move."""
+        self._end_wake(name)
+        self.liveness.give_up(name, monotonic)
+        self._given_up_at[name] = monotonic
+        message = f"it did not come back within {power.WAKE_LIMIT_S:.0f} s; its replicas move"
+        failed = make_condition(ASLEEP, "WakeFailed", message, holds=False)
+        self._set_condition(name, failed)
+        for replica in self.lister.replicas_on(name):
+            self.on_change(ObjectKey("ModelDeployment", replica.spec.deployment))
+        await self._record(name, "WakeFailed", message, "Warning")
+
+    def _end_wake(self, name: str) -> None:
+        self._wakes.pop(name, None)
+        self._requests.pop(name, None)
 
     def _wanted_orders(self, decisions: Mapping[str, PowerDecision]) -> dict[str, PowerOrder]:
+        idle = {name for name, decision in decisions.items() if not decision.is_awake}
         # A Mac between the end of its lease and its status is neither awake nor asleep: its order stays.
-        orders = {
-            name: PowerOrder(sleep=True)
+        idle |= {
+            name
             for name, order in self._orders.items()
             if order.sleep and name not in decisions and not self.lister.is_ready(name)
         }
-        orders |= {
-            name: PowerOrder(sleep=True) for name, found in decisions.items() if not found.is_awake
-        }
+        orders = {name: PowerOrder(sleep=True) for name in idle}
         for _, (relay, request) in sorted(self._requests.items()):
             order = orders.get(relay, PowerOrder())
             orders[relay] = order.model_copy(update={"wakes": (*order.wakes, request)})
@@ -355,15 +356,17 @@ class PowerController:
                 new = make_condition(ASLEEP, "Sleeping", "a request wakes it", holds=True)
             else:
                 continue  # given up in this round
-            if conditions.get(name) != new:
-                conditions[name] = new
-                self.on_change(ObjectKey("Node", name))
+            self._set_condition(name, new)
+
+    def _set_condition(self, name: str, new: Condition) -> None:
+        if self.liveness.sleep_conditions.get(name) != new:
+            self.liveness.sleep_conditions[name] = new
+            self.on_change(ObjectKey("Node", name))
 
     async def _record(
-        self, name: str, reason: str, message: str, *, is_warning: bool = False
+        self, name: str, reason: str, message: str, type_: Literal["Normal", "Warning"] = "Normal"
     ) -> None:
         about = ObjectReference(kind="Node", name=name)
-        type_: Literal["Normal", "Warning"] = "Warning" if is_warning else "Normal"
         await self.recorder.record(about, reason, message, type_=type_)
 
 

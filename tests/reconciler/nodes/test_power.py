@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.hardware.machine_sleep import magic_packet
 from reconciler.nodes import demand_week, power
-from reconciler.nodes.power import MOST_ATTEMPTS, WAKE_LIMIT_S, Need, Obstacle, PowerView, WakeState
+from reconciler.nodes.power import MOST_ATTEMPTS, WAKE_LIMIT_S, PowerDecision, PowerView, WakeState
 from schemas.node import FabricInterface, NodeFabric, NodeStatus
 from schemas.pools import DailyWindow
 from schemas.power import WakePacket
@@ -20,8 +20,8 @@ from tests.support.reconciler_world import pool
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 IDLE = power.power_policy([pool("a", power={"mode": "SleepWhenIdle", "idleTime": "10m"})])
 LUNCH = DailyWindow(start="11:30", end="12:30")
-NEED = Need("RequestsWait", "requests wait for qwen")
-OBSTACLE = Obstacle("RunsEtcd", "etcd would lose a member")
+NEED = PowerDecision("RequestsWait", "requests wait for qwen")
+OBSTACLE = PowerDecision("RunsEtcd", "etcd would lose a member")
 
 
 @pytest.mark.parametrize(("fields", "asleep", "awake"), [
