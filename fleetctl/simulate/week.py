@@ -18,7 +18,7 @@ from manifests.load import load_documents, read_model
 from manifests.trees import Tree
 from reconciler.nodes import demand_week
 from reconciler.nodes.power import PowerPolicy, PowerView, decide, power_policy
-from schemas.duration import Duration, parse, show
+from schemas.duration import Duration, parse
 from schemas.meta import ApiModel, ObjectMeta, ObjectName
 from schemas.pools import NodePool, NodePoolSpec, PoolPower
 from schemas.power import HOURS_OF_WEEK, DemandWeek
@@ -159,10 +159,15 @@ def play(week: WeekFile, policy: PowerPolicy, label: str) -> WeekResult:
             )
     for mac in macs:
         mac.count(week.weeks * HOURS_OF_WEEK * _HOUR_S)
+    hours = [mac.awake_s / _HOUR_S for mac in macs]
     return WeekResult(
         policy=label,
-        awake_hours=sum(mac.awake_s for mac in macs) / _HOUR_S,
-        kwh=sum(map(_kwh, macs)),
+        awake_hours=sum(hours),
+        kwh=sum(
+            awake * mac.spec.awake_watts + (HOURS_OF_WEEK - awake) * mac.spec.asleep_watts
+            for awake, mac in zip(hours, macs, strict=True)
+        )
+        / 1000,
         wakes=sum(mac.wakes for mac in macs),
         waits_s=tuple(waits),
         forecast_waits_s=tuple(forecast_waits),
@@ -202,12 +207,6 @@ def _apply_policy(
         mac.awake_since = None
 
 
-def _kwh(mac: _Mac) -> float:
-    asleep_s = HOURS_OF_WEEK * _HOUR_S - mac.awake_s
-    joules = mac.awake_s * mac.spec.awake_watts + asleep_s * mac.spec.asleep_watts
-    return joules / 3.6e6
-
-
 def compare(week: WeekFile) -> tuple[WeekResult, WeekResult]:
     """Return the week under AlwaysOn and under the policy of the file."""
     pool = NodePool(metadata=ObjectMeta(name="week"), spec=NodePoolSpec(power=week.power))
@@ -221,7 +220,7 @@ def p95(waits_s: Sequence[float]) -> float:
     return ordered[ceil(0.95 * len(ordered)) - 1] if ordered else 0.0
 
 
-def result_tree(result: WeekResult) -> Tree:
+def result_tree(result: WeekResult) -> dict[str, Tree]:
     """Return a result for `-o json` and `-o yaml`."""
     return {
         "policy": result.policy,
@@ -242,22 +241,12 @@ def results_text(results: Sequence[WeekResult]) -> str:
         "AWAKE HOURS",
         "KWH",
         "WAKES",
+        "REQUESTS",
         "WAITED",
-        "P95 WAIT",
-        "P95 IN FORECAST HOURS",
+        "P95 WAIT (S)",
+        "IN FORECAST HOURS",
     )
-    rows = [
-        (
-            result.policy,
-            f"{result.awake_hours:.0f}",
-            f"{result.kwh:.1f}",
-            str(result.wakes),
-            f"{sum(wait > 0 for wait in result.waits_s)} of {len(result.waits_s)}",
-            show(p95(result.waits_s)),
-            show(p95(result.forecast_waits_s)),
-        )
-        for result in results
-    ]
+    rows = [[str(value) for value in result_tree(result).values()] for result in results]
     first, last = results[0], results[-1]
     saved = 1 - last.awake_hours / first.awake_hours
     return f"{align_columns(rows, titles)}\n\n{last.policy} saves {saved:.0%} of the awake hours.\n"
