@@ -10,6 +10,7 @@ const HUES = 8;
 const MOST_ASKED = 4; // models whose need is asked of the planner
 const MOST_LEGEND = 16;
 const MOST_DOTS = 12;
+const GATEWAY_PX = 20; // of the bar from which requests fall
 const DOT_MS = 300;
 const MARGIN = 8; // for outlines of groups and of what has the focus
 const EXPORT_WIDTH = 1200;
@@ -73,9 +74,10 @@ export function FleetPicture({ store, picture = null, title = "mlx-fleet" }) {
   const shown = useSame(picture ?? pictureOf(store, needs));
   const isLive = !picture && !store.at;
   const moving = useSame(isLive ? store.rows("inFlight").map(({ name, replica }) => ({ name, replica })) : []);
+  const hasGateway = isLive && store.summary?.gateways > 0;
   const hues = useMemo(() => huesOf(shown), [shown]);
   const layout = useMemo(() => (width ? layoutPicture(shown, width) : null), [shown, width]);
-  const drawing = useMemo(() => layout && html`<${Drawing} layout=${layout} hues=${hues} id="fleet" moving=${moving} label=${`${totals(shown)}. Arrow keys move between Macs.`} />`, [layout, moving]);
+  const drawing = useMemo(() => layout && html`<${Drawing} layout=${layout} hues=${hues} id="fleet" moving=${moving} hasGateway=${hasGateway} label=${`${totals(shown)}. Arrow keys move between Macs.`} />`, [layout, moving, hasGateway]);
   if (!shown.macs.length) return null;
   return html`<figure class="picture" ref=${frame}>
     ${drawing}
@@ -159,10 +161,11 @@ function fillNote({ change, percent, isReady, active }) {
 }
 
 /** The drawing alone, of attributes and custom properties only: an exported file needs no style sheet. */
-function Drawing({ layout, hues, id, moving = [], label, names = null }) {
+function Drawing({ layout, hues, id, moving = [], hasGateway = false, label }) {
   const { width, height, cells, form } = layout;
   const [focus, setFocus] = useState("");
   const svg = useRef(null);
+  const above = hasGateway && form !== "strip" ? GATEWAY_PX : 0;
   const dots = useDots(layout, moving);
   const drawn = useRef(new Map()); // the cell of each Mac, with what it was drawn from
   const cellOf = (cell) => {
@@ -179,8 +182,9 @@ function Drawing({ layout, hues, id, moving = [], label, names = null }) {
     setFocus(next);
     [...svg.current.querySelectorAll("a")].find((link) => link.dataset.mac === next)?.focus();
   };
-  return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns="http://www.w3.org/2000/svg" viewBox=${`${-MARGIN} ${-MARGIN} ${width + 2 * MARGIN} ${height + 2 * MARGIN}`} width="100%" role="group" aria-label=${label} font-family="system-ui, -apple-system, sans-serif" onKeyDown=${onKey}>
+  return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns="http://www.w3.org/2000/svg" viewBox=${`${-MARGIN} ${-MARGIN - above} ${width + 2 * MARGIN} ${height + 2 * MARGIN + above}`} width="100%" role="group" aria-label=${label} font-family="system-ui, -apple-system, sans-serif" onKeyDown=${onKey}>
     <defs><${Patterns} id=${id} /></defs>
+    ${above > 0 && html`<rect x="0" y=${-above} width=${width} height="5" rx="2.5" fill="var(--accent)"><title>gateway</title></rect>`}
     ${layout.heads.map((head) => html`<text key=${head.text} x=${head.x} y=${head.y} font-size="13" font-weight="600" fill=${head.isBad ? "var(--bad)" : "var(--quiet)"}>${head.text}</text>`)}
     ${batches(layout, hues, id).map(([key, { d, ...paint }]) => html`<path key=${key} d=${d} ...${paint} />`)}
     ${form !== "strip" && cells.flatMap((cell) => cell.fills.map((fill) => html`<${FillText} key=${cell.mac.name + fill.fill.replica} place=${fill} block=${cell.block} isAway=${isAway(cell.mac)} />`))}
@@ -325,7 +329,7 @@ function drop(group, { cell, fill }) {
   const [x, y] = [fill.x + fill.width / 2, cell.block.y + cell.block.height - 8];
   for (const [name, value] of Object.entries({ cx: x, cy: y, r: 4, fill: "var(--text)" })) dot.setAttribute(name, value);
   group.append(dot);
-  const way = dot.animate([{ transform: `translateY(${-y - 8}px)`, opacity: 0.4 }, { transform: "none", opacity: 1 }], { duration: DOT_MS, easing: "ease-in" });
+  const way = dot.animate([{ transform: `translateY(${-y - GATEWAY_PX}px)`, opacity: 0.4 }, { transform: "none", opacity: 1 }], { duration: DOT_MS, easing: "ease-in" });
   way.onfinish = way.oncancel = () => dot.remove();
 }
 

@@ -1,20 +1,33 @@
 """The picture of a fleet: its layout for few and many Macs, and its keys, table and files in a real browser."""
 
+import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from schemas.replica import MemoryProof
-from store import codec
+from gateway.limits import GatewayLimits
+from schemas.meta import Condition, ConditionStatus
+from schemas.replica import MemoryProof, ReplicaStatus
+from store import codec, keys
 from store.memory import MemoryTransport
+from store.port import Put
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.fleetctl_manifests import put_replica
+from tests.support.gateway_calls import CHAT
+from tests.support.gateway_engine_scripts import DONE, delta
+from tests.support.gateway_fake_engine import Call, FakeEngine
+from tests.support.gateway_fake_engine import running as running_engine
+from tests.support.gateway_world import World, endpoint, running_gateway
+from tests.support.gateway_world import deployment as gateway_deployment
+from tests.support.macs import mac
 from tests.support.world import GIB, deployment
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -133,6 +146,52 @@ async def test_the_picture_is_walked_by_keys_and_says_all_in_words(
         await macs.nth(1).focus()
         await page.keyboard.press("Enter")
         await expect(page.locator("h1")).to_have_text("mac-2")
+
+
+async def test_a_request_in_flight_is_on_the_block_of_its_replica(browser: Browser) -> None:
+    may_end = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(delta("a"))
+        await may_end.wait()
+        await call.chunk(DONE)
+        await call.send(b"0\r\n\r\n")
+
+    store, owner = MemoryTransport(CLOCK), gateway_deployment("qwen")
+    ready = Condition(type="Ready", status=ConditionStatus.TRUE, reason="Serving")
+    status = Put(
+        key=keys.status_key("Replica", "qwen-0"),
+        value=codec.encode(ReplicaStatus(conditions=(ready,))),
+    )
+    await store.commit([], [*mac("mac-1"), put_replica(owner, 0, "mac-1"), status])
+    async with (
+        running_gateway(store, GatewayLimits(drain_timeout_s=0.0)) as gateway,
+        running_engine(FakeEngine("qwen-0", answer)) as engine,
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+        asyncio.TaskGroup() as group,
+    ):
+        url = f"http://127.0.0.1:{engine.port}"
+        await World(store).put(owner, endpoint("qwen-0", "qwen", url, node="mac-1"))
+        await gateway.knows("qwen", ready=1)
+        await page.goto(_PICTURE)
+        block, caption = page.locator(".drawing a[data-mac]"), page.locator("figcaption")
+        await expect(block).to_have_attribute("aria-label", re.compile("qwen-0 4 B"))
+        await expect(caption).not_to_contain_text("in flight")
+        body = {"model": "qwen", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        asking = group.create_task(read_answer(dashboard.http, gateway.url + CHAT, body))
+        await expect(caption).to_contain_text("1 request in flight")
+        await expect(block).to_have_attribute("aria-label", re.compile("1 request in flight"))
+        may_end.set()
+        await expect(caption).not_to_contain_text("in flight")
+        assert await asking == 200
+
+
+async def read_answer(http: aiohttp.ClientSession, url: str, body: object) -> int:
+    async with http.post(url, json=body) as response:
+        await response.read()
+        return response.status
 
 
 async def test_a_picture_for_others_has_no_names_and_both_themes(
