@@ -1,7 +1,7 @@
 """Conditions of a fleet's objects, and the remedies of those that need a person. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from insight.fleet_caches import FleetCaches
@@ -96,3 +96,9 @@ def condition_row(found: ObjectCondition, caches: FleetCaches) -> Row:
         "isProblem": found.is_problem,
         "since": None if changed is None else changed.isoformat(),
     }
+
+
+def names_text(names: Sequence[str], most: int) -> str:
+    """Return the first names in one line, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from insight import conditions, root_cause
-from insight.conditions import ObjectCondition, Row, condition_row
+from insight.conditions import ObjectCondition, Row, condition_row, names_text
 from insight.fleet_caches import FleetCaches
 from insight.mac_state import mac_state, silent_since
 from insight.memory_fills import fills_of
@@ -567,9 +567,3 @@ _VERBS: Final = {
     "are starting": "is starting",
     "lack replicas": "lacks replicas",
 }
-
-
-def names_text(names: Sequence[str], most: int) -> str:
-    """Return the first names in one line, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"

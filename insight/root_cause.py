@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from insight.conditions import ObjectCondition, Row, all_conditions, fill_names, names_of
+from insight.conditions import (
+    ObjectCondition,
+    Row,
+    all_conditions,
+    fill_names,
+    names_of,
+    names_text,
+)
 from insight.fleet_caches import FleetCaches
 from reconciler.listers.caches import BY_DEPLOYMENT
 from schemas.deployment import ModelDeploymentStatus
@@ -45,6 +52,8 @@ _NODE_CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _NODE_AWAY: Final = frozenset({"NodeNotReady", "NotReady"})
 """Refusals of a Mac whose agent is away."""
+# Refusals because of the model itself, which hold for Macs that refuse for another reason, too.
+_OF_MODEL: Final = ("Model", "Adapter", "Architecture", "ContextTooLong", "KvCache", "Draft")
 _COMMAND: Final = re.compile(r"`(fleetctl [^`]+)`")
 _BLANK: Final = re.compile(r"\b[A-Z]{3,}\b")
 """A word of a command that a person fills in."""
@@ -238,12 +247,14 @@ class _Diagnosis:
         return _Cause("ModelDeployment", deployment, condition.reason, "Replica", text, names)
 
     def _of_refusals(self, name: str) -> _Cause | None:
-        """Return why most Macs refuse the deployment's replica; None if no Mac was asked."""
+        """Return why most Macs refuse the deployment's replica, or the model's fault; None if no Mac was asked."""
         status = self._caches.objects.statuses.items.get(keys.status_key("ModelDeployment", name))
         refusals = status.refusals if isinstance(status, ModelDeploymentStatus) else ()
         if not refusals:
             return None
-        ((reason, count),) = Counter(refusal.reason for refusal in refusals).most_common(1)
+        counts = Counter(refusal.reason for refusal in refusals)
+        reason = max(counts, key=lambda name: (name.startswith(_OF_MODEL), counts[name]))
+        count = counts[reason]
         first = next(refusal for refusal in refusals if refusal.reason == reason)
         if reason in _NODE_AWAY and (cause := self._of_node(first.node, _AWAY)):
             return cause
@@ -268,8 +279,13 @@ class _Diagnosis:
             if (one.kind, one.condition.reason) == ("Node", cause.reason)
         }
         subject = f"{len(macs)} Macs" if len(macs) > 1 else cause.name
-        if cause.name in silent and cause.kind == "ModelDeployment":
-            subject += " does not answer"
+        suffering = ""
+        if cause.kind == "ModelDeployment":
+            subject += " does not answer" if cause.name in silent else ""
+        elif silent:
+            verb = "does" if len(silent) == 1 else "do"
+            suffering = f"{names_text(silent, 3)} {verb} not answer"
+        text = cause.text or ("" if documented is None else documented.meaning.rstrip("."))
         remedy = fill_names(cure, cause.names)
         commands = (
             text
@@ -286,7 +302,7 @@ class _Diagnosis:
             name=cause.name,
             reason=cause.reason,
             title=f"{subject}: {phrase}",
-            cause=_bounded(cause.text or (documented.meaning if documented else "")),
+            cause=_bounded("; ".join(filter(None, (text, suffering)))),
             remedy=remedy,
             command=next(commands, _details_command(cause)),
             tone="bad" if silent else "warning",

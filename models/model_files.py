@@ -316,13 +316,15 @@ def _absence(folder: Path) -> str:
         return f"{folder} does not exist, nor does {folder.parent}"
     beside = [name for name in model_folders(folder.parent) if "/" not in name]
     near = difflib.get_close_matches(folder.name, beside, n=1)
-    guess = f"; did you mean {near[0]}?" if near else ";"
     others = [name for name in beside if name not in near]
     rest = f" and {len(others) - _NAMED_MODELS} more" if len(others) > _NAMED_MODELS else ""
     listed = ", ".join(others[:_NAMED_MODELS]) + rest
     if not beside:
         return f"{folder} does not exist; {folder.parent} has no models"
-    return f"{folder} does not exist{guess}" + (f" Models there: {listed}" if listed else "")
+    if not near:
+        return f"{folder} does not exist; models there: {listed}"
+    guess = f"{folder} does not exist; did you mean {near[0]}?"
+    return f"{guess} Models there: {listed}" if listed else guess
 
 
 def model_facts(config: ModelConfig, weights: WeightTotals) -> ModelFacts:

@@ -14,7 +14,7 @@ from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.objects.results import tree_text
 from fleetctl.output import printers
 from insight import memory_proof
-from insight.fleet_views import names_text
+from insight.conditions import names_text
 from insight.mac_blocks import MacBlock, blocks_text
 from insight.plan import block_tree, caused_steps, forecast_replicas, planned_blocks, step_tree
 from machinery.clock import SystemClock

@@ -15,6 +15,7 @@ from fleetctl.output.problems import problem_text
 from fleetctl.verbs.top import Screen, open_screen
 from identity.dialer import Dialer
 from insight import process_client
+from insight.conditions import names_text
 from insight.errors import ProcessError
 from insight.fleet_caches import FleetCaches, make_fleet_caches
 from insight.fleet_status import (
@@ -24,7 +25,6 @@ from insight.fleet_status import (
     ModelOnMac,
     fleet_status,
 )
-from insight.fleet_views import names_text
 from insight.tickets import issue_tickets
 from machinery.clock import SystemClock
 from schemas import sizes

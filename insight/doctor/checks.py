@@ -391,9 +391,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(name="store", run=control_plane.check_exposure, needs=("etcd",)),
     Check(name="quota", run=control_plane.check_quota, needs=("etcd",)),
     Check(name="leader", run=control_plane.check_leader, needs=("leader", "unobserved")),
-    Check(
-        name="store reads", run=control_plane.check_store_views, needs=("agents", "gateways")
-    ),
+    Check(name="store reads", run=control_plane.check_store_views, needs=("agents", "gateways")),
     Check(name="versions", run=check_versions, needs=("versions", "skew")),
     Check(name="nodes", run=check_leases, needs=("nodes", "ready", "lost")),
     Check(name="nodes", run=check_conditions, needs=("nodes",)),

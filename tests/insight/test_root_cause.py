@@ -80,6 +80,7 @@ def test_a_mac_that_is_away_is_the_cause_of_what_ran_there() -> None:
     (problem,) = find_problems(caches)
     assert titles([problem]) == [("bad", "2 Macs: off, asleep or cut off")]
     assert (problem.kind, problem.name) == ("Node", "mac-1")
+    assert problem.cause == "it is silent; long, qwen do not answer"
     assert set(problem.affected) == {
         "Node/mac-2",
         "ModelDeployment/qwen",
@@ -90,7 +91,9 @@ def test_a_mac_that_is_away_is_the_cause_of_what_ran_there() -> None:
 
 def test_refusals_of_macs_name_the_reason_of_most() -> None:
     refusals = [
+        NodeRefusal(node="mac-0", reason="NodeCordoned", message="it is cordoned"),
         NodeRefusal(node="mac-1", reason="NodeCordoned", message="it is cordoned"),
+        NodeRefusal(node="mac-4", reason="NodeCordoned", message="it is cordoned"),
         NodeRefusal(node="mac-2", reason="ModelNotFound", message="~/models/x does not exist"),
         NodeRefusal(node="mac-3", reason="ModelNotFound", message="~/models/x does not exist"),
     ]

@@ -269,7 +269,7 @@ def test_a_folder_that_is_absent_is_told_with_a_similar_one(folder: Path) -> Non
     (folder.parent / "other").mkdir()
     (folder.parent / "other" / "config.json").touch()
     assert message(wrong).endswith(f"; did you mean {folder.name}? Models there: other")
-    assert message("unlike").endswith(f"unlike does not exist; Models there: {folder.name}, other")
+    assert message("unlike").endswith(f"unlike does not exist; models there: {folder.name}, other")
     assert message("nothing/alike") == (
         f"{folder.parent}/nothing/alike does not exist, nor does {folder.parent}/nothing"
     )
