@@ -15,6 +15,7 @@ EXAMPLES = {
     "ModelRoute": "modelroute.yaml",
     "NodePool": "nodepool.yaml",
     "ShardGroup": "shardgroup.yaml",
+    "ModelPolicy": "modelpolicy.yaml",
     "GitSource": "gitsource.yaml",
     "Node": "node.yaml",
 }
@@ -25,6 +26,7 @@ _GUIDES = {
     "ModelRoute": "routing.md",
     "NodePool": "rollouts-and-nodes.md",
     "ShardGroup": "shardgroups.md",
+    "ModelPolicy": "many-models.md",
     "GitSource": "gitops.md",
     "Node": "nodes.md",
 }

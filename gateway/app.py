@@ -31,6 +31,8 @@ from gateway.admin.openapi_routes import make_openapi_router
 from gateway.admin.request_stream import make_requests_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
+from gateway.apis.local_servers import LocalServerRoutes
+from gateway.apis.model_loads import ModelLoads
 from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
@@ -120,13 +122,15 @@ def make_app(
     # here.
     for path in sorted((*PATHS, *registry.PATHS)):
         app.add_api_route(path, routes.only_post, methods=list(_NOT_POST))
-    ollama.OllamaRoutes(
+    loads = ModelLoads(
         table_cache=fleet_state.table_cache,
         access=fleet_state.access,
         activator=context.activator,
-        facts=partial(read_facts, context),
+        on_demand=context.on_demand,
         clock=context.clock,
-    ).add_to(app)
+    )
+    ollama.OllamaRoutes(loads=loads, facts=partial(read_facts, context)).add_to(app)
+    LocalServerRoutes(loads=loads).add_to(app)
     batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
     responses = responses or StatefulResponses(None, context.clock)
     ResponseRoutes(responses).add_to(app)

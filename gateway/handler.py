@@ -162,10 +162,26 @@ class InferenceHandler(StatefulHandler):
             request, context.translator = adapter.read(http_request)
         context.request, http_request.body = request, b""
         self._admit_model(context, request)
+        if request.is_unload and context.model == request.model:
+            self._confirm(context)
+            return
         self._canonicalize(context, request)
         self._forwarder.start(request, context.retry_state, context, context.began_s)
         if context.mirrored is not None:
             self.mirror.offer(request, context.mirrored)
+
+    def _confirm(self, context: RequestContext) -> None:
+        """Answer a request that was done without an engine."""
+        assert context.translator is not None
+        headers = [
+            (b"content-type", b"application/json"),
+            (_REQUEST_ID, context.http_request.request_id),
+            *context.extra_headers,
+        ]
+        status, headers, body = context.translator.whole(200, headers, b"")
+        context.outcome = "ok"
+        context.response.whole(status, header_lines(headers), body)
+        self.finish(context)
 
     def _canonicalize(self, context: RequestContext, request: InferenceRequest) -> None:
         """Make the prompt canonical before its prefix is looked up here and at engines, and tell the client."""
@@ -356,9 +372,12 @@ class InferenceHandler(StatefulHandler):
         """Check that the key may use the model, count the request under the model's limits, and salt its cache."""
         principal, name, table_cache = context.principal, request.model, self._forwarder.table_cache
         served = table_cache.table.models.get(name)
-        if principal is not None and principal.models:
+        is_limited = principal is not None and bool(principal.models)
+        if is_limited:
             self._allow(context, name)
-            if served is None and table_cache.is_synced:
+        if served is None and table_cache.is_synced:
+            is_asked = self._forwarder.on_demand.ask(principal, name)
+            if is_limited and not is_asked:
                 raise self._access.unknown_model(principal, table_cache.table, name)
         if served is not None:
             context.model = name
@@ -366,6 +385,8 @@ class InferenceHandler(StatefulHandler):
                 context.mirrored = served
             if request.keep_alive_s is not None:
                 self._forwarder.keep_loaded(served, request.keep_alive_s)
+            else:
+                self._forwarder.claim(served)
             if principal is not None and not served.shares_cache:
                 request.key_salt = principal.cache_salt
             if served.routing.rate_limit is not None:

@@ -78,6 +78,8 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
     """The client's own timeout, from the arrival of the request."""
     keep_alive_s: float | None = None
     """Seconds for which the client wants the model to stay loaded; None if it says nothing."""
+    is_unload: bool = False
+    """True if the client only says that it needs the model no longer: it is answered without an engine."""
     key_salt: bytes = b""
     """The salt of the client's API key, which engines combine with `cache_salt`; empty for the one shared cache."""
 

@@ -27,6 +27,7 @@ from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.health_checks import HealthChecker, all_endpoints
 from gateway.forwarding.load_gauges import deployment_gauges, forwarding_gauges
 from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.on_demand import OnDemandModels
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.router import LoadTracker, Router
 from gateway.handler import InferenceHandler
@@ -141,6 +142,7 @@ class Gateway:
         self.activator = Activator(
             self.table_cache, self.load_tracker, clock, limit=limits.hold_limit
         )
+        self.on_demand = OnDemandModels(transport, clock)
         model_states = limits.model_states(clock)
         self.versions = VersionMetrics()
         instance = f"{entropy.getrandbits(48):012x}"
@@ -254,6 +256,7 @@ class Gateway:
             fleet_state=self.fleet_state,
             load_tracker=self.load_tracker,
             activator=self.activator,
+            on_demand=self.on_demand,
             model_states=model_states,
             recorder=self.recorder,
             nodes=NodeCache(transport, clock),
@@ -290,7 +293,11 @@ class Gateway:
             in_flight=self.load_tracker.total,
             endpoints=lambda: self.table_cache.table.endpoints,
             refused=lambda: self.table_cache.table.refused,
-            more=(*deployment_gauges(self.load_tracker, self.activator), self.versions),
+            more=(
+                *deployment_gauges(self.load_tracker, self.activator),
+                self.versions,
+                self.on_demand.gauge(),
+            ),
             others=(
                 self._store_metrics,
                 self.fleet_state.keyring,
@@ -343,6 +350,7 @@ class Gateway:
             activator=self.activator,
             router=router,
             resumer=Resumer(attempts=attempts, router=router),
+            on_demand=self.on_demand,
         )
 
     def _batch_runner(self, store: BatchStore, model_states: ModelStates) -> BatchRunner:
@@ -413,6 +421,7 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self.fleet_state.run()),
+                group.create_task(self.on_demand.run()),
                 group.create_task(self.registration.run()),
                 group.create_task(self._state_disk.run()),
                 group.create_task(self.links.run()),

@@ -157,7 +157,15 @@ def add_members(old: Members, objects: Iterable[ObjectKey]) -> Members:
 
 
 # The reverse of the order of an apply: objects that refer to others are deleted before those.
-PRUNE_ORDER = ("GitSource", "ModelRoute", "ModelDeployment", "ShardGroup", "NodePool", "Node")
+PRUNE_ORDER = (
+    "GitSource",
+    "ModelPolicy",
+    "ModelRoute",
+    "ModelDeployment",
+    "ShardGroup",
+    "NodePool",
+    "Node",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

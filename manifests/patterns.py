@@ -7,6 +7,7 @@ from pydantic import StringConstraints
 from schemas.deployment import AdapterName, HubEndpoint, HubRepo, HubRevision, ServedName
 from schemas.gitsource import Commit, Folder, RefName, SecretFile
 from schemas.meta import LabelKey, LabelValue, ModelPath, ObjectName
+from schemas.modelpolicy import HubOwner, License
 from schemas.pools import TimeOfDay
 from schemas.quantity import Percent, Quantity
 from schemas.route import HeaderName
@@ -40,6 +41,8 @@ RULES: Final = {
     _of(HubRepo): "expected ORGANISATION/NAME, such as mlx-community/Qwen3-4B-4bit",
     _of(HubRevision): "expected a branch, a tag or a commit, such as main",
     _of(HubEndpoint): "expected an address such as https://hf-mirror.com",
+    _of(HubOwner): "expected the part of a repository before the slash, such as mlx-community",
+    _of(License): "expected a licence as model cards write it, in lower case, such as apache-2.0",
     _of(TimeOfDay): 'expected a time of the day from "00:00" to "23:59", in quotes',
     _of(HeaderName): "expected the name of a header, such as x-team",
     _of(RefName): "expected a name as Git allows it, such as main or v1.2",

@@ -21,7 +21,15 @@ from store import codec
 from store.port import MAX_OPERATIONS, Put
 
 # Objects that others refer to come first, so that a reader never sees a reference without its object.
-ORDER = ("NodePool", "ShardGroup", "Node", "ModelDeployment", "ModelRoute", "GitSource")
+ORDER = (
+    "NodePool",
+    "ShardGroup",
+    "Node",
+    "ModelDeployment",
+    "ModelRoute",
+    "ModelPolicy",
+    "GitSource",
+)
 
 # Below the port's limit, because some builds of etcd count guards as operations.
 MAX_OBJECTS = min(100, MAX_OPERATIONS)

@@ -27,10 +27,11 @@ from reconciler.reconcile import Reconciler
 from reconciler.services.assignments import assignment_keeper
 from reconciler.services.change_retention import ChangeRetention
 from reconciler.services.fabric.checker import FabricChecker
-from reconciler.services.gitops.controller import GitOpsController
+from reconciler.services.gitops.controller import FencedTransport, GitOpsController
 from reconciler.services.gitops.credentials import GitSettings
 from reconciler.services.model_snapshots import SnapshotController
 from reconciler.services.model_uses import model_use_keeper
+from reconciler.services.on_demand import OnDemandController
 from reconciler.services.power import PowerController
 from schemas.event import ObjectReference
 from schemas.meta import ObjectKey
@@ -125,12 +126,13 @@ class Controller:
         self._uses = model_use_keeper(transport, clock, self._caches.specs)
         self._lookups = LookupProblems(self._queue.add)
         listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
+        self._hubs = replace(outbound.hubs, fleet=listings)
         self._snapshots = SnapshotController(
             transport,
             clock,
             self._caches,
             self._recorder,
-            hubs=replace(outbound.hubs, fleet=listings),
+            hubs=self._hubs,
             problems=self._lookups,
         )
         self._gitops = (
@@ -204,6 +206,7 @@ class Controller:
             self._clock,
             needed=self._lister.scraped_deployments,
             on_change=lambda name: self._queue.add(ObjectKey("ModelDeployment", name)),
+            is_needed=lambda: bool(self._lister.policies()),
             dialer=self._dialer,
         )
         fabric = FabricChecker(
@@ -239,6 +242,17 @@ class Controller:
             self._lister, state, executor, self._recorder, self._clock, fabric=fabric.view
         )
 
+        on_demand = OnDemandController(
+            leadership=leadership,
+            transport=FencedTransport(self._transport, leadership.guard),
+            lister=self._lister,
+            recorder=self._recorder,
+            executor=executor,
+            gateways=demand,
+            hubs=self._hubs,
+            clock=self._clock,
+        )
+
         async def keep() -> None:
             await leadership.keep()
             raise AuthorityLostError("the lease ended")
@@ -251,6 +265,7 @@ class Controller:
             group.create_task(demand.run())
             group.create_task(fabric.run())
             group.create_task(power.run())
+            group.create_task(on_demand.run())
             group.create_task(self._sweep(executor))
             group.create_task(ChangeRetention(self._transport, self._clock).run())
             group.create_task(self._snapshots.lead(leadership))

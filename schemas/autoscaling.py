@@ -90,6 +90,11 @@ class Autoscaling(ApiModel):
     schedule: Annotated[tuple[ScheduleWindow, ...], Field(max_length=50)] = ()
     """Windows with other bounds; where windows overlap, the later one in the list applies."""
 
+    @property
+    def may_be_at_zero(self) -> bool:
+        """Return whether the bounds, or those of a window, allow no replica."""
+        return 0 in (self.min_replicas, *(window.min_replicas for window in self.schedule))
+
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.min_replicas > self.max_replicas:
@@ -108,6 +113,10 @@ class LoadForecast(ApiModel):
     """The time of the forecast."""
     gives_way: tuple[ObjectName, ...] = ()
     """The replicas of other deployments that end for it."""
+    fetch_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes of the files that are fetched; 0 if all are there."""
+    fetched_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes of them that have arrived, in coarse steps."""
 
     def remaining_s(self, now: datetime) -> float:
         """Return the seconds left, whatever the clock of another machine says: from 0 to `seconds`."""

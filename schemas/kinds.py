@@ -35,10 +35,11 @@ def _observed(name: str, module: str, short: str) -> Kind:
 
 
 def _kind(name: str, module: str, short: str, *, written_by_users: bool) -> Kind:
+    low = name.lower()
     return Kind(
         name=name,
         module=f"schemas.{module}",
-        plural=f"{name.lower()}s",
+        plural=f"{low.removesuffix('y')}ies" if low.endswith("y") else f"{low}s",
         short=short,
         written_by_users=written_by_users,
     )
@@ -49,6 +50,7 @@ KINDS: tuple[Kind, ...] = (
     _declared("NodePool", "pools", "np"),
     _declared("ShardGroup", "shardgroup", "sg"),
     _declared("ModelRoute", "route", "mr"),
+    _declared("ModelPolicy", "modelpolicy", "mp"),
     _declared("GitSource", "gitsource", "gs"),
     _declared("Node", "node", "no"),
     _observed("Replica", "replica", "rep"),

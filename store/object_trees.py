@@ -30,7 +30,16 @@ _LEASED_PREFIXES = {
 _KINDS_WITHOUT_STATUS = frozenset({*_LEASED_PREFIXES, "Revision"})
 # Those of other kinds are read otherwise, or not in the order in which they are shown.
 PAGED_KINDS = frozenset(
-    {"ModelDeployment", "Replica", "Revision", "NodePool", "ShardGroup", "ModelRoute", "GitSource"}
+    {
+        "ModelDeployment",
+        "Replica",
+        "Revision",
+        "NodePool",
+        "ShardGroup",
+        "ModelRoute",
+        "ModelPolicy",
+        "GitSource",
+    }
 )
 """Kinds whose objects `convert_all` reads by name."""
 # Documents that are parsed at once.

@@ -201,6 +201,12 @@ def _revision(source: Tree, _: TableContext) -> str:
     return f"{branch}{at_sign}{commit[:_COMMIT_SHOWN]}"
 
 
+def _refused(policy: Tree, _: TableContext) -> str:
+    """Return the repositories that clients asked for in vain lately."""
+    refusals = field_at(policy, "status", "refusals") or ()
+    return ",".join(str(refusal.get("repo")) for refusal in refusals)
+
+
 def _source_status(source: Tree, _: TableContext) -> str:
     """Return the reason of Ready, such as Applied or Refused; Suspended from the moment when the user says so."""
     if field_at(source, "spec", "suspend"):
@@ -314,6 +320,14 @@ DECLARED_COLUMNS: dict[str, Columns] = {
         AGE,
         Column("RULES", _rules, is_wide=True),
         Column("WHY", reason("Accepted"), is_wide=True),
+    ),
+    "ModelPolicy": (
+        NAME,
+        Column("OWNERS", texts("spec", "onDemand", "owners")),
+        Column("MODELS", text("status", "models")),
+        Column("REFUSED", _refused),
+        AGE,
+        Column("LICENSES", texts("spec", "onDemand", "licenses"), is_wide=True),
     ),
     "GitSource": (
         NAME,

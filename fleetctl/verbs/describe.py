@@ -33,6 +33,7 @@ from schemas.event import Event
 from schemas.gitsource import Drift, GitCommit, GitSource
 from schemas.meta import ApiObject, ManagedFieldsEntry, is_true
 from schemas.model_snapshot import ModelSnapshot
+from schemas.modelpolicy import ModelPolicy, ModelPolicyStatus
 from schemas.node import Node
 from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import Replica
@@ -187,6 +188,10 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
             parts = await _group_sections(transport, obj, now)
         case ModelRoute():
             parts = [await _backend_section(transport, obj)]
+        case ModelPolicy(status=ModelPolicyStatus(refusals=refusals)) if refusals:
+            titles = ("REPOSITORY", "REASON", "AGE", "MESSAGE")
+            rows = [(r.repo, r.reason, printers.age(r.at, now), r.message) for r in refusals]
+            parts = [table_section("Refused", titles, rows)]
         case GitSource():
             parts = _source_sections(obj, now)
         case _:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.on_demand import OnDemandModels
 from gateway.forwarding.router import LoadTracker
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.fleet_state import FleetState
@@ -152,6 +153,7 @@ class AdminContext:
     fleet_state: FleetState
     load_tracker: LoadTracker
     activator: Activator
+    on_demand: OnDemandModels
     model_states: ModelStates
     recorder: RequestRecorder
     nodes: NodeCache

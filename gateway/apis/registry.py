@@ -13,7 +13,7 @@ from machinery.clock import Clock
 PATHS = (*ollama.PATHS, *anthropic.PATHS, llama_cpp.INFILL, *audio.PATHS)
 """Paths of requests to models."""
 # Paths below `/api` that are not Ollama's.
-_ADMINS = ("/api/cluster/", "/api/dashboard/", "/api/requests/")
+_ADMINS = ("/api/cluster/", "/api/dashboard/", "/api/requests/", "/api/v1/")
 # A header that Anthropic's clients always send, and others never.
 VERSION = "anthropic-version"
 

@@ -70,6 +70,12 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /api/ps": "user",
         "POST /api/show": "user",
         "POST /api/pull": "user",
+        # LM Studio's and llama-swap's loads and unloads. An unload concerns all clients.
+        "POST /api/v1/models/load": "user",
+        "POST /api/v1/models/unload": "operator",
+        "GET /running": "user",
+        "POST /api/models/unload": "operator",
+        "POST /api/models/unload/{name:path}": "operator",
         # Ollama's management of models, which is refused with an explanation.
         "* /api/create": "user",
         "* /api/copy": "user",

@@ -13,13 +13,13 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway import errors
 from gateway.forwarding.policy import QueuePolicy
 from gateway.forwarding.router import LoadTracker
 from gateway.state.table_cache import TableCache
-from machinery.clock import Clock
+from machinery.clock import NEVER, Clock
 from schemas.wire.errors import Refusal
 
 # Starting the response fixes its status, so not at once. Proxies drop silent connections after 30
@@ -247,6 +247,14 @@ class WaitingRequest:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class Release(NamedTuple):
+    """The end of a deployment's use, by the wish of clients."""
+
+    level: int
+    """1: its idle replicas may give way at once. 2: they end now."""
+    until_s: float
+
+
 class Activator:
     """Holds requests that no engine can take now, and releases them into free slots, oldest first (Knative's activator).
 
@@ -269,20 +277,45 @@ class Activator:
         """Deployments that requests have waited for."""
         self._missed_until_s: dict[str, float] = {}
         self._kept_until_s: dict[str, float] = {}
+        self.released: dict[str, Release] = {}
+        """Deployments that no client needs at the moment; nearly always empty."""
         table_cache.on_change(self._wake_all)
 
     def keep(self, deployments: Iterable[str], hold_s: float) -> None:
-        """Ask that a replica of each deployment stays for so long (a client's `keep_alive`); 0 ends an earlier wish.
+        """Ask that a replica of each deployment stays for so long (a client's `keep_alive`).
 
-        A longer wish of another client remains.
+        A longer wish of another client remains. 0 ends all wishes: idle replicas may give way at once, until the next
+        request.
         """
         now_s = self._clock.monotonic()
         for name in deployments:
             if hold_s <= 0:
                 self._kept_until_s.pop(name, None)
+                self.released[name] = Release(1, NEVER)
                 continue
+            self.released.pop(name, None)
             until_s = now_s + min(hold_s, LONGEST_KEEP_S)
             self._kept_until_s[name] = max(until_s, self._kept_until_s.get(name, until_s))
+
+    def unload(self, deployments: Iterable[str]) -> None:
+        """Ask that the idle replicas of the deployments end now."""
+        until_s = self._clock.monotonic() + _MISSED_S
+        for name in deployments:
+            self._kept_until_s.pop(name, None)
+            self.released[name] = Release(2, until_s)
+
+    def claim(self, deployments: Iterable[str]) -> None:
+        """Note that a request uses the deployments: they are released no longer."""
+        for name in deployments:
+            self.released.pop(name, None)
+
+    def releases(self) -> dict[str, int]:
+        """Return the released deployments: 1 if they may give way at once, 2 if they are unloaded."""
+        now_s = self._clock.monotonic()
+        for name, release in tuple(self.released.items()):
+            if release.until_s <= now_s:
+                self.released[name] = Release(1, NEVER)
+        return {name: release.level for name, release in self.released.items()}
 
     def kept_until(self, deployments: Iterable[str], now: datetime) -> datetime | None:
         """Return the end of the longest wish for these deployments; None without one."""

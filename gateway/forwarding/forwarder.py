@@ -26,7 +26,8 @@ from gateway.forwarding.attempt import (
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.hedge import AttemptCoroutine, race
 from gateway.forwarding.model_state import ModelState, ModelStates, RequestTerms
-from gateway.forwarding.policy import Deadline
+from gateway.forwarding.on_demand import OnDemandModels
+from gateway.forwarding.policy import Deadline, ForwardingPolicy
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import (
     Attempt,
@@ -44,6 +45,7 @@ from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.upstream.call import BrokenResponseError, UnreachableError, UpstreamError
 from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
+from schemas.modelpolicy import on_demand_name
 from schemas.wire import headers
 from schemas.wire.errors import Refusal
 
@@ -76,6 +78,7 @@ class Forwarder(AttemptOwner):
         activator: Activator,
         router: Router,
         resumer: Resumer,
+        on_demand: OnDemandModels,
     ) -> None:
         self.table_cache, self.metrics, self.clock = (
             attempts.table_cache,
@@ -90,6 +93,7 @@ class Forwarder(AttemptOwner):
         self._router = router
         self._decisions = router.decisions
         self._resumer = resumer
+        self.on_demand = on_demand
 
     def start(
         self, request: InferenceRequest, state: RetryState, client: ForwardClient, now_s: float
@@ -184,6 +188,11 @@ class Forwarder(AttemptOwner):
     def keep_loaded(self, model: ServedModel, hold_s: float) -> None:
         """Keep the model's deployments from being scaled to zero for so long."""
         self._activator.keep(model.deployments(), hold_s)
+
+    def claim(self, model: ServedModel) -> None:
+        """Note that a request uses the model, which clients may have released before."""
+        if self._activator.released:
+            self._activator.claim(model.deployments())
 
     def has_free_slot(self, name: str) -> bool:
         """Return whether an engine of the model would begin with a request at once, as far as is known."""
@@ -372,7 +381,25 @@ class Forwarder(AttemptOwner):
                 end = model_refusals.nothing_ready(name, reason)
                 return Patience(recovering, policy.recovery_s, end)
             case _:
-                return self._refusal(request, choice)
+                return self._await_deployment(request, choice, policy)
+
+    def _await_deployment(
+        self,
+        request: InferenceRequest,
+        choice: UnknownModel | NoReadyEndpoint,
+        policy: ForwardingPolicy,
+    ) -> Patience | Refusal:
+        """Return how long a request waits for a ModelDeployment that the reconciler is asked for; else the refusal."""
+        name = request.model
+        if not isinstance(choice, UnknownModel) or not self.on_demand.is_asked(name):
+            return self._refusal(request, choice)
+        refusal = self.on_demand.refusal(name)
+        if refusal is not None:
+            return refusal
+        self.on_demand.renew(name)
+        reason = "The reconciler decides whether to deploy it on demand."
+        end = model_refusals.model_starting(name, policy.hold_s, reason, 0.0)
+        return Patience(on_demand_name(name), policy.hold_s, end)
 
     def _may_retry(
         self, request: InferenceRequest, state: RetryState, failures: AttemptFailures, now_s: float

@@ -8,7 +8,9 @@ from machinery.prometheus import Gauge
 from schemas.wire import metrics as wire_metrics
 
 
-def deployment_gauges(load_tracker: LoadTracker, activator: Activator) -> tuple[Gauge, Gauge]:
+def deployment_gauges(
+    load_tracker: LoadTracker, activator: Activator
+) -> tuple[Gauge, Gauge, Gauge]:
     """Return the gauges of the load by deployment."""
     return (
         Gauge(
@@ -21,6 +23,12 @@ def deployment_gauges(load_tracker: LoadTracker, activator: Activator) -> tuple[
             wire_metrics.DEPLOYMENT_WAITING,
             "Requests that wait for a replica; at least 1 while a client's keep_alive lasts.",
             activator.demand,
+            labels=(wire_metrics.DEPLOYMENT_LABEL,),
+        ),
+        Gauge(
+            wire_metrics.DEPLOYMENT_RELEASED,
+            "1: no client needs it, so it may give way at once. 2: it is unloaded.",
+            activator.releases,
             labels=(wire_metrics.DEPLOYMENT_LABEL,),
         ),
     )

@@ -1,13 +1,16 @@
-"""Refusals of requests for models that do not serve now: none is ready, the model starts, or all slots are taken."""
+"""Refusals of requests for models that do not serve: none is ready, it starts, slots are taken, a policy forbids it."""
 
 import math
+from collections.abc import Sequence
 
+from schemas.records import Role
 from schemas.wire.errors import Refusal
 
 # Long enough to load a small model.
 _NOT_READY_RETRY_S = 5
 # Of a model that is fetched first, the rest of the time is a guess.
 _LONGEST_RETRY_S = 600
+_OWNERS_SHOWN = 10
 
 
 def nothing_ready(name: str, reason: str) -> Refusal:
@@ -63,4 +66,45 @@ def all_busy(name: str, waited_s: float) -> Refusal:
         type="rate_limit_error",
         code="queue_full",
         retry_after_s=_NOT_READY_RETRY_S,
+    )
+
+
+def owner_not_allowed(name: str, owners: Sequence[str]) -> Refusal:
+    """Return the refusal of a repository whose owner no ModelPolicy names."""
+    listed = ", ".join(owners[:_OWNERS_SHOWN]) + (" and more" if owners[_OWNERS_SHOWN:] else "")
+    owner = name.partition("/")[0]
+    message = (
+        f"The model '{name}' does not exist, and no ModelPolicy allows models of '{owner}' on demand. Allowed owners are "
+        f"{listed}. `fleetctl run {name}` deploys it, if you may write to the fleet."
+    )
+    return Refusal(status=404, message=message, param="model", code="model_not_found")
+
+
+def role_too_low(policy: str, name: str, role: Role, needed: Role) -> Refusal:
+    """Return the refusal of a key that may not ask for new models."""
+    message = (
+        f"The model '{name}' is not deployed, and ModelPolicy {policy} lets keys with the role {needed} ask for new models; "
+        f"this one has the role {role}."
+    )
+    return Refusal(status=403, message=message, param="model", code="model_not_allowed")
+
+
+def not_allowed(policy: str, name: str, why: str) -> Refusal:
+    """Return the refusal of a repository that the reconciler did not deploy; `why` is its message."""
+    message = f"The model '{name}' is not deployed on demand by ModelPolicy {policy}: {why}."
+    return Refusal(status=403, message=message, param="model", code="model_not_allowed")
+
+
+def too_many_new(name: str, wait_s: float) -> Refusal:
+    """Return the refusal of one new model too many for a key, or for the gateway."""
+    message = (
+        f"The model '{name}' is not deployed, and too many new models were asked for: the limit is newModelsPerHour of the "
+        "ModelPolicy for each API key. Ask for a model that is deployed, or repeat the request later."
+    )
+    return Refusal(
+        status=429,
+        message=message,
+        type="rate_limit_error",
+        code="too_many_new_models",
+        retry_after_s=math.ceil(wait_s),
     )

@@ -507,11 +507,8 @@ def _recovering(backends: tuple[WeightedBackend, ...], inputs: TableInputs) -> I
 
 def _can_scale_to_zero(deployment: ModelDeployment) -> bool:
     """Return whether autoscaling may leave the deployment without a replica."""
-    autoscaling = deployment.spec.autoscaling
-    if autoscaling is None or deployment.metadata.deletion_timestamp is not None:
-        return False
-    fewest = (autoscaling.min_replicas, *(w.min_replicas for w in autoscaling.schedule))
-    return 0 in fewest
+    autoscaling, is_gone = deployment.spec.autoscaling, deployment.metadata.deletion_timestamp
+    return autoscaling is not None and is_gone is None and autoscaling.may_be_at_zero
 
 
 def _is_starting(name: str, deployment: ModelDeployment, inputs: TableInputs) -> bool:

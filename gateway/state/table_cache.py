@@ -129,6 +129,12 @@ class TableCache:
         status = self._named_statuses.get(deployment)
         return None if status is None else status.loading
 
+    def may_be_at_zero(self, deployment: str) -> bool:
+        """Return whether autoscaling may leave a deployment without a replica."""
+        declared = self._inputs.deployments.get(deployment)
+        autoscaling = None if declared is None else declared.spec.autoscaling
+        return autoscaling is not None and autoscaling.may_be_at_zero
+
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call the handler after each change in the store."""
         self._handlers.append(handler)

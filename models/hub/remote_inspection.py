@@ -31,6 +31,11 @@ _CONFIG_FILE: Final = "config.json"
 # mlx-lm reads weights from files with such names only.
 _WEIGHT_FILE: Final = re.compile(r"model[^/]*\.safetensors")
 _AT_ONCE: Final = 4
+_CARD_FILE: Final = "README.md"
+_MAX_CARD_BYTES: Final = 64 << 10
+_MAX_LICENSES: Final = 10
+_FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\r?\n(.*?)\n---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_LICENSE: Final = re.compile(r"^license(?:_name)?:([^\n]*)((?:\n[ \t]*-[^\n]*)*)", re.MULTILINE)
 # What is smaller weighs nothing beside the weights.
 _LARGE_BYTES: Final = 1 << 20
 
@@ -50,6 +55,45 @@ class RemoteModel:
     def size_bytes(self) -> int:
         """Return the bytes of all files to fetch."""
         return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryFacts:
+    """Facts by which a policy decides about a repository."""
+
+    commit: str
+    size_bytes: int
+    """Bytes of the files that are fetched."""
+    licenses: tuple[str, ...]
+    """Licences on its card, in lower case; empty if it names none."""
+
+
+async def describe_repository(hub: ModelHub, repo: str, revision: str) -> RepositoryFacts:
+    """Return the commit of a revision, with its size and the licence on its card.
+
+    Raises:
+        ModelFetchError: the hub refuses, does not answer, or lists no model.
+
+    """
+    commit = await hub.resolve(repo, revision)
+    listed = await hub.files(repo, commit)
+    size = sum(file.size for file in select_files(listed))
+    card = next((file for file in listed if file.path == _CARD_FILE), None)
+    raw = b"" if card is None else await _read_start(hub, repo, commit, card, _MAX_CARD_BYTES)
+    licenses = card_licenses(raw.decode(errors="replace"))
+    return RepositoryFacts(commit=commit, size_bytes=size, licenses=licenses)
+
+
+def card_licenses(card: str) -> tuple[str, ...]:
+    """Return the licences that the front matter of a model card names: `license`, and `license_name` of another one."""
+    front = _FRONT_MATTER.match(card)
+    if front is None:
+        return ()
+    named: list[str] = []
+    for match in _LICENSE.finditer(front[1]):
+        values = [match[1]] if match[1].strip() else re.findall(r"-[ \t]+(.+)", match[2])
+        named += (value.strip().strip("\"'").lower() for value in values)
+    return tuple(name for name in dict.fromkeys(named) if name)[:_MAX_LICENSES]
 
 
 async def inspect_remote(

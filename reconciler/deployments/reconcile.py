@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 _REPORT_GRACE_S = 2.0
 # A model at zero looks so often for a replica that became idle: gateways are scraped as often.
 _SWAP_S = 1.0
+# Value of `Demand.released` while an operator unloads the model.
+_UNLOADED = 2
 
 
 class ReportGrace:
@@ -171,6 +173,8 @@ class DeploymentReconciler:
             self._clock.now(),
             self._clock.monotonic(),
         )
+        if demand is not None and demand.released >= _UNLOADED:
+            return autoscaler.after_unload(name, decided)
         replicas = self._lister.replicas_of(name)
         asleep = self._state.liveness.asleep(self._lister)
         sleeping = sum(asleep.issuperset(rank.node for rank in r.spec.ranks) for r in replicas)

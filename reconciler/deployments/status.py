@@ -144,11 +144,16 @@ def _load_forecast(
             seconds=round(wait.seconds, 1), since=now, gives_way=wait.gives_way[:_SHOWN_VICTIMS]
         )
     before = None if old is None else old.loading
-    if before is None or forecast is None or before.gives_way != forecast.gives_way:
+    if before is None or forecast is None or _key(before) != _key(forecast):
         return forecast
     moved_s = abs(before.remaining_s(now) - forecast.remaining_s(now))
     is_same = moved_s <= max(_FORECAST_S, _FORECAST_PART * forecast.seconds)
     return before if is_same else forecast
+
+
+def _key(forecast: LoadForecast) -> tuple[object, ...]:
+    """Return the parts of which every change is told."""
+    return forecast.gives_way, forecast.fetch_bytes, forecast.fetched_bytes
 
 
 def _forecast_of(
@@ -164,10 +169,16 @@ def _forecast_of(
         )
         for rank in replica.replica.spec.ranks
     )
-    if replica.fetch is not None:
-        eta_s = replica.fetch.eta_seconds
-        seconds = None if eta_s is None else round(eta_s + load_s, 1)
-        return None if seconds is None else LoadForecast(seconds=seconds, since=now)
+    fetch = replica.fetch
+    if fetch is not None:
+        if fetch.eta_seconds is None:
+            return None
+        return LoadForecast(
+            seconds=round(fetch.eta_seconds + load_s, 1),
+            since=now,
+            fetch_bytes=fetch.total_bytes,
+            fetched_bytes=fetch.present_bytes,
+        )
     since = replica.loads_since or now
     return LoadForecast(seconds=round(load_s, 1), since=since)
 

@@ -26,6 +26,7 @@ from schemas.deployment import (
 )
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment, pinned
+from schemas.modelpolicy import ModelPolicy
 from schemas.node import Node, NodeLifeStatus, NodeStatus
 from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import RankStatus, Replica
@@ -195,6 +196,10 @@ class Lister:
             for deployment in self.declared_deployments()
             if deployment.spec.preload is not None
         }
+
+    def policies(self) -> list[ModelPolicy]:
+        """Return the policies for models on demand, by name."""
+        return [obj for obj in self.of_kind("ModelPolicy") if isinstance(obj, ModelPolicy)]
 
     def scraped_deployments(self) -> set[str]:
         """Return the deployments whose demand is needed: those with an autoscaler or a running canary.

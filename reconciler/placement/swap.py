@@ -19,6 +19,8 @@ _START_S: Final = 4.0
 _UNMEASURED_GBPS: Final = 1.0
 # Someone reads an answer and writes the next question within a minute. Loading takes at most a fifth of the time.
 _LEAST_RESIDENCE_S, _RESIDENCE_PER_LOAD = 60.0, 4.0
+# Small beside every other value, so that those on demand are still in order among each other.
+_ON_DEMAND_PART: Final = 1e-6
 
 USES_HALF_LIFE_S: Final = 3600.0
 """A use counts half as much after this time."""
@@ -35,11 +37,14 @@ class IdleReplica:
     """Seconds in which its next use is expected."""
     stays_s: float = 0.0
     """Seconds until its minimum residence is over; it may go from 0 on."""
+    is_on_demand: bool = False
+    """True if its model is not declared: it goes before the models that are."""
 
     @property
     def value(self) -> float:
         """Return the share of the time until its next use that loading it again takes."""
-        return self.load_s / self.next_use_s
+        value = self.load_s / self.next_use_s
+        return value * _ON_DEMAND_PART if self.is_on_demand else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,13 +89,14 @@ SECTION: Final = ReasonSection(
             "GaveWay",
             "Idle replicas ended so that a model at zero has room; the next request starts one again.",
         ),
+        normal("Unloaded", "A client unloaded the model; the next request starts it again."),
         normal("Woken", "A request waits, so the first replica starts."),
         normal("AtMinimum", "`minReplicas` keeps more replicas than the load needs."),
     ),
 )
 
 OTHER_KINDS: Final = ReasonSection(
-    title="ModelRoute, NodePool, ShardGroup: Accepted, Ready, FabricHealthy",
+    title="ModelRoute, ModelPolicy, NodePool, ShardGroup: Accepted, refusals, Ready, FabricHealthy",
     shown_by="fleetctl describe KIND NAME",
     reasons=(
         problem(
@@ -132,6 +133,30 @@ OTHER_KINDS: Final = ReasonSection(
             "NotMeasured",
             "FabricHealthy: no regular check of the cables has run yet; they wait while a replica uses the group.",
         ),
+        problem(
+            "TooLarge",
+            "is larger than its policy allows",
+            "ModelPolicy: the files of a model that a client asked for are larger than `maxSize`.",
+            "Ask for a smaller quantization, or raise `spec.onDemand.maxSize`.",
+        ),
+        problem(
+            "LicenseNotAllowed",
+            "has a licence that its policy forbids",
+            "ModelPolicy: the card of a model that a client asked for names none of the allowed licences.",
+            "Read the licence. If you accept it, add it to `spec.onDemand.licenses`.",
+        ),
+        problem(
+            "TooManyModels",
+            "has too many models on demand",
+            "ModelPolicy: as many models as `maxModels` are deployed on demand.",
+            "`fleetctl delete md/NAME` deletes one, or raise `spec.onDemand.maxModels`.",
+        ),
+        problem(
+            "TooManyBytes",
+            "has too many bytes on demand",
+            "ModelPolicy: the files of all models on demand would be larger than `maxTotalSize`.",
+            "`fleetctl delete md/NAME` deletes one, or raise `spec.onDemand.maxTotalSize`.",
+        ),
         normal("BackendsFound", "All deployments of the route exist."),
         normal("NodesReady", "The pool has a Mac that is ready."),
         normal("MembersReady", "The group has as many ready Macs as it needs."),
@@ -142,6 +167,13 @@ EVENTS: Final = ReasonSection(
     title="Events: what the fleet did",
     shown_by="fleetctl events",
     reasons=(
+        normal(
+            "DeployedOnDemand",
+            "A client asked for a model that a ModelPolicy allows; it was deployed.",
+        ),
+        normal(
+            "DeletedUnused", "A model on demand was unused for `unusedFor`, or its policy is gone."
+        ),
         normal(
             "ModelCollected",
             "A Mac's disk was full, so its agent removed a model that nothing uses.",

@@ -10,6 +10,10 @@ from schemas.wire.errors import invalid
 # Exported by gateways; read by the reconciler for autoscaling and canary analysis, and by `fleetctl top`.
 DEPLOYMENT_IN_FLIGHT: Final = "fleet_gateway_deployment_in_flight"
 DEPLOYMENT_WAITING: Final = "fleet_gateway_deployment_waiting"
+DEPLOYMENT_RELEASED: Final = "fleet_gateway_deployment_released"
+"""1: a client said that it needs the model no longer, so that it may give way at once; 2: an operator unloads it."""
+ON_DEMAND: Final = "fleet_gateway_on_demand"
+"""1 for each repository of a hub that clients ask for, and that nothing declares."""
 VERSION_REQUESTS: Final = "fleet_gateway_version_requests_total"
 VERSION_TTFT: Final = "fleet_gateway_version_first_token_seconds"
 """Time to the first token, a histogram: its samples carry the suffixes `_bucket`, `_sum` and `_count`."""
@@ -20,6 +24,7 @@ BUCKET_SUFFIX: Final = "_bucket"
 
 # Labels of the metrics above.
 DEPLOYMENT_LABEL: Final = "deployment"
+REPOSITORY_LABEL: Final = "repository"
 TEMPLATE_LABEL: Final = "template"
 OUTCOME_LABEL: Final = "outcome"
 BUCKET_LABEL: Final = "le"

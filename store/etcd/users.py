@@ -201,7 +201,10 @@ def _admin() -> list[Permission]:
 
 
 def _reconciler() -> list[Permission]:
-    judged = ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute", "GitSource", "Replica")
+    judged = (
+        *("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute", "ModelPolicy", "GitSource"),
+        "Replica",
+    )
     return [
         *(
             prefix_permission(prefix, Right.READ)
@@ -221,7 +224,7 @@ def _reconciler() -> list[Permission]:
         # The leader applies and prunes the manifests of GitSources.
         *(
             prefix_permission(keys.spec_prefix(kind), Right.READWRITE)
-            for kind in ("NodePool", "ShardGroup", "ModelRoute", "GitSource")
+            for kind in ("NodePool", "ShardGroup", "ModelRoute", "ModelPolicy", "GitSource")
         ),
         prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
         # It records those writes, and removes old records.
@@ -269,6 +272,9 @@ def _gateway() -> list[Permission]:
         keys.spec_prefix("ModelDeployment"),
         keys.status_prefix("ModelDeployment"),
         keys.spec_prefix("ModelRoute"),
+        # Which models clients may ask for, and what the reconciler refused.
+        keys.spec_prefix("ModelPolicy"),
+        keys.status_prefix("ModelPolicy"),
         # An endpoint counts only on the node that has the replica.
         keys.spec_prefix("Replica"),
         # Labels contain the site of a Mac.

@@ -112,6 +112,7 @@ PERIODS = {
     "reconciler/services/kept_records.py": "collects changes before it writes them",
     "store/events.py": "collects events before it writes them",
     "reconciler/services/change_retention.py": "removes old records once an hour",
+    "reconciler/services/on_demand.py": "looks for requested models every second",
     "store/etcd/authentication.py": "waits for the end of its backoff",
     "store/etcd/member/embedded.py": "polls the start of its own etcd",
     "store/etcd/member/maintenance.py": "looks at its own etcd every five seconds",

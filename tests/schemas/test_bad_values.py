@@ -10,6 +10,7 @@ from schemas.deployment import ModelDeployment
 from schemas.gitsource import GitSource
 from schemas.kinds import KINDS
 from schemas.meta import ApiObject
+from schemas.modelpolicy import ModelPolicy
 from schemas.node import Node
 from schemas.pools import NodePool
 from schemas.route import ModelRoute
@@ -21,6 +22,14 @@ GOOD: dict[type[ApiObject], Tree] = {
     NodePool: {},
     ShardGroup: {"members": [{"node": "a"}, {"node": "b"}]},
     ModelRoute: {"model": "fast", "backends": [{"deployment": "qwen"}]},
+    ModelPolicy: {
+        "onDemand": {
+            "owners": ["mlx-community"],
+            "licenses": ["mit"],
+            "maxSize": "20Gi",
+            "maxTotalSize": "100Gi",
+        }
+    },
     GitSource: {"repository": "https://git.example.com/fleet.git"},
     Node: {},
 }

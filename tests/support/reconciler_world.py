@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from machinery.clock import Clock, SystemClock
-from reconciler.controller import Controller
+from models.hub.hub_settings import HubSettings
+from reconciler.controller import Controller, OutboundSettings
 from reconciler.deployments.actions import (
     Action,
     AdoptReplica,
@@ -243,10 +244,16 @@ async def leading(
     clock: Clock | None = None,
     grace_s: float = 30.0,
     git: GitSettings | None = None,
+    hubs: HubSettings | None = None,
 ) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
     """Run a controller and agents for the length of a block, and crash them then; yield their tasks by name."""
     controller = Controller(
-        store, clock or SystemClock(), identity="test", grace_s=grace_s, git=git
+        store,
+        clock or SystemClock(),
+        identity="test",
+        grace_s=grace_s,
+        git=git,
+        outbound=OutboundSettings(hubs=hubs or HubSettings()),
     )
     async with asyncio.TaskGroup() as group:
         tasks = {"controller": group.create_task(controller.run())}

@@ -1,5 +1,6 @@
 """Adapter of Ollama's API: the engine request for each of its paths."""
 
+import re
 from typing import Any
 
 import orjson
@@ -26,6 +27,8 @@ _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 _EMBEDDINGS, _TOKENIZE = "/v1/embeddings", "/tokenize"
 # The tag that Ollama clients add to model names.
 _TAG = ":latest"
+# The places that Ollama's clients write before the name of a repository.
+_HUB_HOST = re.compile(r"^(https://)?(hf|huggingface)\.co/")
 
 
 class OllamaAdapter(ApiAdapter):
@@ -87,19 +90,16 @@ class OllamaAdapter(ApiAdapter):
     def _load(
         self, http_request: HttpRequest, body_fields: ChatBody | GenerateBody
     ) -> tuple[InferenceRequest, ResponseTranslator]:
-        """Return a minimal engine request, which waits until the model is ready."""
-        if request_translator.keep_alive_s(body_fields.keep_alive) == 0:
-            raise invalid(
-                "Clients do not unload models here, because others may use them. With `minReplicas: 0` in "
-                "spec.autoscaling the model goes after its idleTime; `fleetctl scale --replicas=0` ends it now.",
-                param="keep_alive",
-            )
+        """Return a minimal engine request, which waits until the model is ready; with keep_alive 0, one that no engine gets."""
         body = {"model": body_fields.model, "prompt": "hello"}
         request = self._ask(http_request, _TOKENIZE, body, body_fields)
-        is_streamed = body_fields.stream is not False
-        is_chat = isinstance(body_fields, ChatBody)
+        request.is_unload = request.keep_alive_s == 0
         return request, LoadTranslator(
-            body_fields.model, self._clock, is_chat=is_chat, is_streamed=is_streamed
+            body_fields.model,
+            self._clock,
+            is_chat=isinstance(body_fields, ChatBody),
+            is_streamed=body_fields.stream is not False,
+            reason="unload" if request.is_unload else "load",
         )
 
     def _ask(
@@ -126,7 +126,8 @@ class OllamaAdapter(ApiAdapter):
 
 
 def resolve_name(table_cache: TableCache, name: str) -> str:
-    """Return the model name without its tag, if only that name is known."""
+    """Return the model name without its tag, if only that name is known, and a repository without the hub before it."""
+    name = _HUB_HOST.sub("", name)
     bare = name.removesuffix(_TAG)
     models = table_cache.table.models
     return bare if name not in models and bare in models else name

@@ -7,7 +7,7 @@ that of its name.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import orjson
@@ -203,8 +203,17 @@ class GenerationTranslator(OllamaErrorTranslator):
 class LoadTranslator(OllamaErrorTranslator):
     """Translates the response to a request without a prompt, which loads a model in Ollama."""
 
-    def __init__(self, model: str, clock: Clock, *, is_chat: bool, is_streamed: bool) -> None:
-        """`model`: the name that the client used."""
+    def __init__(
+        self,
+        model: str,
+        clock: Clock,
+        *,
+        is_chat: bool,
+        is_streamed: bool,
+        reason: Literal["load", "unload"] = "load",
+    ) -> None:
+        """`model`: the name that the client used; `reason`: what was done."""
+        self._reason = reason
         self._model = model
         self._clock = clock
         self._began_s = clock.monotonic()
@@ -223,7 +232,7 @@ class LoadTranslator(OllamaErrorTranslator):
             "created_at": self._clock.now().isoformat(),
             **message,
             "done": True,
-            "done_reason": "load",
+            "done_reason": self._reason,
             "total_duration": round((self._clock.monotonic() - self._began_s) * 1e9),
             "load_duration": round(self._waited_s * 1e9),
         }
@@ -281,6 +290,11 @@ class EmbeddingTranslator(OllamaErrorTranslator):
         return 200, headers, members[:-1] + b',"embeddings":[' + vectors + b"]}"
 
 
+def digest(name: str) -> str:
+    """Return the digest of a model: that of its name, because it may have several deployments."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
 def tags_body(models: Iterable[ServedModel], facts: Mapping[str, ModelFacts]) -> Json:
     """Return the response of `/api/tags`."""
     return {"models": [_model_entry(model, facts[model.name]) for model in models]}
@@ -336,7 +350,7 @@ def _model_entry(model: ServedModel, facts: ModelFacts) -> Json:
         "model": model.name,
         "modified_at": _modified_at(model),
         "size": facts.weights_bytes,
-        "digest": hashlib.sha256(model.name.encode()).hexdigest(),
+        "digest": digest(model.name),
         "details": _details(facts),
     }
 

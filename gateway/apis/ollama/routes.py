@@ -15,24 +15,16 @@ from fastapi.responses import StreamingResponse
 
 from gateway import errors
 from gateway.apis.adapter import decode
+from gateway.apis.model_loads import ModelLoads
 from gateway.apis.ollama import response_translator
 from gateway.apis.ollama.adapter import resolve_name
 from gateway.apis.ollama.model_facts import FactReader, ModelFacts
-from gateway.auth.access_control import AccessControl, can_see, principal_of
-from gateway.forwarding.admission import Activator
+from gateway.apis.request_body import read_body
+from gateway.auth.access_control import can_see
 from gateway.routing.table import ServedModel
-from gateway.state.table_cache import TableCache
-from machinery.clock import Clock
 from schemas.deployment import HUB_REPO_PATTERN
-from schemas.wire.errors import RefusedError, body_too_large, invalid
+from schemas.wire.errors import RefusedError, invalid
 
-# A model name and a few options.
-_BODY_LIMIT = 64 << 10
-# A large model is fetched over a home's line meanwhile.
-_PULL_LIMIT_S = 3600.0
-_PULL_LINE_S = 2.0
-# The places that Ollama's clients write before the name of a repository.
-_HUB_HOST = re.compile(r"^(https://)?(hf|huggingface)\.co/")
 _REPOSITORY = re.compile(HUB_REPO_PATTERN)
 _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
@@ -72,11 +64,8 @@ def root_response() -> Response:
 class OllamaRoutes:
     """Route handlers, one method for each route."""
 
-    table_cache: TableCache
-    access: AccessControl
-    activator: Activator
+    loads: ModelLoads
     facts: FactReader
-    clock: Clock
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to the application."""
@@ -101,26 +90,27 @@ class OllamaRoutes:
 
     async def running(self, request: Request) -> Response:
         """List the models that have a replica."""
-        models, now = self._models(request), self.clock.now()
+        models, now = self._models(request), self.loads.clock.now()
         facts = await self.facts(models)
         return _json(
             response_translator.running_body(
-                models, facts, lambda model: self.activator.kept_until(model.deployments(), now)
+                models,
+                facts,
+                lambda model: self.loads.activator.kept_until(model.deployments(), now),
             )
         )
 
     async def show(self, request: Request) -> Response:
         """Describe one model."""
-        body_fields = decode(_NAMED, _NamedModel, await _body(request))
-        model = self._named(request, body_fields.model or body_fields.name)
+        body_fields = decode(_NAMED, _NamedModel, await read_body(request))
+        model = self.loads.find(request, body_fields.model or body_fields.name)
         return _json(response_translator.show_body(model, await self._facts(model)))
 
     async def pull(self, request: Request) -> Response:
-        """Wait until a declared model is ready, with the progress as lines; start it if it is scaled to zero."""
-        body_fields = decode(_NAMED, _NamedModel, await _body(request))
-        wanted = _HUB_HOST.sub("", body_fields.model or body_fields.name)
-        model = self._named(request, wanted)
-        lines = self._pull_lines(model.name, request)
+        """Wait until a model is ready, with the progress as lines; start it if it is at zero, ask for it if a policy allows it."""
+        body_fields = decode(_NAMED, _NamedModel, await read_body(request))
+        name = self.loads.ask(request, body_fields.model or body_fields.name)
+        lines = self._pull_lines(name, request)
         if body_fields.stream is not False:
             return StreamingResponse(lines, media_type="application/x-ndjson")
         last = b""
@@ -131,42 +121,40 @@ class OllamaRoutes:
 
     async def _pull_lines(self, name: str, request: Request) -> AsyncIterator[bytes]:
         """Yield lines until the model is ready or the client leaves."""
-        until_s, shown = self.clock.monotonic() + _PULL_LIMIT_S, ""
         yield _line(status=f"pulling {name}")
-        while self.clock.monotonic() < until_s:
-            model = self.table_cache.table.models.get(name)
-            if model is None:
-                yield _line(error=f"The model '{name}' is declared no longer.")
-                return
-            if model.ready() or model.kept():
-                yield _line(status="success")
-                return
-            for _, deployment in model.awaited:
-                self.activator.note_missing(deployment)
-            if model.reason != shown:
-                shown = model.reason
-                yield _line(status=shown)
-            await self.table_cache.changed(within_s=_PULL_LINE_S)
-            if await request.is_disconnected():
-                return
-        yield _line(error=f"'{name}' is not ready after {_PULL_LIMIT_S:.0f} s. {shown}")
+        digest = response_translator.digest(name)
+        try:
+            async for progress in self.loads.load(request, name):
+                if progress.fetch_bytes:
+                    yield _line(
+                        status=f"pulling {digest[:12]}",
+                        digest=f"sha256:{digest}",
+                        total=progress.fetch_bytes,
+                        completed=progress.fetched_bytes,
+                    )
+                else:
+                    yield _line(status=progress.text)
+        except RefusedError as error:
+            yield _line(error=error.refusal.message)
+            return
+        yield _line(status="success")
 
     async def copy(self, request: Request) -> Response:
         """Confirm a name that is declared for the model already; else answer with the manifest that declares it."""
-        body_fields = decode(_COPIED, _CopiedModel, await _body(request))
-        source = self._named(request, body_fields.source)
-        wanted = resolve_name(self.table_cache, body_fields.destination)
+        body_fields = decode(_COPIED, _CopiedModel, await read_body(request))
+        source = self.loads.find(request, body_fields.source)
+        wanted = resolve_name(self.loads.table_cache, body_fields.destination)
         if not wanted:
             raise invalid('"destination" must be the new name, as a string.', param="destination")
-        known = self.table_cache.table.models.get(wanted)
+        known = self.loads.table_cache.table.models.get(wanted)
         if known is not None and known.deployments() == source.deployments():
             return Response(status_code=200)
         raise _second_name(wanted, source)
 
     async def delete(self, request: Request) -> Response:
         """Refuse to delete a declared model, with the command that does."""
-        body_fields = decode(_NAMED, _NamedModel, await _body(request))
-        model = self._named(request, body_fields.model or body_fields.name)
+        body_fields = decode(_NAMED, _NamedModel, await read_body(request))
+        model = self.loads.find(request, body_fields.model or body_fields.name)
         named = " ".join(f"modeldeployment/{name}" for name in model.deployments())
         raise invalid(
             "Clients do not delete models here, because others may use them. "
@@ -177,12 +165,11 @@ class OllamaRoutes:
     async def create(self, request: Request) -> Response:
         """Refuse to create a model, with the manifest that declares it."""
         try:
-            given = msgspec.json.decode(await _body(request), type=dict[str, object])
+            given = msgspec.json.decode(await read_body(request), type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             given = {}
         name = str(given.get("model") or "NAME")
-        base = _HUB_HOST.sub("", str(given.get("from") or "ORGANISATION/NAME"))
-        base = resolve_name(self.table_cache, base)
+        base = resolve_name(self.loads.table_cache, str(given.get("from") or "ORGANISATION/NAME"))
         served = next((model for model in self._models(request) if model.name == base), None)
         if served is not None:
             raise _second_name(name, served)
@@ -207,29 +194,10 @@ class OllamaRoutes:
             RefusedError: the store was not read yet.
 
         """
-        if not self.table_cache.is_synced:
+        if not self.loads.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-        models = sorted(self.table_cache.table.models.values(), key=lambda model: model.name)
+        models = sorted(self.loads.table_cache.table.models.values(), key=lambda model: model.name)
         return [model for model in models if can_see(request, model.name)]
-
-    def _named(self, request: Request, wanted: str) -> ServedModel:
-        """Return the model of this name.
-
-        Raises:
-            RefusedError: the client may not use the model, or it does not exist.
-
-        """
-        if not self.table_cache.is_synced:
-            raise RefusedError(errors.not_synced())
-        name = resolve_name(self.table_cache, wanted)
-        if not name:
-            raise invalid('"model" must be the name of a model, as a string.', param="model")
-        self.access.allow(principal_of(request), name)
-        table = self.table_cache.table
-        model = table.models.get(name)
-        if model is None:
-            raise self.access.unknown_model(principal_of(request), table, name)
-        return model
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         return (await self.facts((model,)))[model.name]
@@ -254,19 +222,8 @@ def _declare(why: str, manifest: str) -> RefusedError:
     return invalid(f"{why}. Save this, and `fleetctl apply -f FILE`:\n{manifest}")
 
 
-def _line(**fields: str) -> bytes:
+def _line(**fields: str | int) -> bytes:
     return orjson.dumps(fields) + b"\n"
-
-
-async def _body(request: Request) -> bytes:
-    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise RefusedError(errors.compressed(coding))
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _BODY_LIMIT:
-            raise body_too_large(_BODY_LIMIT)
-    return bytes(body)
 
 
 def _json(body: response_translator.Json) -> Response:

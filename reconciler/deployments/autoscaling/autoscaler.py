@@ -29,6 +29,7 @@ ScalingReason: TypeAlias = Literal[
     "Idle",
     "GaveWay",
     "Asleep",
+    "Unloaded",
     "Woken",
     "AtMinimum",
     "AtMaximum",
@@ -251,6 +252,13 @@ class Autoscaler:
         own.record(spec.autoscaling, demand, now, now_s)
         target = target_requests(spec, status)
         return own.decision(target, current, demand, now, now_s)
+
+    def after_unload(self, name: str, decided: ScalingDecision) -> ScalingDecision:
+        """Return the decision for a deployment that an operator unloads: no replica, until a request comes."""
+        entry = self.histories.get(name)
+        if not decided.desired or entry is None or entry.bounds.low > 0:
+            return decided
+        return replace(decided, desired=0, reason="Unloaded", message="a client unloaded the model")
 
     def after_swap(self, name: str, decided: ScalingDecision, *, remaining: int) -> ScalingDecision:
         """Return the decision for a deployment whose idle replicas gave way: it stays at the remaining ones until a request comes."""

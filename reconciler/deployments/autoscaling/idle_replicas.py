@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from math import inf
 
 from reconciler.deployments.autoscaling.autoscaler import Autoscaler
 from reconciler.deployments.demand.gateway_metrics import Demand
@@ -9,6 +10,7 @@ from reconciler.listers.lister import Lister
 from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence_s
 from reconciler.placement.table import NodeTable
 from schemas.meta import ENDED_BECAUSE, ConditionStatus, ObjectKey, find_condition
+from schemas.modelpolicy import ON_DEMAND_LABEL
 from schemas.replica import Replica
 
 # Far more than a fleet has; each takes about 200 bytes.
@@ -56,8 +58,11 @@ def find_idle_replicas(
     return {
         replica.name: IdleReplica(
             load_s=seconds,
-            next_use_s=next_use_s(*autoscaler.use(name, now[1])),
-            stays_s=residence_s(seconds) - (now[0] - since).total_seconds(),
+            next_use_s=inf if load.released else next_use_s(*autoscaler.use(name, now[1])),
+            stays_s=0.0
+            if load.released
+            else residence_s(seconds) - (now[0] - since).total_seconds(),
+            is_on_demand=ON_DEMAND_LABEL in replica.metadata.labels,
         )
         for name in autoscaler.swappable()
         if (load := demand(name)) is not None and load.is_complete and not load.requests

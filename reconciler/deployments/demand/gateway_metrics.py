@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite
 
+from pydantic import ValidationError
+
 from machinery.prometheus import parse_samples
+from schemas.deployment import HubReference
 from schemas.wire import metrics
 
 
@@ -22,6 +25,8 @@ class Demand:
     """Requests that engines work on."""
     waiting: int = 0
     """Requests that gateways hold because no replica is ready."""
+    released: int = 0
+    """1: a client said that it needs the model no longer; 2: an operator unloads it; 0 while requests run or wait."""
     finished: int = 0
     """Requests that ended since scraping began; only its changes are meaningful."""
     silent: tuple[str, ...] = ()
@@ -122,6 +127,8 @@ _KNOWN = frozenset(
     {
         metrics.DEPLOYMENT_IN_FLIGHT,
         metrics.DEPLOYMENT_WAITING,
+        metrics.DEPLOYMENT_RELEASED,
+        metrics.ON_DEMAND,
         metrics.VERSION_REQUESTS,
         _TTFT_BUCKET,
         metrics.VERSION_OUTPUT_TOKENS,
@@ -134,6 +141,7 @@ _MOST = 1e12
 _MOST_BUSY = 100_000
 _VERSIONS = 50
 _BUCKETS = 64
+_REPOSITORIES = 64
 
 
 @dataclass(slots=True)
@@ -167,8 +175,11 @@ class GatewaySample:
 
     in_flight: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
+    released: dict[str, int] = field(default_factory=dict)
     versions: dict[str, dict[str, VersionSample]] = field(default_factory=dict)
     """By deployment and template."""
+    requested: set[str] = field(default_factory=set)
+    """Repositories of a hub that clients ask for."""
 
     def finished(self, deployment: str) -> float:
         """Return the number of the deployment's requests that ended."""
@@ -180,19 +191,35 @@ def parse(text: str, needed: AbstractSet[str]) -> GatewaySample:
     sample = GatewaySample()
     for found in parse_samples(text, _KNOWN):
         name, labels, value = found.name, found.labels, _number(found.value)
+        if name == metrics.ON_DEMAND:
+            repo = labels.get(metrics.REPOSITORY_LABEL, "")
+            if len(sample.requested) < _REPOSITORIES and _is_repo(repo):
+                sample.requested.add(repo)
+            continue
         deployment = labels.get(metrics.DEPLOYMENT_LABEL, "")
         if deployment not in needed or value is None or not isfinite(value):
             continue
-        if name in (metrics.DEPLOYMENT_IN_FLIGHT, metrics.DEPLOYMENT_WAITING):
-            is_in_flight = name == metrics.DEPLOYMENT_IN_FLIGHT
-            gauges = sample.in_flight if is_in_flight else sample.waiting
-            gauges[deployment] = int(min(value, _MOST_BUSY))
+        gauges = {
+            metrics.DEPLOYMENT_IN_FLIGHT: sample.in_flight,
+            metrics.DEPLOYMENT_WAITING: sample.waiting,
+            metrics.DEPLOYMENT_RELEASED: sample.released,
+        }
+        if name in gauges:
+            gauges[name][deployment] = int(min(value, _MOST_BUSY))
             continue
         versions = sample.versions.setdefault(deployment, {})
         template = labels.get(metrics.TEMPLATE_LABEL, "")
         if template in versions or len(versions) < _VERSIONS:
             _count(versions.setdefault(template, VersionSample()), name, labels, value)
     return sample
+
+
+def _is_repo(text: str) -> bool:
+    try:
+        HubReference(repo=text)
+    except ValidationError:
+        return False
+    return True
 
 
 def _count(version: VersionSample, name: str, labels: Mapping[str, str], value: float) -> None:
@@ -276,6 +303,16 @@ class DemandTotals:
         """Return the demand for a deployment; None if it was not needed in the last round."""
         return self._demands.get(deployment)
 
+    @property
+    def is_used(self) -> bool:
+        """True once a round of answers was recorded."""
+        return bool(self._gateways or self._demands)
+
+    def requested(self) -> frozenset[str]:
+        """Return the repositories of a hub that clients of any gateway ask for, by the last answers."""
+        asked = (g.sample.requested for g in self._gateways.values() if not g.is_silent)
+        return frozenset().union(*asked)
+
     def measured(self, deployment: str, template: str) -> VersionMetrics | None:
         """Return the metrics of a version since its deployment was first needed; None if it is not needed."""
         if deployment not in self._demands:
@@ -299,9 +336,13 @@ class DemandTotals:
     def _demand(self, name: str, now_s: float) -> Demand:
         recent = [g for g in self._gateways.values() if now_s - g.answered_s <= _KEPT_S]
         silent = tuple(sorted(g.url for g in self._gateways.values() if g.is_silent))
+        in_flight = sum(g.sample.in_flight.get(name, 0) for g in recent)
+        waiting = sum(g.sample.waiting.get(name, 0) for g in recent)
+        released = max((g.sample.released.get(name, 0) for g in recent), default=0)
         return Demand(
-            in_flight=sum(g.sample.in_flight.get(name, 0) for g in recent),
-            waiting=sum(g.sample.waiting.get(name, 0) for g in recent),
+            in_flight=in_flight,
+            waiting=waiting,
+            released=0 if silent or in_flight or waiting else released,
             finished=int(self._totals[name].finished),
             silent=silent,
             is_complete=bool(self._gateways) and not silent,

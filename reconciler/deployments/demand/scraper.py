@@ -52,14 +52,18 @@ class DemandScraper:
         *,
         needed: Callable[[], AbstractSet[str]],
         on_change: Callable[[str], object],
+        is_needed: Callable[[], bool] = lambda: False,
         dialer: Dialer | None = None,
     ) -> None:
-        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed."""
+        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed.
+
+        `is_needed`: whether gateways are scraped even if no deployment needs it, for models on demand.
+        """
         self._dialer = dialer or Dialer()
         self._untrusted: set[str] = set()
         """Gateways that are refused or refuse, by URL; each is logged once."""
         self._clock = clock
-        self._needed = needed
+        self._needed, self._is_needed = needed, is_needed
         self._on_change = on_change
         self._totals = DemandTotals()
         self._reported: dict[str, tuple[Demand, float]] = {}
@@ -89,13 +93,17 @@ class DemandScraper:
         """Return the demand for a deployment; None before the first round."""
         return self._totals.demand(deployment)
 
+    def requested(self) -> frozenset[str]:
+        """Return the repositories of a hub that clients of any gateway ask for."""
+        return self._totals.requested()
+
     def measured(self, deployment: str, template: str) -> VersionMetrics | None:
         """Return the metrics of a version since scraping began; None before the first round."""
         return self._totals.measured(deployment, template)
 
     async def _round(self, session: aiohttp.ClientSession, needed: frozenset[str]) -> None:
-        if not needed:
-            if self._reported:
+        if not needed and not self._is_needed():
+            if self._totals.is_used:
                 # What happens until metrics are needed again does not count.
                 self._totals, self._reported = DemandTotals(), {}
             return
@@ -181,7 +189,9 @@ class DemandScraper:
 
 def is_significant(last: Demand, now: Demand, *, since_s: float) -> bool:
     """Return whether a change matters: more than a twentieth of the load, which is half the autoscaler's tolerance."""
-    if (last.silent, last.is_complete) != (now.silent, now.is_complete):
+    if (last.silent, last.released) != (now.silent, now.released):
+        return True
+    if last.is_complete != now.is_complete:
         return True
     if bool(last.waiting) != bool(now.waiting) or bool(last.requests) != bool(now.requests):
         return True

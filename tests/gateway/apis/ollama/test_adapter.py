@@ -160,7 +160,6 @@ async def test_no_prompt_has_the_model_loaded(
         ("generate", {"model": "m", "prompt": "x", "suffix": "y", "system": "z"}, "for chats"),
         ("generate", {"model": "m", "prompt": "x", "context": [1]}, "/api/chat"),
         ("generate", {"model": "m", "prompt": "x", "raw": True, "system": "y"}, "'system'"),
-        ("generate", {"model": "m", "prompt": "", "keep_alive": 0}, "replicas"),
         ("show", {"model": "nobody"}, "does not exist"),
         ("show", {}, "model"),
         ("pull", {"model": "nobody"}, "does not exist"),
@@ -274,6 +273,13 @@ async def test_keep_alive_keeps_a_deployment_from_zero(
     assert timedelta(hours=1, minutes=20) < duration <= timedelta(hours=1, minutes=30)
     await spoken.chat("m", HELLO, keep_alive=0)
     assert activator.demand().get("m", 0) == 0
+    assert activator.releases() == {"m": 1}
+    await spoken.chat("m", HELLO)
+    assert activator.releases() == {}
+    calls = len(stage.engine.calls)
+    assert (await spoken.generate("m", keep_alive=0)).done_reason == "unload"
+    assert activator.releases() == {"m": 1}
+    assert len(stage.engine.calls) == calls, "no engine is asked"
     await spoken.generate("m", keep_alive=-1)
     (model,) = (await spoken.ps()).models
     assert model.expires_at is not None

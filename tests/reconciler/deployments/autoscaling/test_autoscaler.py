@@ -428,6 +428,15 @@ def test_after_a_swap_it_stays_at_zero_until_a_request_comes() -> None:
     assert deployment.scaler.awaited() == ["m"]
 
 
+@pytest.mark.parametrize(("low", "desired", "reason"), [(0, 0, "Unloaded"), (1, 1, "Steady")])
+def test_an_unload_ends_all_replicas_unless_some_always_stay(
+    low: int, desired: int, reason: str
+) -> None:
+    deployment = scaled(low=low, current=1)
+    unloaded = deployment.scaler.after_unload("m", deployment.look(load(1)))
+    assert (unloaded.desired, unloaded.reason) == (desired, reason)
+
+
 @pytest.mark.parametrize("fields", [{"low": 1}, {"low": 0, "swap": "Pinned"}])
 def test_pinned_replicas_and_a_minimum_give_no_way(fields: dict[str, Any]) -> None:
     deployment = scaled(current=1, **fields)

@@ -409,3 +409,22 @@ async def test_without_needed_deployments_no_gateway_is_scraped() -> None:
         needed.add("m")
         async with asyncio.timeout(30):
             await asked.wait()
+
+
+def test_a_release_counts_while_nothing_runs_and_requested_repositories_are_bounded() -> None:
+    text = (
+        'fleet_gateway_deployment_released{deployment="m"} 2\n'
+        'fleet_gateway_deployment_in_flight{deployment="busy"} 1\n'
+        'fleet_gateway_deployment_released{deployment="busy"} 1\n'
+        'fleet_gateway_on_demand{repository="org/name"} 1\n'
+        'fleet_gateway_on_demand{repository="../name"} 1\n'
+    ) + "".join(f'fleet_gateway_on_demand{{repository="org/n{at}"}} 1\n' for at in range(200))
+    sample = parse(text, {"m", "busy"})
+    assert "org/name" in sample.requested
+    assert "../name" not in sample.requested
+    assert len(sample.requested) == 64
+    totals = DemandTotals()
+    totals.record({"g": sample}, {"g": "http://g"}, {"m", "busy"}, 0.0)
+    released = {name: totals.demand(name) for name in ("m", "busy")}
+    assert [one.released for one in released.values() if one is not None] == [2, 0]
+    assert totals.requested() == sample.requested
