@@ -19,7 +19,7 @@ export function Models({ store }) {
   const [text, setText] = useState("");
   const columns = [
     ["Model", (model) => html`<${ObjectLink} kind="ModelDeployment" name=${model.name} />`],
-    ["State", (model) => html`<${ModelState} model=${model} />`],
+    ["State", (model) => html`<${ModelState} model=${model} /><${RolloutState} model=${model} />`],
     ["Served as", (model) => model.servedNames.join(", ")],
     ["Source", (model) => model.source],
     ["Macs", (model) => model.macs.join(", ") || "-"],

@@ -92,6 +92,7 @@ export function Try({ store, query }) {
   };
   return html`
     <h1>Try a change</h1>
+    ${store.at && html`<p class="warning-text">The planner answers for the fleet as it is now, not as it was.</p>`}
     <div class="columns wide-columns">
       <section class="panel" aria-labelledby="change">
         <div class="section-head"><h2 id="change">Change</h2><${Subjects} models=${store.rows("models")} subject=${subject} onChoose=${begin} /></div>
