@@ -18,6 +18,7 @@ from manifests.yaml.nodes import YamlNode
 from schemas import sizes
 from schemas.deployment import HUB_REPO_PATTERN, ModelSource
 from schemas.duration import Unit
+from schemas.field_docstrings import field_docstrings
 from schemas.meta import FLEET_OWNED, ObjectMeta
 
 
@@ -40,8 +41,11 @@ def _is_required(model: type[BaseModel], path: Path) -> bool:
 
 def field_description(model: type[BaseModel], path: Path) -> str:
     """Return the first line of the field's docstring."""
-    field = _field_at(model, path)
-    return (field.description or "").split("\n")[0] if field is not None else ""
+    parent = _type_at(model, path[:-1])
+    if not path or not _is_model(parent):
+        return ""
+    name = next((n for n, field in parent.model_fields.items() if field.alias == path[-1]), "")
+    return field_docstrings(parent).get(name, "").split("\n")[0]
 
 
 def field_unit(model: type[BaseModel], path: Path) -> Unit | None:
@@ -295,6 +299,13 @@ def _string(it: FieldError) -> Explanation:
     return Explanation(message=f"expected a string, got {got}", values=[json.dumps(it.node.text)])
 
 
+def _time(it: FieldError) -> Explanation:
+    got = describe_node(it.node)
+    return Explanation(
+        message=f"expected a time with its zone, got {got}", values=['"2026-12-01T08:00:00Z"']
+    )
+
+
 def _boolean(it: FieldError) -> Explanation:
     text = str(it.node.content).lower() if it.node is not None else ""
     meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text, text)
@@ -407,6 +418,10 @@ _TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {
     "int_parsing_size": _integer,
     "float_type": _number,
     "string_type": _string,
+    "datetime_type": _time,
+    "datetime_parsing": _time,
+    "datetime_from_date_parsing": _time,
+    "timezone_aware": _time,
     "bool_type": _boolean,
     "model_type": _mapping,
     "dict_type": _mapping,

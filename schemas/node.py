@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from schemas.meta import ApiModel, ApiObject, LabelKey, Labels, LabelValue, Status
 from schemas.trust import TlsReport
@@ -254,7 +254,7 @@ class NodeSpec(ApiModel):
     """No new replicas, and running ones are moved away as far as their deployments' minAvailable allows."""
     taints: Annotated[tuple[Taint, ...], AfterValidator(_taints_differ)] = ()
     """Keep replicas away unless their deployment tolerates them."""
-    awake_until: datetime | None = None
+    awake_until: AwareDatetime | None = None
     """The Mac does not sleep before this time, and is woken if it does (`fleetctl node wake`)."""
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
-from pydantic import AfterValidator, StringConstraints, ValidationError
+from pydantic import AfterValidator, AwareDatetime, StringConstraints, ValidationError
 
 from schemas.meta import ApiModel, Examples
 from tests.support.store_certificates import Authority
@@ -130,6 +130,7 @@ def _plain(kind: type, constraints: Sequence[object]) -> st.SearchStrategy[Any]:
         NoneType: st.none(),
         bool: st.booleans(),
         datetime: st.datetimes(timezones=st.just(UTC)),
+        AwareDatetime: st.datetimes(timezones=st.just(UTC)),
         int: _numbers(constraints),
         float: _floats(constraints),
     }
