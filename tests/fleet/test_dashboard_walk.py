@@ -119,6 +119,7 @@ async def watch_it_load(page: Page) -> None:
 async def kill_a_mac_under_a_stream(page: Page, fleet: Fleet) -> None:
     """The Mac that answers loses its power; the answer goes on at the other one, to its end."""
     await page.goto("/chat?model=first")
+    await page.get_by_role("button", name="New conversation").click()
     await page.fill("textarea", "We hold these truths")
     await page.keyboard.press("Enter")
     trace = page.locator("[data-trace]")
