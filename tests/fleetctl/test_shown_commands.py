@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from insight.actions import Action, prepare
 from insight.fleet_caches import make_fleet_caches
 from insight.root_cause import Problem, find_problems
 from machinery.clock import SystemClock
 from schemas.deployment import NodeRefusal
 from schemas.gitsource import GitSource, GitSourceSpec
 from schemas.meta import ApiObject, ObjectMeta, Status
-from schemas.node import Node
+from schemas.node import Node, Taint
 from schemas.pools import NodePool, NodePoolSpec
 from schemas.reasons import (
     PLACEMENT,
@@ -32,6 +33,7 @@ from schemas.rollout import Rollout
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from store import codec, keys
+from store.errors import EditRefusedError
 from store.port import Put
 from tests.support.broken_objects import LEADER, condition, put_deployment, put_replica
 from tests.support.fleetctl_runner import MemoryFleet
@@ -138,3 +140,33 @@ async def test_a_command_runs_where_it_is_shown(table: str, reason: Reason) -> N
         if done.code != 0:
             assert verb in _AT_A_MACHINE, (command, done.err)
             assert _AT_A_MACHINE[verb] in done.out + done.err, (command, done.err)
+
+
+TAINT = Taint(key="owner", value="anna", effect="NoSchedule")
+
+
+async def is_done(fleet: MemoryFleet, action: Action) -> bool:
+    """Return whether an action would change nothing."""
+    try:
+        return (await prepare(fleet.store, SystemClock(), action)).after is None
+    except EditRefusedError:  # a taint that is not there, a deployment that is not paused
+        return True
+
+
+async def test_the_command_of_an_action_does_the_same() -> None:
+    """After the command, the action has nothing left to do."""
+    fleet = MemoryFleet()
+    for puts in broken("GitSource", Reason(name="Refused", title="", meaning="", cure="")):
+        await fleet.store.commit([], puts)
+    await fleet.store.commit([], put_deployment("qwen"))
+    for action in (
+        *(Action(verb=verb, name="mac-1") for verb in ("cordon", "uncordon")),
+        *(Action(verb=verb, name="mac-1", taint=TAINT) for verb in ("taint", "untaint")),
+        Action(verb="scale", name="qwen", replicas=3),
+        *(Action(verb=verb, name="qwen") for verb in ("pause", "resume")),
+        *(Action(verb=verb, name="x") for verb in ("unsuspend", "suspend")),
+    ):
+        assert not await is_done(fleet, action), action
+        done = await fleet.ctl(*shlex.split(action.command)[1:])
+        assert done.code == 0, (action.command, done.err)
+        assert await is_done(fleet, action), action
