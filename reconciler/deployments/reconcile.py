@@ -178,7 +178,7 @@ class DeploymentReconciler:
         replicas = self._lister.replicas_of(name)
         asleep = self._state.liveness.asleep(self._lister)
         sleeping = sum(asleep.issuperset(rank.node for rank in r.spec.ranks) for r in replicas)
-        if decided.desired < sleeping:
+        if decided.reason in ("Idle", "ScaledDown") and decided.desired < sleeping:
             # They cost nothing, and go on without a load once their Mac is woken.
             message = "idle replicas sleep with their Macs"
             decided = replace(decided, desired=sleeping, reason="Asleep", message=message)

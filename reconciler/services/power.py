@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from machinery.backoff import SLOW_RETRY
+from machinery.backoff import SLOW_RETRY, Backoff, Retries
 from machinery.clock import Clock
 from reconciler.deployments.demand.gateway_metrics import Demand
 from reconciler.listers.lister import Lister
@@ -32,13 +32,14 @@ from schemas.records import GatewayLease, ReconcilerLease
 from schemas.replica import Replica
 from schemas.wire.engine_address import is_loopback
 from store import codec, keys
-from store.errors import StoreError
+from store.errors import PermissionDeniedError, StoreError
 from store.events import EventRecorder
 from store.port import Delete, Guard, Operation, Put, Transport
 
 log = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 1.0
+_BACKOFF: Final = Backoff(first_s=1.0, limit_s=10.0)
 # Gateways and reconcilers come and go rarely.
 _CONTROL_S: Final = 10.0
 _BATCH: Final = 100
@@ -85,7 +86,7 @@ class PowerController:
 
     async def run(self) -> None:
         """Decide every second, forever; does nothing while no pool lets Macs sleep."""
-        is_restored = False
+        retries, last_error, is_restored = Retries(_BACKOFF, self.clock), "", False
         while True:
             try:
                 if not is_restored:
@@ -93,7 +94,13 @@ class PowerController:
                     is_restored = True
                 await self._advance()
             except (StoreError, codec.UndecodableError) as error:
-                log.info("sleep and wake wait for the store", extra={"why": str(error)})
+                if str(error) != last_error:
+                    log.info("sleep and wake wait for the store", extra={"why": str(error)})
+                last_error = str(error)
+                # The roles of an earlier release lack the right, until `fleetctl init-auth` runs again.
+                await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
+                continue
+            retries.reset()
             await self.clock.sleep(_PERIOD_S)
 
     async def _restore(self) -> None:
@@ -184,7 +191,7 @@ class PowerController:
                 is_asleep=is_asleep,
                 quiet_s=monotonic - used[name],
                 is_expected=any(self._weeks.is_expected(each, now) for each in deployments),
-                need=self._need(replicas) or unplaced.get(name),
+                need=self._need(replicas, is_draining=node.spec.draining) or unplaced.get(name),
                 obstacle=None
                 if is_asleep
                 else next(self._obstacles(name, node.status, replicas), None)
@@ -202,12 +209,13 @@ class PowerController:
         used_at = (self._used_at.get(deployment, self._began) for deployment in deployments)
         return max(self._began, self._returned_at.get(name, self._began), *used_at)
 
-    def _need(self, replicas: Iterable[Replica]) -> PowerDecision | None:
+    def _need(self, replicas: Iterable[Replica], *, is_draining: bool) -> PowerDecision | None:
         """Return why the replicas of a Mac need it now."""
         for replica in replicas:
             name, notes = replica.spec.deployment, replica.metadata.annotations
             is_ending = replica.metadata.deletion_timestamp is not None
-            if is_ending and not notes.get(ENDED_BECAUSE, "").startswith("ScaledDown"):
+            is_idle = notes.get(ENDED_BECAUSE, "").startswith("ScaledDown")
+            if is_draining or (is_ending and not is_idle):
                 return PowerDecision("ReplicaWaits", f"replica {replica.name} ends")
             demand = self.demand(name)
             if is_ending or demand is None or not demand.requests:

@@ -16,6 +16,7 @@ from nodeagent.hollow import HollowMac, HollowTiming, SharedCaches, hollow_statu
 from reconciler import controller as controller_module
 from reconciler.controller import Controller
 from reconciler.deployments.demand.gateway_metrics import Demand, VersionMetrics
+from schemas.autoscaling import Autoscaling
 from schemas.event import Event
 from schemas.meta import ObjectMeta, find_condition
 from schemas.node import FabricInterface, NodeFabric, NodeLifeStatus
@@ -135,14 +136,15 @@ class SleepingFleet:
         self.agents.pop(name).cancel()
         self.macs[name].lose_power()
 
-    async def declare(self, replicas: int = 1, name: str = "qwen", **power: Any) -> None:
+    async def declare(self, *, autoscaling: Autoscaling | None = None, **power: Any) -> None:
         """Write a pool of all Macs but the last one, with this power, and a deployment on it."""
         spec = {
             "nodes": tuple(self.macs)[:-1],
             "power": {"mode": "SleepWhenIdle", "idleTime": "5m", **power},
         }
         pool = NodePool(metadata=ObjectMeta(name="all"), spec=NodePoolSpec.model_validate(spec))
-        wanted = deployment(name=name, replicas=replicas, placement=Placement(pools=("all",)))
+        placement = Placement(pools=("all",))
+        wanted = deployment(placement=placement, autoscaling=autoscaling)
         await self.store.commit([], [codec.put_spec(pool), codec.put_spec(wanted)])
 
     async def replicas(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.autoscaling import Autoscaling
 from schemas.node import Node
 from store import codec, objects
 from tests.support.sleeping_fleet import SleepingFleet, play
@@ -119,6 +120,43 @@ def test_an_operator_and_a_window_wake_macs() -> None:
         assert await fleet.condition(home) == "AwakeHours"
 
     play("az", test)
+
+
+def test_a_drain_wakes_a_mac_and_moves_its_replica_to_another_that_wakes() -> None:
+    async def test(fleet: SleepingFleet) -> None:
+        await fleet.declare()
+        home = await asleep(fleet)
+        await fleet.clock.sleep(60)
+        node = await objects.get(fleet.store, Node, home)
+        assert node is not None
+        spec = node.spec.model_copy(update={"draining": True, "unschedulable": True})
+        drained = node.model_copy(update={"spec": spec, "status": None})
+        await fleet.store.commit([], [codec.put_spec(drained)])
+
+        async def moved() -> bool:
+            nodes = set((await fleet.replicas()).values())
+            return nodes == {"a", "b"} - {home} and await fleet.serving() != set()
+
+        await fleet.until(moved, 200)
+
+    play("abz", test)
+
+
+def test_a_replica_that_sleeps_is_not_scaled_to_zero() -> None:
+    async def test(fleet: SleepingFleet) -> None:
+        autoscaling = Autoscaling(min_replicas=0, max_replicas=2, idle_time="8m")
+        await fleet.declare(autoscaling=autoscaling)
+        await asleep(fleet)
+        before = await fleet.replicas()
+        await fleet.clock.sleep(900)
+        assert fleet.asleep() == {"a", "b"}
+        assert await fleet.replicas() == before
+        fleet.gateway.waiting["qwen"] = 1
+        # No load of the model: the engine was kept in memory.
+        assert await fleet.until(fleet.serving, 30) < 10
+        assert await fleet.replicas() == before
+
+    play("abz", test)
 
 
 def test_a_mac_does_not_sleep_while_a_gateway_is_silent() -> None:
