@@ -149,6 +149,8 @@ async def test_a_turn_is_edited_regenerated_and_kept(browser: Browser) -> None:
             await page.get_by_label("Model").select_option("qwen")
             await expect(page.locator(".turns > li")).to_have_count(0)
             await page.reload()
+            await expect(page.get_by_label("Model")).to_have_value("qwen")
+            await page.get_by_label("Model").select_option("count")
             await expect(answers).to_contain_text(["1 messages", "3 messages"])
             await page.get_by_role("button", name="Edit").first.click()
             await page.get_by_label("Edited message").fill("instead")

@@ -6,6 +6,7 @@ import { getJson } from "../fleet_store.js";
 import { number, span } from "../format.js";
 import { CandidateTable } from "../candidates.js";
 import { Announced, copyText, lazy, ModelState } from "../parts.js";
+import { note } from "../router.js";
 
 const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
 const Markdown = lazy(() => import("../markdown.js"), "Markdown");
@@ -137,9 +138,13 @@ export function Chat({ store, query }) {
     const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
     if (files.length && imageLimit) event.preventDefault(), void attach(files);
   };
-  const rename = (at, name) => setNames((now) => now.map((before, place_) => (place_ === at ? name : before)));
+  const choose = (chosen) => {
+    setNames(chosen);
+    note({ model: chosen[0], with: chosen[1] ?? "" });
+  };
+  const rename = (at, name) => choose(names.map((before, place_) => (place_ === at ? name : before)));
   const others = models.filter((name) => name !== names[0]);
-  const compare = () => setNames(([first, second]) => (second ? [first] : [first, others[0]]));
+  const compare = () => choose(names.length > 1 ? names.slice(0, 1) : [names[0], others[0]]);
   const clear = () => {
     for (const name of names) aborts.current.get(name)?.abort();
     setTurns((now) => Object.fromEntries(Object.entries(now).filter(([name]) => !names.includes(name))));
