@@ -137,10 +137,11 @@ def fleet_status(
 
 def _loading(caches: FleetCaches, now: datetime) -> Iterator[str]:
     """Yield the models that requests or people wait for, with the expected time."""
-    statuses = caches.objects.statuses
-    for key, status in sorted(statuses.by_index(BY_KIND, "ModelDeployment").items()):
+    statuses = caches.objects.statuses.items
+    for name in fleet_views.names(caches, "models"):
+        status = statuses.get(keys.status_key("ModelDeployment", name))
         if isinstance(status, ModelDeploymentStatus) and status.loading is not None:
-            yield f"{keys.kind_and_name(key)[1]} {status.loading.text(now)}"
+            yield f"{name} {status.loading.text(now)}"
 
 
 def _active(load: GatewayLoad | None) -> int | None:

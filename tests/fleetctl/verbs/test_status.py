@@ -1,13 +1,18 @@
 """`fleetctl status`: the fleet on one screen, with real gateways, and while one does not answer."""
 
 import json
+from datetime import timedelta
 
+from machinery.clock import SystemClock
+from schemas.autoscaling import LoadForecast
+from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import ObjectMeta
 from schemas.records import GatewayLease
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
 from store.port import Delete, Put
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.gateway_calls import scaled_to_zero
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
@@ -26,6 +31,21 @@ async def test_machines_that_are_no_macs_are_nodes(fleet: MemoryFleet) -> None:
         [], [put_node("mac-1"), put_lease("mac-1"), put_node("box", linux), put_lease("box")]
     )
     assert (await fleet.ctl("status")).out.startswith("2 of 2 nodes online. Nothing is deployed.")
+
+
+async def test_a_model_that_waits_for_room_says_for_how_long_and_for_which(
+    fleet: MemoryFleet,
+) -> None:
+    world = World(fleet.store)
+    await fleet.store.commit([], mac("mac-1"))
+    await world.put(scaled_to_zero("writer"))
+    since = SystemClock().now() + timedelta(hours=1)  # a clock that is ahead adds nothing
+    forecast = LoadForecast(seconds=14, since=since, gives_way=("qwen-0",))
+    await world.put_status("writer", ModelDeploymentStatus(loading=forecast))
+    done = await fleet.ctl("status")
+    assert "\nwriter loads in 14 s: qwen-0 gives way\n" in done.out
+    tree = json.loads((await fleet.ctl("status", "-o", "json")).out)
+    assert tree["loading"] == ["writer loads in 14 s: qwen-0 gives way"]
 
 
 async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:
