@@ -15,7 +15,8 @@ from schemas.records import Role, role_includes
 ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
     {
         # Health checks, Prometheus and the reconciler have no key; these answers contain nothing that a client
-        # wrote. Ollama clients read the first two before they send a key.
+        # wrote, but for repositories of the owners that a ModelPolicy names (/metrics/demand). Ollama clients read the
+        # first two before they send a key.
         "GET /": None,
         "GET /api/version": None,
         "GET /docs": None,
