@@ -65,6 +65,28 @@ async def test_a_stranger_gets_the_document_without_any_state() -> None:
         assert [row["name"] for row in boot["state"]["views"]["macs"]] == ["mac-1"]
 
 
+async def test_addresses_of_before_lead_on_and_unknown_ones_are_a_page_for_people() -> None:
+    browser = {"accept": "text/html,*/*"}
+    async with running_dashboard(MemoryTransport(CLOCK), asks_for_keys=True) as running:
+        for old, new in {
+            "/whatif?lost=mac-1": "/try?lost=mac-1",
+            "/logs?of=node/a&of=node/b": "/activity?tab=logs&of=node/a&of=node/b",
+            "/keys": "/settings",
+        }.items():
+            async with running.http.get(running.url + old, allow_redirects=False) as response:
+                assert (response.status, response.headers["location"]) == (307, new)
+        # A stranger gets the page, which asks for a login; a program gets what it can read.
+        for path in ("/nosuch", "/docs"):
+            async with running.http.get(running.url + path, headers=browser) as response:
+                assert (response.status, response.content_type) == (401, "text/html")
+                assert '"me"' not in await response.text()
+        assert "key" in (await running.get("/nosuch", 401))["error"]["message"]
+    async with running_dashboard(MemoryTransport(CLOCK)) as running:
+        async with running.http.get(f"{running.url}/nosuch", headers=browser) as response:
+            assert (response.status, response.content_type) == (404, "text/html")
+        assert "/nosuch" in (await running.get("/nosuch", 404))["error"]["message"]
+
+
 def test_every_screen_has_selections_that_the_stream_takes() -> None:
     for path in screens.PATHS:
         texts = screens.selections_of(path.replace("{name}", "a%2Fb"))

@@ -13,8 +13,9 @@ from playwright.async_api import Browser, Page, Route, expect
 
 from insight.tickets import issue_login_ticket
 from manifests.change_log import AuditedTransport, ChangeAuthor
+from schemas.deployment import ModelDeploymentStatus
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus
-from schemas.meta import ObjectMeta
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
@@ -24,6 +25,7 @@ from tests.support.dashboard_fleets import put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, opened, running_site
 from tests.support.dashboards import CLOCK, dashboard_process, running_dashboard
 from tests.support.etcd import running_etcd
+from tests.support.gateway_world import deployment
 from tests.support.macs import mac
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -225,6 +227,36 @@ async def test_the_keyboard_alone_suffices(browser: Browser, site: Site) -> None
         await expect(page.get_by_role("dialog")).to_have_count(0)
         await page.go_back()
         await expect(page.locator("h1")).to_have_text("Macs")
+
+
+@pytest.mark.ci
+async def test_a_phone_has_the_whole_overview_with_two_broken_models(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    leader = Put(key=keys.ELECTION_RECONCILER, value=b"mac-0/7 1.0")
+    await store.commit([], [leader, *mac("mac-0"), *mac("mac-1"), *mac("mac-2")])
+    why = "0/3 nodes fit: 3 too small even when empty (need 900 GiB, the largest has 64 GiB)"
+    refused = [
+        Condition(type=type_, status=ConditionStatus.FALSE, reason="Unschedulable", message=why)
+        for type_ in ("Available", "Placed")
+    ]
+    for name in ("giant", "titan"):
+        status = ModelDeploymentStatus(desired_replicas=1, conditions=tuple(refused))
+        key = keys.status_key("ModelDeployment", name)
+        put = Put(key=key, value=codec.encode(status))
+        await store.commit([], [codec.put_spec(deployment(name)), put])
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url, width=390) as (page, _),
+    ):
+        await page.goto("/")
+        await expect(page.locator("h1")).to_contain_text("2 of 2 models do not answer")
+        await expect(page.locator(".problems > li")).to_have_count(2)
+        await expect(page.locator(".drawing")).to_be_visible()
+        assert await page.evaluate("document.documentElement.scrollHeight") <= 2_500
+        await page.get_by_role("button", name="More").click()
+        await page.locator("#account").get_by_role("link", name="Activity").click()
+        await expect(page.locator("h1")).to_have_text("Activity")
+        await expect(page.locator("#account")).to_be_hidden()
 
 
 async def test_a_missing_object_and_a_missing_page_say_so(browser: Browser, site: Site) -> None:

@@ -19,6 +19,7 @@ REVIEWED = {
 LICENSES = {f"LICENSE-{name}" for name in ("htm", "preact", "uplot", "marked")}
 MAX_GZIPPED_BYTES = 45_000
 MAX_LATER_BYTES = 25_000
+MAX_WHOLE_BYTES = 250_000
 MAX_VENDORED_BYTES = 150_000
 
 
@@ -65,6 +66,12 @@ def test_the_first_screen_and_every_later_one_are_small() -> None:
     for target in later:
         more = imports_of((STATIC / target).resolve()) - first
         assert size_of(more) <= MAX_LATER_BYTES, target
+
+
+def test_the_whole_page_is_small() -> None:
+    files = Assets.load().files
+    served = [asset for name, asset in files.items() if "LICENSE" not in name]
+    assert sum(len(asset.packed or asset.body) for asset in served) <= MAX_WHOLE_BYTES
 
 
 def test_the_version_of_the_page_is_that_of_its_files(tmp_path: Path) -> None:
