@@ -170,7 +170,7 @@ def _answer(caches: FleetCaches, clock: Clock, question: PlannerQuestion) -> Row
         except SuppositionError as error:
             return {"refused": str(error)}
         before = caches if supposition != Supposition() else None
-        return {**plan.forecast_tree(plan.forecast_of(supposed, clock, before))}
+        return {**plan.forecast_of(supposed, clock, before)}
     snapshot = placement.snapshot_of(caches, clock.now())
     if question.kind == "catalogue":
         return {**catalogue_fit.fleet_tree(snapshot.table().nodes)}

@@ -4,13 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from insight import memory_proof
-from insight.catalogue_snapshots import expected_snapshots
 from insight.fleet_caches import FleetCaches
 from insight.mac_blocks import MacBlock, MacEntry
-from insight.memory_outlook import MemoryOutlook, look_at_memory
+from insight.memory_outlook import look_at_memory
 from insight.placement import snapshot_of
 from machinery.clock import Clock
 from manifests.trees import Tree
@@ -181,6 +180,10 @@ def block_tree(block: MacBlock) -> dict[str, Tree]:
     }
 
 
+Replicas: TypeAlias = tuple[tuple[ForecastStep, ...], Sequence[NodeView]]
+"""The fate of replicas, and the Macs before, as `forecast_replicas` returns them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """The effect of a change on the replicas of a fleet; what happens without it, too, is left out."""
@@ -193,19 +196,16 @@ class Forecast:
     """The number of replicas that have no place without the change, and are not needed with it."""
     macs: tuple[MacBlock, ...]
     """The Macs that the change alters."""
-    memory: MemoryOutlook
-    """All Macs after all steps, with the memory proofs of their replicas."""
 
     @property
     def unplaced(self) -> int:
         """The number of replicas that the change leaves without a place."""
-        return sum(isinstance(step.outcome, Unschedulable) for step in self.steps)
+        return sum(map(_is_unplaced, self.steps))
 
     @property
     def sentence(self) -> str:
         """The forecast in one sentence."""
-        placed = [step for step in self.steps if step.outcome is not None]
-        placed = [step for step in placed if not isinstance(step.outcome, Unschedulable)]
+        placed = [step for step in self.steps if step.outcome and not _is_unplaced(step)]
         new = sum(step.kind is ForecastKind.NEW for step in placed)
         counts = (
             (new, "placed"),
@@ -218,72 +218,47 @@ class Forecast:
         return f"Replicas: {', '.join(parts)}." if parts else "No replica changes."
 
 
-def caused_steps(
-    steps: Sequence[ForecastStep], before: Sequence[ForecastStep]
-) -> tuple[tuple[ForecastStep, ...], tuple[ForecastStep, ...]]:
-    """Return the steps that a change causes, and those of replicas without a place with it or without it. Pure.
+def forecast_change(after: Replicas, before: Replicas = ((), ())) -> Forecast:
+    """Return what a change causes, by the fate of replicas with it and without it. Pure."""
+    known = set(map(_fate, before[0]))
+    shared = [step for step in after[0] if _fate(step) in known]
+    needed = {step.replica for step in after[0]}
+    unplaced = filter(_is_unplaced, before[0])
+    blocks = [block for block in planned_blocks(*after) if block.has_changed]
+    known_blocks = planned_blocks(*before)
+    return Forecast(
+        steps=tuple(step for step in after[0] if _fate(step) not in known),
+        waiting=tuple(filter(_is_unplaced, shared)),
+        settled=sum(step.replica not in needed for step in unplaced),
+        macs=tuple(block for block in blocks if block not in known_blocks),
+    )
 
-    `before`: the steps that happen without the change.
-    """
-    known = set(map(_fate, before))
-    caused = tuple(step for step in steps if _fate(step) not in known)
-    shared = (step for step in steps if _fate(step) in known)
-    return caused, tuple(step for step in shared if isinstance(step.outcome, Unschedulable))
+
+def _is_unplaced(step: ForecastStep) -> bool:
+    return isinstance(step.outcome, Unschedulable)
 
 
 def _fate(step: ForecastStep) -> tuple[object, ...]:
     """Return the parts of a step that tell it from others: the amounts in a refusal may differ."""
-    ranks = getattr(step.outcome, "ranks", ())
-    is_unplaced = isinstance(step.outcome, Unschedulable)
-    nodes = None if is_unplaced else tuple(rank.node for rank in ranks)
-    return step.replica, step.kind, step.before, step.because, nodes, step.memory
-
-
-def forecast_of(supposed: FleetCaches, clock: Clock, before: FleetCaches | None = None) -> Forecast:
-    """Return the fate of the replicas of a supposed fleet; `before`: the fleet without the change, None for any steps."""
-    snapshot, answers = _expected_fleet(supposed, clock)
-    steps, nodes = forecast_replicas(snapshot, answers=answers)
-    earlier: tuple[ForecastStep, ...] = ()
-    earlier_nodes: Sequence[NodeView] = ()
-    if before is not None:
-        known, answers = _expected_fleet(before, clock)
-        earlier, earlier_nodes = forecast_replicas(known, answers=answers)
-    caused, waiting = caused_steps(steps, earlier)
-    named = {step.replica for step in steps}
-    unplaced = [step for step in earlier if isinstance(step.outcome, Unschedulable)]
-    known_blocks = planned_blocks(earlier, earlier_nodes)
-    blocks = [
-        block
-        for block in planned_blocks(steps, nodes)
-        if block.has_changed and block not in known_blocks
-    ]
-    return Forecast(
-        steps=caused,
-        waiting=waiting,
-        settled=sum(step.replica not in named for step in unplaced),
-        macs=tuple(blocks),
-        memory=look_at_memory(snapshot, steps, nodes),
+    nodes = (
+        None if _is_unplaced(step) else [rank.node for rank in getattr(step.outcome, "ranks", ())]
     )
+    return step.replica, step.kind, step.before, step.because, str(nodes), step.memory
 
 
-def _expected_fleet(
-    caches: FleetCaches, clock: Clock
-) -> tuple[FleetSnapshot, tuple[ModelSnapshot, ...]]:
-    """Return the fleet now, and the expected answers of hubs that the leader has not asked."""
-    snapshot = snapshot_of(caches, clock.now())
-    answers = expected_snapshots(snapshot.unresolved(), clock.now())
-    for answer in answers:
-        snapshot.suppose_model(answer)
-    return snapshot, answers
-
-
-def forecast_tree(found: Forecast) -> dict[str, Tree]:
-    """Return a forecast as a tree; sizes are in bytes."""
+def forecast_of(
+    supposed: FleetCaches, clock: Clock, before: FleetCaches | None = None
+) -> dict[str, Tree]:
+    """Return the forecast of a supposed fleet as a tree, in bytes; `before`: the fleet without the change, None for none."""
+    snapshot = snapshot_of(supposed, clock.now())
+    steps, nodes = after = forecast_replicas(snapshot)
+    earlier = ((), ()) if before is None else forecast_replicas(snapshot_of(before, clock.now()))
+    found = forecast_change(after, earlier)
     return {
         "sentence": found.sentence,
         "unplaced": found.unplaced,
         "steps": [step_tree(step) for step in found.steps],
         "waiting": [step_tree(step) for step in found.waiting],
         "macs": [block_tree(mac) for mac in found.macs],
-        "memory": found.memory.trees,
+        "memory": look_at_memory(snapshot, steps, nodes).trees,
     }

@@ -6,7 +6,7 @@ A problem is one thing that a person can mend. It explains the conditions that f
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -84,20 +84,9 @@ class Problem:
     @property
     def row(self) -> Row:
         """The problem as a row of the view `problems`."""
-        return {
-            "name": f"{self.kind}/{self.name}/{self.reason}",
-            "kind": self.kind,
-            "object": self.name,
-            "reason": self.reason,
-            "title": self.title,
-            "cause": self.cause,
-            "remedy": self.remedy,
-            "command": self.command,
-            "tone": self.tone,
-            "since": None if self.since is None else self.since.isoformat(),
-            "affected": list(self.affected),
-            "conditions": list(self.conditions),
-        }
+        since = None if self.since is None else self.since.isoformat()
+        name = f"{self.kind}/{self.name}/{self.reason}"
+        return {**asdict(self), "name": name, "object": self.name, "since": since}
 
     def concerns(self, kind: str, name: str) -> bool:
         """Return whether an object is broken by it, or suffers from it."""
@@ -312,7 +301,7 @@ class _Diagnosis:
                 for kind, name in objects
                 if (kind, name) != (cause.kind, cause.name)
             )[:_MOST_NAMES],
-            conditions=tuple(one.id for one in conditions)[:_MOST_NAMES],
+            conditions=tuple(one.id for one in conditions[:_MOST_NAMES]),
         )
 
     def _is_silent(self, name: str) -> bool:

@@ -15,8 +15,8 @@ from fleetctl.objects.results import tree_text
 from fleetctl.output import printers
 from insight import memory_proof
 from insight.conditions import names_text
-from insight.mac_blocks import MacBlock, blocks_text
-from insight.plan import block_tree, caused_steps, forecast_replicas, planned_blocks, step_tree
+from insight.mac_blocks import blocks_text
+from insight.plan import Forecast, block_tree, forecast_change, forecast_replicas, step_tree
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
@@ -90,7 +90,7 @@ def plan(
         raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
-    before, before_nodes = forecast_replicas(fleet_snapshot, models_dir=models_dir)
+    before = forecast_replicas(fleet_snapshot, models_dir=models_dir)
     fleet_snapshot.suppose(
         change.obj for change in changes if not isinstance(change, UnchangedObject)
     )
@@ -100,58 +100,40 @@ def plan(
     ] + failed
     for text in warnings:
         click.echo(f"warning: {text}", err=True)
-    steps, nodes = forecast_replicas(fleet_snapshot, models_dir=models_dir, answers=snapshots)
-    known_blocks = planned_blocks(before, before_nodes)
-    blocks = [
-        block
-        for block in planned_blocks(steps, nodes)
-        if block.has_changed and block not in known_blocks
-    ]
-    steps, waiting = caused_steps(steps, before)
+    after = forecast_replicas(fleet_snapshot, models_dir=models_dir, answers=snapshots)
+    forecast = forecast_change(after, before)
     if output is not None:
-        click.echo(
-            tree_text(plan_tree(changes, steps, blocks, warnings, waiting), output), nl=False
-        )
+        click.echo(tree_text(plan_tree(changes, forecast, warnings), output), nl=False)
     else:
-        click.echo("\n".join(_plan_parts(changes, steps, blocks, macs=len(nodes))))
-        if waiting:
-            names = names_text([step.replica for step in waiting], _MOST_NAMES)
-            click.echo(
-                f"\nWithout a place before and after the apply: {names}. `fleetctl explain placement NAME` says why"
-            )
+        click.echo("\n".join(_plan_parts(changes, forecast, macs=len(after[1]))))
     if any(map(change_text, changes)):
         raise click.exceptions.Exit(1)
 
 
-def _plan_parts(
-    changes: Sequence[Change],
-    steps: Sequence[ForecastStep],
-    blocks: Sequence[MacBlock],
-    *,
-    macs: int,
-) -> list[str]:
+def _plan_parts(changes: Sequence[Change], forecast: Forecast, *, macs: int) -> list[str]:
     """Return the texts of a plan: differences, replicas, and the Macs that change. Pure."""
     differences = "".join(map(change_text, changes))
-    parts = [*([differences] if differences else []), *format_steps(steps)]
-    if blocks:
+    parts = [*([differences] if differences else []), *format_steps(forecast.steps)]
+    if blocks := forecast.macs:
         parts.append(f"\nMacs that change, {len(blocks)} of {macs}:\n\n{blocks_text(blocks)}")
+    if forecast.waiting:
+        names = names_text([step.replica for step in forecast.waiting], _MOST_NAMES)
+        parts.append(
+            f"\nWithout a place before and after the apply: {names}. `fleetctl explain placement NAME` says why"
+        )
     return parts
 
 
 def plan_tree(
-    changes: Sequence[Change],
-    steps: Sequence[ForecastStep],
-    blocks: Sequence[MacBlock],
-    warnings: Sequence[str],
-    waiting: Sequence[ForecastStep],
+    changes: Sequence[Change], forecast: Forecast, warnings: Sequence[str]
 ) -> dict[str, Tree]:
     """Return a plan for programs; docs/operations/rollouts-and-nodes.md describes the fields. Pure."""
     return {
         "changes": [change_tree(change) for change in changes],
-        "unplaced": sum(isinstance(step.outcome, Unschedulable) for step in steps),
-        "steps": [step_tree(step) for step in steps],
-        "waiting": [step_tree(step) for step in waiting],
-        "macs": [block_tree(block) for block in blocks],
+        "unplaced": forecast.unplaced,
+        "steps": [step_tree(step) for step in forecast.steps],
+        "waiting": [step_tree(step) for step in forecast.waiting],
+        "macs": [block_tree(block) for block in forecast.macs],
         "warnings": [*warnings],
     }
 
