@@ -32,14 +32,15 @@ async def test_an_assertion_is_one_process_that_ends_with_it() -> None:
     await assertion.hold()
     await assertion.hold()
     (holder,) = set(own.children()) - before
-    assert assertion.is_held
+    held = [assertion.is_held]
     holder.kill()
     holder.wait(30)
     await assertion.release()
-    assert not assertion.is_held
+    held.append(assertion.is_held)
     await assertion.hold()
-    assert assertion.is_held
+    held.append(assertion.is_held)
     await assertion.release()
+    assert held == [True, False, True]
     assert set(own.children()) == before
     missing = MacCommand(name="missing", program="/nowhere/caffeinate")
     await PowerAssertion(missing).hold()
