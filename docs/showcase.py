@@ -13,13 +13,14 @@ from dashboard.history.records import COLUMNS, FINE_S, Sample
 from gateway.limits import GatewayLimits
 from machinery.process_log import LogRing
 from manifests.change_log import AuditedTransport, ChangeAuthor
+from reconciler.deployments.rollout.revisions import template_hash
 from schemas.deployment import ModelDeploymentStatus
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus, InventoryEntry
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.records import ApiKey, Role
-from schemas.replica import MemoryProof
+from schemas.replica import MemoryProof, ReplicaStatus
 from schemas.trust import PendingJoin
 from store import codec, keys
 from store.memory import MemoryTransport
@@ -129,6 +130,13 @@ def _available(replicas: int, *, revision: int = 1) -> ModelDeploymentStatus:
     )
 
 
+def _serving(replica: str) -> Put:
+    """Return the write of the status of a replica that serves."""
+    ready = Condition(type="Ready", status=ConditionStatus.TRUE, reason="Serving")
+    value = codec.encode(ReplicaStatus(conditions=(ready,)))
+    return Put(key=keys.status_key("Replica", replica), value=value)
+
+
 async def _put_models(store: Transport) -> None:
     for name, size, macs in (
         ("llama-70b", 40, ("studio-1", "studio-2")),
@@ -142,7 +150,12 @@ async def _put_models(store: Transport) -> None:
             activation_bytes=GIB,
             overhead_bytes=GIB * 3 // 4,
         )
-        replicas = [put_replica(owner, at, mac, memory=proof) for at, mac in enumerate(macs)]
+        template = template_hash(owner)
+        replicas = [
+            put_replica(owner, at, mac, memory=proof, template=template)
+            for at, mac in enumerate(macs)
+        ]
+        states = [_serving(f"{name}-{at}") for at in range(len(macs))]
         key = keys.status_key("ModelDeployment", name)
         revisions = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(owner, 2))]
         await store.commit(
@@ -150,6 +163,7 @@ async def _put_models(store: Transport) -> None:
             [
                 codec.put_spec(owner),
                 *replicas,
+                *states,
                 *revisions,
                 Put(key=key, value=codec.encode(_available(2, revision=2))),
             ],
@@ -323,5 +337,6 @@ async def _showing(
         await put_epoch(store, 1)
         await asyncio.sleep(_BETWEEN_S)
         await put_epoch(store, 2)
+        await store.commit([], [_serving("deep-0")])
         await _ask(dashboard)
         yield dashboard

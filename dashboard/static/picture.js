@@ -184,7 +184,7 @@ function Drawing({ layout, hues, id, moving = [], hasGateway = false, label }) {
   };
   return html`<svg ref=${svg} class=${`drawing ${form}`} xmlns="http://www.w3.org/2000/svg" viewBox=${`${-MARGIN} ${-MARGIN - above} ${width + 2 * MARGIN} ${height + 2 * MARGIN + above}`} width="100%" role="group" aria-label=${label} font-family="system-ui, -apple-system, sans-serif" onKeyDown=${onKey}>
     <defs><${Patterns} id=${id} /></defs>
-    ${above > 0 && html`<rect x="0" y=${-above} width=${width} height="5" rx="2.5" fill="var(--accent)"><title>gateway</title></rect>`}
+    ${above > 0 && html`<text y=${5 - above} font-size="11.5" fill="var(--quiet)">gateway</text><rect x="58" y=${-above} width=${width - 58} height="3" rx="1.5" fill="var(--accent)" opacity="0.5" />`}
     ${layout.heads.map((head) => html`<text key=${head.text} x=${head.x} y=${head.y} font-size="13" font-weight="600" fill=${head.isBad ? "var(--bad)" : "var(--quiet)"}>${head.text}</text>`)}
     ${batches(layout, hues, id).map(([key, { d, ...paint }]) => html`<path key=${key} d=${d} ...${paint} />`)}
     ${form !== "strip" && cells.flatMap((cell) => cell.fills.map((fill) => html`<${FillText} key=${cell.mac.name + fill.fill.replica} place=${fill} block=${cell.block} isAway=${isAway(cell.mac)} />`))}

@@ -46,27 +46,36 @@ export function layoutPicture({ macs, groups, outside }, width) {
   const form = width < NARROW_PX ? { ...usual, height: Math.min(LOW_PX, usual.height) } : usual;
   const sites = bySite(macs, groups, form);
   const largest = Math.max(GIB, ...macs.map((mac) => mac.roomBytes));
-  const capped = outside.map((item) => Math.min(item.bytes ?? 0, CAP * largest));
+  const items = outside.map((item) => ({ item, capped: Math.min(item.bytes ?? 0, CAP * largest) }));
   const narrow = Math.floor(width * (form.name === "strip" ? BESIDE_STRIPS : BESIDE));
-  const isBeside = outside.length > 0 && width >= LEAST_BESIDE_PX && Math.max(...capped) * scaleFor(sites, form, narrow) <= width - narrow - 2 * form.gap;
-  const mainWidth = isBeside ? narrow : width;
+  const left = narrow + 2 * form.gap;
+  const below = arrange(sites, items, form, width, width, 0);
+  const beside = outside.length && width >= LEAST_BESIDE_PX ? arrange(sites, items, form, width, narrow, left) : below;
+  const isBeside = beside.height <= below.height && items.every(({ capped }) => capped * beside.scale <= width - left);
+  const { cells, ...places } = isBeside ? beside : below;
+  const byName = new Map(cells.map((cell) => [cell.mac.name, cell]));
+  const shapes = groups.map((group) => groupShape(group, byName, form)).filter(({ outlines }) => outlines.length);
+  return { form: form.name, width, cells, ...places, groups: shapes };
+}
+
+/** Place the Macs within `mainWidth`, and what fits nowhere right of `left`, or below them if it is 0. */
+function arrange(sites, items, form, width, mainWidth, left) {
   const scale = scaleFor(sites, form, mainWidth);
   const cells = [];
   const heads = [];
   let y = 0;
-  for (const { site, macs: members } of sites) {
+  for (const { site, macs } of sites) {
     if (sites.length > 1) {
       heads.push({ x: 0, y: y + SITE_HEAD - 15, text: site || "no site" });
       y += SITE_HEAD;
     }
-    y += placeRow(cells, members, { form, scale, width: mainWidth, y });
+    y += placeRow(cells, macs, { form, scale, width: mainWidth, y });
   }
-  const corner = isBeside ? { left: narrow + 2 * form.gap, y: 0 } : { left: 0, y };
-  if (outside.length) heads.push({ x: corner.left, y: corner.y + SITE_HEAD - 15, text: "Fits nowhere", isBad: true });
-  const apart = placeOutside(outside, capped, { form, scale, width, ...corner });
-  const height = Math.max(y - form.gap, ...apart.map(({ block }) => block.y + block.height)) + 4;
-  const byName = new Map(cells.map((cell) => [cell.mac.name, cell]));
-  return { form: form.name, width, height: Math.max(40, height), scale, cells, heads, outside: apart, groups: groups.map((group) => groupShape(group, byName, form)).filter(({ outlines }) => outlines.length) };
+  const top = left ? 0 : y;
+  if (items.length) heads.push({ x: left, y: top + SITE_HEAD - 15, text: "Fits nowhere", isBad: true });
+  const outside = placeOutside(items, { form, scale, width, left, y: top });
+  const height = Math.max(y - form.gap, ...outside.map(({ block }) => block.y + block.height)) + 4;
+  return { cells, heads, outside, scale, height: Math.max(40, height) };
 }
 
 /** Macs by site; members of a group stand together by rank, others by name, and strips by free memory. */
@@ -127,12 +136,12 @@ function fillsOf(mac, block, scale) {
 }
 
 /** Replicas that fit nowhere, true to scale; those larger than CAP times the largest Mac, or than the picture, are cut. */
-function placeOutside(outside, capped, { form, scale, width, left, y }) {
+function placeOutside(items, { form, scale, width, left, y }) {
   const head = 20;
   const height = Math.max(24, Math.min(MOST_OUTSIDE_PX, form.height));
   let [x, top] = [left, y + SITE_HEAD];
-  return outside.map((item, at) => {
-    const blockWidth = Math.min(width - left, item.bytes === null ? form.least : Math.max(4, capped[at] * scale));
+  return items.map(({ item, capped }) => {
+    const blockWidth = Math.min(width - left, item.bytes === null ? form.least : Math.max(4, capped * scale));
     const wide = Math.min(width - left, Math.max(form.least, LEAST_OUTSIDE_PX, blockWidth));
     if (x > left && x + wide > width + 0.5) [x, top] = [left, top + head + height + form.gap];
     const place = { item, x, y: top, width: wide, head, block: { x, y: top + head, width: blockWidth, height }, isCut: item.bytes !== null && item.bytes * scale > blockWidth + 1 };
@@ -170,8 +179,10 @@ function cable({ block: a }, { block: b }, form) {
   const [upper, lower] = a.y < b.y ? [a, b] : [b, a];
   if (lower.y - upper.y > rowHeight(form) + 1) return "";
   const [from, to] = [Math.max(a.x, b.x), Math.min(a.x + a.width, b.x + b.width)];
-  const middle = (block) => (from < to ? (from + to) / 2 : block.x + block.width / 2);
-  return `M${middle(upper)} ${upper.y + upper.height}L${middle(lower)} ${lower.y - head - 4}`;
+  const [start, end] = [upper.y + upper.height, lower.y - head];
+  if (from < to) return `M${(from + to) / 2} ${start}V${end - 4}`;
+  const inner = ({ x, width }) => (x < from ? x + width - 12 : x + 12); // near the other one
+  return `M${inner(upper)} ${start}V${(start + end) / 2}H${inner(lower)}V${end}`;
 }
 
 /** Pixels of a cable: 1 if its bandwidth was not measured, else 1.5 to 8 by the logarithm of GB/s. */

@@ -6,6 +6,7 @@ import { getJson, postJson } from "../fleet_store.js";
 import { Command, Diff, Filter, ManifestErrors, ObjectLink, Table } from "../parts.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
 
+const FIRST_ROWS = 20;
 const REPOSITORY = String.raw`\s*[\w.\-]+\/[\w.\-]+\s*`;
 
 /** The catalogue, or the one model of it that the address names. */
@@ -51,6 +52,7 @@ function show(path) {
 function Catalogue({ store, rows, date }) {
   const [text, setText] = useState("");
   const [isAll, setAll] = useState(false);
+  const [isWhole, setWhole] = useState(false);
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = rows.filter((row) => (isAll || row.variants.length > 0) && words.every((word) => row.text.includes(word)));
   const fitting = rows.filter((row) => row.variants.length > 0).length;
@@ -59,7 +61,8 @@ function Catalogue({ store, rows, date }) {
     <p class="quiet">${fitting} of ${count(rows.length, "model")} of the catalogue of ${date} fit beside what runs now. Speeds are computed from the memory bandwidth, and are upper bounds for one request.</p>
     <p><${Filter} value=${text} onInput=${setText} label="Words: qwen, tools, image, mit" />
       <label class="check"><input type="checkbox" checked=${isAll} onChange=${(event) => setAll(event.target.checked)} /> Also what does not fit</label></p>
-    <${Table} caption="Models of the catalogue" columns=${columns(store)} rows=${shown} empty="No model matches." />
+    <${Table} caption="Models of the catalogue" columns=${columns(store)} rows=${isWhole ? shown : shown.slice(0, FIRST_ROWS)} empty="No model matches." />
+    ${!isWhole && shown.length > FIRST_ROWS && html`<p><button type="button" class="small" onClick=${() => setWhole(true)}>Show all ${shown.length}</button></p>`}
     <p class="quiet">Quantize first: no repository is known that has the model in so few bits, and a Mac of the fleet can make one of the original.</p>
     <${AnyRepository} />
     <${Command} text="fleetctl models fit" />`;
