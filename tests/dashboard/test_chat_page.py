@@ -219,6 +219,36 @@ async def test_images_are_offered_where_the_model_takes_them(browser: Browser) -
             await expect(page.get_by_role("alert")).to_contain_text("not an image")
 
 
+_KEPT = """async () => {
+  const [link] = document.querySelectorAll('link[rel=modulepreload]');
+  const { keptText, newTurn, requestOf, restored } = await import(link.href.replace(/vendor.*/, 'conversation.js'));
+  const turn = (question, answer) => ({ ...newTurn({ question }), answer, isOver: true });
+  const refused = { ...newTurn({ question: 'refused' }), problem: 'no', isOver: true };
+  const turns = { a: [turn('1', 'x'.repeat(300)), turn('2', 'y')], b: [newTurn({ question: '3' })] };
+  return [
+    Object.values(restored(keptText({}, turns, 700)).turns).map((of) => of.map((one) => one.question).join()),
+    keptText({}, turns, 10),
+    restored(keptText({}, turns)).turns.b[0].note,
+    ['', '{', '{"turns": 1}', null].map((text) => Object.keys(restored(text).turns).length),
+    requestOf({ model: 'm', system: 's' }, [turn('1', 'x'), refused, newTurn({ question: '2' })]).messages.map((one) => one.content).join(),
+  ];
+}"""
+
+
+async def test_what_is_kept_is_bounded_and_what_failed_is_not_sent(
+    browser: Browser, site: Site
+) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await page.goto("/chat")
+        fitting, nothing, note, broken, sent = await page.evaluate(_KEPT)
+        # The oldest turn of the longest conversation goes first.
+        assert fitting == ["2", "3"]
+        assert orjson.loads(nothing)["turns"] == {"a": [], "b": []}
+        assert note == "The page was left before the end of this answer."
+        assert broken == [0, 0, 0, 0]
+        assert sent == "s,1,x,2"
+
+
 async def test_a_question_waits_for_a_model_that_loads(browser: Browser) -> None:
     """The note of the gateway says for what; who answered is known at the end."""
     store = MemoryTransport(CLOCK)
