@@ -52,7 +52,6 @@ _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
         "POST /api/v1/actions/": "operator",
         "POST /api/v1/actions/delete": "admin",
         "POST /api/v1/apply": "admin",
-        "POST /api/v1/check": "viewer",
         "POST /api/v1/explain/": "viewer",
         "POST /api/v1/requests/": "operator",
         "POST /api/v1/whatif": "viewer",

@@ -14,9 +14,6 @@ from pydantic import ValidationError
 
 from dashboard.api.question_routes import (
     QuestionRoutes,
-    change_row,
-    changed_objects,
-    error_rows,
     load_text,
     store_refusal,
 )
@@ -34,7 +31,6 @@ from manifests import apply as applying
 from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.errors import ApplyError, InUseError, ManifestErrors
-from manifests.plan import plan_id
 from schemas.change import MAX_REASON
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject
@@ -51,7 +47,7 @@ _READ_ONLY: Final = "This dashboard changes nothing: it was started without --al
 
 
 class ManifestBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Manifests to check or to apply."""
+    """Manifests to apply."""
 
     manifests: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
     plan: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -82,7 +78,7 @@ class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class ActionRoutes:
-    """Handlers of `/api/v1/check`, `/api/v1/apply`, `/api/v1/actions/VERB` and `/api/v1/revisions/NAME`."""
+    """Handlers of `/api/v1/apply`, `/api/v1/actions/VERB` and `/api/v1/revisions/NAME`."""
 
     questions: QuestionRoutes
     bodies: BodyReader
@@ -92,39 +88,18 @@ class ActionRoutes:
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
-        router.add_api_route("/api/v1/check", self.check, methods=["POST"])
         router.add_api_route("/api/v1/apply", self.apply, methods=["POST"])
         router.add_api_route("/api/v1/actions/{verb}", self.act, methods=["POST"])
         router.add_api_route("/api/v1/revisions/{name}", self.revisions, methods=["GET"])
         path = "/api/v1/revisions/{name}/diff"
         router.add_api_route(path, self.revision_diff, methods=["GET"])
 
-    async def check(self, request: Request) -> Response:
-        """Check manifests: all problems with their lines, or the diff, the conflicts and what the planner would do."""
-        body = await read_json(self.bodies, request, ManifestBody)
-        try:
-            return json_response(await self._preview(body.manifests))
-        except ManifestErrors as errors:
-            return json_response({"errors": error_rows(errors)})
-
-    async def _preview(self, manifests: str) -> dict[str, object]:
-        changes = await self.questions.preview(manifests)
-        return {
-            "errors": [],
-            "plan": plan_id(changes),
-            "changes": await self.questions.compute(
-                lambda: [change_row(change) for change in changes]
-            ),
-            "placement": await self._placement(changed_objects(changes)),
-            "canWrite": self.can_write,
-        }
-
     async def apply(self, request: Request) -> Response:
         """Apply manifests as `fleetctl apply` does, if the plan is the one that was agreed to; else 409."""
         body = await read_json(self.bodies, request, ManifestBody)
         self._check_writes()
         if not body.plan:
-            raise invalid("Name the plan that POST /api/v1/check returned.", "plan")
+            raise invalid("Name the plan that POST /api/v1/whatif returned.", "plan")
         options = ApplyOptions(expected_plan=body.plan)
         try:
             loaded = await self.questions.compute(lambda: load_text(body.manifests))

@@ -2,10 +2,9 @@
 
 import asyncio
 import gzip
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
@@ -29,8 +28,6 @@ from manifests.load import LoadedObject, parse_texts, read_objects
 from manifests.observe import observe
 from manifests.plan import Change, CreatedObject, UnchangedObject, change_text, plan_id
 from manifests.yaml import core_schema
-from reconciler.listers.lister import Lister
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec
 from schemas.meta import ApiModel, ApiObject, ObjectName
 from schemas.wire.errors import Refusal, RefusedError, invalid
 from store.errors import StoreError, UndecodableError
@@ -43,22 +40,11 @@ MAX_MANIFEST: Final = 128 << 10
 """Characters. Reading so much takes a second of a thread, and collecting its garbage 0.1 s of all threads."""
 _LONGEST_S: Final = 10.0
 _SOURCE: Final = "manifest"
-_FULL_BITS: Final = 16
 _LEVEL: Final = 6
 _FIT_COLUMNS: Final = (
     *("name", "state", "isCordoned", "taints", "chip", "allocatableBytes", "promisedBytes"),
 )
 """Columns of the Macs on which depends what fits on them."""
-
-
-class DeploymentPatch(ApiModel):
-    """A deployment that exists, with other numbers; None keeps one."""
-
-    deployment: ObjectName
-    replicas: int | None = None
-    context_length: int | None = None
-    concurrency: int | None = None
-    kv_bits: Literal[4, 8, 16] | None = None
 
 
 class WhatIfQuestion(ApiModel):
@@ -70,8 +56,6 @@ class WhatIfQuestion(ApiModel):
     """Macs that would be gone."""
     add: Annotated[tuple[FleetNode, ...], Field(max_length=100)] = ()
     """Macs that would join."""
-    patches: Annotated[tuple[DeploymentPatch, ...], Field(max_length=100)] = ()
-    """Deployments with other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +113,6 @@ class QuestionRoutes:
     async def what_if(self, request: Request) -> Response:
         """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""
         question = parse_question(await _read_body(request))
-        caches = self._caches()
         body: Row = {"errors": [], "plan": "", "changes": [], "steps": [], "macs": []}
         changes: list[Change] = []
         if question.manifest.strip():
@@ -138,9 +121,8 @@ class QuestionRoutes:
             except ManifestErrors as errors:
                 return json_response({**body, "errors": error_rows(errors)})
             body["plan"] = plan_id(changes)
-        patched = tuple(_patched(caches, patch) for patch in question.patches)
         supposition = Supposition(
-            objects=(*changed_objects(changes), *patched),
+            objects=tuple(changed_objects(changes)),
             lost=question.lose,
             added=question.add,
         )
@@ -202,25 +184,6 @@ class QuestionRoutes:
             refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=1)
             raise RefusedError(refusal)
         return self.model.caches
-
-
-def _patched(caches: FleetCaches, patch: DeploymentPatch) -> ModelDeployment:
-    """Return a deployment with other numbers. Raises RefusedError."""
-    deployment = Lister(caches.objects).declared(patch.deployment)
-    if deployment is None:
-        raise invalid(f"There is no ModelDeployment '{patch.deployment}'.", "patches")
-    tree = deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    tree |= patch.model_dump(by_alias=True, exclude_none=True, exclude={"deployment", "kv_bits"})
-    if patch.kv_bits is not None:
-        bits = None if patch.kv_bits == _FULL_BITS else patch.kv_bits
-        tree["kvCache"] = {**tree.get("kvCache", {}), "bits": bits}
-    try:
-        spec = ModelDeploymentSpec.model_validate_json(json.dumps(tree))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise invalid(f"'{where}': {first['msg']}.", "patches") from None
-    return deployment.model_copy(update={"spec": spec})
 
 
 async def _read_body(request: Request) -> bytes:

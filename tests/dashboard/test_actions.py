@@ -37,7 +37,7 @@ async def stored(running: RunningDashboard, kind: str, name: str) -> dict[str, A
 async def test_what_is_applied_is_what_was_previewed_and_what_fleetctl_applies(
     running: RunningDashboard,
 ) -> None:
-    checked = await running.post("/api/v1/check", {"manifests": MANIFEST})
+    checked = await running.post("/api/v1/whatif", {"manifest": MANIFEST})
     assert checked["errors"] == []
     (change,) = checked["changes"]
     assert (change["kind"], change["name"], change["result"]) == (
@@ -46,7 +46,7 @@ async def test_what_is_applied_is_what_was_previewed_and_what_fleetctl_applies(
         "created",
     )
     assert "+  contextLength: 2048" in change["diff"]
-    assert any(one["deployment"] == "small" for one in checked["placement"]["steps"])
+    assert any(one["deployment"] == "small" for one in checked["steps"])
     body = {"manifests": MANIFEST, "plan": checked["plan"]}
     done = await running.post("/api/v1/apply", body)
     assert done["outcomes"] == [{"kind": "ModelDeployment", "name": "small", "result": "created"}]
@@ -65,7 +65,7 @@ async def test_what_is_applied_is_what_was_previewed_and_what_fleetctl_applies(
 
 
 async def test_a_plan_that_is_not_true_any_more_is_refused(running: RunningDashboard) -> None:
-    checked = await running.post("/api/v1/check", {"manifests": MANIFEST})
+    checked = await running.post("/api/v1/whatif", {"manifest": MANIFEST})
     # Nothing may be written without a plan.
     await running.post("/api/v1/apply", {"manifests": MANIFEST}, 400)
     await running.store.commit([], [codec.put_spec(deployment(name="small", replicas=4))])
@@ -74,22 +74,22 @@ async def test_a_plan_that_is_not_true_any_more_is_refused(running: RunningDashb
     assert refused["error"]["code"] == "changed"
     assert (await stored(running, "ModelDeployment", "small"))["spec"]["replicas"] == 4
     # Another text under the plan of this one.
-    again = await running.post("/api/v1/check", {"manifests": MANIFEST})
+    again = await running.post("/api/v1/whatif", {"manifest": MANIFEST})
     other = MANIFEST.replace("2048", "4096")
     await running.post("/api/v1/apply", {"manifests": other, "plan": again["plan"]}, 409)
 
 
 async def test_all_errors_have_their_line_and_field(running: RunningDashboard) -> None:
     wrong = MANIFEST.replace("replicas: 1", "replicas: -1").replace("concurrency", "concurency")
-    found = await running.post("/api/v1/check", {"manifests": wrong})
+    found = await running.post("/api/v1/whatif", {"manifest": wrong})
     assert [(one["line"], one["path"]) for one in found["errors"]] == [
         (8, "spec.replicas"),
         (10, "spec.concurency"),
     ]
     assert any("concurrency" in one["hint"] + one["message"] for one in found["errors"])
-    found = await running.post("/api/v1/check", {"manifests": "a: [\n"})
+    found = await running.post("/api/v1/whatif", {"manifest": "a: [\n"})
     assert found["errors"][0]["line"] >= 1
-    found = await running.post("/api/v1/check", {"manifests": ""})
+    found = await running.post("/api/v1/whatif", {"manifest": "# nothing"})
     assert "declares nothing" in found["errors"][0]["message"]
 
 

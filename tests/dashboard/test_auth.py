@@ -179,7 +179,6 @@ async def test_every_answer_carries_the_policy(memory: MemoryTransport) -> None:
         ("POST", "/api/v1/actions/cordon", "operator"),
         ("POST", "/api/v1/requests/g1/r1/cancel", "operator"),
         ("DELETE", "/api/v1/nodes/a", "admin"),
-        ("POST", "/api/v1/check", "viewer"),
         ("POST", "/chat/v1/chat/completions", "user"),
         ("PATCH", "/api/v1/nodes/a", "admin"),
         ("CONNECT", "/", "admin"),
