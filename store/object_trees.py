@@ -49,7 +49,7 @@ _METADATA = (
     *("name", "labels", "annotations", "uid", "generation", "resourceVersion"),
     *("creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences", "managedFields"),
 )
-NEW_NODE = {"unschedulable": False, "draining": False, "taints": []}
+NEW_NODE = {"unschedulable": False, "draining": False, "taints": [], "awakeUntil": None}
 """The spec that the reconciler writes for a node that joins."""
 
 
