@@ -77,3 +77,12 @@ async def test_a_model_is_asked_for_by_name_and_unloaded(tmp_path: Path, models_
         async with http.post(f"{fleet.url}/api/pull", json={"model": "nobody/model"}) as refused:
             assert refused.status == 404
             assert "Allowed owners are mlx-community" in (await refused.json())["error"]
+        gone = {"model": "mlx-community/Gone"}
+        async with http.post(f"{fleet.url}/api/pull", json=gone) as refused:
+            assert "ModelPolicy community" in await refused.text()
+        shown = await fleet.ctl("describe", "mp", "community")
+        assert "mlx-community/Gone" in shown.out.partition("Refused")[2], shown.out
+        shown = await fleet.ctl("get", "modelpolicies")
+        assert shown.out.splitlines()[1].split()[:4] == [
+            *("community", "mlx-community", "2", "mlx-community/Gone")
+        ]

@@ -9,9 +9,9 @@ from reconciler.deployments.demand.gateway_metrics import Demand
 from reconciler.listers.lister import Lister
 from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence_s
 from reconciler.placement.table import NodeTable
-from schemas.meta import ENDED_BECAUSE, ConditionStatus, ObjectKey, find_condition
+from schemas.meta import ENDED_BECAUSE, ConditionStatus, ObjectKey, Status, find_condition
 from schemas.modelpolicy import ON_DEMAND_LABEL
-from schemas.replica import Replica
+from schemas.replica import Replica, ReplicaStatus
 
 # Far more than a fleet has; each takes about 200 bytes.
 _MAX_LOAD_TIMES = 10_000
@@ -54,7 +54,7 @@ def find_idle_replicas(
     now: tuple[datetime, float],
     load_times: LoadTimes,
 ) -> dict[str, IdleReplica]:
-    """Return the ready replicas of deployments that may swap and have no request; `now` is also monotonic."""
+    """Return the replicas of deployments that may swap and have no request; `now` is also monotonic."""
     return {
         replica.name: IdleReplica(
             load_s=seconds,
@@ -67,7 +67,8 @@ def find_idle_replicas(
         for name in autoscaler.swappable()
         if (load := demand(name)) is not None and load.is_complete and not load.requests
         for replica in lister.replicas_of(name)
-        if (since := _ready_since(lister, replica)) is not None
+        if (since := occupies_since(replica, lister.status(ObjectKey("Replica", replica.name))))
+        is not None
         for seconds in (_load_s(replica, table, load_times),)
     }
 
@@ -78,13 +79,18 @@ def has_given_way(replicas: Iterable[Replica]) -> bool:
     return any(note.startswith("GaveWay:") for note in notes)
 
 
-def _ready_since(lister: Lister, replica: Replica) -> datetime | None:
-    """Return since when a replica is ready; None if it is not, or drains."""
-    status = lister.status(ObjectKey("Replica", replica.name))
-    ready = find_condition(status.conditions, "Ready") if status is not None else None
-    if replica.metadata.deletion_timestamp is not None or ready is None:
+def occupies_since(replica: Replica, status: Status | None) -> datetime | None:
+    """Return since when a replica serves, or holds its memory in vain because its engine does not get ready. Pure.
+
+    None while it ends, and while it fetches its model.
+    """
+    is_fetching = isinstance(status, ReplicaStatus) and bool(status.fetches)
+    if replica.metadata.deletion_timestamp is not None or is_fetching:
         return None
-    return ready.last_transition_time if ready.status is ConditionStatus.TRUE else None
+    ready = None if status is None else find_condition(status.conditions, "Ready")
+    if ready is not None and ready.status is ConditionStatus.TRUE:
+        return ready.last_transition_time
+    return replica.metadata.creation_timestamp
 
 
 def _load_s(replica: Replica, table: NodeTable, load_times: LoadTimes) -> float:
