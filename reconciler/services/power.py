@@ -43,6 +43,8 @@ _BACKOFF: Final = Backoff(first_s=1.0, limit_s=10.0)
 # Gateways and reconcilers come and go rarely.
 _CONTROL_S: Final = 10.0
 _BATCH: Final = 100
+# From the lease of a Mac that woke to the endpoints of its engines.
+_FIRST_TOKEN_S: Final = 15.0
 ASLEEP: Final = "Asleep"
 
 
@@ -75,6 +77,8 @@ class PowerController:
     _wakes: dict[str, WakeState] = field(default_factory=dict)
     _requests: dict[str, tuple[str, WakeRequest]] = field(default_factory=dict)
     """The relay and its request, by the node to wake."""
+    _coming: dict[str, int] = field(default_factory=dict)
+    """By deployment, the requests that Macs will take which are woken in this round."""
     _given_up_at: dict[str, float] = field(default_factory=dict)
     _control: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     """Hosts of gateways and of reconcilers."""
@@ -177,8 +181,15 @@ class PowerController:
         unplaced = self._unplaced_needs(asleep)
         decisions: dict[str, PowerDecision] = {}
         used = {name: self._last_use(name) for name in {*staying, *asleep}}
-        # The Mac that was used last goes last: if one must stay awake to wake the others, it is this one.
-        for name in sorted(used, key=lambda n: (bool(lister.replicas_on(n)), used[n], n)):
+        self._coming = dict.fromkeys(self._coming, 0)
+
+        def order(name: str) -> tuple[bool, bool, float, str]:
+            # Those that are being woken first, so that no other is woken for the same requests. The Mac that was used
+            # last goes last: if one must stay awake to wake the others, it is this one.
+            is_waking = name in self._wakes
+            return not is_waking, bool(lister.replicas_on(name)), used[name], name
+
+        for name in sorted(used, key=order):
             node, is_asleep = lister.node(name), name in asleep
             own = [pool for pool in pools if in_pool(pool, node)]
             if node.status is None or not (own or is_asleep):
@@ -220,10 +231,25 @@ class PowerController:
             demand = self.demand(name)
             if is_ending or demand is None or not demand.requests:
                 continue
-            serving = [r for r in self.lister.replicas_of(name) if self.lister.is_serving(r)]
-            if demand.requests > sum(r.spec.concurrency for r in serving):
+            able = [r for r in self.lister.replicas_of(name) if self._may_serve(r)]
+            coming = self._coming.get(name, 0)
+            if demand.requests > coming + sum(r.spec.concurrency for r in able):
+                self._coming[name] = coming + self._expected_slots(replica)
                 return PowerDecision("RequestsWait", f"requests wait for {name}")
         return None
+
+    def _may_serve(self, replica: Replica) -> bool:
+        """Return whether a replica serves, or does so in a moment because its Mac woke."""
+        node = replica.spec.ranks[0].node
+        age_s = self.clock.monotonic() - self._returned_at.get(node, float("-inf"))
+        has_just_woken = age_s < _FIRST_TOKEN_S and self.lister.is_ready(node)
+        return has_just_woken or self.lister.is_serving(replica)
+
+    def _expected_slots(self, replica: Replica) -> int:
+        """Return the requests that a replica on a Mac that sleeps will take; 0 if a first attempt to wake it failed."""
+        node = replica.spec.ranks[0].node
+        has_failed = node in self._wakes and self._wakes[node].attempts > 1
+        return 0 if has_failed or self.lister.is_ready(node) else replica.spec.concurrency
 
     def _unplaced_needs(self, asleep: frozenset[str]) -> dict[str, PowerDecision]:
         """Return the Macs that sleep and would have room for replicas that no other Mac can take."""

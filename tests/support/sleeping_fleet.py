@@ -49,6 +49,9 @@ class GatewayDemand:
             is_complete=self.is_complete,
         )
 
+    def requested(self) -> frozenset[str]:
+        return frozenset()
+
     def measured(self, name: str, template: str) -> VersionMetrics:
         return VersionMetrics()
 
@@ -136,15 +139,17 @@ class SleepingFleet:
         self.agents.pop(name).cancel()
         self.macs[name].lose_power()
 
-    async def declare(self, *, autoscaling: Autoscaling | None = None, **power: Any) -> None:
+    async def declare(
+        self, *, replicas: int = 1, autoscaling: Autoscaling | None = None, **power: Any
+    ) -> None:
         """Write a pool of all Macs but the last one, with this power, and a deployment on it."""
         spec = {
             "nodes": tuple(self.macs)[:-1],
             "power": {"mode": "SleepWhenIdle", "idleTime": "5m", **power},
         }
         pool = NodePool(metadata=ObjectMeta(name="all"), spec=NodePoolSpec.model_validate(spec))
-        placement = Placement(pools=("all",))
-        wanted = deployment(placement=placement, autoscaling=autoscaling)
+        placement = Placement(pools=("all",), max_replicas_per_node=1)
+        wanted = deployment(replicas=replicas, placement=placement, autoscaling=autoscaling)
         await self.store.commit([], [codec.put_spec(pool), codec.put_spec(wanted)])
 
     async def replicas(self) -> dict[str, str]:

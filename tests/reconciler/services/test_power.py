@@ -122,6 +122,42 @@ def test_an_operator_and_a_window_wake_macs() -> None:
     play("az", test)
 
 
+def test_as_many_macs_wake_as_requests_need_and_another_if_one_does_not() -> None:
+    async def test(fleet: SleepingFleet) -> None:
+        await fleet.declare(replicas=2)
+
+        async def all_sleep() -> bool:
+            return fleet.asleep() == {"a", "b"}
+
+        async def one_serves() -> bool:
+            return len(await fleet.serving()) == 1
+
+        async def both_serve() -> bool:
+            return len(await fleet.serving()) == 2
+
+        await fleet.until(both_serve, 60)
+        await fleet.until(all_sleep, 420)
+        fleet.gateway.waiting["qwen"] = 1
+        await fleet.until(one_serves, 30)
+        await fleet.clock.sleep(120)
+        assert await one_serves()
+        assert len({name for _, name in fleet.packets}) == 1
+
+        fleet.gateway.waiting["qwen"] = 2
+        await fleet.until(both_serve, 30)
+        fleet.gateway.waiting["qwen"] = 0
+        await fleet.until(all_sleep, 700)
+
+        first = min(name for _, name in fleet.packets)
+        fleet.packets.clear()
+        fleet.lost = {first}
+        fleet.gateway.waiting["qwen"] = 1
+        # The other one follows after the first attempt, and not after the last one.
+        assert await fleet.until(one_serves, 80) < 60
+
+    play("abz", test)
+
+
 def test_a_drain_wakes_a_mac_and_moves_its_replica_to_another_that_wakes() -> None:
     async def test(fleet: SleepingFleet) -> None:
         await fleet.declare()
