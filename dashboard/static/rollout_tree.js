@@ -9,24 +9,27 @@ import { Badge, Diff, MacState, ObjectLink } from "./parts.js";
 /** The revisions are read again when the one that the fleet runs moves. */
 export function RolloutTree({ store, model, replicas }) {
   const { name, revision } = model;
-  const [revisions, setRevisions] = useState([]);
+  const [recorded, setRecorded] = useState(null); // the revisions; null until they are read, and in the past
   const [progress, setProgress] = useState("");
   const [problem, setProblem] = useState("");
   useEffect(() => {
-    if (store.at) return; // the record of revisions is that of now
-    getJson(`/api/v1/revisions/${encodeURIComponent(name)}`).then(
-      (answer) => (setRevisions(answer.revisions), setProgress(answer.progress), setProblem("")),
-      (error) => setProblem(error.message),
+    let isOver = false;
+    if (store.at) setRecorded(null); // the record is that of now
+    else getJson(`/api/v1/revisions/${encodeURIComponent(name)}`).then(
+      (answer) => isOver || (setRecorded(answer.revisions), setProgress(answer.progress), setProblem("")),
+      (error) => isOver || setProblem(error.message),
     );
+    return () => void (isOver = true);
   }, [name, revision, model.updated, model.ready, model.isPaused, store.at]);
+  const revisions = recorded ?? [];
   const branches = branchesOf(revisions, replicas);
   const live = branches.filter((branch) => branch.isCurrent || branch.replicas.length);
   const earlier = branches.filter((branch) => !live.includes(branch));
   const missing = model.desired - model.placed;
-  const draw = (branch) => html`<${Branch} key=${branch.template} store=${store} name=${name} branch=${branch} missing=${branch.isCurrent ? missing : 0} />`;
+  const draw = (branch) => html`<${Branch} key=${branch.template} store=${store} name=${name} branch=${branch} isRecorded=${recorded !== null} missing=${branch.isCurrent ? missing : 0} />`;
   return html`<section aria-labelledby="rollout"><h2 id="rollout">Rollout</h2>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
-    ${progress && html`<p>${progress}</p>`}
+    ${recorded && progress && html`<p>${progress}</p>`}
     <ul class="tree" aria-label=${`Revisions of ${name} with their replicas`}>${live.map(draw)}</ul>
     ${!live.length && html`<p class="quiet">No replica is placed.</p>`}
     ${earlier.length > 0 && html`<details><summary>${count(earlier.length, "earlier revision")}</summary><ul class="tree">${earlier.map(draw)}</ul></details>`}
@@ -46,12 +49,12 @@ export function branchesOf(revisions, replicas) {
   }));
 }
 
-function Branch({ store, name, branch, missing }) {
+function Branch({ store, name, branch, isRecorded, missing }) {
   const { revision, created, cause, isCurrent, diff, replicas } = branch;
   const ready = replicas.filter((replica) => replica.isReady).length;
   return html`<li data-revision=${revision ?? branch.template}>
-    <p><strong>${revision ? `Revision ${revision}` : "A version without a record"}</strong>
-      ${isCurrent && html`${" "}<${Badge} tone="good">wanted<//>`}${!isCurrent && replicas.length > 0 && html`${" "}<${Badge} tone="warning">leaves<//>`}
+    <p><strong>${revision ? `Revision ${revision}` : isRecorded ? "A version without a record" : "One version"}</strong>
+      ${isCurrent && html`${" "}<${Badge} tone="good">wanted<//>`}${isRecorded && !isCurrent && replicas.length > 0 && html`${" "}<${Badge} tone="warning">leaves<//>`}
       ${replicas.length > 0 && html`${" "}${ready} of ${count(replicas.length, "replica")} ready`}
       <span class="quiet">${created ? ` ${age(created)} old` : ""}${cause ? `: ${cause}` : ""}</span></p>
     ${diff && html`<details><summary>Difference from the one before</summary><${Diff} text=${diff} /></details>`}

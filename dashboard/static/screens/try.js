@@ -207,7 +207,7 @@ function withoutChanges({ memory, waiting = [] }) {
 function Write({ store, changes, command, reason, onReason, onApply, isSupposed }) {
   if (!changes.some((change) => change.diff)) return changes.length > 0 && html`<p><${Badge} tone="good">no object would change<//></p>`;
   if (store.mayWrite("admin")) {
-    return html`<p class="row"><label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => onReason(event.target.value)} /></label>
+    return html`<p class="row"><label>Reason <input class="long" maxlength="500" value=${reason} placeholder="for the record" onInput=${(event) => onReason(event.target.value)} /></label>
       <button type="submit" onClick=${onApply}>Apply these changes</button>
       ${isSupposed && html`<span class="quiet">The objects are written; the Macs stay as they are.</span>`}</p>`;
   }
