@@ -140,6 +140,9 @@ async def test_a_turn_is_edited_regenerated_and_kept(browser: Browser) -> None:
             await expect(page.locator("[data-trace]")).to_contain_text(
                 "answered by count-0 on mac-1"
             )
+            # A screen reader hears the answer when it is whole.
+            said = page.locator("main [data-announced]")
+            await expect(said).to_contain_text("1 messages, 0 images")
             await ask(page, "two")
             await expect(answers).to_contain_text(["1 messages", "3 messages"])
             await page.get_by_role("button", name="Regenerate").click()

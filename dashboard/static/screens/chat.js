@@ -30,10 +30,10 @@ const EXAMPLES = [
 const PANELS = { settings: "Settings", code: "Use from code", routing: "Routing" };
 
 export function Chat({ store, query }) {
-  const place = `chat ${store.me.name}`; // of one session: another key of this browser has its own
+  const storageKey = `chat ${store.me.name}`; // of one session: another key of this browser has its own
   const [models, setModels] = useState([]);
   const [names, setNames] = useState([query.get("model") ?? "", ...(query.get("with") ? [query.get("with")] : [])]);
-  const [kept] = useState(() => restored(localStorage.getItem(place)));
+  const [kept] = useState(() => restored(localStorage.getItem(storageKey)));
   const [settings, setSettings] = useState(kept.settings);
   const [turns, setTurns] = useState(kept.turns); // by model
   const [key, setKey] = useState("");
@@ -44,6 +44,7 @@ export function Chat({ store, query }) {
   const [isDue, setDue] = useState(false); // sent, but the models to ask are not known yet
   const [isLoading, setLoading] = useState(true);
   const aborts = useRef(new Map()); // of the answers under way, by model
+  const asked = useRef(new Set()); // the models that were asked in this visit: their answers are announced
   const isAtEnd = useRef(true);
   const isAsking = names.some((name) => aborts.current.has(name));
   const rows = names.map((name) => store.rows("models").find((row) => row.servedNames.includes(name)));
@@ -75,7 +76,7 @@ export function Chat({ store, query }) {
     if (isAsking && isAtEnd.current) scrollTo(0, document.documentElement.scrollHeight);
   });
   const count = Object.values(turns).reduce((sum, of) => sum + of.length, 0);
-  useLayoutEffect(() => keep(place, settings, turns), [settings, count, isAsking]);
+  useLayoutEffect(() => keep(storageKey, settings, turns), [settings, count, aborts.current.size]);
   useLayoutEffect(() => {
     if (!isDue || (isLoading && !names[0])) return;
     setDue(false);
@@ -91,15 +92,16 @@ export function Chat({ store, query }) {
     const abort = new AbortController();
     aborts.current.set(model, abort);
     isAtEnd.current = true;
-    const asked = [...before, turn];
-    setTurns((now) => ({ ...now, [model]: asked }));
+    asked.current.add(model);
+    const conversation = [...before, turn];
+    setTurns((now) => ({ ...now, [model]: conversation }));
     const draw = (change) => setTurns((now) => (now[model] ? { ...now, [model]: [...now[model].slice(0, -1), { ...now[model].at(-1), ...change }] } : now));
     const drawing = gather(draw);
     const end = { note: "", problem: "", isOver: true };
     const head = {}; // the id of the request and who answers it, if that was known when the answer began
     const change = (part) => (Object.assign(head, part.id !== undefined && part), drawing.add(part));
     try {
-      const body = requestOf({ ...settings, model, tools: toolsOf(settings) }, asked);
+      const body = requestOf({ ...settings, model, tools: toolsOf(settings) }, conversation);
       await stream(body, { headers: headersOf(key), signal: abort.signal }, change);
     } catch (error) {
       if (error.name === "AbortError") end.note = "Stopped.";
@@ -142,7 +144,7 @@ export function Chat({ store, query }) {
     setNames(chosen);
     note({ model: chosen[0], with: chosen[1] ?? "" });
   };
-  const rename = (at, name) => choose(names.map((before, place_) => (place_ === at ? name : before)));
+  const rename = (at, name) => choose(names.map((before, index) => (index === at ? name : before)));
   const others = models.filter((name) => name !== names[0]);
   const compare = () => choose(names.length > 1 ? names.slice(0, 1) : [names[0], others[0]]);
   const clear = () => {
@@ -168,17 +170,17 @@ export function Chat({ store, query }) {
     <div class=${names.length > 1 ? "conversations two" : "conversations"}>
       ${names.map((name, at) => html`<section key=${name} aria-label=${name || "Conversation"}>
         ${names.length > 1 && html`<h2>${name}</h2>`}
-        <${Announced} text=${aborts.current.has(name) || isAsking ? turnText(turns[name]?.at(-1)) : ""} />
+        <${Announced} text=${asked.current.has(name) ? turnText(turns[name]?.at(-1)) : ""} />
         ${!turns[name]?.length && html`<${About} name=${name} model=${rows[at]} onAsk=${(question) => names[0] && askAll(newTurn({ question }))} />`}
-        <ol class="turns">${(turns[name] ?? []).map((turn, place_, all) => html`<${Turn} key=${place_} store=${store} turn=${turn} isLast=${place_ === all.length - 1} isBusy=${isAsking}
-          onAsk=${(changed) => ask(name, newTurn({ ...turn, ...changed }), all.slice(0, place_))} onResults=${(results) => ask(name, newTurn({ results }), all)} />`)}</ol>
+        <ol class="turns">${(turns[name] ?? []).map((turn, index, all) => html`<${Turn} key=${index} store=${store} turn=${turn} isLast=${index === all.length - 1} isBusy=${isAsking}
+          onAsk=${(changed) => ask(name, newTurn({ ...turn, ...changed }), all.slice(0, index))} onResults=${(results) => ask(name, newTurn({ results }), all)} />`)}</ol>
         <${Availability} store=${store} model=${rows[at]} />
       </section>`)}
     </div>
     <form class="composer" onSubmit=${send}>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       <p class="quiet" role="status">${isDue && "The question is sent when the list of models has arrived."}</p>
-      ${images.length > 0 && html`<${Images} urls=${images} onRemove=${(at) => setImages(images.filter((_, place_) => place_ !== at))} />`}
+      ${images.length > 0 && html`<${Images} urls=${images} onRemove=${(at) => setImages(images.filter((_, index) => index !== at))} />`}
       <div class="ask">
         <label><span class="hidden">Message</span>
           <textarea rows="2" value=${draft} placeholder="Message (Enter sends, Shift-Enter begins a line)" onPaste=${onPaste}
@@ -196,11 +198,11 @@ export function Chat({ store, query }) {
 
 const headersOf = (key) => (key ? { authorization: `Bearer ${key}` } : {});
 
-function keep(place, settings, turns) {
+function keep(storageKey, settings, turns) {
   try {
-    localStorage.setItem(place, keptText(settings, turns));
+    localStorage.setItem(storageKey, keptText(settings, turns));
   } catch {
-    localStorage.removeItem(place); // the browser has less room than this; what is shown stays
+    localStorage.removeItem(storageKey); // the browser has less room than this; what is shown stays
   }
 }
 
