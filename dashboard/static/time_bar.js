@@ -48,7 +48,7 @@ export function TimeBar({ store, onClose }) {
     </label>
     <div class="known" aria-hidden="true">${known.map(([from, to]) => html`<span key=${from} style=${{ left: `${place(from)}%`, width: `${Math.max(0.3, place(to) - place(from))}%` }}></span>`)}</div>
     <p><output data-moment>${text}</output>
-      <span role="group" aria-label="Range">${RANGES.map(([length, title]) => html`<button type="button" class="small" key=${title} aria-pressed=${length === range} onClick=${() => setRange(length)}>${title}</button>`)}</span>
+      <span class="segments" role="group" aria-label="Range">${RANGES.map(([length, title]) => html`<button type="button" class="small" key=${title} aria-pressed=${length === range} onClick=${() => setRange(length)}>${title}</button>`)}</span>
       ${problem && html`<span class="problem" role="status">${problem}</span>`}
       <span class="quiet">${seconds ? "Objects are as they were then; actions are off." : known.length ? `Recorded since ${moment(known[0][0])}. Drag, or press [ and ].` : "Drag, or press [ and ]."}</span>
       <button type="button" class="small" onClick=${() => setSeconds(0)} disabled=${!seconds}>Now</button>
