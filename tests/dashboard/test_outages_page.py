@@ -21,7 +21,7 @@ from tests.support.dashboard_site import hostile_answer, opened
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running
-from tests.support.gateway_world import World, running_gateway
+from tests.support.gateway_world import World, deployment, running_gateway
 from tests.support.macs import mac
 from tests.support.ports import free_port
 from tests.support.waiting import until_async
@@ -245,7 +245,7 @@ async def test_a_stream_that_opens_late_is_waited_for(browser: Browser) -> None:
 async def test_a_screen_that_fails_leaves_the_others_as_they_are(browser: Browser) -> None:
     """An answer of another release must not blank the page."""
     store = MemoryTransport(CLOCK)
-    await store.commit([], mac("mac-1"))
+    await store.commit([], [*mac("mac-1"), codec.put_spec(deployment("qwen"))])
 
     async def answer_nothing(route: Route) -> None:
         await route.fulfill(json={"metrics": {}})
