@@ -329,8 +329,8 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
             prefix = f"rank {number} on {ranks[number].node}: "
             head = prefix if len(ranks) > 1 and condition.message else ""
             shortfall = override_shortfall(ranks[number].memory, len(ranks))
-            advice = f". {shortfall}" if shortfall and condition.reason in _MEMORY_REASONS else ""
-            message = f"{head}{condition.message}{advice}"
+            cause = f"{shortfall}; " if shortfall and condition.reason in _MEMORY_REASONS else ""
+            message = f"{cause}{head}{condition.message}"
             return make_condition("Ready", condition.reason, message, holds=False)
     if not away and reports[0] is not None and reported:
         away = [view.node]
