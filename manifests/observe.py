@@ -18,6 +18,7 @@ from store.port import KeyValue, Transport
 _RELATED: Mapping[str, tuple[str, ...]] = {
     "ModelDeployment": ("NodePool", "ShardGroup", "ModelRoute"),
     "ModelRoute": ("ModelDeployment",),
+    "ModelPolicy": ("NodePool",),
 }
 
 

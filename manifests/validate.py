@@ -16,6 +16,7 @@ from manifests.load import LoadedObject
 from manifests.trees import Path
 from manifests.validation_errors import accepts
 from schemas.deployment import HUB_REPO_PATTERN, HubReference, ModelDeployment
+from schemas.modelpolicy import ModelPolicy
 from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroup
@@ -62,6 +63,8 @@ def validate(loaded: Sequence[LoadedObject], known: StoreNames) -> list[Manifest
                 problems.extend(_group(item, item.obj))
             case ModelRoute():
                 problems.extend(_route(item, item.obj, world))
+            case ModelPolicy():
+                problems.extend(_policy(item, item.obj, world))
             case _:  # other kinds refer to nothing
                 continue
     return problems
@@ -110,6 +113,13 @@ def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iter
                 f'ModelRoute/{route.name} sends the model "{obj.name}" to other deployments',
                 "Use another name, or add the deployment to the route's backends",
             )
+
+
+def _policy(item: LoadedObject, obj: ModelPolicy, world: _Names) -> Iterator[ManifestError]:
+    for index, pool in enumerate(obj.spec.on_demand.pools):
+        if pool not in world.node_pools:
+            path = ("spec", "onDemand", "pools", index)
+            yield _absent(item, path, ("NodePool", pool), world.node_pools)
 
 
 def _hub_id_as_path(item: LoadedObject, obj: ModelDeployment) -> Iterator[ManifestError]:

@@ -36,6 +36,13 @@ def shard_group(spec: str, *, name: str = "pair") -> str:
     return f"{head}  members: [{{node: a}}, {{node: b}}]\n{spec}"
 
 
+def policy(pool: str) -> str:
+    """Return a policy for models on demand in a pool."""
+    bounds = "owners: [o], licenses: [mit], maxSize: 1Gi, maxTotalSize: 1Gi"
+    head = f"---\n{HEAD}kind: ModelPolicy\nmetadata: {{name: p}}\nspec:\n"
+    return f"{head}  onDemand: {{{bounds}, pools: [{pool}]}}\n"
+
+
 PAIR = shard_group("")
 SHARDED = deployment(rest="  sharding: pair\n")
 QWEN = frozenset({"qwen"})
@@ -59,6 +66,7 @@ VALID = {
     "node": (f"{HEAD}kind: Node\nmetadata: {{name: mac-1}}\n", StoreNames()),
     "group-beside-it": (SHARDED + PAIR, StoreNames()),
     "group-in-the-store": (SHARDED, StoreNames(shard_groups=frozenset({"pair"}))),
+    "policy-with-its-pool": (policy("studio") + "---\n" + pool(), StoreNames()),
     "auto-names-no-group": (deployment(rest="  sharding: Auto\n"), StoreNames()),
     "sensible-fallbacks": (
         shard_group("  fallbacks: [{parallelism: Pipeline}, {model: qwen-4bit}]\n"), StoreNames(),
@@ -85,6 +93,7 @@ BROKEN = {
         deployment("a" * 116),
         deployment("chat"),
         SHARDED,
+        policy("studoi"),
     ],
     "Pools and groups": [
         empty_pool("{}"),

@@ -1,4 +1,4 @@
-"""Which replicas may give way, and since when they count."""
+"""Replicas that may give way, and the time from which each counts."""
 
 from datetime import datetime, timedelta
 
