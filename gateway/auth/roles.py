@@ -76,7 +76,7 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "POST /api/v1/models/unload": "operator",
         "GET /running": "user",
         "POST /api/models/unload": "operator",
-        "POST /api/models/unload/{name:path}": "operator",
+        "POST /api/models/unload/{name}": "operator",
         # Ollama's management of models, which is refused with an explanation.
         "* /api/create": "user",
         "* /api/copy": "user",
