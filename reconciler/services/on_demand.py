@@ -178,11 +178,11 @@ class OnDemandController:
                 group.create_task(run_loop(queue, reconcile, transient=(StoreError,)))
             while True:
                 for repo in self.gateways.requested():
-                    if self._policy_for_open(repo) is not None:
+                    if self._undecided_policy(repo) is not None:
                         queue.add(repo)
                 await self.clock.sleep(_PERIOD_S)
 
-    def _policy_for_open(self, repo: str) -> ModelPolicy | None:
+    def _undecided_policy(self, repo: str) -> ModelPolicy | None:
         """Return the policy that must decide about a repository; None if nothing is to be decided now."""
         policy = policy_for(self.lister.policies(), repo)
         if policy is None or self.lister.declared(on_demand_name(repo)) is not None:
@@ -222,7 +222,7 @@ class OnDemandController:
 
     async def _decide(self, repo: str, factory: HubFactory) -> None:
         """Deploy a repository, or refuse it, by its policy."""
-        policy = self._policy_for_open(repo)
+        policy = self._undecided_policy(repo)
         if policy is None:
             return
         try:
