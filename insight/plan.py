@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from insight import memory_proof
+from insight.catalogue_snapshots import expected_snapshots
 from insight.fleet_caches import FleetCaches
 from insight.mac_blocks import MacBlock, MacEntry
 from insight.memory_outlook import look_at_memory
@@ -246,14 +247,22 @@ def _fate(step: ForecastStep) -> tuple[object, ...]:
     return step.replica, step.kind, step.before, step.because, str(nodes), step.memory
 
 
+def _expected(caches: FleetCaches, clock: Clock) -> tuple[FleetSnapshot, Replicas]:
+    """Return the fleet and the fate of its replicas, with the catalogue's answers for hubs that were not asked yet."""
+    snapshot = snapshot_of(caches, clock.now())
+    answers = expected_snapshots(snapshot.unresolved(), clock.now())
+    for answer in answers:
+        snapshot.suppose_model(answer)
+    return snapshot, forecast_replicas(snapshot, answers=answers)
+
+
 def forecast_of(
     supposed: FleetCaches, clock: Clock, before: FleetCaches | None = None
 ) -> dict[str, Tree]:
     """Return the forecast of a supposed fleet as a tree, in bytes; `before`: the fleet without the change, None for none."""
-    snapshot = snapshot_of(supposed, clock.now())
-    steps, nodes = after = forecast_replicas(snapshot)
-    earlier = ((), ()) if before is None else forecast_replicas(snapshot_of(before, clock.now()))
-    found = forecast_change(after, earlier)
+    snapshot, (steps, nodes) = _expected(supposed, clock)
+    earlier = ((), ()) if before is None else _expected(before, clock)[1]
+    found = forecast_change((steps, nodes), earlier)
     return {
         "sentence": found.sentence,
         "unplaced": found.unplaced,
