@@ -12,6 +12,7 @@ export function RolloutTree({ store, model, replicas }) {
   const [recorded, setRecorded] = useState(null); // the revisions; null until they are read, and in the past
   const [progress, setProgress] = useState("");
   const [problem, setProblem] = useState("");
+  const [isCompared, setCompared] = useState(false);
   useEffect(() => {
     let isOver = false;
     if (store.at) setRecorded(null); // the record is that of now
@@ -33,9 +34,9 @@ export function RolloutTree({ store, model, replicas }) {
     <ul class="tree" aria-label=${`Revisions of ${name} with their replicas`}>${live.map(draw)}</ul>
     ${!live.length && html`<p class="quiet">No replica is placed.</p>`}
     ${earlier.length > 0 && html`<details><summary>${count(earlier.length, "earlier revision")}</summary><ul class="tree">${earlier.map(draw)}</ul></details>`}
-    ${revisions.length > 1 && html`<details><summary>Compare two revisions</summary>
-      <${Comparison} key=${revisions[0].name} choices=${revisions.map((one) => [one.name, `revision ${one.revision}`])} first=${revisions.at(-1).name} last=${revisions[0].name}
-        read=${(from, to) => getJson(`/api/v1/revisions/${encodeURIComponent(name)}/diff?${new URLSearchParams({ from, to })}`)} /></details>`}
+    ${revisions.length > 1 && html`<details onToggle=${(event) => setCompared(event.target.open)}><summary>Compare two revisions</summary>
+      ${isCompared && html`<${Comparison} key=${revisions[0].name} choices=${revisions.map((one) => [one.name, `revision ${one.revision}`])} first=${revisions.at(-1).name} last=${revisions[0].name}
+        read=${(from, to) => getJson(`/api/v1/revisions/${encodeURIComponent(name)}/diff?${new URLSearchParams({ from, to })}`)} />`}</details>`}
   </section>`;
 }
 
