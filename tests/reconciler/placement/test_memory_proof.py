@@ -273,8 +273,8 @@ def test_advice_about_memory_comes_from_the_proof() -> None:
     assert [condition.type for condition in status.conditions] == ["Ready"]
     advised = f"{-(-total // GIB)}Gi"
     assert status.conditions[0].message == (
-        f"it ended. spec.resources.memory is 100 MiB, less than the weights ({show(GEOMETRY.weights_bytes)}), and the "
-        f"memory proof says {show(total)}: remove it, or set {advised}"
+        f"spec.resources.memory is 100 MiB, less than the weights ({show(GEOMETRY.weights_bytes)}), and the "
+        f"memory proof says {show(total)}: remove it, or set {advised}; it ended"
     )
     enough = prove(GEOMETRY, context_length=4096, concurrency=4, override_bytes=parse(advised))
     assert memory_proof.override_shortfall(enough) == ""
