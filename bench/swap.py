@@ -25,7 +25,8 @@ from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
-from reconciler.placement.swap import load_s, residence_s
+from reconciler.placement.load_times import load_s
+from reconciler.placement.swap import residence_s
 from reconciler.reconcile import Reconciler
 from schemas.autoscaling import Autoscaling
 from schemas.meta import ObjectKey

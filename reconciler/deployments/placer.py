@@ -18,6 +18,7 @@ from reconciler.groups.gang import (
 from reconciler.groups.group_view import GroupForm, GroupView, by_size, group_shapes
 from reconciler.placement import filters, preemption, swap
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, Rival
+from reconciler.placement.load_times import load_s
 from reconciler.placement.ranking import AssumedState, Ranking
 from reconciler.placement.refusals import Unschedulable, collect_refusals
 from reconciler.placement.swap import IdleReplica, LoadWait
@@ -296,7 +297,7 @@ def place_replica(
 
 def _load_s(request: PlacementRequest, node: NodeView, memory: MemoryProof) -> float:
     last_s = request.load_times.get(node.name, 0.0)
-    return swap.load_s(memory.weights_bytes, node.disk_gbps, last_s)
+    return load_s(memory.weights_bytes, node.disk_gbps, last_s)
 
 
 def _load_wait(

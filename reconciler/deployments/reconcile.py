@@ -15,7 +15,6 @@ from reconciler.deployments import status
 from reconciler.deployments.actions import PreemptReplica
 from reconciler.deployments.autoscaling.autoscaler import Autoscaler, ScalingDecision
 from reconciler.deployments.autoscaling.idle_replicas import (
-    LoadTimes,
     find_idle_replicas,
     has_given_way,
     waiting_at_zero,
@@ -41,6 +40,7 @@ from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
+from reconciler.placement.load_times import LoadTimes
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.swap import IdleReplica
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, ModelSource

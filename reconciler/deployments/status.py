@@ -10,7 +10,7 @@ from reconciler.deployments.rollout.canary import CanaryProgress
 from reconciler.deployments.rollout.revisions import template_hash
 from reconciler.deployments.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.groups.epochs import Epoch, next_attempt_text
-from reconciler.placement import swap
+from reconciler.placement.load_times import load_s
 from reconciler.placement.memory_proof import override_shortfall, proof_corrections
 from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
 from schemas import duration
@@ -161,8 +161,8 @@ def _forecast_of(
 ) -> LoadForecast | None:
     """Return the expected wait for a replica that fetches or loads its model; None while its fetch stands still."""
     disks = {node.name: node.disk_gbps for node in observed.table.named(replica.nodes)}
-    load_s = max(
-        swap.load_s(
+    seconds = max(
+        load_s(
             rank.memory.weights_bytes,
             disks.get(rank.node, 0.0),
             observed.load_times.get(rank.node, 0.0),
@@ -174,13 +174,13 @@ def _forecast_of(
         if fetch.eta_seconds is None:
             return None
         return LoadForecast(
-            seconds=round(fetch.eta_seconds + load_s, 1),
+            seconds=round(fetch.eta_seconds + seconds, 1),
             since=now,
             fetch_bytes=fetch.total_bytes,
             fetched_bytes=fetch.present_bytes,
         )
     since = replica.loads_since or now
-    return LoadForecast(seconds=round(load_s, 1), since=since)
+    return LoadForecast(seconds=round(seconds, 1), since=since)
 
 
 def scaling_condition(decided: ScalingDecision) -> Condition:

@@ -13,10 +13,6 @@ from reconciler.placement.inputs import Allocation, PlacementRequest
 from reconciler.placement.preemption import Preemption
 from reconciler.placement.ranking import AssumedState, Ranking
 
-# An engine imports MLX and compiles its first kernels besides reading the weights.
-_START_S: Final = 4.0
-# Until a disk is measured; the slowest internal disk of an Apple silicon Mac reads more.
-_UNMEASURED_GBPS: Final = 1.0
 # Someone reads an answer and writes the next question within a minute. Loading takes at most a fifth of the time.
 _LEAST_RESIDENCE_S, _RESIDENCE_PER_LOAD = 60.0, 4.0
 # Small beside every other value, so that those on demand are still in order among each other.
@@ -54,14 +50,6 @@ class LoadWait:
     seconds: float
     gives_way: tuple[str, ...] = ()
     """The replicas that end for it."""
-
-
-def load_s(weights_bytes: int, disk_gbps: float, last_s: float = 0.0) -> float:
-    """Return the seconds in which an engine starts and loads its model.
-
-    As long as the last time on this Mac (`last_s`, 0: not known), else by the disk; one of 0 GB/s was not measured.
-    """
-    return last_s or _START_S + weights_bytes / 1e9 / (disk_gbps or _UNMEASURED_GBPS)
 
 
 def residence_s(load_s: float) -> float:

@@ -1,40 +1,18 @@
 """Deployments that wait at zero, and idle replicas that may give way, from caches and the leader's memory."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from math import inf
 
 from reconciler.deployments.autoscaling.autoscaler import Autoscaler
 from reconciler.deployments.demand.gateway_metrics import Demand
 from reconciler.listers.lister import Lister
-from reconciler.placement.swap import IdleReplica, load_s, next_use_s, residence_s
+from reconciler.placement.load_times import LoadTimes, load_s
+from reconciler.placement.swap import IdleReplica, next_use_s, residence_s
 from reconciler.placement.table import NodeTable
 from schemas.meta import ENDED_BECAUSE, ConditionStatus, ObjectKey, Status, find_condition
 from schemas.modelpolicy import ON_DEMAND_LABEL
 from schemas.replica import Replica, ReplicaStatus
-
-# Far more than a fleet has; each takes about 200 bytes.
-_MAX_LOAD_TIMES = 10_000
-
-
-class LoadTimes:
-    """The seconds in which models last loaded, by folder and node: the leader's memory, from the endpoints of agents."""
-
-    def __init__(self) -> None:
-        self._by_folder: dict[str, dict[str, float]] = {}
-
-    def note(self, replica: Replica, seconds: float) -> None:
-        """Note the load of a replica that serves; 0 s says nothing."""
-        folder, node = replica.spec.model.folder, replica.spec.ranks[0].node
-        if seconds <= 0 or len(replica.spec.ranks) > 1:
-            return
-        if folder not in self._by_folder and len(self._by_folder) >= _MAX_LOAD_TIMES:
-            self._by_folder.clear()
-        self._by_folder.setdefault(folder, {})[node] = seconds
-
-    def of(self, folder: str) -> Mapping[str, float]:
-        """Return the seconds of a model by node."""
-        return self._by_folder.get(folder, {})
 
 
 def waiting_at_zero(lister: Lister, autoscaler: Autoscaler) -> tuple[str, ...]:

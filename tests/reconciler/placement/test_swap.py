@@ -12,11 +12,11 @@ from reconciler.deployments.placer import (
     PreemptingAssignment,
 )
 from reconciler.placement.inputs import Allocation, NodeView, Rival, request_for
+from reconciler.placement.load_times import load_s
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.swap import (
     IdleReplica,
     LoadWait,
-    load_s,
     next_use_s,
     residence_s,
     victims,

@@ -4,7 +4,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from reconciler.deployments.autoscaling.idle_replicas import LoadTimes, occupies_since
+from reconciler.deployments.autoscaling.idle_replicas import occupies_since
+from reconciler.placement.load_times import LoadTimes
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import FetchStatus, Replica, ReplicaStatus
 from tests.support.world import NOW, replica, with_metadata
