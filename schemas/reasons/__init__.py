@@ -31,6 +31,7 @@ SECTIONS: Final[tuple[ReasonSection, ...]] = (
     groups.SECTION,
     groups.CABLES,
     deployments.OTHER_KINDS,
+    deployments.ON_DEMAND,
     deployments.EVENTS,
 )
 """All reasons, in the order in which most people need them."""

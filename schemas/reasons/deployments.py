@@ -96,7 +96,7 @@ SECTION: Final = ReasonSection(
 )
 
 OTHER_KINDS: Final = ReasonSection(
-    title="ModelRoute, ModelPolicy, NodePool, ShardGroup: Accepted, refusals, Ready, FabricHealthy",
+    title="ModelRoute, NodePool, ShardGroup: Accepted, Ready, FabricHealthy",
     shown_by="fleetctl describe KIND NAME",
     reasons=(
         problem(
@@ -133,33 +133,40 @@ OTHER_KINDS: Final = ReasonSection(
             "NotMeasured",
             "FabricHealthy: no regular check of the cables has run yet; they wait while a replica uses the group.",
         ),
+        normal("BackendsFound", "All deployments of the route exist."),
+        normal("NodesReady", "The pool has a Mac that is ready."),
+        normal("MembersReady", "The group has as many ready Macs as it needs."),
+    ),
+)
+
+ON_DEMAND: Final = ReasonSection(
+    title="ModelPolicy: refusals of models that clients ask for",
+    shown_by="fleetctl describe modelpolicy NAME",
+    reasons=(
         problem(
             "TooLarge",
-            "is larger than its policy allows",
-            "ModelPolicy: the files of a model that a client asked for are larger than `maxSize`.",
+            "",
+            "The files of a model that a client asked for are larger than `maxSize`.",
             "Ask for a smaller quantization, or raise `spec.onDemand.maxSize`.",
         ),
         problem(
             "LicenseNotAllowed",
-            "has a licence that its policy forbids",
-            "ModelPolicy: the card of a model that a client asked for names none of the allowed licences.",
+            "",
+            "The card of a model that a client asked for names none of the allowed licences.",
             "Read the licence. If you accept it, add it to `spec.onDemand.licenses`.",
         ),
         problem(
             "TooManyModels",
-            "has too many models on demand",
-            "ModelPolicy: as many models as `maxModels` are deployed on demand.",
-            "`fleetctl delete md/NAME` deletes one, or raise `spec.onDemand.maxModels`.",
+            "",
+            "As many models as `maxModels` are deployed on demand.",
+            "`fleetctl get md -l fleet/on-demand` lists them: delete one, or raise `spec.onDemand.maxModels`.",
         ),
         problem(
             "TooManyBytes",
-            "has too many bytes on demand",
-            "ModelPolicy: the files of all models on demand would be larger than `maxTotalSize`.",
-            "`fleetctl delete md/NAME` deletes one, or raise `spec.onDemand.maxTotalSize`.",
+            "",
+            "The files of all models on demand would be larger than `maxTotalSize`.",
+            "`fleetctl get md -l fleet/on-demand` lists them: delete one, or raise `spec.onDemand.maxTotalSize`.",
         ),
-        normal("BackendsFound", "All deployments of the route exist."),
-        normal("NodesReady", "The pool has a Mac that is ready."),
-        normal("MembersReady", "The group has as many ready Macs as it needs."),
     ),
 )
 
