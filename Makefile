@@ -202,7 +202,7 @@ bench-store: $(TEST_READY)  ## our etcd clients beside aetcd and etcd3-py, in fo
 bench-placement: $(TEST_READY)  ## 10,000 replicas onto 5,000 Macs: decisions a second, without a store
 	@$(BIN)/python -m bench.placement
 
-bench-swap: $(TEST_READY)  ## twelve models with room for four, in virtual time: loads beside the best possible order, in four minutes
+bench-swap: $(TEST_READY)  ## twelve models with room for four, in virtual time: loads beside the best possible order, in two minutes
 	@$(BIN)/python -m bench.swap
 
 bench-scale: $(TEST_READY)  ## still nodes and replicas at three sizes, then hollow agents until this machine holds no more, in five minutes (FULL=1: longer)

@@ -50,7 +50,7 @@ from tests.support.world import GEOMETRY, GIB, deployment
 MODELS: Final = 12
 ROOM: Final = 4
 HOURS: Final = sized(3.0, smoke=0.25)
-SEEDS: Final = sized(2, smoke=1)
+SEEDS: Final = sized(8, smoke=1)
 _WEIGHTS = 16 * GIB
 _DISK_GBPS = 2.0
 LOAD_S: Final = load_s(_WEIGHTS, _DISK_GBPS)
