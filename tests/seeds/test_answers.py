@@ -137,7 +137,7 @@ async def test_the_view_of_the_mesh(site: Site) -> None:
     done = await site.fleet.ctl("status")
     assert done.code == 0, done.err
     first = done.out.splitlines()[0].lower()
-    assert re.search(r"\b1 (of 1 )?(mac|node)s?\b.*\bready", first), done.out
+    assert re.search(r"\b1 (of 1 )?(mac|node)s?\b.*\b(ready|online)", first), done.out
     assert "node-1" in done.out
     assert "standard" in done.out
     assert "Throughput" in text

@@ -132,7 +132,7 @@ async def agent(clock: Clock, store: CountingTransport) -> AsyncIterator[Peer]:
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(caches.run()), group.create_task(mac.agent(store, caches).run())]
-        yield Peer(clock=clock, store=store, is_well=is_well, watches=2)
+        yield Peer(clock=clock, store=store, is_well=is_well, watches=3)
         for task in tasks:
             task.cancel()
 

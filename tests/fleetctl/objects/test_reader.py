@@ -208,7 +208,7 @@ async def test_the_lease_decides_whether_a_node_is_ready() -> None:
     assert condition["lastTransitionTime"] == "2026-01-01T00:00:00Z"
     assert condition["observedGeneration"] == led["status"]["observedGeneration"] == 4
     assert not object_trees.is_true(joined, "Ready")
-    assert joined["spec"] == {"unschedulable": False, "draining": False, "taints": []}
+    assert joined["spec"] == object_trees.NEW_NODE
     assert object_trees.condition(silent, "Ready") is None
 
 
