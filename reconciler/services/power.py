@@ -101,7 +101,6 @@ class PowerController:
                 if str(error) != last_error:
                     log.info("sleep and wake wait for the store", extra={"why": str(error)})
                 last_error = str(error)
-                # The roles of an earlier release lack the right, until `fleetctl init-auth` runs again.
                 await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
                 continue
             retries.reset()
