@@ -14,12 +14,13 @@ from nodeagent.engines.engine_processes import EngineProcess
 from schemas.formation import EpochSecret
 from schemas.meta import find_condition, is_true
 from schemas.replica import Endpoint, RankStatus, Replica
-from schemas.shardgroup import FIRST_PORT
 from store import codec, keys
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Put
+from tests.support.fleet import engine_port
 from tests.support.nodeagent_agents import AgentProcess, Desk, answers
 from tests.support.nodeagent_groups import group
+from tests.support.ports import free_port
 from tests.support.values import present
 from tests.support.waiting import until, until_async
 
@@ -27,7 +28,6 @@ pytestmark = [pytest.mark.ci, pytest.mark.etcd, pytest.mark.mlx, pytest.mark.tim
 
 NAMES = ("left", "right")
 NAME = "tiny-0"
-_PORT = 41_000 + os.getpid() % 50 * 160
 # The tests check that the loss is noticed; the limit of 5 s needs an idle machine.
 _NOTICED_S = 60
 
@@ -45,7 +45,7 @@ class Pair:
         self.epoch += 1
         # The uid chooses the ports of the epoch: another test run must not choose the same.
         uid = f"pair-{os.getpid()}"
-        made = group(*NAMES, name=NAME, uid=uid, epoch=self.epoch, port=FIRST_PORT, **fields)
+        made = group(*NAMES, name=NAME, uid=uid, epoch=self.epoch, port=free_port(), **fields)
         ranks = tuple(
             rank.model_copy(update={"addresses": ("127.0.0.1",)}) for rank in made.spec.ranks
         )
@@ -116,9 +116,10 @@ async def agents(
     folder = tmp_path_factory.mktemp("pair")
     with TemporaryDirectory(prefix="fleet-") as sockets:
         flags = ("--engine-sockets", sockets)
+        port = engine_port()
         made = {
             name: AgentProcess(
-                etcd, folder / name, models_dir, name, port=_PORT + 80 * number, flags=flags
+                etcd, folder / name, models_dir, name, port=port + 80 * number, flags=flags
             )
             for number, name in enumerate(NAMES)
         }
