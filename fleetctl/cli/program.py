@@ -46,7 +46,7 @@ class ProgramContext(click.Context):
     @override
     def get_help(self) -> str:
         text = super().get_help()
-        is_connected = any(isinstance(one, ConnectionOption) for one in self.command.params)
+        is_connected = any(isinstance(option, ConnectionOption) for option in self.command.params)
         if is_connected and self.info_name != _CONNECTION_VERB:
             text += f"\n\nConnection flags: `fleetctl {_CONNECTION_VERB}`"
         return with_program_name(text, self.find_root().info_name or "fleetctl")

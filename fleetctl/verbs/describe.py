@@ -92,13 +92,13 @@ async def problem_section(transport: Transport, obj: ApiObject) -> str:
     """Return what is wrong with the object, with its root cause in the fleet. Raises StoreError."""
     status = getattr(obj, "status", None)
     conditions = () if status is None else status.conditions
-    is_well = not any(ObjectCondition(obj.kind, obj.name, one).is_problem for one in conditions)
+    is_well = not any(ObjectCondition(obj.kind, obj.name, each).is_problem for each in conditions)
     # The life of a node is in another document.
     if is_well and not isinstance(obj, Node):
         return ""
     caches = make_fleet_caches(transport, SystemClock())
     await caches.list_once()
-    problems = [one for one in find_problems(caches) if one.concerns(obj.kind, obj.name)]
+    problems = [p for p in find_problems(caches) if p.concerns(obj.kind, obj.name)]
     return titled("Problems", "\n".join(problem_text(one, is_described=True) for one in problems))
 
 

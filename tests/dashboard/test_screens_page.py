@@ -341,7 +341,9 @@ async def test_an_earlier_moment_is_shown_without_actions(browser: Browser, tmp_
     async with opened(browser, store, state_dir=tmp_path, can_write=True) as (page, _):
         await page.goto("/macs")
         await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
-        await asyncio.sleep(7)  # so long it was there
+        await asyncio.sleep(
+            7
+        )  # the earlier moment: the record keeps a moment for every few seconds
         gone = [keys.spec_key("Node", "mac-3"), keys.status_key("Node", "mac-3")]
         await store.commit([], [Delete(key=k) for k in (*gone, keys.node_lease_key("mac-3"))])
         await expect(page.get_by_role("link", name="mac-3")).to_have_count(0)

@@ -136,7 +136,7 @@ async def test_five_models_share_the_room_of_two(tmp_path: Path, smollm2: Path) 
         async def observe() -> None:
             while not is_over.is_set():
                 await watch.look(store, fleet)
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)  # between two looks at the memory
 
         async def client(number: int) -> None:
             draw = random.Random(SEED + number)
