@@ -232,9 +232,6 @@ fuzz-engine: $(TEST_READY)  ## hostile and generated requests to a real engine: 
 bench-walks: $(TEST_READY)  ## files and functions that run for an apply, a chat and a lost node, in a minute
 	@$(BIN)/python -m bench.walks
 
-bench-nodes: $(TEST_READY)  ## tokens per second by the number of Macs, 1 to 10 simulated ones, in three minutes
-	@$(BIN)/python -m bench.nodes
-
 bench-shard: $(TEST_READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with mlx_lm.server, in five minutes
 	@$(BIN)/python -m bench.shard
 
