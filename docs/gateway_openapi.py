@@ -161,7 +161,7 @@ def _bodies() -> tuple[dict[str, _Body], Json]:
     of_engines = engine_openapi.build_document([], version=version())["components"]["schemas"]
     bodies = {
         path: _Body(
-            schema=body.model.__name__,
+            schema=body.accepted.model.__name__,
             media_type=body.media_type,
             stream=_STREAM if body.is_streamable else "",
         )

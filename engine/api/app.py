@@ -7,7 +7,7 @@ client noticing, so a late refusal, such as a drain, is still a refusal with a s
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,16 +21,12 @@ from starlette.routing import Route
 
 from engine import in_flight
 from engine.api import openapi, web
-from engine.api.asgi_responses import (
-    EmbeddingResponse,
-    GenerationResponse,
-    SimilarityResponse,
-    TokenizeResponse,
-    WholeResponse,
-)
+from engine.api.asgi_responses import GenerationResponse, WholeResponse
+from engine.api.generation_stream import Deadline
 from engine.api.speech import SpeechRoutes
 from engine.api.web import RequestOptions
 from engine.cache.interface import BLOCK_TOKENS
+from engine.jobs import EmbeddingOutput
 from engine.lifecycle import EngineState
 from engine.openai import (
     embeddings,
@@ -39,7 +35,11 @@ from engine.openai import (
     similarity,
     tokenization,
 )
-from engine.openai.request_body import RequestPolicy
+from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
+from engine.openai.request_body import GenerationRequest, RequestPolicy
+from engine.openai.responses import ResponsesRequest
+from engine.openai.similarity import SimilarityRequest
+from engine.openai.tokenization import DetokenizeBody, TokenizeRequest
 from engine.service import Service
 from engine.vllm_metrics import VllmMetrics
 from identity.names import Role
@@ -59,6 +59,7 @@ _LARGE_BODY_BYTES = 32 << 10
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_B = TypeVar("_B", EmbeddingRequest, SimilarityRequest, TokenizeRequest, DetokenizeBody)
 
 
 def make_app(service: Service) -> web.RequestMiddleware:
@@ -176,84 +177,98 @@ class GenerationRoutes:
 
     async def respond(self, request: Request) -> GenerationResponse:
         """Continue a conversation, in the form of OpenAI's Responses API."""
-        arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request, prompts=1)
-        parsed = await self._parse(
-            raw,
-            partial(responses.parse, is_resumable=options.is_resumable, policy=self._policy()),
-        )
-        self._check_model(parsed.model)
-        chat = request_body.with_key_salt(parsed.chat, options.cache_salt)
-        return GenerationResponse(self.service, chat, arrived_s, options.timeout_s, parsed)
-
-    async def embed(self, request: Request) -> EmbeddingResponse:
-        """Return the embeddings of texts."""
-        arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
-        web.check_not_resumable(options)
-        parsed = await self._parse(raw, embeddings.parse)
-        self._check_model(parsed.model)
-        return EmbeddingResponse(self.service, parsed, arrived_s, options.timeout_s)
-
-    async def score(self, request: Request) -> SimilarityResponse:
-        """Return the similarity of texts in pairs."""
-        return await self._compare(request, similarity.parse_score)
-
-    async def rerank(self, request: Request) -> SimilarityResponse:
-        """Return documents in the order of their similarity to a query."""
-        return await self._compare(request, similarity.parse_rerank)
-
-    async def _compare(
-        self, request: Request, parse: Callable[[bytes], similarity.SimilarityRequest]
-    ) -> SimilarityResponse:
-        arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
-        web.check_not_resumable(options)
-        parsed = await self._parse(raw, parse)
-        self._check_model(parsed.texts.model)
-        return SimilarityResponse(self.service, parsed, arrived_s, options.timeout_s)
-
-    async def tokenize(self, request: Request) -> TokenizeResponse:
-        """Return the tokens of a prompt, and their number."""
-        arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request, prompts=1)
-        web.check_not_resumable(options)
-        parsed = await self._parse(
-            raw, partial(tokenization.parse, sees_images=self.service.config.vision is not None)
-        )
-        self._check_model(parsed.request.model)
-        return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
-
-    async def detokenize(self, request: Request) -> WholeResponse:
-        """Return the text of tokens."""
-        arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request, prompts=1)
-        web.check_not_resumable(options)
-        length = self.service.config.context_length
-        parsed = await self._parse(raw, partial(tokenization.parse_tokens, context_length=length))
-        self._check_model(parsed.model)
-
-        async def make() -> bytes:
-            return tokenization.encode_text(await self.service.text(parsed.tokens))
-
-        return WholeResponse(self.service, make, arrived_s, options.timeout_s)
+        return await self._generate(request, responses.parse, prompts=1)
 
     async def _generate(
         self,
         request: Request,
-        parse: Callable[..., request_body.GenerationRequest],
+        parse: Callable[..., GenerationRequest | ResponsesRequest],
         *,
         prompts: int,
     ) -> GenerationResponse:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=prompts)
         parsed = await self._parse(
-            raw,
-            partial(parse, is_resumable=options.is_resumable, policy=self._policy()),
+            raw, partial(parse, is_resumable=options.is_resumable, policy=self._policy())
         )
         self._check_model(parsed.model)
-        salted = request_body.with_key_salt(parsed, options.cache_salt)
-        return GenerationResponse(self.service, salted, arrived_s, options.timeout_s)
+        response = parsed if isinstance(parsed, ResponsesRequest) else None
+        chat = parsed.chat if isinstance(parsed, ResponsesRequest) else parsed
+        salted = request_body.with_key_salt(chat, options.cache_salt)
+        deadline = Deadline.of(arrived_s, options.timeout_s)
+        return GenerationResponse(self.service, salted, arrived_s, deadline, response)
+
+    async def embed(self, request: Request) -> WholeResponse:
+        """Return the embeddings of texts."""
+        most = embeddings.MAX_INPUTS
+        return await self._answer(request, embeddings.parse, self._embeddings, prompts=most)
+
+    async def _embeddings(self, request: EmbeddingRequest) -> bytes:
+        embedded = await self._embed(request)
+        return await asyncio.to_thread(embeddings.encode_response, request, embedded)
+
+    async def score(self, request: Request) -> WholeResponse:
+        """Return the similarity of texts in pairs."""
+        most = embeddings.MAX_INPUTS
+        return await self._answer(request, similarity.parse_score, self._scores, prompts=most)
+
+    async def rerank(self, request: Request) -> WholeResponse:
+        """Return documents in the order of their similarity to a query."""
+        most = embeddings.MAX_INPUTS
+        return await self._answer(request, similarity.parse_rerank, self._scores, prompts=most)
+
+    async def _scores(self, request: SimilarityRequest) -> bytes:
+        pooling = self.service.admit().ready.pooling
+        embedded = await self._embed(request.inputs_of(pooling))
+        kind = "score" if request.reranked is None else "rerank"
+        response_id = self.service.job_response_id(embedded.job, kind=kind)
+        return await asyncio.to_thread(similarity.encode_response, request, embedded, response_id)
+
+    async def _embed(self, request: EmbeddingRequest) -> EmbeddedTexts:
+        pooling = self.service.admit().ready.pooling
+        job, ticket = await self.service.enter_embedding(request)
+        try:
+            output = await ticket.next()
+        finally:
+            self.service.admission.leave(ticket)
+        assert isinstance(output, EmbeddingOutput)
+        assert pooling is not None  # `enter_embedding` refuses a model without
+        return EmbeddedTexts(job=job, output=output, pooling=pooling)
+
+    async def tokenize(self, request: Request) -> WholeResponse:
+        """Return the tokens of a prompt, and their number."""
+        parse = partial(tokenization.parse, sees_images=self.service.config.vision is not None)
+        return await self._answer(request, parse, self._tokens, prompts=1)
+
+    async def _tokens(self, request: TokenizeRequest) -> bytes:
+        tokens = await self.service.tokens(request.request)
+        return tokenization.encode_response(request, tokens, self.service.config.context_length)
+
+    async def detokenize(self, request: Request) -> WholeResponse:
+        """Return the text of tokens."""
+        length = self.service.config.context_length
+        parse = partial(tokenization.parse_tokens, context_length=length)
+        return await self._answer(request, parse, self._text, prompts=1)
+
+    async def _text(self, request: DetokenizeBody) -> bytes:
+        return tokenization.encode_text(await self.service.text(request.tokens))
+
+    async def _answer(
+        self,
+        request: Request,
+        parse: Callable[[bytes], _B],
+        make: Callable[[_B], Awaitable[bytes]],
+        *,
+        prompts: int,
+    ) -> WholeResponse:
+        """Return a response that `make` makes of the parsed body."""
+        arrived_s = self.service.clock.monotonic()
+        options, raw = await self._read(request, prompts=prompts)
+        web.check_not_resumable(options)
+        parsed = await self._parse(raw, parse)
+        self._check_model(parsed.model)
+        deadline = Deadline.of(arrived_s, options.timeout_s)
+        return WholeResponse(self.service, partial(make, parsed), deadline)
 
     def _policy(self) -> RequestPolicy:
         config = self.service.config
@@ -286,13 +301,7 @@ class GenerationRoutes:
         return await asyncio.get_running_loop().run_in_executor(self._parser, parse, raw)
 
     def _check_model(self, name: str) -> None:
-        served = (*self.service.config.served_names, *self.service.config.adapters)
-        if name in served:
-            return
-        message = f"The model '{name[:200]}' does not exist here. This replica serves: {', '.join(served)}."
-        raise RefusedError(
-            Refusal(status=404, message=message, param="model", code="model_not_found")
-        )
+        web.check_model(name, (*self.service.config.served_names, *self.service.config.adapters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""ASGI responses of the POST routes: generation, embeddings and token counts.
+"""ASGI responses of the POST routes: generations, and bodies that are sent as a whole.
 
 Each ends when the client disconnects or its deadline passes, and frees its slots however it ends. A generation sends
 nothing before its first token exists (see app.py).
@@ -16,21 +16,16 @@ from typing import Any, TypeAlias
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.admission import Ticket
 from engine.api import web
 from engine.api.encoder import CompletionEncoder, ResponsesEncoder
-from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream
+from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream, within
 from engine.api.link import FAILURE, RECORD
 from engine.api.progress import ProgressReporter
-from engine.jobs import EmbeddingOutput
-from engine.openai import embeddings, output_format, similarity, tokenization
-from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
-from engine.openai.input_processor import GenerationChoice, InputProcessor
+from engine.openai import output_format
+from engine.openai.input_processor import InputProcessor
 from engine.openai.request_body import GenerationRequest
 from engine.openai.response_body import Echo, ResponseFormatter, TextOffset
 from engine.openai.responses import ResponsesRequest
-from engine.openai.similarity import SimilarityRequest
-from engine.openai.tokenization import TokenizeRequest
 from engine.service import Service
 from engine.text.template_traits import TemplateTraits
 from machinery.engine_link import Failure
@@ -57,8 +52,7 @@ class GenerationResponse:
     request: GenerationRequest
     arrived_s: float
     """Arrival of the request, on the service's monotonic clock."""
-    timeout_s: float | None = None
-    """Seconds from then on that the client waits."""
+    deadline: Deadline | None
     response: ResponsesRequest | None = None
     """Set if the request came to `/v1/responses`."""
 
@@ -67,16 +61,14 @@ class GenerationResponse:
         await web.run_while_connected(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = None
-        if self.timeout_s is not None:
-            deadline = Deadline(self.arrived_s + self.timeout_s, self.timeout_s)
         try:
             processor = self.service.admit()
-            choices, ticket = await self._enter(deadline)
+            async with within(self.service, self.deadline):
+                choices, ticket = await self.service.enter(self.request)
         except RefusedError as error:
             await self._refuse(error.refusal)(scope, receive, send)
             return
-        stream = GenerationStream(self.service, choices, ticket, deadline)
+        stream = GenerationStream(self.service, choices, ticket, self.deadline)
         try:
             encoder = self._encoder(stream, processor)
             reporter = ProgressReporter.of(scope)
@@ -87,17 +79,6 @@ class GenerationResponse:
             await self._send(encoder, warning, scope, receive, send)
         finally:
             self.service.admission.leave(ticket)
-
-    async def _enter(
-        self, deadline: Deadline | None
-    ) -> tuple[tuple[GenerationChoice, ...], Ticket]:
-        if deadline is None:
-            return await self.service.enter(self.request)
-        try:
-            async with asyncio.timeout(deadline.at_s - self.service.clock.monotonic()):
-                return await self.service.enter(self.request)
-        except TimeoutError:
-            raise deadline.exceeded() from None
 
     def _refuse(self, refusal: Refusal) -> Response:
         if self.response is not None:
@@ -233,10 +214,7 @@ class WholeResponse:
     service: Service
     make: Callable[[], Awaitable[bytes]]
     """Returns the body or raises RefusedError; cancelled when the client disconnects or its deadline passes."""
-    arrived_s: float
-    """Arrival of the request, on the service's monotonic clock."""
-    timeout_s: float | None
-    """Seconds from then on that the client waits."""
+    deadline: Deadline | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Make and send the body until the client disconnects."""
@@ -244,105 +222,9 @@ class WholeResponse:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = Response(await self._make_in_time(), media_type="application/json")
+            async with within(self.service, self.deadline):
+                body = await self.make()
+            response = Response(body, media_type="application/json")
         except RefusedError as error:
             response = web.refusal_response(error.refusal)
         await response(scope, receive, send)
-
-    async def _make_in_time(self) -> bytes:
-        if self.timeout_s is None:
-            return await self.make()
-        deadline = Deadline(self.arrived_s + self.timeout_s, self.timeout_s)
-        try:
-            async with asyncio.timeout(deadline.at_s - self.service.clock.monotonic()):
-                return await self.make()
-        except TimeoutError:
-            raise deadline.exceeded() from None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingResponse:
-    """Response of a request for embeddings."""
-
-    service: Service
-    request: EmbeddingRequest
-    arrived_s: float
-    """Arrival of the request, on the service's monotonic clock."""
-    timeout_s: float | None = None
-    """Seconds from then on that the client waits."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Embed and send."""
-        response = WholeResponse(self.service, self._body, self.arrived_s, self.timeout_s)
-        await response(scope, receive, send)
-
-    async def _body(self) -> bytes:
-        embedded = await _embed(self.service, self.request)
-        return await asyncio.to_thread(embeddings.encode_response, self.request, embedded)
-
-
-async def _embed(service: Service, request: EmbeddingRequest) -> EmbeddedTexts:
-    """Return the vectors of texts.
-
-    Raises:
-        RefusedError: the engine cannot take the request now, or never can.
-
-    """
-    pooling = service.admit().ready.pooling
-    job, ticket = await service.enter_embedding(request)
-    try:
-        output = await ticket.next()
-    finally:
-        service.admission.leave(ticket)
-    assert isinstance(output, EmbeddingOutput)
-    assert pooling is not None  # `enter_embedding` refuses a model without
-    return EmbeddedTexts(job=job, output=output, pooling=pooling)
-
-
-@dataclass(frozen=True, slots=True)
-class SimilarityResponse:
-    """Response of a request for scores of pairs of texts."""
-
-    service: Service
-    request: SimilarityRequest
-    arrived_s: float
-    """Arrival of the request, on the service's monotonic clock."""
-    timeout_s: float | None = None
-    """Seconds from then on that the client waits."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Embed, compare and send."""
-        response = WholeResponse(self.service, self._body, self.arrived_s, self.timeout_s)
-        await response(scope, receive, send)
-
-    async def _body(self) -> bytes:
-        pooling = self.service.admit().ready.pooling
-        embedded = await _embed(self.service, self.request.inputs_of(pooling))
-        kind = "score" if self.request.reranked is None else "rerank"
-        response_id = self.service.job_response_id(embedded.job, kind=kind)
-        return await asyncio.to_thread(
-            similarity.encode_response, self.request, embedded, response_id
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeResponse:
-    """Response of a request for a token count. It needs no slot, only an input worker."""
-
-    service: Service
-    request: TokenizeRequest
-    arrived_s: float
-    """Arrival of the request, on the service's monotonic clock."""
-    timeout_s: float | None = None
-    """Seconds from then on that the client waits."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count and send."""
-        response = WholeResponse(self.service, self._body, self.arrived_s, self.timeout_s)
-        await response(scope, receive, send)
-
-    async def _body(self) -> bytes:
-        tokens = await self.service.tokens(self.request.request)
-        return tokenization.encode_response(
-            self.request, tokens, self.service.config.context_length
-        )

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from engine.admission import Ticket
@@ -31,6 +31,23 @@ class Deadline:
         return RefusedError(
             Refusal(status=504, message=message, type="server_error", code="request_timeout")
         )
+
+    @classmethod
+    def of(cls, arrived_s: float, timeout_s: float | None) -> "Deadline | None":
+        """Return the deadline of a request; None if its client waits without a limit."""
+        return None if timeout_s is None else cls(arrived_s + timeout_s, timeout_s)
+
+
+@contextlib.asynccontextmanager
+async def within(service: Service, deadline: Deadline | None) -> AsyncIterator[None]:
+    """Refuse what is not done when the deadline passes."""
+    left_s = None if deadline is None else deadline.at_s - service.clock.monotonic()
+    try:
+        async with asyncio.timeout(left_s):
+            yield
+    except TimeoutError:
+        assert deadline is not None
+        raise deadline.exceeded() from None
 
 
 @dataclass(frozen=True, slots=True)

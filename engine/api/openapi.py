@@ -4,24 +4,17 @@ A body that matches may still be refused: some rules need the tokenizer, or comb
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.api import web
-from engine.openai import audio, embeddings, parameters, responses, similarity, tokenization
-from engine.openai.audio import SpeechBody, TranscriptionForm, TranslationForm
-from engine.openai.embeddings import EmbeddingBody
+from engine.openai import audio, embeddings, request_body, responses, similarity, tokenization
 from engine.openai.parameters import EndpointParameters
-from engine.openai.request_body import ChatBody, CompletionBody
-from engine.openai.responses import ResponsesBody
-from engine.openai.similarity import RerankBody, ScoreBody
-from engine.openai.tokenization import DetokenizeBody, TokenizeBody
 from machinery import multipart
 from schemas.wire import headers
 
@@ -43,12 +36,12 @@ _REFUSALS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RouteBody:
     """Body of one route."""
 
-    model: type[BaseModel]
     accepted: EndpointParameters
+    _: KW_ONLY
     media_type: str = _JSON
     is_streamable: bool = True
     is_resumable: bool = False
@@ -56,41 +49,23 @@ class RouteBody:
 
 def route_bodies() -> Mapping[str, RouteBody]:
     """Return the bodies of all routes that have one, by path."""
-    chat, completion = parameters.chat_parameters(), parameters.completion_parameters()
     return {
-        "/v1/chat/completions": RouteBody(model=ChatBody, accepted=chat, is_resumable=True),
-        "/v1/completions": RouteBody(model=CompletionBody, accepted=completion, is_resumable=True),
-        "/v1/responses": RouteBody(
-            model=ResponsesBody, accepted=responses.accepted_parameters(), is_resumable=True
+        "/v1/chat/completions": RouteBody(request_body.CHAT_PARAMETERS, is_resumable=True),
+        "/v1/completions": RouteBody(request_body.COMPLETION_PARAMETERS, is_resumable=True),
+        "/v1/responses": RouteBody(responses.PARAMETERS, is_resumable=True),
+        "/v1/embeddings": RouteBody(embeddings.PARAMETERS, is_streamable=False),
+        "/v1/score": RouteBody(similarity.SCORE_PARAMETERS, is_streamable=False),
+        "/v1/rerank": RouteBody(similarity.RERANK_PARAMETERS, is_streamable=False),
+        "/tokenize": RouteBody(tokenization.TOKENIZE_PARAMETERS, is_streamable=False),
+        "/detokenize": RouteBody(tokenization.DETOKENIZE_PARAMETERS, is_streamable=False),
+        "/v1/audio/transcriptions": RouteBody(
+            audio.TRANSCRIPTION_PARAMETERS, media_type=multipart.MEDIA_TYPE
         ),
-        "/v1/embeddings": RouteBody(
-            model=EmbeddingBody, accepted=embeddings.accepted_parameters(), is_streamable=False
+        "/v1/audio/translations": RouteBody(
+            audio.TRANSLATION_PARAMETERS, media_type=multipart.MEDIA_TYPE, is_streamable=False
         ),
-        "/v1/score": RouteBody(
-            model=ScoreBody, accepted=similarity.score_parameters(), is_streamable=False
-        ),
-        "/v1/rerank": RouteBody(
-            model=RerankBody, accepted=similarity.rerank_parameters(), is_streamable=False
-        ),
-        "/tokenize": RouteBody(
-            model=TokenizeBody, accepted=tokenization.accepted_parameters(), is_streamable=False
-        ),
-        "/detokenize": RouteBody(
-            model=DetokenizeBody, accepted=tokenization.detokenize_parameters(), is_streamable=False
-        ),
-        "/v1/audio/transcriptions": _form(translates=False),
-        "/v1/audio/translations": _form(translates=True),
-        "/v1/audio/speech": RouteBody(model=SpeechBody, accepted=audio.speech_parameters()),
+        "/v1/audio/speech": RouteBody(audio.SPEECH_PARAMETERS),
     }
-
-
-def _form(*, translates: bool) -> RouteBody:
-    return RouteBody(
-        model=TranslationForm if translates else TranscriptionForm,
-        accepted=audio.transcription_parameters(translates=translates),
-        media_type=multipart.MEDIA_TYPE,
-        is_streamable=not translates,
-    )
 
 
 def document_route(others: Sequence[Route], *, version: str) -> Route:
@@ -107,11 +82,11 @@ def document_route(others: Sequence[Route], *, version: str) -> Route:
 def build_document(routes: Iterable[Route], *, version: str) -> Json:
     """Return the document of an application's routes."""
     bodies = route_bodies()
-    models: list[Any] = [(body.model, "validation") for body in bodies.values()]
+    models: list[Any] = [(body.accepted.model, "validation") for body in bodies.values()]
     _, definitions = models_json_schema(models, ref_template=_SCHEMA_PATH + "{model}")
     schemas: Json = definitions["$defs"]
     for body in bodies.values():
-        name = body.model.__name__
+        name = body.accepted.model.__name__
         schemas[name] = _body_schema(schemas[name], body.accepted)
     paths: Json = {}
     for route in routes:
@@ -128,12 +103,12 @@ def build_document(routes: Iterable[Route], *, version: str) -> Json:
 
 
 def _body_schema(schema: Json, accepted: EndpointParameters) -> Json:
-    """Return the schema of a body with its limited parameters, and without other unknown ones."""
-    properties = {
-        name: value for name, value in schema["properties"].items() if name in accepted.names
+    """Return the schema of a body with its limited parameters, and without unknown ones."""
+    limited = {
+        name: {"enum": [*parameter.values, None], "description": parameter.reason}
+        for name, parameter in accepted.limited.items()
     }
-    for name, limited in accepted.limited.items():
-        properties[name] = {"enum": [*limited.values, None], "description": limited.reason}
+    properties = {**schema["properties"], **limited}
     return {**schema, "properties": properties, "additionalProperties": False}
 
 
@@ -152,7 +127,7 @@ def _operation(body: RouteBody | None, summary: str) -> Json:
     header_parameters: list[Json] = [_header(headers.REQUEST_TIMEOUT, timeout)]
     if body.is_resumable:
         header_parameters.append(_header(headers.RESUMABLE, {"enum": ["0", "1"]}))
-    schema = {body.media_type: {"schema": {"$ref": _SCHEMA_PATH + body.model.__name__}}}
+    schema = {body.media_type: {"schema": {"$ref": _SCHEMA_PATH + body.accepted.model.__name__}}}
     refusals = {status: _refusal_response(reason) for status, reason in _REFUSALS.items()}
     return {
         "summary": summary,

@@ -6,7 +6,7 @@ Nothing is sent before the first window or the first piece of speech exists, as 
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from engine.api import web
-from engine.api.generation_stream import Deadline
+from engine.api.generation_stream import Deadline, within
 from engine.jobs import (
     AudioOutput,
     SpeakJob,
@@ -32,7 +32,7 @@ from engine.speech.audio_encoder import AudioEncoder
 from schemas.wire import headers
 from schemas.wire.audio_limits import UPLOAD_BYTES, SpeechTask
 from schemas.wire.body_limits import LEAST_LIMIT
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import RefusedError
 from schemas.wire.streams import WAITING
 
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -94,18 +94,11 @@ class SpeechRoutes:
         claimed = self.service.claim_body()
         body = await web.read_body(request, limit, claimed, is_form=task == "Transcribe")
         self.service.arrive()
-        timeout_s = options.timeout_s
-        return None if timeout_s is None else Deadline(arrived_s + timeout_s, timeout_s), body
+        return Deadline.of(arrived_s, options.timeout_s), body
 
     def _check_model(self, request: Request, name: str) -> None:
         """Refuse the name of another model. A gateway leaves a form as it is, and tells the name in a header."""
-        name = request.headers.get(headers.MODEL, name)
-        served = self.service.config.served_names
-        if name not in served:
-            message = f"The model '{name[:200]}' does not exist here. This replica serves: {', '.join(served)}."
-            raise RefusedError(
-                Refusal(status=404, message=message, param="model", code="model_not_found")
-            )
+        web.check_model(request.headers.get(headers.MODEL, name), self.service.config.served_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +141,7 @@ async def _transcribe(
     """Yield a transcript: an event for each window, or all of it at once."""
     served = service.speech("Transcribe")
     language = audio.check_language(request, served)
-    async with _within(service, deadline):
+    async with within(service, deadline):
         pcm = await service.decode_audio(request.upload)
     plain = replace(request, upload=_EMPTY)
     del request  # the upload is not held while the model works
@@ -221,7 +214,7 @@ async def _outputs(
     try:
         while True:
             output = None
-            async with _within(service, deadline):
+            async with within(service, deadline):
                 with contextlib.suppress(TimeoutError):
                     output = await asyncio.wait_for(ticket.next(), _PAUSE_S)
             if output is None:
@@ -233,15 +226,3 @@ async def _outputs(
                 return
     finally:
         service.admission.leave(ticket)
-
-
-@contextlib.asynccontextmanager
-async def _within(service: Service, deadline: Deadline | None) -> AsyncIterator[None]:
-    """Refuse what is not done when the deadline passes."""
-    left_s = None if deadline is None else deadline.at_s - service.clock.monotonic()
-    try:
-        async with asyncio.timeout(left_s):
-            yield
-    except TimeoutError:
-        assert deadline is not None
-        raise deadline.exceeded() from None

@@ -5,7 +5,7 @@ Nothing here knows models or jobs.
 
 import asyncio
 import re
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,20 @@ def check_sender(request_headers: Mapping[str, str], names: Iterable[str] | None
             "or send the request to the gateway."
         )
         raise RefusedError(Refusal(status=403, message=message, param="host", code="host_refused"))
+
+
+def check_model(name: str, served: Sequence[str]) -> None:
+    """Refuse the name of another model.
+
+    Raises:
+        RefusedError: this engine does not serve it.
+
+    """
+    if name not in served:
+        message = f"The model '{name[:200]}' does not exist here. This replica serves: {', '.join(served)}."
+        raise RefusedError(
+            Refusal(status=404, message=message, param="model", code="model_not_found")
+        )
 
 
 async def read_body(

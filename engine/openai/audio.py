@@ -100,30 +100,22 @@ class SpeechRequest:
     """True for server-sent events, false for the bytes of a file."""
 
 
-def transcription_parameters(*, translates: bool) -> EndpointParameters:
-    """Return the parameters of `/v1/audio/transcriptions`, or of `/v1/audio/translations`."""
-    shared = {"model", "file", "prompt", "response_format", "temperature"}
-    if translates:
-        return EndpointParameters(honoured=frozenset(shared), labels=frozenset(), limited={})
-    limited = {
+TRANSLATION_PARAMETERS: Final = EndpointParameters(model=TranslationForm)
+TRANSCRIPTION_PARAMETERS: Final = EndpointParameters(
+    model=TranscriptionForm,
+    limited={
         "timestamp_granularities": LimitedParameter(
             values=(["segment"],), reason="Segments have times, words have none."
         ),
         "chunking_strategy": LimitedParameter(
             values=("auto",), reason="Windows of 30 s follow each other.", is_hint=True
         ),
-    }
-    honoured = frozenset({*shared, "language", "stream"})
-    return EndpointParameters(honoured=honoured, labels=frozenset({"user"}), limited=limited)
-
-
-def speech_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/audio/speech`."""
-    honoured = {"model", "input", "voice", "response_format", "stream_format"}
-    limited = {"speed": LimitedParameter(values=(1, 1.0), reason="A voice has one speed.")}
-    return EndpointParameters(
-        honoured=frozenset(honoured), labels=frozenset({"user"}), limited=limited
-    )
+    },
+)
+SPEECH_PARAMETERS: Final = EndpointParameters(
+    model=SpeechBody,
+    limited={"speed": LimitedParameter(values=(1, 1.0), reason="A voice has one speed.")},
+)
 
 
 def parse_transcription(
@@ -155,7 +147,7 @@ def parse_transcription(
             fields[name] = [*_texts(fields.get(name)), text]
         else:
             fields[name] = text
-    transcription_parameters(translates=translates).check(fields)
+    (TRANSLATION_PARAMETERS if translates else TRANSCRIPTION_PARAMETERS).check(fields)
     form = request_body.validate(TranscriptionForm, fields)
     if not upload:
         raise invalid("'file' must be an audio file with content.", param="file")
@@ -183,7 +175,7 @@ def parse_speech(raw: bytes) -> SpeechRequest:
 
     """
     fields = request_body.read_object(raw)
-    speech_parameters().check(fields)
+    SPEECH_PARAMETERS.check(fields)
     body = request_body.validate(SpeechBody, fields)
     sentences = split_sentences(body.input)
     if not sentences:

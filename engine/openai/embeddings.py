@@ -6,7 +6,7 @@ Nothing here knows HTTP. Texts are tokenized in the input workers.
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,9 @@ class EmbeddingBody(BaseModel):
     user: str | None = None
 
 
+PARAMETERS: Final = EndpointParameters(model=EmbeddingBody)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
     """One checked request for embeddings."""
@@ -67,14 +70,6 @@ class EmbeddingRequest:
         return "input" if len(self.inputs) == 1 else f"input[{index}]"
 
 
-def accepted_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/embeddings`."""
-    honoured = frozenset(
-        {"model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"}
-    )
-    return EndpointParameters(honoured=honoured, labels=frozenset({"user"}), limited={})
-
-
 def parse(raw: bytes) -> EmbeddingRequest:
     """Parse a body.
 
@@ -83,7 +78,7 @@ def parse(raw: bytes) -> EmbeddingRequest:
 
     """
     fields = request_body.read_object(raw)
-    accepted_parameters().check(fields)
+    PARAMETERS.check(fields)
     _check_count(fields.get("input"))
     body = request_body.validate(EmbeddingBody, fields)
     inputs = _inputs(body.input)

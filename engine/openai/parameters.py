@@ -7,8 +7,10 @@ that is unknown everywhere is refused. `docs/reference/openai.md` has the same t
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from pydantic import BaseModel
 
 from schemas.wire import errors
 
@@ -25,55 +27,6 @@ def check_count(value: Json, most: int, param: str) -> None:
     if isinstance(value, list) and len(value) > most:
         message = f"'{param}' has {len(value)} parts; a request may have {most}."
         raise errors.invalid(message, param=param)
-
-
-# Their types are checked; they identify the client and change no answer.
-_LABELS = frozenset({"cache_prompt", "session_id", "user"})
-_LABELS_CHAT = _LABELS | {"metadata", "safety_identifier", "prompt_cache_key"}
-_HONOURED = frozenset(
-    {
-        "model",
-        "max_tokens",
-        "n",
-        "stop",
-        "seed",
-        "temperature",
-        "top_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "logprobs",
-        "stream",
-        "stream_options",
-    }
-)
-# Not OpenAI's: from other servers and mlx-lm, or ours (`include_performance`, `fit_max_tokens`).
-EXTENSIONS = frozenset(
-    {
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "repeat_penalty",
-        "xtc_probability",
-        "xtc_threshold",
-        "include_performance",
-        "session_id",
-        "fit_max_tokens",
-        "cache_salt",
-        "cache_prompt",
-        "ignore_eos",
-        "min_tokens",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "structured_outputs",
-    }
-)
-COMPLETION_EXTENSIONS = frozenset({"input_extra"})
-CHAT_EXTENSIONS = frozenset(
-    {"add_generation_prompt", "chat_template_kwargs", "continue_final_message"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,16 +174,16 @@ REPLACEMENTS: Mapping[str, str] = {
 class EndpointParameters:
     """The parameters of one endpoint."""
 
-    honoured: frozenset[str]
-    labels: frozenset[str]
-    limited: Mapping[str, LimitedParameter]
+    model: type[BaseModel]
+    """The body; its fields are honoured, or are labels: they identify the client and change no answer."""
+    limited: Mapping[str, LimitedParameter] = field(default_factory=dict)
     takes_others: bool = False
     """True if the endpoint is one that other servers have with parameters of their own."""
 
     @property
     def names(self) -> frozenset[str]:
         """All names that may be sent."""
-        return self.honoured | self.labels | self.limited.keys()
+        return frozenset(self.model.model_fields) | self.limited.keys()
 
     def check(self, body: Mapping[str, Json], *, refuses_unknown: bool = False) -> tuple[str, ...]:
         """Return the names of the parameters to leave out: those of other servers, and hints that cannot be followed.
@@ -242,8 +195,7 @@ class EndpointParameters:
         return tuple(
             name
             for name, value in body.items()
-            if name not in self.honoured
-            and name not in self.labels
+            if name not in self.model.model_fields
             and self._is_left_out(name, value, refuses_unknown=refuses_unknown)
         )
 
@@ -270,37 +222,6 @@ class EndpointParameters:
         near = difflib.get_close_matches(name[:100], sorted(self.names), n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         return f"Unknown parameter: '{name[:100]}'.{hint}"
-
-
-def chat_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/chat/completions`."""
-    own = {
-        "messages",
-        "max_completion_tokens",
-        "top_logprobs",
-        "reasoning_effort",
-        "response_format",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-    }
-    return EndpointParameters(
-        honoured=_HONOURED | (EXTENSIONS - _LABELS) | CHAT_EXTENSIONS | own,
-        labels=_LABELS_CHAT,
-        limited=LIMITED_CHAT,
-        takes_others=True,
-    )
-
-
-def completion_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/completions`."""
-    own = {"prompt", "best_of", "echo", "suffix"}
-    return EndpointParameters(
-        honoured=_HONOURED | (EXTENSIONS - _LABELS) | COMPLETION_EXTENSIONS | own,
-        labels=_LABELS,
-        limited={},
-        takes_others=True,
-    )
 
 
 def _is_allowed(value: Json, allowed: tuple[Json, ...]) -> bool:

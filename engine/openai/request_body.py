@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -22,6 +22,7 @@ from engine.openai import (
     template_variables,
 )
 from engine.openai.output_options import Tools
+from engine.openai.parameters import EndpointParameters
 from engine.openai.prompts import Infill, Prompt, Tokens
 from engine.openai.resume_point import ResumePoint
 from engine.openai.structured_outputs import GuidedBody
@@ -131,6 +132,12 @@ class CompletionBody(_GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     suffix: str | None = None
     input_extra: prompts.ExtraFiles | None = None
+
+
+CHAT_PARAMETERS: Final = EndpointParameters(
+    model=ChatBody, limited=parameters.LIMITED_CHAT, takes_others=True
+)
+COMPLETION_PARAMETERS: Final = EndpointParameters(model=CompletionBody, takes_others=True)
 
 
 class _ResumeBody(BaseModel):
@@ -291,7 +298,7 @@ def parse_chat(
     """
     fields = read_object(raw)
     resumed = _pop_resume_point(fields, policy.context_length) if is_resumable else None
-    ignored = parameters.chat_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
+    ignored = CHAT_PARAMETERS.check(fields, refuses_unknown=policy.refuses_unknown)
     left_out = messages.normalize(fields.get("messages"), sees_images=policy.sees_images)
     _drop_no_limit(fields)
     policy.fill_in(fields)
@@ -334,9 +341,7 @@ def parse_completion(
     """
     fields = read_object(raw)
     resumed = _pop_resume_point(fields, policy.context_length) if is_resumable else None
-    ignored = parameters.completion_parameters().check(
-        fields, refuses_unknown=policy.refuses_unknown
-    )
+    ignored = COMPLETION_PARAMETERS.check(fields, refuses_unknown=policy.refuses_unknown)
     prompts.check_token_lists(fields.get("prompt"), policy.context_length)
     _drop_no_limit(fields)
     policy.fill_in(fields)

@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Tag
@@ -148,9 +148,6 @@ class ResponsesBody(BaseModel):
     cache_salt: request_body.CacheSalt | None = None
 
 
-_LABELS = frozenset(
-    {"client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"}
-)
 # Of hosted tools that are left out, and of what an answer has anyway.
 _INCLUDED = frozenset(
     {
@@ -186,6 +183,9 @@ _LIMITED: Mapping[str, LimitedParameter] = {
 }
 
 
+PARAMETERS: Final = EndpointParameters(model=ResponsesBody, limited=_LIMITED, takes_others=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
     """One checked request for a response."""
@@ -209,12 +209,6 @@ class ResponsesRequest:
         return _rename_params(refusal, self.origins, tuple(self.tools.values()))
 
 
-def accepted_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/responses`."""
-    own = frozenset(ResponsesBody.model_fields) - _LABELS
-    return EndpointParameters(honoured=own, labels=_LABELS, limited=_LIMITED, takes_others=True)
-
-
 def parse(
     raw: bytes, *, is_resumable: bool = False, policy: RequestPolicy = USUAL_POLICY
 ) -> ResponsesRequest:
@@ -229,7 +223,7 @@ def parse(
     # A gateway has resolved them.
     resolved = _STATE & fields.keys() if is_resumable else ()
     state = {name: fields.pop(name) for name in resolved}
-    ignored = accepted_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
+    ignored = PARAMETERS.check(fields, refuses_unknown=policy.refuses_unknown)
     left_out = input_items.normalize(fields.get("input"), sees_images=policy.sees_images)
     hosted = response_tools.drop_hosted(fields)
     if hosted and policy.refuses_unknown:

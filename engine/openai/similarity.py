@@ -7,7 +7,7 @@ here knows HTTP.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import orjson
@@ -59,6 +59,10 @@ class RerankBody(BaseModel):
     user: str | None = None
 
 
+SCORE_PARAMETERS: Final = EndpointParameters(model=ScoreBody)
+RERANK_PARAMETERS: Final = EndpointParameters(model=RerankBody)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarityRequest:
     """One checked request: texts to embed, and the pairs of them to compare."""
@@ -68,6 +72,11 @@ class SimilarityRequest:
     """Indices of the texts of each pair."""
     reranked: RerankBody | None = None
     """Set if the request came to `/v1/rerank`."""
+
+    @property
+    def model(self) -> str:
+        """The name of the requested model."""
+        return self.texts.model
 
     def inputs_of(self, pooling: PoolerConfig | None) -> EmbeddingRequest:
         """Return what the model reads: each text alone, or with a cross-encoder each pair together."""
@@ -85,26 +94,6 @@ class SimilarityRequest:
         )
 
 
-def score_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/score`."""
-    return EndpointParameters(
-        honoured=frozenset({"model", "text_1", "text_2", "truncate_prompt_tokens"}),
-        labels=frozenset({"user"}),
-        limited={},
-    )
-
-
-def rerank_parameters() -> EndpointParameters:
-    """Return the parameters of `/v1/rerank`."""
-    return EndpointParameters(
-        honoured=frozenset(
-            {"model", "query", "documents", "top_n", "return_documents", "truncate_prompt_tokens"}
-        ),
-        labels=frozenset({"user"}),
-        limited={},
-    )
-
-
 def parse_score(raw: bytes) -> SimilarityRequest:
     """Parse a body of `/v1/score`.
 
@@ -113,7 +102,7 @@ def parse_score(raw: bytes) -> SimilarityRequest:
 
     """
     fields = request_body.read_object(raw)
-    score_parameters().check(fields)
+    SCORE_PARAMETERS.check(fields)
     for name in ("text_1", "text_2"):
         parameters.check_count(fields.get(name), _MAX_DOCUMENTS, name)
     body = request_body.validate(ScoreBody, fields)
@@ -146,7 +135,7 @@ def parse_rerank(raw: bytes) -> SimilarityRequest:
 
     """
     fields = request_body.read_object(raw)
-    rerank_parameters().check(fields)
+    RERANK_PARAMETERS.check(fields)
     parameters.check_count(fields.get("documents"), _MAX_DOCUMENTS, "documents")
     body = request_body.validate(RerankBody, fields)
     texts = [_document_text(document) for document in body.documents]

@@ -5,7 +5,7 @@ The paths are those of vLLM and llama.cpp, not OpenAI's. Nothing here knows HTTP
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,20 +18,6 @@ from engine.openai.prompts import Token, Tokens
 from engine.openai.request_body import GenerationRequest, RequestPolicy
 from engine.openai.template_variables import TemplateVariables
 from schemas.wire import errors
-
-# The fields of a chat that its prompt depends on.
-_CHAT_FIELDS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "messages",
-        "reasoning_effort",
-        "response_format",
-        "tool_choice",
-        "tools",
-    }
-)
 
 
 class TokenizeBody(BaseModel):
@@ -60,6 +46,11 @@ class TokenizeRequest:
     has_tokens: bool
     """True if the response has the tokens, too."""
 
+    @property
+    def model(self) -> str:
+        """The name of the requested model."""
+        return self.request.model
+
 
 class DetokenizeBody(BaseModel):
     """Body of `/detokenize`."""
@@ -70,11 +61,8 @@ class DetokenizeBody(BaseModel):
     tokens: Tokens
 
 
-def detokenize_parameters() -> EndpointParameters:
-    """Return the parameters of `/detokenize`."""
-    return EndpointParameters(
-        honoured=frozenset({"model", "tokens"}), labels=frozenset(), limited={}
-    )
+TOKENIZE_PARAMETERS: Final = EndpointParameters(model=TokenizeBody)
+DETOKENIZE_PARAMETERS: Final = EndpointParameters(model=DetokenizeBody)
 
 
 def parse_tokens(raw: bytes, *, context_length: int) -> DetokenizeBody:
@@ -85,15 +73,9 @@ def parse_tokens(raw: bytes, *, context_length: int) -> DetokenizeBody:
 
     """
     fields = request_body.read_object(raw)
-    detokenize_parameters().check(fields)
+    DETOKENIZE_PARAMETERS.check(fields)
     prompts.check_tokens(fields.get("tokens"), context_length, "tokens")
     return request_body.validate(DetokenizeBody, fields)
-
-
-def accepted_parameters() -> EndpointParameters:
-    """Return the parameters of `/tokenize`."""
-    own = frozenset({"model", "prompt", "return_tokens"})
-    return EndpointParameters(honoured=_CHAT_FIELDS | own, labels=frozenset(), limited={})
 
 
 def parse(raw: bytes, *, sees_images: bool = False) -> TokenizeRequest:
@@ -104,7 +86,7 @@ def parse(raw: bytes, *, sees_images: bool = False) -> TokenizeRequest:
 
     """
     fields = request_body.read_object(raw)
-    accepted_parameters().check(fields)
+    TOKENIZE_PARAMETERS.check(fields)
     has_tokens = fields.pop("return_tokens", True)
     if not isinstance(has_tokens, bool):
         raise errors.invalid(
@@ -116,7 +98,7 @@ def parse(raw: bytes, *, sees_images: bool = False) -> TokenizeRequest:
         policy = RequestPolicy(sees_images=sees_images)
         request = request_body.parse_chat(orjson.dumps(fields), policy=policy)
         return TokenizeRequest(request=request, has_tokens=has_tokens)
-    for name in sorted(fields.keys() & _CHAT_FIELDS):
+    for name in sorted(fields.keys() - {"model", "prompt"}):
         raise errors.invalid(f"'{name}' is for chats; give 'messages'.", param=name)
     request = request_body.parse_completion(orjson.dumps(fields))
     if request.size != 1:

@@ -121,8 +121,8 @@ def test_what_would_change_the_answer_is_refused_with_a_way_out(name: str) -> No
 def test_no_parameter_is_in_two_tables() -> None:
     others = parameters.OTHERS.keys() | parameters.REPLACEMENTS.keys()
     assert len(others) == len(parameters.OTHERS) + len(parameters.REPLACEMENTS)
-    assert not others & parameters.chat_parameters().names
-    assert others & parameters.completion_parameters().names == set()
+    assert not others & request_body.CHAT_PARAMETERS.names
+    assert others & request_body.COMPLETION_PARAMETERS.names == set()
 
 
 def test_a_deployment_fills_in_what_requests_leave_out() -> None:

@@ -128,11 +128,12 @@ def test_statuses() -> None:
 @pytest.mark.parametrize(
     ("path", "accepted"),
     [
-        ("/tokenize", tokenization.accepted_parameters()),
-        ("/detokenize", tokenization.detokenize_parameters()),
-        ("/v1/score", similarity.score_parameters()),
-        ("/v1/rerank", similarity.rerank_parameters()),
+        ("/tokenize", tokenization.TOKENIZE_PARAMETERS),
+        ("/detokenize", tokenization.DETOKENIZE_PARAMETERS),
+        ("/v1/score", similarity.SCORE_PARAMETERS),
+        ("/v1/rerank", similarity.RERANK_PARAMETERS),
     ],
 )
 def test_vllms_paths(path: str, accepted: EndpointParameters) -> None:
-    assert vllm_paths()[path] == (set(accepted.honoured), set(accepted.labels))
+    honoured, labels = vllm_paths()[path]
+    assert honoured | labels == accepted.names
