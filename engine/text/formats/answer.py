@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from engine.grammar.calls import Syntax
 from engine.text.formats.reader import AnswerParser, Reader, Steps, read_text
@@ -21,6 +22,15 @@ class AnswerContext:
     """None if the answer may have no calls."""
 
 
+class FamilySign(NamedTuple):
+    """What shows that a model is of a family: all of these."""
+
+    texts: tuple[str, ...] = ()
+    """Texts of the chat template."""
+    tokens: tuple[str, ...] = ()
+    """Tokens of the vocabulary."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
     """Format in which a family of models writes text and tool calls; it can be pickled with the traits of a template."""
@@ -30,8 +40,8 @@ class AnswerFormat:
     """Well-known models, for the documentation."""
     start: str
     """The text that opens a call."""
-    matches: Callable[[str, Container[str]], bool]
-    """Recognizes the family by a chat template and a vocabulary."""
+    signs: tuple[FamilySign, ...]
+    """Each of them alone shows the family."""
     content: Callable[[Reader, ToolSet], Steps[None]] = field(compare=False)
     """Parser of what follows the reasoning."""
     answer: Callable[[Reader, AnswerContext], Steps[None]] | None = None
@@ -46,6 +56,14 @@ class AnswerFormat:
     """True if the chat template renders tools, calls and results; otherwise the prompt describes them."""
     is_single: bool = False
     """True if an answer has one call at most."""
+
+    def matches(self, template: str, vocabulary: Container[str]) -> bool:
+        """Return whether a model with this chat template and vocabulary is of the family."""
+        return any(
+            all(text in template for text in sign.texts)
+            and all(token in vocabulary for token in sign.tokens)
+            for sign in self.signs
+        )
 
     def new_parser(self, context: AnswerContext) -> AnswerParser:
         """Return a parser of one answer."""

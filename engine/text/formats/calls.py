@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from engine.text.formats.literals import literal_as_json, quoted_piece, skip_blanks
+from engine.text.formats.literals import (
+    Quotes,
+    argument_piece,
+    literal_as_json,
+    quoted_piece,
+    read_arguments,
+    skip_blanks,
+)
 from engine.text.formats.reader import Delimiter, Reader, Steps, collector
 from engine.text.formats.tools import TEXT, ToolSet, fits, json_kind, quote
 from engine.text.spans import CallPiece, SpanRole
@@ -31,6 +38,7 @@ _MAX_HELD: Final = 1 << 20
 _MAX_UNMARKED: Final = 3_000
 
 CallReader = Callable[[Reader, ToolSet], Steps[bool]]
+CallContent = Callable[[Reader, ToolSet], Steps[None]]
 
 
 def head(name: str, arguments: str = "") -> tuple[CallPiece, ...]:
@@ -59,6 +67,18 @@ def read_content(
                 yield reader.release(SpanRole.CONTENT)
             else:
                 yield reader.take(reader.at + marker, SpanRole.CONTENT)
+
+
+def read_unmarked_content(
+    reader: Reader, tools: ToolSet, bracket: str, read_first: CallReader, rest: CallContent
+) -> Steps[None]:
+    """Read an answer that may begin with a call without a marker: with a bracket. `rest` reads what follows."""
+    yield from reader.hold_blanks()
+    is_call = False
+    if reader.text.startswith(bracket, reader.at):
+        is_call = yield from read_first(reader, tools)
+    yield reader.release(SpanRole.HIDDEN if is_call else SpanRole.CONTENT)
+    yield from rest(reader, tools)
 
 
 def _read_gap(reader: Reader, start: Delimiter) -> Steps[None]:
@@ -112,9 +132,8 @@ def read_json(reader: Reader, scanner: JsonScanner | None = None) -> Steps[bool]
     scanner = scanner or JsonScanner()
     while True:
         end, is_over = scanner.scan(reader.text, reader.at)
-        piece = CallPiece(None, reader.text[reader.at : end], is_complete=False)
-        if piece.arguments:
-            yield reader.take(end, calls=(piece,))
+        if end > reader.at:
+            yield reader.take(end, calls=argument_piece(reader.text[reader.at : end]))
         if is_over or reader.is_final:
             return is_over
         yield None
@@ -306,6 +325,10 @@ class Tags:
         following = re.compile(rf"{GAP}(?:{self.argument}|{close}{whole})")
         object.__setattr__(self, "_following", following)
 
+    def content(self, reader: Reader, tools: ToolSet) -> Steps[None]:
+        """Read text with such calls."""
+        yield from read_content(reader, tools, self.start, self.read)
+
     def read(self, reader: Reader, tools: ToolSet) -> Steps[bool]:
         """Read the calls of a section."""
         match = yield from reader.match(self._opening, 500)
@@ -343,10 +366,8 @@ class Tags:
                     break
                 yield from self._read_whole(reader)
                 return
-            yield reader.take(
-                match.end(),
-                calls=(CallPiece(None, f"{comma}{quote(match[1])}: ", is_complete=False),),
-            )
+            key = argument_piece(f"{comma}{quote(match[1])}: ")
+            yield reader.take(match.end(), calls=key)
             comma = ", "
             kinds = tools.kinds(name, match[1])
             if self.has_types:
@@ -373,12 +394,11 @@ class Tags:
                 yield reader.take(match.end())
                 value_end = self._cdata_end
         if self.trims_newlines:
-            while reader.at == len(reader.text) and not reader.is_final:
-                yield None
+            yield from reader.has_more()
             if reader.text.startswith("\n", reader.at):
                 yield reader.take(reader.at + 1)
         if kinds == TEXT:
-            yield reader.take(reader.at, calls=_raw('"'))
+            yield reader.take(reader.at, calls=argument_piece('"'))
             end = yield from reader.until(value_end, quoted_piece)
             written = '"'
         else:
@@ -388,11 +408,7 @@ class Tags:
         if end is not None or not reader.is_cut:
             is_argument = end is not None and self.argument_end in end[0]
             stop = end.end() if end is not None and is_argument else reader.at
-            yield reader.take(stop, calls=_raw(written))
-
-
-def _raw(text: str) -> tuple[CallPiece, ...]:
-    return (CallPiece(None, text, is_complete=False),)
+            yield reader.take(stop, calls=argument_piece(written))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +429,10 @@ class Sections:
         object.__setattr__(self, "start", Delimiter({self.section: ""}))
         opening = re.compile(rf"{re.escape(self.section)}{GAP}{self.head}{GAP}(?=[{{])")
         object.__setattr__(self, "_opening", opening)
+
+    def content(self, reader: Reader, tools: ToolSet) -> Steps[None]:
+        """Read text with such calls."""
+        yield from read_content(reader, tools, self.start, self.read)
 
     def read(self, reader: Reader, _: ToolSet) -> Steps[bool]:
         """Read the calls of a section."""
@@ -442,6 +462,39 @@ class Sections:
             if not self.section_end:
                 return True
             match = yield from reader.match(following, 900)
+            if match is not None and match[1] is None:
+                yield reader.take(match.end())
+                return True
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiteralCalls:
+    """Calls with a name and a list of literals, such as `name(a=1)`, in a section."""
+
+    section: str
+    """Opens the calls; empty for calls of known tools without a marker."""
+    call: str
+    """Expression for what opens a call, with a group for the name."""
+    following: str
+    """Expression for what follows a call: another one, with its name in a group, or the end of the section."""
+    quotes: Quotes
+
+    def content(self, reader: Reader, tools: ToolSet) -> Steps[None]:
+        """Read text with such calls."""
+        yield from read_content(reader, tools, Delimiter({self.section: ""}), self.read)
+
+    def read(self, reader: Reader, tools: ToolSet) -> Steps[bool]:
+        """Read the calls of a section."""
+        opening = re.escape(self.section) + GAP if self.section else ""
+        match = yield from reader.match(re.compile(opening + self.call), 500)
+        if match is None or (not self.section and match[1] not in tools):
+            return False
+        following = re.compile(f"{GAP}(?:{self.following})")
+        while match is not None:
+            yield reader.take(match.end(), calls=head(match[1]))
+            yield from read_arguments(reader, self.quotes, tools, match[1])
+            match = yield from reader.match(following, 500)
             if match is not None and match[1] is None:
                 yield reader.take(match.end())
                 return True

@@ -1,13 +1,10 @@
 """DeepSeek's calls: V3.1's section of calls with JSON arguments, that of V3 and R1, and V3.2's tags."""
 
-from collections.abc import Container
 from dataclasses import replace
 
 from engine.grammar.calls import CallSyntax
-from engine.text.formats.answer import AnswerFormat
-from engine.text.formats.calls import GAP, NAME, Sections, Tags, read_content
-from engine.text.formats.reader import Reader, Steps
-from engine.text.formats.tools import ToolSet
+from engine.text.formats.answer import AnswerFormat, FamilySign
+from engine.text.formats.calls import GAP, NAME, Sections, Tags
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -31,32 +28,12 @@ _TAGS = Tags(
 )
 
 
-def _matches(template: str, vocabulary: Container[str]) -> bool:
-    return _BEGIN in template or (_BEGIN in vocabulary and _CALL in vocabulary)
-
-
-def _matches_v3(template: str, _: Container[str]) -> bool:
-    return _BEGIN in template and "```json" in template
-
-
-def _matches_tags(template: str, _: Container[str]) -> bool:
-    return "｜DSML｜" in template
-
-
-def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
-    yield from read_content(reader, tools, _SECTIONS.start, _SECTIONS.read)
-
-
-def _tagged_content(reader: Reader, tools: ToolSet) -> Steps[None]:
-    yield from read_content(reader, tools, _TAGS.start, _TAGS.read)
-
-
 FORMAT = AnswerFormat(
     name="deepseek",
     models="DeepSeek V3.1",
     start=_BEGIN,
-    matches=_matches,
-    content=_content,
+    signs=(FamilySign((_BEGIN,)), FamilySign(tokens=(_BEGIN, _CALL))),
+    content=_SECTIONS.content,
     syntax=CallSyntax(
         section=(_BEGIN,),
         before=(_CALL,),
@@ -70,7 +47,7 @@ V3 = replace(
     FORMAT,
     name="deepseek_v3",
     models="DeepSeek V3 and R1",
-    matches=_matches_v3,
+    signs=(FamilySign((_BEGIN, "```json")),),
     syntax=CallSyntax(
         section=(_BEGIN,),
         before=(f"{_CALL}function{_SEPARATOR}",),
@@ -84,6 +61,6 @@ V32 = AnswerFormat(
     name="deepseek_v32",
     models="DeepSeek V3.2",
     start=_TAGS.section,
-    matches=_matches_tags,
-    content=_tagged_content,
+    signs=(FamilySign(("｜DSML｜",)),),
+    content=_TAGS.content,
 )

@@ -5,16 +5,15 @@ given on, too, and a body that is no JSON as the argument `input`.
 """
 
 import re
-from collections.abc import Container
 
 from engine.grammar.calls import HarmonySyntax
-from engine.text.formats.answer import AnswerContext, AnswerFormat
+from engine.text.formats.answer import AnswerContext, AnswerFormat, FamilySign
 from engine.text.formats.calls import DONE, head, read_json
-from engine.text.formats.literals import quoted_piece, skip_blanks
+from engine.text.formats.literals import argument_piece, quoted_piece, skip_blanks
 from engine.text.formats.reader import Delimiter, Reader, Steps
 from engine.text.formats.tools import ToolSet
 from engine.text.reasoning import ThinkingMarkers, ThinkingState
-from engine.text.spans import CallPiece, SpanRole
+from engine.text.spans import SpanRole
 
 _ANALYSIS = ThinkingMarkers(start="<|channel|>analysis<|message|>", end="<|end|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -32,9 +31,7 @@ def _answer(reader: Reader, context: AnswerContext) -> Steps[None]:
     elif context.state is ThinkingState.CONTINUED_ANSWER:
         yield from _read_body(reader, SpanRole.CONTENT)
     while True:
-        while reader.at == len(reader.text) and not reader.is_final:
-            yield None
-        if reader.at == len(reader.text):
+        if not (yield from reader.has_more()):
             return
         header = yield from reader.match(_HEADER, _WINDOW)
         if header is None:
@@ -72,17 +69,13 @@ def _read_call(reader: Reader, name: str) -> Steps[None]:
         end = yield from reader.until(_BODY_END, SpanRole.HIDDEN)
     else:
         is_empty = not has_body or _BODY_END.here(reader.text, reader.at) is True
-        yield reader.take(reader.at, calls=_piece("{" if is_empty else '{"input": "'))
+        yield reader.take(reader.at, calls=argument_piece("{" if is_empty else '{"input": "'))
         end = yield from reader.until(_BODY_END, quoted_piece)
-        yield reader.take(reader.at, calls=_piece("}" if is_empty else '"}'))
+        yield reader.take(reader.at, calls=argument_piece("}" if is_empty else '"}'))
     if end is not None and end[0] in _ENDS:
         yield reader.take(end.end())
     if end is not None or not reader.is_cut:
         yield reader.take(reader.at, calls=(DONE,))
-
-
-def _piece(text: str) -> tuple[CallPiece, ...]:
-    return (CallPiece(None, text, is_complete=False),)
 
 
 def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
@@ -90,17 +83,11 @@ def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
     yield from _answer(reader, context)
 
 
-def _matches(template: str, vocabulary: Container[str]) -> bool:
-    return "<|message|>" in template and all(
-        mark in vocabulary for mark in ("<|channel|>", "<|message|>", "<|start|>")
-    )
-
-
 FORMAT = AnswerFormat(
     name="harmony",
     models="gpt-oss",
     start="<|channel|>commentary to=",
-    matches=_matches,
+    signs=(FamilySign(("<|message|>",), ("<|channel|>", "<|message|>", "<|start|>")),),
     content=_content,
     answer=_answer,
     thinking=_ANALYSIS,

@@ -1,10 +1,9 @@
 """Hermes' calls, one JSON object between tags: Hermes, Qwen 2.5, Qwen3 and LongCat."""
 
-from collections.abc import Container
 from functools import partial
 
 from engine.grammar.calls import CallSyntax
-from engine.text.formats.answer import AnswerFormat
+from engine.text.formats.answer import AnswerFormat, FamilySign
 from engine.text.formats.calls import DONE, read_content, read_object
 from engine.text.formats.reader import Delimiter, Reader, Steps
 from engine.text.formats.tools import ToolSet
@@ -16,13 +15,8 @@ def _content(reader: Reader, tools: ToolSet, *, start: str, end: str) -> Steps[N
 
     def read_call(reader: Reader, tools: ToolSet) -> Steps[bool]:
         reader.hold(reader.at + len(start))
-        while reader.at == len(reader.text) or reader.text[reader.at].isspace():
-            reader.hold(reader.blanks_end())
-            if reader.at == len(reader.text):
-                if reader.is_final:
-                    return False
-                yield None
-        if reader.text[reader.at] != "{":
+        yield from reader.hold_blanks()
+        if not reader.text.startswith("{", reader.at):
             return False
         is_call, is_open = yield from read_object(reader, tools)
         if not is_call:
@@ -46,20 +40,12 @@ def _syntax(start: str, end: str) -> CallSyntax:
     )
 
 
-def _is_hermes(template: str, _: Container[str]) -> bool:
-    return "<tool_call>" in template and "<function=" not in template and "name" in template
-
-
-def _is_longcat(template: str, _: Container[str]) -> bool:
-    return "<longcat_tool_call>" in template
-
-
 SYNTAX = _syntax("<tool_call>", "</tool_call>")
 FORMAT = AnswerFormat(
     name="hermes",
     models="Hermes 2 and 3, Qwen 2.5, Qwen3",
     start="<tool_call>",
-    matches=_is_hermes,
+    signs=(FamilySign(("<tool_call>", "name")),),
     content=partial(_content, start="<tool_call>", end="</tool_call>"),
     syntax=SYNTAX,
 )
@@ -67,7 +53,7 @@ LONGCAT = AnswerFormat(
     name="longcat",
     models="LongCat Flash",
     start="<longcat_tool_call>",
-    matches=_is_longcat,
+    signs=(FamilySign(("<longcat_tool_call>",)),),
     content=partial(_content, start="<longcat_tool_call>", end="</longcat_tool_call>"),
     syntax=_syntax("<longcat_tool_call>", "</longcat_tool_call>"),
 )

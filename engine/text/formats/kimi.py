@@ -1,9 +1,7 @@
 """Kimi's calls: K2's section of calls with JSON arguments, and K3's elements, in which all parts of an answer stand."""
 
-from collections.abc import Container
-
 from engine.grammar.calls import CallSyntax, Expression
-from engine.text.formats.answer import AnswerFormat
+from engine.text.formats.answer import AnswerFormat, FamilySign
 from engine.text.formats.calls import GAP, NAME, Sections, Tags, read_content
 from engine.text.formats.reader import Delimiter, Reader, Steps
 from engine.text.formats.tools import ToolSet
@@ -34,16 +32,6 @@ _FRAME = Delimiter(dict.fromkeys(_FRAMES, ""))
 _FRAME_OR_CALLS = Delimiter(dict.fromkeys((*_FRAMES, _TAGS.section), ""))
 
 
-def _matches(template: str, vocabulary: Container[str]) -> bool:
-    return _SECTIONS.section in template or (
-        _SECTIONS.section in vocabulary and "<|tool_call_begin|>" in vocabulary
-    )
-
-
-def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
-    yield from read_content(reader, tools, _SECTIONS.start, _SECTIONS.read)
-
-
 def _read_element(reader: Reader, tools: ToolSet) -> Steps[bool]:
     frame = next((mark for mark in _FRAMES if reader.text.startswith(mark, reader.at)), None)
     if frame is None:
@@ -60,17 +48,15 @@ def _k3_text(reader: Reader) -> Steps[None]:
     yield from read_content(reader, ToolSet(), _FRAME, _read_element)
 
 
-def _matches_k3(_: str, vocabulary: Container[str]) -> bool:
-    tokens = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
-    return all(token in vocabulary for token in tokens)
-
-
 FORMAT = AnswerFormat(
     name="kimi",
     models="Kimi K2, Kimi Linear",
     start=_SECTIONS.section,
-    matches=_matches,
-    content=_content,
+    signs=(
+        FamilySign((_SECTIONS.section,)),
+        FamilySign(tokens=(_SECTIONS.section, "<|tool_call_begin|>")),
+    ),
+    content=_SECTIONS.content,
     syntax=CallSyntax(
         section=(_SECTIONS.section,),
         before=("<|tool_call_begin|>functions.",),
@@ -84,7 +70,7 @@ K3 = AnswerFormat(
     name="kimi_k3",
     models="Kimi K3",
     start=_TAGS.section,
-    matches=_matches_k3,
+    signs=(FamilySign(tokens=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")),),
     content=_k3_content,
     text=_k3_text,
     thinking=ThinkingMarkers(start="<|open|>think<|sep|>", end="<|close|>think<|sep|>"),

@@ -75,13 +75,14 @@ def token_quotes(mark: str) -> Quotes:
     return Quotes(Quote(mark, has_escapes=False), Quote('"', has_escapes=True))
 
 
-def _piece(text: str) -> tuple[CallPiece, ...]:
+def argument_piece(text: str) -> tuple[CallPiece, ...]:
+    """Return a part of a call's arguments."""
     return (CallPiece(None, text, is_complete=False),)
 
 
 def quoted_piece(text: str) -> tuple[CallPiece, ...]:
     """Return a part of a JSON string as a piece of a call."""
-    return _piece(quote(text)[1:-1])
+    return argument_piece(quote(text)[1:-1])
 
 
 def skip_blanks(reader: Reader) -> Steps[bool]:
@@ -97,7 +98,7 @@ def skip_blanks(reader: Reader) -> Steps[bool]:
 
 def read_arguments(reader: Reader, quotes: Quotes, tools: ToolSet, name: str) -> Steps[None]:
     """Read the arguments of a call behind its opening bracket, and the closing one: `a=1)` or `a:1}`."""
-    yield reader.take(reader.at, calls=_piece("{"))
+    yield reader.take(reader.at, calls=argument_piece("{"))
     yield from _read(reader, _LiteralScanner(quotes, tools, name))
     if not reader.is_cut or reader.at < len(reader.text):
         yield reader.take(reader.at, calls=(CallPiece(None, "", is_complete=True),))
@@ -114,14 +115,14 @@ def _read(reader: Reader, scanner: "_LiteralScanner") -> Steps[None]:
     while True:
         end, written, is_over = scanner.scan(reader.text, reader.at, is_final=reader.is_final)
         if is_over or end > reader.at:
-            yield reader.take(end, calls=_piece(written))
+            yield reader.take(end, calls=argument_piece(written))
         if is_over:
             return
         if reader.is_final:
             break
         yield None
     if not reader.is_cut:
-        yield reader.take(reader.at, calls=_piece(scanner.rest()))
+        yield reader.take(reader.at, calls=argument_piece(scanner.rest()))
 
 
 @lru_cache(maxsize=1024)

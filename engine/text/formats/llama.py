@@ -1,14 +1,19 @@
 """Llama 3.1's calls: JSON objects at the beginning of the answer, or behind a token; one in an answer."""
 
 import re
-from collections.abc import Container
 
-from engine.text.formats.answer import AnswerFormat
-from engine.text.formats.calls import GAP, NAME, head, read_content, read_objects
+from engine.text.formats.answer import AnswerFormat, FamilySign
+from engine.text.formats.calls import (
+    GAP,
+    NAME,
+    head,
+    read_content,
+    read_objects,
+    read_unmarked_content,
+)
 from engine.text.formats.literals import PYTHON, read_arguments
 from engine.text.formats.reader import Delimiter, Reader, Steps
 from engine.text.formats.tools import ToolSet
-from engine.text.spans import SpanRole
 
 _START = "<|python_tag|>"
 _NEXT = re.compile(rf"{GAP}(?:[;,]{GAP})?(?:<\|python_tag\|>{GAP})?(?=\{{)")
@@ -27,28 +32,23 @@ def _read_tagged(reader: Reader, tools: ToolSet) -> Steps[bool]:
     return (yield from read_objects(reader, tools, _NEXT))
 
 
-def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
-    while True:
-        reader.hold(reader.blanks_end())
-        if reader.at < len(reader.text) or reader.is_final:
-            break
-        yield None
-    is_call = False
-    if reader.text.startswith("{", reader.at):
-        is_call = yield from read_objects(reader, tools, _NEXT, known_only=True)
-    yield reader.release(SpanRole.HIDDEN if is_call else SpanRole.CONTENT)
+def _read_first(reader: Reader, tools: ToolSet) -> Steps[bool]:
+    return (yield from read_objects(reader, tools, _NEXT, known_only=True))
+
+
+def _marked_content(reader: Reader, tools: ToolSet) -> Steps[None]:
     yield from read_content(reader, tools, Delimiter({_START: ""}), _read_tagged)
 
 
-def _matches(template: str, _: Container[str]) -> bool:
-    return '"parameters": dictionary of argument name' in template
+def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
+    yield from read_unmarked_content(reader, tools, "{", _read_first, _marked_content)
 
 
 FORMAT = AnswerFormat(
     name="llama",
     models="Llama 3.1, 3.2 and 3.3",
     start=_START,
-    matches=_matches,
+    signs=(FamilySign(('"parameters": dictionary of argument name',)),),
     content=_content,
     is_single=True,
 )

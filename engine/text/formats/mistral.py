@@ -1,11 +1,10 @@
 """Mistral's calls: a list of JSON objects up to v3, and from v11 on a name, perhaps an id, and JSON arguments."""
 
 import re
-from collections.abc import Container
 from dataclasses import replace
 
 from engine.grammar.calls import CallSyntax, Expression
-from engine.text.formats.answer import AnswerFormat
+from engine.text.formats.answer import AnswerFormat, FamilySign
 from engine.text.formats.calls import GAP, NAME, Sections, read_content, read_objects
 from engine.text.formats.reader import Reader, Steps
 from engine.text.formats.tools import ToolSet
@@ -37,24 +36,12 @@ def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
     yield from read_content(reader, tools, _SECTIONS.start, _read_call)
 
 
-def _matches(template: str, _: Container[str]) -> bool:
-    return _START in template
-
-
-def _matches_v11(template: str, _: Container[str]) -> bool:
-    return _START in template and "[ARGS]" in template
-
-
-def _matches_ids(template: str, _: Container[str]) -> bool:
-    return _START in template and "[CALL_ID]" in template
-
-
 _V11 = CallSyntax(section=(_START,), before=(), middle=("[ARGS]",), after=())
 FORMAT = AnswerFormat(
     name="mistral",
     models="Mistral 7B v0.3, Mixtral, Mistral Nemo, Mistral Small 2409 and 2501",
     start=_START,
-    matches=_matches,
+    signs=(FamilySign((_START,)),),
     content=_content,
     syntax=CallSyntax(
         section=(_START, Expression(r"\x20?"), "["),
@@ -69,13 +56,13 @@ V11 = replace(
     FORMAT,
     name="mistral_v11",
     models="Magistral, Devstral, Mistral Small 2506 and later, Mistral Large 3",
-    matches=_matches_v11,
+    signs=(FamilySign((_START, "[ARGS]")),),
     syntax=_V11,
 )
 IDS = replace(
     V11,
     name="mistral_call_id",
     models="Mistral Small 3.2",
-    matches=_matches_ids,
+    signs=(FamilySign((_START, "[CALL_ID]")),),
     syntax=replace(_V11, middle=("[CALL_ID]", Expression("[a-zA-Z0-9]{9}"), "[ARGS]")),
 )

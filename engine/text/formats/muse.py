@@ -1,9 +1,8 @@
 """Muse's format: messages with a recipient. `to=self` is reasoning, and calls stand between tags in other messages."""
 
 import re
-from collections.abc import Container
 
-from engine.text.formats.answer import AnswerContext, AnswerFormat
+from engine.text.formats.answer import AnswerContext, AnswerFormat, FamilySign
 from engine.text.formats.calls import NAME, Tags
 from engine.text.formats.reader import Delimiter, Reader, Steps
 from engine.text.formats.tools import ToolSet
@@ -33,9 +32,7 @@ def _answer(reader: Reader, context: AnswerContext) -> Steps[None]:
     is_begun = context.state.is_open or context.state is ThinkingState.CONTINUED_ANSWER
     while True:
         if not is_begun:
-            while reader.at == len(reader.text) and not reader.is_final:
-                yield None
-            if reader.at == len(reader.text):
+            if not (yield from reader.has_more()):
                 return
             header = yield from reader.match(_HEADER, _WINDOW)
             role = SpanRole.CONTENT
@@ -74,15 +71,11 @@ def _content(reader: Reader, tools: ToolSet) -> Steps[None]:
     yield from _answer(reader, context)
 
 
-def _matches(template: str, _: Container[str]) -> bool:
-    return _TAGS.section in template
-
-
 FORMAT = AnswerFormat(
     name="muse",
     models="Muse Spark, Muse Glimmer",
     start=_TAGS.section,
-    matches=_matches,
+    signs=(FamilySign((_TAGS.section,)),),
     content=_content,
     answer=_answer,
     # The prompt ends with the role, and a blank follows.

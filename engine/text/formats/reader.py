@@ -94,10 +94,24 @@ class Reader:
         assert blanks is not None
         return blanks.end()
 
+    def has_more(self) -> Steps[bool]:
+        """Wait for text; return False if the answer ends here."""
+        while self.at == len(self.text) and not self.is_final:
+            yield None
+        return self.at < len(self.text)
+
     def hold(self, end: int) -> None:
         """Take the text up to a position, and decide its role later."""
         self._held.append(self.text[self.at : end])
         self.at = end
+
+    def hold_blanks(self) -> Steps[None]:
+        """Hold the blanks here, and wait for what follows them."""
+        while True:
+            self.hold(self.blanks_end())
+            if self.at < len(self.text) or self.is_final:
+                return
+            yield None
 
     def held(self) -> str:
         """Return the text that is held."""
