@@ -1,4 +1,4 @@
-"""The parts of `bench.control_plane`: processes with their cost, and what was heard of the store when."""
+"""The parts of the benches of the control plane: processes with their cost, and what was heard of the store when."""
 
 import asyncio
 import signal
