@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import orjson
@@ -63,19 +64,20 @@ class EventSocket:
 
     async def _send_all(self, socket: WebSocket) -> None:
         place = self._source.place
-        while True:
-            await self._source.wait_beyond(place)
-            events, place = self._source.events_since(place)
-            for event in events:
-                data = dict(event.data)
-                if event.name == "request_completed":
-                    data["status"] = request_status(str(data["status"]))
-                body = {
-                    "type": event.name,
-                    "data": data,
-                    "timestamp": int(self._clock.now().timestamp() * 1000),
-                }
-                await socket.send_text(orjson.dumps(body).decode())
+        with suppress(WebSocketDisconnect):
+            while True:
+                await self._source.wait_beyond(place)
+                events, place = self._source.events_since(place)
+                for event in events:
+                    data = dict(event.data)
+                    if event.name == "request_completed":
+                        data["status"] = request_status(str(data["status"]))
+                    body = {
+                        "type": event.name,
+                        "data": data,
+                        "timestamp": int(self._clock.now().timestamp() * 1000),
+                    }
+                    await socket.send_text(orjson.dumps(body).decode())
 
 
 async def _until_gone(socket: WebSocket) -> None:

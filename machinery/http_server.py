@@ -33,7 +33,7 @@ from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.connection_limits import AddressLimit, ConnectionLimiter, is_loopback
 from machinery.tcp_keepalive import enable_keepalive
-from machinery.websocket import WebSocketProtocol
+from machinery.websocket import MAX_MESSAGE_BYTES, WebSocketProtocol
 
 # The form of request ids that are copied into headers and logs; any other is replaced.
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -518,6 +518,8 @@ class AdminServer:
                 self._app,
                 http=cast("type[AdminHttpProtocol]", protocol),
                 ws=WebSocketProtocol if limits.has_websockets else "none",
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 log_config=None,
                 log_level="error",  # malformed requests of strangers are not worth a line
