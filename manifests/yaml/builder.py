@@ -50,6 +50,11 @@ class Builder:
         self._anchors: dict[str, YamlNode] = {}
         self._root: YamlNode | None = None
 
+    @property
+    def awaits_value(self) -> bool:
+        """True if the value of a field comes next."""
+        return bool(self._stack) and self._stack[-1].key is not None
+
     def begin(self) -> None:
         """Begin a document; anchors are valid in one document."""
         self._stack, self._anchors, self._root = [], {}, None

@@ -9,10 +9,10 @@ places, which cost more than the values.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
@@ -31,9 +31,9 @@ from ruamel.yaml.events import (
 from manifests.errors import ManifestError
 from manifests.trees import Tree
 from manifests.yaml import core_schema
-from manifests.yaml.builder import MAX_DEPTH, MAX_NODES, TEXT_PER_NODE, Builder, StopError
+from manifests.yaml.builder import MAX_DEPTH, MAX_NODES, Builder, StopError
 from manifests.yaml.core_schema import dump
-from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
+from manifests.yaml.nodes import Mark, YamlNode
 
 # Part of the scanner's message, our message, and the remedy; first match wins.
 _SCANNER_ERRORS: tuple[tuple[str, str, str], ...] = (
@@ -115,52 +115,6 @@ class NotPlainError(Exception):
     """The text contains something that only `Builder` can interpret."""
 
 
-class StartEvent(Protocol):
-    """The start of a node that may have an anchor or a tag."""
-
-    anchor: str | None
-    tag: str | None
-
-
-class ScalarStart(StartEvent, Protocol):
-    """A scalar."""
-
-    value: str
-    style: str | None
-    """Its quotation mark; empty or None if it is not quoted."""
-
-
-class TextPosition(Protocol):
-    """A position in the text."""
-
-    index: int
-    """In characters, from 0."""
-
-
-class MappingStart(StartEvent, Protocol):
-    """The start of a mapping."""
-
-    start_mark: TextPosition
-    flow_style: bool | None
-    """True if it is written in braces."""
-
-
-class FastBuilder(Protocol):
-    """A builder of documents from libyaml's events; every method may raise NotPlainError."""
-
-    def scalar(self, event: Any) -> None:
-        """Add a scalar, which may be a key."""
-
-    def mapping(self, event: Any) -> None:
-        """Begin a mapping."""
-
-    def sequence(self, event: Any) -> None:
-        """Begin a list."""
-
-    def close(self, event: Any) -> None:
-        """End the innermost mapping or list."""
-
-
 class ValueBuilder:
     """Collects the values of documents from events; empty documents are left out.
 
@@ -177,7 +131,7 @@ class ValueBuilder:
         self._key: str | None = None
         self._count = 0
 
-    def scalar(self, event: ScalarStart) -> None:
+    def scalar(self, event: yaml.ScalarEvent) -> None:
         """Add a scalar, which may be a key.
 
         Raises:
@@ -192,19 +146,17 @@ class ValueBuilder:
             return
         self._put(value)
 
-    def mapping(self, event: MappingStart) -> None:
+    def mapping(self, event: yaml.MappingStartEvent) -> None:
         """Begin a mapping.
 
         Raises:
             NotPlainError: the builder must read the text.
 
         """
-        # `["a":1]`: a pair without braces, which some readers refuse.
-        if event.flow_style and self._text[event.start_mark.index] != "{":
-            raise NotPlainError
+        _check_braces(event, self._text)
         self._begin(event, {})
 
-    def sequence(self, event: StartEvent) -> None:
+    def sequence(self, event: yaml.NodeEvent) -> None:
         """Begin a list.
 
         Raises:
@@ -220,7 +172,7 @@ class ValueBuilder:
         if self._open is None:
             self.documents.append(ended)
 
-    def _begin(self, event: StartEvent, made: "dict[str, Tree] | list[Tree]") -> None:
+    def _begin(self, event: yaml.NodeEvent, made: "dict[str, Tree] | list[Tree]") -> None:
         if event.anchor is not None or event.tag is not None or len(self._above) >= MAX_DEPTH:
             raise NotPlainError
         if self._open is not None:
@@ -246,7 +198,13 @@ class ValueBuilder:
             raise NotPlainError  # a scalar document, whose end readers see differently
 
 
-def _plain_scalar(event: ScalarStart) -> core_schema.Scalar:
+def _check_braces(event: yaml.MappingStartEvent, text: str) -> None:
+    """Refuse `["a":1]`, a pair without braces, which some readers refuse; raises NotPlainError."""
+    if event.flow_style and text[event.start_mark.index] != "{":
+        raise NotPlainError
+
+
+def _plain_scalar(event: yaml.ScalarEvent) -> core_schema.Scalar:
     """Return the value of a scalar.
 
     Raises:
@@ -255,113 +213,10 @@ def _plain_scalar(event: ScalarStart) -> core_schema.Scalar:
     """
     if event.anchor is not None or event.tag is not None:
         raise NotPlainError
-    text = event.value
+    text: str = event.value
     if event.style:
         return text
     return _resolve_cached(text) if len(text) < _LONG else _resolve(text)
-
-
-class NodeBuilder:
-    """Collects the nodes of documents from events; the rules are those of ValueBuilder, and the places are kept."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.documents: list[YamlNode] = []
-        self._above: list[_OpenNode] = []
-        self._count = 0
-
-    def scalar(self, event: ScalarStart) -> None:
-        """Add a scalar, which may be a key.
-
-        Raises:
-            NotPlainError: the builder must read the text.
-
-        """
-        text, value = event.value, _plain_scalar(event)
-        mark = _mark(event)
-        above = self._above[-1] if self._above else None
-        if above is not None and above.entries is not None and above.key is None:
-            if not isinstance(value, str) or value in above.entries:
-                raise NotPlainError
-            above.key, above.key_mark = value, mark
-            return
-        if not text and not event.style:
-            # The libraries place an empty value differently, so it is placed at its key.
-            if above is None or above.entries is None:
-                raise NotPlainError
-            mark = above.key_mark
-        size = 1 + len(text) // TEXT_PER_NODE
-        self._put(YamlNode(mark=mark, content=value, text=text, size=size))
-
-    def mapping(self, event: MappingStart) -> None:
-        """Begin a mapping.
-
-        Raises:
-            NotPlainError: the builder must read the text.
-
-        """
-        if event.flow_style and self._text[event.start_mark.index] != "{":
-            raise NotPlainError
-        self._begin(event, is_mapping=True)
-
-    def sequence(self, event: StartEvent) -> None:
-        """Begin a list.
-
-        Raises:
-            NotPlainError: the builder must read the text.
-
-        """
-        self._begin(event, is_mapping=False)
-
-    def close(self, _event: object) -> None:
-        """End the innermost mapping or list."""
-        ended = self._above.pop()
-        content = ended.items if ended.entries is None else ended.entries
-        node = YamlNode(mark=ended.mark, content=content, size=ended.size, height=ended.height)
-        if self._above:
-            self._put(node)
-        else:
-            self.documents.append(node)
-
-    def _begin(self, event: StartEvent, *, is_mapping: bool) -> None:
-        if event.anchor is not None or event.tag is not None or len(self._above) >= MAX_DEPTH:
-            raise NotPlainError
-        above = self._above[-1] if self._above else None
-        if above is not None and above.entries is not None and above.key is None:
-            raise NotPlainError  # a key that is not a text
-        self._count += 1
-        self._above.append(_OpenNode(_mark(event), {} if is_mapping else None))
-
-    def _put(self, node: YamlNode) -> None:
-        self._count += 1
-        if self._count > MAX_NODES:
-            raise NotPlainError
-        if not self._above:
-            if node.content is not None:
-                raise NotPlainError  # a scalar document, whose end readers see differently
-            return
-        into = self._above[-1]
-        into.size += node.size
-        into.height = max(into.height, 1 + node.height)
-        if into.entries is None:
-            into.items.append(node)
-            return
-        assert into.key is not None
-        into.entries[into.key] = MappingEntry(mark=into.key_mark, node=node)
-        into.key = None
-
-
-class _OpenNode:
-    """A mapping (with entries) or list that is not complete yet."""
-
-    __slots__ = ("entries", "height", "items", "key", "key_mark", "mark", "size")
-
-    def __init__(self, mark: Mark, entries: dict[str, MappingEntry] | None) -> None:
-        self.mark = self.key_mark = mark
-        self.entries = entries
-        self.items: list[YamlNode] = []
-        self.key: str | None = None
-        self.size = self.height = 1
 
 
 def _resolve(text: str) -> core_schema.Scalar:
@@ -404,11 +259,31 @@ class ParsedFile:
 def parse(text: str, source: str) -> ParsedFile:
     """Return the documents of the text; empty ones are left out. Raises nothing."""
     text = text.removeprefix("\ufeff")
-    if _is_read_alike(text):
-        nodes = NodeBuilder(text)
-        if _feed_fast(nodes, text):
-            return ParsedFile(documents=tuple(nodes.documents), problems=())
-    return _parse_slowly(text, source)
+    return _parse_fast(text, source) or _parse_slowly(text, source)
+
+
+def _parse_fast(text: str, source: str) -> ParsedFile | None:
+    """Return the documents of a text, by libyaml; None if ruamel may read it otherwise, or must explain a problem."""
+    builder = Builder(source)
+    if not _is_read_alike(text):
+        return None
+    try:
+        for event in _fast_events(text):
+            if isinstance(event, yaml.NodeEvent):
+                is_empty = isinstance(event, yaml.ScalarEvent) and not (event.value or event.style)
+                # The libraries place an empty value differently, unless it is placed at its key.
+                if event.anchor is not None or (is_empty and not builder.awaits_value):
+                    return None
+            if isinstance(event, yaml.MappingStartEvent):
+                _check_braces(event, text)
+            _feed(builder, event)
+    except (NotPlainError, StopError, yaml.YAMLError, ValueError):
+        return None
+    # The libraries see different ends of a scalar document.
+    is_alike = all(isinstance(root.content, dict | list) for root in builder.roots)
+    if builder.problems or not is_alike:
+        return None
+    return ParsedFile(documents=tuple(builder.roots), problems=())
 
 
 def _parse_slowly(text: str, source: str) -> ParsedFile:
@@ -460,7 +335,7 @@ def _is_read_alike(text: str) -> bool:
     return _OTHER_BLOCKS.search(text) is None
 
 
-def _feed_fast(builder: FastBuilder, text: str) -> bool:
+def _feed_fast(builder: ValueBuilder, text: str) -> bool:
     """Feed libyaml's events to a builder; return whether it could read all of them."""
     takes: dict[type[object], Callable[[Any], None]] = {
         yaml.ScalarEvent: builder.scalar,
@@ -471,8 +346,7 @@ def _feed_fast(builder: FastBuilder, text: str) -> bool:
         **dict.fromkeys(_NOTHING, lambda _: None),
     }
     try:
-        next_event = CParser(text).get_event
-        while type(event := next_event()) is not yaml.StreamEndEvent:
+        for event in _fast_events(text):
             takes[type(event)](event)
     except (NotPlainError, KeyError, yaml.YAMLError, ValueError):  # KeyError: an alias
         return False
@@ -482,34 +356,46 @@ def _feed_fast(builder: FastBuilder, text: str) -> bool:
 _NOTHING = (yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
 
 
+def _fast_events(text: str) -> Iterator[yaml.Event]:
+    """Yield libyaml's events; raises YAMLError and ValueError."""
+    next_event = CParser(text).get_event
+    while type(event := next_event()) is not yaml.StreamEndEvent:
+        yield event
+
+
 def _feed(builder: Builder, event: Any) -> None:
+    """Give an event of either library to the builder."""
     match event:
-        case DocumentStartEvent():
+        case DocumentStartEvent() | yaml.DocumentStartEvent():
             builder.begin()
-        case DocumentEndEvent():
+        case DocumentEndEvent() | yaml.DocumentEndEvent():
             builder.end()
-        case ScalarEvent():
-            is_plain = event.style is None and event.tag is None
-            if event.tag is not None:
-                _check_tag(builder, event, allowed=_TEXT_TAGS)
+        case ScalarEvent() | yaml.ScalarEvent():
+            is_plain = not event.style and event.tag is None
+            _check_tag(builder, event, allowed=_TEXT_TAGS)
             builder.scalar(_mark(event), event.value, is_plain=is_plain, anchor=event.anchor)
-        case AliasEvent():
+        case AliasEvent() | yaml.AliasEvent():
             builder.alias(_mark(event), event.anchor)
-        case MappingStartEvent() | SequenceStartEvent():
-            if event.tag is not None:
-                _check_tag(builder, event, allowed=())
-            is_mapping = isinstance(event, MappingStartEvent)
-            builder.open(_mark(event), is_mapping=is_mapping, anchor=event.anchor)
-        case MappingEndEvent() | SequenceEndEvent():
+        case MappingStartEvent() | yaml.MappingStartEvent():
+            _check_tag(builder, event)
+            builder.open(_mark(event), is_mapping=True, anchor=event.anchor)
+        case SequenceStartEvent() | yaml.SequenceStartEvent():
+            _check_tag(builder, event)
+            builder.open(_mark(event), is_mapping=False, anchor=event.anchor)
+        case (
+            MappingEndEvent()
+            | SequenceEndEvent()
+            | yaml.MappingEndEvent()
+            | yaml.SequenceEndEvent()
+        ):
             builder.close()
         case _:  # the start and end of the stream
             return
 
 
-def _check_tag(builder: Builder, event: Any, *, allowed: tuple[str, ...]) -> None:
-    tag = str(event.tag)
-    if tag not in allowed:
-        shown = tag.replace("tag:yaml.org,2002:", "!!")
+def _check_tag(builder: Builder, event: Any, *, allowed: tuple[str, ...] = ()) -> None:
+    if event.tag is not None and event.tag not in allowed:
+        shown = str(event.tag).replace("tag:yaml.org,2002:", "!!")
         builder.stop(
             _mark(event),
             f"the tag {shown} is not allowed",

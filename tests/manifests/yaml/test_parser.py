@@ -1,6 +1,6 @@
 """YAML is read by two parsers, the fast one for what both read alike: it must never say another thing.
 
-Fuzzing found what is tried first here. A text in which they differ belongs to `yamlio._OTHER_SIGNS` and its neighbours.
+Fuzzing found what is tried first here. A text in which they differ belongs to `parser._OTHER_SIGNS` and its neighbours.
 """
 
 from pathlib import Path
