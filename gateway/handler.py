@@ -25,12 +25,7 @@ from gateway.http import idempotency
 from gateway.http.handler_options import HandlerOptions
 from gateway.http.head_check import HeadCheck, check_model_body
 from gateway.http.idempotency import IdempotencyTable
-from gateway.http.request_context import (
-    HeadReader,
-    RequestContext,
-    header_lines,
-    outcome_of,
-)
+from gateway.http.request_context import RequestContext, header_lines, outcome_of
 from gateway.request import JSON, InferenceRequest
 from gateway.responses.stateful import PATH, StatefulHandler, StatefulResponses
 from gateway.routing.default_model import choose_default
@@ -76,7 +71,6 @@ class InferenceHandler(StatefulHandler):
         self._recorder = recorder
         self.clock = forwarder.clock
         self.adapters = adapters
-        self.heads = HeadReader(adapters)
         self.max_body = options.max_body
         self.body_memory = options.body_memory
         self.connections = options.connections

@@ -29,10 +29,6 @@ class HttpRequest(msgspec.Struct, kw_only=True):
     """The client's id if it is valid, else a generated one."""
     body: bytes = b""
     """Empty until all of the body has arrived."""
-    size: int = 0
-    """The length of the head with its empty line, of a head that `HeadReader` has read."""
-    length: int = 0
-    """The length of the body, as that head tells it."""
 
     def timeout_s(self) -> float:
         """Return the client's timeout in seconds; infinite if it sent none.

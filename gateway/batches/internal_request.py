@@ -45,7 +45,6 @@ def start(
         fields=dict(headers),
         request_id=request_id.encode(),
         body=body,
-        length=len(body),
     )
     response, done = buffered_response()
     context = RequestContext(handler, http_request, response, handler.adapters[path.encode()])

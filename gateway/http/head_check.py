@@ -59,9 +59,7 @@ class HeadCheck:
             peer = context.response.transport.get_extra_info("peername")
             context.limiter = access.anonymous.of(peer[0] if isinstance(peer, tuple) else "")
         context.is_identified = True
-        if b"content-encoding" in fields or not 0 < http_request.length <= self.usual_body:
-            return self._body_refusal(context)
-        return None
+        return self._body_refusal(context)
 
     def _source_refusal(self, context: RequestContext) -> Refusal | None:
         """Return the refusal of a request by its host or its web page; None if both are allowed."""
@@ -84,12 +82,11 @@ class HeadCheck:
             return errors.compressed(coding.decode("latin-1"))
         if context.http_request.path in audio.UPLOADS:
             context.body_limit = UPLOAD_BYTES
-            length = int(fields.get(b"content-length", b"0"))
-            return body_too_large(UPLOAD_BYTES).refusal if length > UPLOAD_BYTES else None
-        # The model is not known before the body is read.
-        largest = self._table_cache.table.body_limit
-        is_limited = largest and context.http_request.path not in _MANY_PROMPTS
-        context.body_limit = min(largest, self._max_body) if is_limited else self._max_body
+        else:
+            # The model is not known before the body is read.
+            largest = self._table_cache.table.body_limit
+            is_limited = largest and context.http_request.path not in _MANY_PROMPTS
+            context.body_limit = min(largest, self._max_body) if is_limited else self._max_body
         length = int(fields.get(b"content-length", b"0"))
         return body_too_large(context.body_limit).refusal if length > context.body_limit else None
 

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway import errors
-from gateway.apis.adapter import ApiAdapter
 from gateway.http import chat_socket
 from gateway.http.request_context import (
     RequestContext,
@@ -70,7 +69,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(handler.clock, handler.heads, config, server_state, app_state, _loop)
+        super().__init__(handler.clock, config, server_state, app_state, _loop)
         self._handler = handler
         self._latest: ModelOrAsgiRequest | None = None
         """The request whose bytes arrive, or arrived last; None while the connection is idle."""
@@ -83,22 +82,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         self._is_tls = False
         self._socket: chat_socket.ChatSocket | None = None
         """Serves the connection since its upgrade to a WebSocket."""
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        if not self.is_idle or self.has_begun or self.ignores_input:
-            super().data_received(data)
-            return
-        http_request = self.heads.read(data)
-        if http_request is None:
-            self.feed_parser(data)
-            return
-        size = http_request.size
-        # Nearly always all of the request arrives in one read, and nothing else.
-        if len(data) == size + http_request.length:
-            self.on_usual_request(http_request, data[size:])
-        elif rest := self.feed_usual(http_request, data):
-            self.feed_parser(rest)
 
     @override
     def on_request_head(self) -> None:
@@ -121,8 +104,18 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         http_request = HttpRequest(
             path=path.decode("ascii"), query=query, headers=self.headers, fields=fields
         )
-        context = self._begin(http_request, adapter, self._new_response())
-        if b"expect" in fields and not self.ignores_input:
+        context = RequestContext(self._handler, http_request, self._new_response(), adapter)
+        previous, self._latest = self._latest, context
+        self.is_in_head = False
+        if _is_complete(previous):
+            context.is_current = True
+        else:
+            self._enqueue(context, self.app)
+        # Before the body is read: the headers are all that is kept of a stranger's request.
+        refusal = self._handler.check_head(context)
+        if refusal is not None:
+            self.refuse(refusal)
+        elif b"expect" in fields:
             context.expects_continue = fields[b"expect"].lower() == b"100-continue" and (
                 not context.response.is_http_10
             )
@@ -165,37 +158,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             return errors.shutting_down()
         return self._handler.check_head(context)
 
-    @override
-    def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
-        context = self.on_usual_head(http_request)
-        if not self.ignores_input:
-            context.body = body
-            self.is_in_head, self.deadline_s = True, NEVER
-            self.on_request_complete()
-
-    @override
-    def on_usual_head(self, http_request: HttpRequest) -> RequestContext:
-        adapter = self._handler.adapters[http_request.path.encode()]
-        return self._begin(http_request, adapter, self._new_usual_response())
-
-    def _begin(
-        self, http_request: HttpRequest, adapter: ApiAdapter, response: ResponseWriter
-    ) -> RequestContext:
-        """Begin a request to a model, or refuse it by its headers."""
-        handler = self._handler
-        context = RequestContext(handler, http_request, response, adapter)
-        previous, self._latest = self._latest, context
-        self.is_in_head = self.is_idle = False
-        if previous is None or _is_complete(previous):
-            context.is_current = True
-        else:
-            self._enqueue(context, self.app)
-        # Before the body is read: the headers are all that is kept of a stranger's request.
-        refusal = handler.check_head(context)
-        if refusal is not None:
-            self.refuse(refusal)
-        return context
-
     def _pass_on(self, fields: dict[bytes, bytes]) -> None:
         """Pass a request that is not to a model to the application."""
         host = fields.get(b"host", b"")
@@ -208,23 +170,17 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         if self._handler.is_stopping:
             self.cycle.keep_alive = False
 
-    def _new_usual_response(self) -> ResponseWriter:
-        """Return the writer of a response to a usual request, which is of HTTP/1.1 and keeps the connection open."""
+    def _new_response(self) -> ResponseWriter:
+        """Return the writer of a response."""
         handler, common = self._handler, self.server_state.default_headers
         # uvicorn makes a new list, with a new date, every second.
         if common is not handler.common_headers:
             handler.set_common_headers(common)
-        return ResponseWriter(
-            self.transport, self.flow, self, handler.common_lines, not handler.is_stopping
-        )
-
-    def _new_response(self) -> ResponseWriter:
-        """Return the writer of any other response."""
-        response, parser = self._new_usual_response(), self.parser
-        response.is_http_10 = parser.get_http_version() == "1.0"
-        if response.is_http_10 or not parser.should_keep_alive():
-            response.keep_alive = False
-        return response
+        parser = self.parser
+        is_http_10 = parser.get_http_version() == "1.0"
+        keep_alive = parser.should_keep_alive() and not is_http_10 and not handler.is_stopping
+        lines = handler.common_lines
+        return ResponseWriter(self.transport, self.flow, self, lines, keep_alive, is_http_10)
 
     def _enqueue(self, request: ModelOrAsgiRequest, app: Any) -> None:
         self.flow.pause_reading()
@@ -271,7 +227,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         previous, self._latest = self._latest, cycle
-        self.is_idle = False
         if _is_complete(previous):
             super()._start_asgi_task(cycle, app)
         else:
@@ -321,7 +276,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
                 self.cycle, self.scope = _NONE, _NONE
             self.headers = []
             self._latest = self._serving = None
-            self.is_idle = True
             if self._handler.is_stopping:
                 self.loop.call_later(self._handler.linger_s, self._close_idle)
 

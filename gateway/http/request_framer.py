@@ -1,7 +1,4 @@
-"""Framing of clients' requests: where they begin and end, and whether they keep the limits of heads and time.
-
-Usual requests to models are read by `HeadReader`, all other input by llhttp.
-"""
+"""Framing of clients' requests: where they begin and end, and whether they keep the limits of heads and time."""
 
 import asyncio
 from collections import deque
@@ -15,13 +12,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway import errors
-from gateway.http.request_context import HeadReader, header_lines
-from gateway.request import HttpRequest, RawHeaders
+from gateway.http.request_context import header_lines
+from gateway.request import RawHeaders
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES, PIECE_BYTES, SSL_OBJECT, PipelineFlow
 from schemas.wire.errors import Refusal
 
 HEADERS_LIMIT = 100
+# A body is fed in larger pieces than heads: it is a request in itself.
+_BODY_PIECE_BYTES: Final = 64 << 10
 # uvicorn's queue of requests, which is not used.
 _NO_PIPELINE: Final = deque[Any](maxlen=0)
 # The longest time that a client may take to send a request. The largest body then needs 140 kB/s.
@@ -30,14 +29,6 @@ REQUEST_S = 60.0
 
 class RequestReceiver(Protocol):
     """Receives the requests of a connection."""
-
-    def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
-        """Handle a usual request to a model, which arrived in one read."""
-        ...
-
-    def on_usual_head(self, http_request: HttpRequest) -> object:
-        """Handle the head of a usual request whose body has not arrived."""
-        ...
 
     def on_request_head(self) -> None:
         """Handle a request whose headers are complete."""
@@ -84,25 +75,17 @@ class ConnectionFlow(PipelineFlow):
 
 
 class RequestFramer(HttpToolsProtocol, RequestReceiver):
-    """One client connection: where its requests begin and end, and whether they keep the limits.
-
-    Usual requests to models are read by `HeadReader`. llhttp reads all other input. What only a few connections need is
-    made when it is needed: there may be many thousands.
-    """
+    """One client connection: where its requests begin and end, and whether they keep the limits."""
 
     # With more than 30 attributes in its dict, an object would not share the names with others.
     __slots__ = (
-        "_parser",
         "clock",
         "deadline_s",
         "has_begun",
         "head_bytes",
-        "heads",
         "ignores_input",
-        "is_idle",
         "is_in_head",
         "is_in_trailer",
-        "missing_body",
         "pipelined",
         "unparsed",
     )
@@ -110,25 +93,18 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
     def __init__(
         self,
         clock: Clock,
-        heads: HeadReader,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._parser: httptools.HttpRequestParser | None = None
         super().__init__(config, server_state, app_state, _loop)
-        self._parser, self.pipeline = None, _NO_PIPELINE
+        self.pipeline = _NO_PIPELINE
         self.unparsed = b""
         """Input behind a request that waits."""
         self.pipelined: list[tuple[Any, Any]] = []
         """Requests that wait for the one before them, and their ASGI application, in the order of arrival."""
         self.clock = clock
-        self.heads = heads
-        self.missing_body = 0
-        """Bytes of a usual request's body that have not arrived."""
-        self.is_idle = True
-        """True if all earlier requests are answered."""
         self.has_begun = False
         """True from the first byte of a request to its last."""
         self.is_in_head = True
@@ -142,18 +118,6 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         self.deadline_s = clock.monotonic() + REQUEST_S
         """Time by which the client must complete its request; infinite while the client waits for us."""
 
-    @property  # type: ignore[explicit-override]  # mypy does not see @override on a property with a setter
-    def parser(self) -> httptools.HttpRequestParser:
-        """llhttp; made for the first request that it reads."""
-        if self._parser is None:
-            self._parser = httptools.HttpRequestParser(self)
-            self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
-        return self._parser
-
-    @parser.setter
-    def parser(self, parser: httptools.HttpRequestParser | None) -> None:
-        self._parser = parser
-
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -161,57 +125,23 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self.ignores_input:
-            return
-        if self.missing_body:
-            data = self._feed_body(data)
-        if data:
-            self.feed_parser(data)
-
-    def feed_usual(self, http_request: HttpRequest, data: bytes) -> bytes:
-        """Take a usual request with a part of its body, or with more than that; return what follows it."""
-        size = http_request.size
-        end = size + http_request.length
-        if len(data) > end:
-            self.on_usual_request(http_request, data[size:end])
-            return b"" if self.ignores_input else data[end:]
-        self.has_begun, self.missing_body = True, http_request.length
-        self.on_usual_head(http_request)
-        return b"" if self.ignores_input else self._feed_body(data[size:])
-
-    def _feed_body(self, data: bytes) -> bytes:
-        """Take a part of a usual request's body; return what follows it."""
-        rest = b""
-        if len(data) > self.missing_body:
-            data, rest = data[: self.missing_body], data[self.missing_body :]
-        self.missing_body -= len(data)
-        if data:
-            self.on_body(data)
-        if self.ignores_input:
-            return b""
-        if self.missing_body:
-            if self.deadline_s == NEVER:
-                self.deadline_s = self.clock.monotonic() + REQUEST_S
-            self.on_partial_body()
-        else:
-            self.on_message_complete()
-        return rest
-
-    def feed_parser(self, data: bytes) -> None:
-        """Feed all other input to llhttp, but not beyond a request that waits for the one before it."""
-        for start in range(0, len(data), PIECE_BYTES):
-            if self.ignores_input:
-                return
-            if self.pipelined:
+        start, end = 0, len(data)
+        while start < end and not self.ignores_input:
+            if self.pipelined:  # not beyond a request that waits for the one before it
                 self.unparsed += data[start:]
                 return
-            self._feed_piece(data[start : start + PIECE_BYTES])
+            is_in_body = self.has_begun and not self.is_in_head and not self.is_in_trailer
+            size = _BODY_PIECE_BYTES if is_in_body else PIECE_BYTES
+            self._feed_piece(data[start : start + size])
+            start += size
+        if self.has_begun and not self.is_in_head and not self.ignores_input:
+            self.on_partial_body()
 
     def read_on(self) -> None:
         """Parse what has arrived, if no request waits, and then read on."""
         if not self.pipelined and self.unparsed:
             data, self.unparsed = self.unparsed, b""
-            self.feed_parser(data)
+            self.data_received(data)
         self.flow.resume_reading()
 
     def _feed_piece(self, data: bytes) -> None:
@@ -235,8 +165,6 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
                 and self.head_bytes > MAX_HEAD_BYTES
             ):
                 self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
-            elif self.has_begun and not self.is_in_head:
-                self.on_partial_body()
 
     def _ignore_upgrade(self, rest: memoryview) -> None:
         """Continue as if no upgrade was requested, which RFC 9110, 7.8 permits.
@@ -258,7 +186,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
                 version.encode(),
                 header_lines(headers),
             )
-            self.parser = None
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
             self.parser.feed_data(head)
             try:
                 self.parser.feed_data(rest)
