@@ -186,12 +186,10 @@ async def _ask(
     """Return the requests in flight at an engine; none if it does not answer in time, or something else does."""
     try:
         async with turns, asyncio.timeout(_ANSWER_S):
-            answer = await links.request(endpoint.origin, in_flight.ENGINE_PATH)
-            try:
-                body = await answer.read_all(in_flight.MAX_BODY_BYTES)
-            finally:
-                answer.close()
-        if answer.status != 200:  # an engine of an older release
+            status, body = await links.request(
+                endpoint.origin, in_flight.ENGINE_PATH, limit=in_flight.MAX_BODY_BYTES
+            )
+        if status != 200:  # an engine of an older release
             return InFlightRequests()
         return InFlightRequests.model_validate_json(body)
     except (TimeoutError, UnreachableError, BrokenResponseError, ValidationError) as error:

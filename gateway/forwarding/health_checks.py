@@ -213,16 +213,17 @@ class HealthChecker:
                     return self._engine_result(endpoint, await self._links.probe(endpoint.origin))
                 server = endpoint.external
                 path = f"{server.path}/models"
-                answer = await self._links.request(endpoint.origin, path, server.authorization)
-                answer.close()  # a cloud lists hundreds of models
+                # Not its body: a cloud lists hundreds of models.
+                status, _ = await self._links.request(
+                    endpoint.origin, path, server.authorization, limit=0
+                )
         except TimeoutError:
             return "mute"
         except UnreachableError as error:
             return "unknown" if error.is_own_fault else "mute" if error.is_timeout else "gone"
         except BrokenResponseError:
             return "bad"
-        is_refused = answer.status in _KEY_REFUSED
-        return "bad" if is_refused else "busy" if answer.status >= 500 else "well"
+        return "bad" if status in _KEY_REFUSED else "busy" if status >= 500 else "well"
 
     def _engine_result(self, endpoint: EngineEndpoint, gauges: EngineGauges) -> ProbeResult:
         """Return what the report of an engine says."""

@@ -1,6 +1,6 @@
 """Calls to engines: one request, the receiver of its response, and the errors that end it.
 
-An `Exchange` is a call whose reader waits, for health checks. Requests of clients need no waiting.
+A `WholeCall` is awaited, for health checks and the admin API. Requests of clients need no waiting.
 """
 
 import asyncio
@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # they carry calls
     from gateway.upstream.response_head import ResponseHead
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
-# The limit of unread bytes before the engine is paused.
-_BUFFER_LIMIT = 256 << 10
 
 
 class BrokenResponseError(Exception):
@@ -158,97 +156,36 @@ class Upstream(Protocol):
         ...
 
 
-class Exchange(EngineCall, kw_only=True):
-    """One request and its response, read piece by piece."""
+class WholeCall(EngineCall, kw_only=True):
+    """One request whose complete response is awaited."""
 
-    _change: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
-    _head: "ResponseHead | None" = None
-    _pieces: list[bytes] = msgspec.field(default_factory=list)
-    _buffered: int = 0
-    _is_complete: bool = False
-    _error: UpstreamError | None = None
-
-    @property
-    def status(self) -> int:
-        return 0 if self._head is None else self._head.status
-
-    async def wait_head(self) -> None:
-        """Wait for the head of the response; without one, release the response.
-
-        Raises:
-            UnreachableError: the engine accepts no connection.
-            BrokenResponseError: the connection ended before the head had arrived.
-
-        """
-        try:
-            while self._head is None:
-                await self._changed()
-        except BaseException:
-            self.close()
-            raise
-
-    async def read(self) -> bytes:
-        """Return the bytes that arrived since the last call; empty at the end.
-
-        Raises:
-            BrokenResponseError: the connection ended before the response was complete.
-
-        """
-        while not self._pieces:
-            if self._is_complete:
-                return b""
-            await self._changed()
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        self._buffered = 0
-        self.resume()
-        return data
-
-    async def read_all(self, limit: int) -> bytes:
-        """Return the rest of the body.
-
-        Raises:
-            BrokenResponseError: the response is incomplete, or larger than `limit` bytes.
-
-        """
-        parts = bytearray()
-        while piece := await self.read():
-            parts += piece
-            if len(parts) > limit:
-                why = f"the response is larger than {limit} bytes"
-                raise BrokenResponseError(why, had_bytes=True)
-        return bytes(parts)
-
-    def close(self) -> None:
-        """Release the response; if it has not arrived to its end, the connection is closed."""
-        self.cancel()
-
-    async def _changed(self) -> None:
-        if self._error is not None:
-            raise self._error
-        self._change.clear()
-        await self._change.wait()
-
-    def _add(self, data: bytes) -> None:
-        if data:
-            self._pieces.append(data)
-            self._buffered += len(data)
-            if self._buffered >= _BUFFER_LIMIT:
-                self.pause()
-        self._change.set()
+    limit: int
+    """The largest body in bytes; 0: the head is enough, and the body is not awaited."""
+    response: "asyncio.Future[tuple[int, bytes]]" = msgspec.field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Status and body, or the error."""
+    _status: int = 0
+    _body: bytearray = msgspec.field(default_factory=bytearray)
 
     @override
     def on_head(self, head: "ResponseHead") -> None:
-        self._head = head
-        self._change.set()
+        self._status = head.status
+        if not self.limit:
+            self.cancel()
+            self.on_end(b"")
 
     @override
     def on_body(self, data: bytes) -> None:
-        self._add(data)
+        self._body += data
+        if len(self._body) > self.limit:
+            self.cancel()
+            why = f"the response is larger than {self.limit} bytes"
+            self.on_error(BrokenResponseError(why, had_bytes=True))
 
     @override
     def on_recorded(self, events: bytes, records: list[bytes]) -> None:
-        self._add(events)
+        self.on_body(events)
 
     @override
     def on_refused(self, last_event: bytes) -> None:
@@ -256,10 +193,10 @@ class Exchange(EngineCall, kw_only=True):
 
     @override
     def on_end(self, data: bytes) -> None:
-        self._is_complete = True
-        self._add(data)
+        if not self.response.done():
+            self.response.set_result((self._status, bytes(self._body + data)))
 
     @override
     def on_error(self, error: UpstreamError) -> None:
-        self._error = error
-        self._change.set()
+        if not self.response.done():
+            self.response.set_exception(error)

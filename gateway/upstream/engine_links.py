@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from gateway.upstream.call import EngineCall, Exchange, UnreachableError
+from gateway.upstream.call import EngineCall, UnreachableError, WholeCall
 from gateway.upstream.dialer import CONNECT_S, Dialer
 from gateway.upstream.engine_link import SWITCHED, EngineLink, LinkOwner
 from gateway.upstream.external_client import ExternalClient
@@ -86,19 +86,24 @@ class EngineLinks(LinkOwner):
             link = self.links.get(call.origin) or self._dial(call.origin)
             link.start(call, now_s)
 
-    async def request(self, origin: EngineAddress, path: str, lines: bytes = b"") -> Exchange:
-        """Send a GET, with these header lines; return when the head of the response has arrived.
+    async def request(
+        self, origin: EngineAddress, path: str, lines: bytes = b"", *, limit: int
+    ) -> tuple[int, bytes]:
+        """Send a GET, with these header lines; return status and body. `limit`: as of `WholeCall`.
 
         Raises:
             UnreachableError: the engine or server accepts no connection.
-            BrokenResponseError: the connection ended before the head had arrived.
+            BrokenResponseError: the response is incomplete, or larger than the limit.
 
         """
         raw = engine_link.encode_request(RequestHead("GET", path, lines, 0), b"")
-        exchange = Exchange(origin=origin, raw=raw, silence_s=self._silence_s, until_s=NEVER)
-        self.send(exchange)
-        await exchange.wait_head()
-        return exchange
+        silence_s = self._silence_s
+        call = WholeCall(origin=origin, raw=raw, silence_s=silence_s, until_s=NEVER, limit=limit)
+        self.send(call)
+        try:
+            return await call.response
+        finally:
+            call.cancel()
 
     async def probe(self, origin: EngineAddress) -> EngineGauges:
         """Return what the engine reports now.

@@ -4,12 +4,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import pytest
 from typing_extensions import override
 
 from gateway.forwarding.router import LoadTracker
-from gateway.upstream.call import BrokenResponseError, Exchange, UnreachableError
+from gateway.upstream.call import BrokenResponseError, UnreachableError, WholeCall
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.engine_links import EngineLinks
 from gateway.upstream.response_head import ResponseHead
@@ -30,6 +31,7 @@ from tests.support.gateway_raw_server import (
 from tests.support.ports import free_port
 from tests.support.waiting import until
 
+C = TypeVar("C", bound=WholeCall)
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -60,26 +62,31 @@ async def external(
 
 def begin(
     links: EngineLinks, origin: EngineAddress, *, silence_s: float = 60.0, until_s: float = NEVER
-) -> Exchange:
+) -> WholeCall:
+    return send(links, WholeCall(**fields(origin, silence_s, until_s)))
+
+
+def fields(
+    origin: EngineAddress, silence_s: float = 60.0, until_s: float = NEVER
+) -> dict[str, Any]:
     raw = engine_link.encode_request(RequestHead("POST", "/v1/x", b"", 0), b"")
-    exchange = Exchange(origin=origin, raw=raw, silence_s=silence_s, until_s=until_s)
-    links.send(exchange)
-    return exchange
+    limits = {"silence_s": silence_s, "until_s": until_s, "limit": 1 << 30}
+    return {"origin": origin, "raw": raw, **limits}
+
+
+def send(links: EngineLinks, call: C) -> C:
+    links.send(call)
+    return call
 
 
 async def ask(
     links: EngineLinks, origin: EngineAddress, *, silence_s: float = 60.0, until_s: float = NEVER
 ) -> bytes:
-    exchange = begin(links, origin, silence_s=silence_s, until_s=until_s)
-    await exchange.wait_head()
+    call = begin(links, origin, silence_s=silence_s, until_s=until_s)
     try:
-        parts = []
-        while piece := await exchange.read():
-            parts.append(piece)
-        assert await exchange.read() == b""
-        return b"%d " % exchange.status + b"".join(parts)
+        return b"%d %b" % await call.response
     finally:
-        exchange.close()
+        call.cancel()
 
 
 async def failure(links: EngineLinks, origin: EngineAddress) -> BrokenResponseError:
@@ -294,9 +301,9 @@ async def test_unrequested_bytes_never_become_a_response(links: EngineLinks) -> 
 
 async def test_a_request_that_is_given_up_closes_the_connection(links: EngineLinks) -> None:
     async with external(in_steps(b"", 1)) as (server, origin):
-        exchange = begin(links, origin)
+        call = begin(links, origin)
         await until(lambda: server.requests == 1, what="the request")
-        exchange.close()
+        call.cancel()
         await until(lambda: server.ended == 1, what="the server noticing")
         assert links.connections() == 0
         assert not links.external.calls
@@ -305,22 +312,25 @@ async def test_a_request_that_is_given_up_closes_the_connection(links: EngineLin
 async def test_a_fault_of_ours_ends_the_call(
     links: EngineLinks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Faulty(Exchange):
+    class Faulty(WholeCall):
         @override
         def on_head(self, head: ResponseHead) -> None:
             raise ValueError("a fault")
 
     async with external(LENGTH) as (_, origin):
-        raw = engine_link.encode_request(RequestHead("POST", "/v1/x", b"", 0), b"")
-        exchange = Faulty(origin=origin, raw=raw, silence_s=60.0, until_s=NEVER)
-        links.send(exchange)
+        call = send(links, Faulty(**fields(origin)))
         with pytest.raises(BrokenResponseError, match="the gateway failed"):
-            await exchange.wait_head()
+            await call.response
     assert "a fault" in caplog.text
     assert not links.external.calls
 
 
 async def test_a_slow_reader_stops_the_server(links: EngineLinks) -> None:
+    class Slow(WholeCall):
+        @override
+        def on_head(self, head: ResponseHead) -> None:
+            self.pause()
+
     sent = 0
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -332,15 +342,13 @@ async def test_a_slow_reader_stops_the_server(links: EngineLinks) -> None:
             sent += 100_000
 
     async with external(answer) as (_, origin):
-        exchange = begin(links, origin, silence_s=0.2)
-        await exchange.wait_head()
-        await until(lambda: exchange.is_paused, what="the pause")
+        call = send(links, Slow(**fields(origin, silence_s=0.2)))
+        await until(lambda: call.is_paused, what="the pause")
         await asyncio.sleep(0.5)  # longer than the limit of silence
         assert sent < 30_000_000
-        size = 0
-        while piece := await exchange.read():
-            size += len(piece)
-        assert size == 100_000_000
+        call.resume()
+        _, body = await call.response
+        assert len(body) == 100_000_000
 
 
 async def test_silence_is_ended() -> None:
@@ -367,10 +375,10 @@ async def test_a_limit_below_a_second_is_held(
 ) -> None:
     clock = FakeClock()
     async with running(clock) as links, external(in_steps(b"", 1)) as (server, origin):
-        exchange = begin(links, origin, silence_s=silence_s, until_s=until_s)
+        call = begin(links, origin, silence_s=silence_s, until_s=until_s)
         await until(lambda: server.requests == 1, what="the request")
         await clock.advance(0.19)
-        assert exchange.connection is not None
+        assert call.connection is not None
         await clock.advance(0.1)
         with pytest.raises(BrokenResponseError, match=f"^{expected}$"):
-            await exchange.wait_head()
+            await call.response

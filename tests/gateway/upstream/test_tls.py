@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.forwarding.router import LoadTracker
-from gateway.upstream.call import Exchange, UnreachableError
+from gateway.upstream.call import BrokenResponseError, UnreachableError, WholeCall
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.engine_links import EngineLinks
 from gateway.upstream.tls import EngineTls
@@ -61,13 +61,10 @@ def address(engine: TlsEngine, node: str = "mac-1") -> EngineAddress:
 
 async def ask(links: EngineLinks, origin: EngineAddress) -> int:
     raw = engine_link.encode_request(HEAD, b"{}")
-    exchange = Exchange(origin=origin, raw=raw, silence_s=20.0, until_s=NEVER)
-    links.send(exchange)
-    await exchange.wait_head()
-    while await exchange.read():
-        pass
-    exchange.close()
-    return exchange.status
+    call = WholeCall(origin=origin, raw=raw, silence_s=20.0, until_s=NEVER, limit=1 << 20)
+    links.send(call)
+    status, _ = await call.response
+    return status
 
 
 def engine_is_linked(links: EngineLinks, engine: TlsEngine) -> bool:
@@ -134,12 +131,22 @@ def test_a_refusal_after_the_handshake_counts_as_unreachable(
 @on_loop
 async def test_connections_to_a_revoked_node_are_closed(fleet: TestAuthority) -> None:
     node, edge = fleet.issue(Role.NODE, "mac-1"), fleet.issue(Role.GATEWAY, "edge")
-    async with serving_tls(node) as engine, linked(edge) as links:
-        response = await links.request(address(engine), "/stream")
-        assert await response.read()
+    async with (
+        serving_tls(node) as engine,
+        linked(edge) as links,
+        asyncio.TaskGroup() as group,
+    ):
+
+        async def ask_for_stream() -> None:
+            with pytest.raises(BrokenResponseError, match="revoked"):
+                await links.request(address(engine), "/stream", limit=1 << 20)
+
+        asking = group.create_task(ask_for_stream())
+        await until(lambda: engine.reached, what="the request")
         revoked = (fleet.leaves[fleet.identity(Role.NODE, "mac-1").uri].serial,)
         edge.write_trust(fleet.snapshot(revoked=revoked))
-        await until(lambda: links.connections() == 0, limit_s=5.0, what="no connection")
+        await asking
+        assert links.connections() == 0
         with pytest.raises(UnreachableError, match="revoked"):
             await ask(links, address(engine))
         assert failures(links, "Revoked") == 2
