@@ -4,10 +4,12 @@ Counters are updated on the event loop only; figures of the worker are read from
 buckets are those of `schemas/wire/metrics.py`. Times are in seconds of `Clock.monotonic`.
 """
 
+import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.gauges import Gauges
 from engine.lifecycle import EngineState
@@ -156,7 +158,7 @@ class TlsMetrics:
         return (
             self.failures,
             self.closed,
-            _counter(
+            _series(
                 f"{ENGINE_PREFIX}tls_expired_peers_total",
                 "Connections accepted after the end of the peer's certificate, because the store is away.",
                 lambda: self.count_expired(),
@@ -225,21 +227,6 @@ class RequestHistograms:
             REQUEST_BOUNDS_S,
         )
 
-    def parts(self) -> tuple[MetricFamily, ...]:
-        """Return all metric families."""
-        return (
-            self.queue,
-            self.first_token,
-            self.prefill,
-            self.decode,
-            self.inference,
-            self.per_token,
-            self.between_tokens,
-            self.prompt_lengths,
-            self.answer_lengths,
-            self.whole,
-        )
-
 
 class EngineMetrics:
     """All metrics of one engine."""
@@ -279,11 +266,9 @@ class EngineMetrics:
             self.ignored_parameters,
             self.unenforced_calls,
             self.prompt_tokens,
-            *self.times.parts(),
-            *_load_series(sources),
-            *_token_series(sources.gauges, sources.speed),
-            *_prefix_cache_series(sources.gauges),
-            *_memory_series(sources.gauges),
+            *vars(self.times).values(),
+            *_derived_series(sources),
+            *_worker_series(sources.gauges),
             *self.tls.parts(),
         )
 
@@ -292,12 +277,20 @@ class EngineMetrics:
         return prometheus.render(self._parts)
 
 
-def _counter(name: str, help_: str, read: Callable[[], float]) -> Gauge:
-    return Gauge(name, help_, read, "counter")
+def _series(name: str, help_: str, read: Callable[[], float]) -> Gauge:
+    """Return a metric of one number; it is a counter if its name says so."""
+    return Gauge(name, help_, read, "counter" if name.endswith("_total") else "gauge")
 
 
-def _load_series(sources: MetricSources) -> tuple[MetricFamily, ...]:
-    gauges = sources.gauges
+def _worker_series(gauges: Gauges) -> Iterator[MetricFamily]:
+    for exported in dataclasses.fields(gauges):
+        if exported.metadata:
+            read = partial(getattr, gauges, exported.name)
+            yield _series(exported.metadata["name"], exported.metadata["help"], read)
+
+
+def _derived_series(sources: MetricSources) -> tuple[MetricFamily, ...]:
+    gauges, speed = sources.gauges, sources.speed
     return (
         Gauge(
             f"{ENGINE_PREFIX}ready",
@@ -311,55 +304,6 @@ def _load_series(sources: MetricSources) -> tuple[MetricFamily, ...]:
             sources.in_flight,
         ),
         Gauge(
-            f"{ENGINE_PREFIX}num_sequences_running",
-            "Sequences that decode.",
-            lambda: gauges.running,
-        ),
-        Gauge(
-            f"{ENGINE_PREFIX}num_sequences_prefilling",
-            "Sequences whose prompt is not computed yet.",
-            lambda: gauges.prefilling,
-        ),
-        Gauge(
-            f"{ENGINE_PREFIX}prefill_chunk_tokens",
-            "Prompt tokens computed in one chunk.",
-            lambda: gauges.chunk_tokens,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}preemptions_total",
-            "Sequences that gave up their memory to others, and continued later.",
-            lambda: gauges.preemptions,
-        ),
-        _counter(f"{ENGINE_PREFIX}steps_total", "Steps of the batch.", lambda: gauges.steps),
-        _counter(
-            f"{ENGINE_PREFIX}faults_total",
-            "Steps whose error cost sequences.",
-            lambda: gauges.faults,
-        ),
-    )
-
-
-def _token_series(gauges: Gauges, speed: Throughput) -> tuple[MetricFamily, ...]:
-    return (
-        _counter(
-            wire_metrics.ENGINE_GENERATION_TOKENS, "Tokens generated.", lambda: gauges.decode_tokens
-        ),
-        _counter(
-            wire_metrics.ENGINE_PREFILL_TOKENS,
-            "Prompt tokens computed; the last of each prompt counts as decoding.",
-            lambda: gauges.prefill_tokens,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefill_seconds_total",
-            "Seconds of prefill.",
-            lambda: gauges.prefill_seconds,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}decode_seconds_total",
-            "Seconds of decoding.",
-            lambda: gauges.decode_seconds,
-        ),
-        Gauge(
             wire_metrics.ENGINE_PREFILL_TOKENS_PER_SECOND,
             "Prompt tokens computed in a second of prefill, over the last minute.",
             speed.prefill,
@@ -369,101 +313,10 @@ def _token_series(gauges: Gauges, speed: Throughput) -> tuple[MetricFamily, ...]
             "Tokens generated in a second of decoding, over the last minute.",
             speed.decode,
         ),
-        _counter(
-            f"{ENGINE_PREFIX}draft_tokens_total",
-            "Tokens that a draft model or n-grams proposed.",
-            lambda: gauges.draft_tokens,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}draft_accepted_tokens_total",
-            "Proposed tokens that the model accepted.",
-            lambda: gauges.draft_accepted_tokens,
-        ),
-    )
-
-
-def _prefix_cache_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
-    return (
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_lookups_total",
-            "Prompts looked up.",
-            lambda: gauges.prefix_lookups,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_queries_total",
-            "Prompt tokens looked up.",
-            lambda: gauges.prefix_query_tokens,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_hits_total",
-            "Prompt tokens found.",
-            lambda: gauges.prefix_hit_tokens,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_evictions_total",
-            "Blocks evicted to free memory.",
-            lambda: gauges.prefix_evictions,
-        ),
-        Gauge(
-            wire_metrics.ENGINE_PREFIX_CACHE_BYTES,
-            "Memory of cached prefixes.",
-            lambda: gauges.prefix_bytes,
-        ),
         Gauge(
             f"{ENGINE_PREFIX}prefix_cache_blocks",
             "Blocks of cached prefixes that gateways can see.",
             lambda: len(gauges.prefix_blocks),
-        ),
-        *_prefix_disk_series(gauges),
-    )
-
-
-def _prefix_disk_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
-    return (
-        Gauge(
-            f"{ENGINE_PREFIX}prefix_cache_disk_bytes",
-            "Size of the folder of cached prefixes, as last counted.",
-            lambda: gauges.prefix_disk_bytes,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_disk_written_blocks_total",
-            "Blocks of cached prefixes written to disk.",
-            lambda: gauges.prefix_disk_written,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_disk_read_blocks_total",
-            "Blocks of cached prefixes read from disk and used.",
-            lambda: gauges.prefix_disk_read,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_disk_dropped_blocks_total",
-            "Blocks not written, because the disk was too slow or full.",
-            lambda: gauges.prefix_disk_dropped,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_disk_damaged_blocks_total",
-            "Files deleted because their content was wrong.",
-            lambda: gauges.prefix_disk_damaged,
-        ),
-        _counter(
-            f"{ENGINE_PREFIX}prefix_cache_disk_evictions_total",
-            "Files deleted for lack of room.",
-            lambda: gauges.prefix_disk_evicted,
-        ),
-    )
-
-
-def _memory_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
-    return (
-        Gauge(
-            wire_metrics.ENGINE_MEMORY_ACTIVE_BYTES,
-            "Memory of MLX's arrays.",
-            lambda: gauges.active_bytes,
-        ),
-        Gauge(
-            f"{ENGINE_PREFIX}memory_buffer_cache_bytes",
-            "Freed memory that MLX keeps for reuse.",
-            lambda: gauges.buffer_bytes,
         ),
         Gauge(
             f"{ENGINE_PREFIX}memory_peak_bytes",
@@ -471,28 +324,8 @@ def _memory_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
             lambda: gauges.process_peak_bytes,
         ),
         Gauge(
-            f"{ENGINE_PREFIX}memory_kv_bytes",
-            "Memory of the KV caches of running sequences, reservations included.",
-            lambda: gauges.kv_bytes,
-        ),
-        Gauge(
-            f"{ENGINE_PREFIX}memory_kv_limit_bytes",
-            "Memory that these caches may have together.",
-            lambda: gauges.kv_limit_bytes,
-        ),
-        Gauge(
             f"{ENGINE_PREFIX}kv_cache_usage_ratio",
-            "The part of that memory which running sequences have, reservations included, from 0 to 1.",
+            "The part of the memory for KV caches that running sequences have, reservations included, from 0 to 1.",
             lambda: gauges.kv_usage,
-        ),
-        Gauge(
-            wire_metrics.ENGINE_MEMORY_LIMIT_BYTES,
-            "Memory that MLX may use.",
-            lambda: gauges.limit_bytes,
-        ),
-        Gauge(
-            f"{ENGINE_PREFIX}model_loaded_bytes",
-            "Memory of the loaded weights.",
-            lambda: gauges.loaded_bytes,
         ),
     )
