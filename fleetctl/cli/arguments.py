@@ -42,9 +42,6 @@ recursive_option = click.option(
     "-R", "--recursive", is_flag=True, help="With -f: include subfolders."
 )
 all_option = click.option("--all", "is_all", is_flag=True, help="Select all objects of the kind.")
-version_option = click.option(
-    "--resource-version", help="Fail unless the object has this resourceVersion."
-)
 manager_option = click.option(
     "--field-manager",
     "manager",
@@ -109,6 +106,17 @@ def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Print each object instead of a status line.",
     )
     return output(dry_run_option(command))
+
+
+def output_option(*formats: str, text: str | None = None) -> Callable[..., Any]:
+    """Return the decorator for -o with these formats; the first is the default."""
+    return click.option(
+        *("-o", "--output"),
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help=text,
+    )
 
 
 def tree_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

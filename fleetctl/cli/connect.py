@@ -3,6 +3,7 @@
 Every verb imports this module: expensive imports (an event loop, pydantic, TLS) are made in the functions that use them.
 """
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
@@ -176,11 +177,12 @@ def _context(command: Command, *, cls: type[click.Option] = click.Option) -> Com
 
 
 def _resolve_context(command: Command) -> Command:
-    """Fill in the command's options from the context."""
+    """Fill in the command's options from the context. The command may be a coroutine function."""
 
     @wraps(command)
     def with_context(*args: Any, context: str | None, **options: Any) -> Any:
-        return command(*args, **_with_local_files(resolve_options(options, context)))
+        result = command(*args, **_with_local_files(resolve_options(options, context)))
+        return run(result) if inspect.iscoroutine(result) else result
 
     return with_context
 

@@ -15,6 +15,7 @@ import click
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fabric import admission
@@ -346,9 +347,7 @@ def _parse_sizes(
     help="Array sizes, such as 4K,256K,4M,64M, or in bytes.",
 )
 @click.option("--verbose", is_flag=True, help="Show every rank, with the time of each round.")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @store_options
 def bench(
     group: str | None,

@@ -4,7 +4,6 @@ A verb is its options and one `ObjectEdit`: a pure function with the words for i
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import click
@@ -32,7 +31,7 @@ def change_options(metavar: str, *, is_of_one_kind: bool = False) -> Callable[..
 
     A verb for one kind takes names without the kind, and no files.
     """
-    of_any_kind = (arguments.version_option, arguments.files_option, arguments.recursive_option)
+    of_any_kind = (arguments.files_option, arguments.recursive_option)
     decorators = (
         click.argument("words", nargs=-1, metavar=metavar),
         arguments.selector_option,
@@ -105,36 +104,25 @@ async def change_objects(
     as they were read, except with --dry-run=client.
 
     Raises:
-        click.UsageError: --resource-version is given for several objects.
-        FleetctlError: an object is missing, or has another resourceVersion.
+        FleetctlError: an object is missing.
         EditRefusedError: an edit was refused.
         StoreError: the store did not answer.
 
     """
-    clock, results, version = (
-        SystemClock(),
-        ResultPrinter.of(options),
-        options.get("resource_version"),
-    )
+    clock, results = SystemClock(), ResultPrinter.of(options)
     objects = await targets.read_all_selected(transport, chosen)
-    if version is not None and len(objects) > 1:
-        raise click.UsageError("--resource-version applies to one object; name one")
-    edits: list[ObjectEdit[Any]] = []
-    for obj in objects:
-        of_object = change if isinstance(change, ObjectEdit) else await change(transport, obj)
-
-        def edit(now: Any, of_object: ObjectEdit[Any] = of_object) -> Any:
-            targets.refuse_other_version(now, version)
-            return of_object.edit(now)
-
-        edits.append(replace(of_object, edit=edit))
-        edits[-1].applied(obj, clock.now())
+    edits = [
+        change if isinstance(change, ObjectEdit) else await change(transport, obj)
+        for obj in objects
+    ]
+    for obj, edit in zip(objects, edits, strict=True):
+        edit.applied(obj, clock.now())
     if check is not None and results.dry_run != "client":
         await check(objects)
     changed: list[ApiObject] = []
-    for obj, of_object in zip(objects, edits, strict=True):
-        written = await writer.write_edit(transport, clock, obj, of_object, is_dry=results.is_dry)
-        done = of_object.done if written.is_changed else of_object.unchanged
+    for obj, edit in zip(objects, edits, strict=True):
+        written = await writer.write_edit(transport, clock, obj, edit, is_dry=results.is_dry)
+        done = edit.done if written.is_changed else edit.unchanged
         results.print_object(written.obj, done)
         changed.append(written.obj)
     return changed

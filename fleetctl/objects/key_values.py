@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -97,27 +97,6 @@ def refuse_not_utf8(what: str, text: str) -> None:
         raise click.UsageError(
             f"{what}: not UTF-8 at {shown}; use a terminal with a UTF-8 locale"
         ) from None
-
-
-def refuse_writing_flags(options: Mapping[str, Any], *, is_list: bool) -> None:
-    """Refuse flags about writing together with --list, which only reads.
-
-    Raises:
-        click.UsageError: one of them is given.
-
-    """
-    given = [
-        flag
-        for flag, is_given in (
-            ("--overwrite", options["overwrite"]),
-            ("--resource-version", options["resource_version"]),
-            ("--dry-run", options["dry_run"] != "none"),
-            ("-o", options["output"]),
-        )
-        if is_list and is_given
-    ]
-    if given:
-        raise click.UsageError(f"--list only reads; remove {' and '.join(given)}")
 
 
 def values_of(obj: ApiObject, field_name: MetadataField) -> dict[str, str]:

@@ -1,18 +1,14 @@
-"""The fields of a kind, read from its JSON Schema, and the check of `--field-selector` paths. Pure, but imports models."""
+"""The fields of a kind, read from its JSON Schema. Pure, but imports models."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects.kind_args import API_KEYS, kind_of
-from schemas.kinds import Kind
-from schemas.meta import ObjectMeta
-from schemas.records import ApiKey
+from fleetctl.objects.kind_args import kind_of
 
 Schema: TypeAlias = Mapping[str, Any]
 """A JSON Schema (draft 2020-12), as pydantic generates it."""
@@ -196,75 +192,3 @@ def _unknown_field(where: str, name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lower(), low, n=1)
     hint = f"did you mean {low[near[0]]}?" if near else f"its fields are {', '.join(known)}"
     return f"{where} has no field {name!r}; {hint}"
-
-
-# Stored fields of an API key that are not shown in its spec: its metadata, and the secret hash.
-_NOT_IN_SPEC = ("name", "created", "hash")
-
-
-@cache
-def _selectable_schema(kind: Kind) -> KindSchema:
-    if kind != API_KEYS:
-        return schema_of(kind.name)
-    meta, spec = ObjectMeta.model_json_schema(), ApiKey.model_json_schema()
-    fields = {name: of for name, of in spec["properties"].items() if name not in _NOT_IN_SPEC}
-    parts = {"metadata": meta, "spec": {**spec, "properties": fields}}
-    definitions = {**meta.get("$defs", {}), **spec.get("$defs", {})}
-    return KindSchema(kind=kind.name, root={"properties": parts}, definitions=definitions)
-
-
-def refuse_unselectable(path: tuple[str, ...], kinds: Sequence[Kind]) -> None:
-    """Refuse a field that none of the kinds has, or that holds several values.
-
-    Raises:
-        FleetctlError: the field cannot be selected by; the message has the nearest.
-
-    """
-    problems = [_check_path(path, _selectable_schema(kind)) for kind in kinds]
-    if all(problem.message for problem in problems):
-        # With several kinds, the one that has the longest part of the path is probably meant.
-        message = max(problems, key=lambda problem: problem.depth).message
-        raise FleetctlError(f"--field-selector: {message}")
-
-
-class _PathProblem(NamedTuple):
-    """The reason why objects cannot be selected by a path."""
-
-    depth: int
-    """The number of names of the path that exist."""
-    message: str = ""
-    """Empty if the path can be used."""
-
-
-def _check_path(path: tuple[str, ...], model: KindSchema) -> _PathProblem:
-    schema, type_ = model.root, ""
-    for number, name in enumerate(path):
-        if type_.startswith("map["):
-            return _PathProblem(number)  # any name can be the key of a label
-        above = ".".join(path[:number])
-        if type_.startswith("[]"):
-            return _PathProblem(
-                number, f"{above} holds several values; choose a field with one value"
-            )
-        fields = {field.name: field for field in model.fields(schema)}
-        if name not in fields:
-            return _PathProblem(number, _unsupported_field(path, above, fields))
-        schema, type_ = fields[name].schema, fields[name].type
-    is_one = not type_.startswith(("[]", "map[")) and not any(model.parts(schema))
-    several = f"{'.'.join(path)} holds several values; choose a field with one value"
-    return _PathProblem(len(path), "" if is_one else several)
-
-
-def _unsupported_field(path: tuple[str, ...], above: str, fields: dict[str, FieldSchema]) -> str:
-    """Return the error about an unknown field, in kubectl's words."""
-    name = path[len(above.split(".")) if above else 0]
-    low = {field.lower(): field for field in fields}
-    near = difflib.get_close_matches(name.lower(), low, n=1)
-    if near:
-        # The names below it may be wrong, too; the next error reports that.
-        hint = f"did you mean {'.'.join((above, low[near[0]])).lstrip('.')}?"
-    elif fields:
-        hint = f"{above or 'the object'} has {', '.join(fields)}"
-    else:
-        hint = f"{above} has no fields"
-    return f"field label not supported: {'.'.join(path)}; {hint}"

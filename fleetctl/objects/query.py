@@ -40,7 +40,6 @@ class ObjectQuery(NamedTuple):
 
     targets: tuple[Target, ...]
     labels: tuple[selectors.LabelRequirement, ...] = ()
-    fields: tuple[selectors.FieldRequirement, ...] = ()
     sort_by: str = ""
 
     @property
@@ -51,8 +50,7 @@ class ObjectQuery(NamedTuple):
     @property
     def has_all_nodes(self) -> bool:
         """True if it selects all nodes."""
-        is_filtered = self.labels or self.fields
-        return not is_filtered and any(
+        return not self.labels and any(
             target.kind.name == "Node" and not target.names for target in self.targets
         )
 
@@ -64,7 +62,7 @@ class ObjectQuery(NamedTuple):
     def is_by_page(self) -> bool:
         """True if rows can be made of one page of objects after the other: nothing is compared with all of them."""
         (first, *others), is_stored_order = self.targets, not self.sort_by
-        is_whole_kind = not others and not first.names and not self.fields
+        is_whole_kind = not others and not first.names
         return is_whole_kind and is_stored_order and first.kind.name in object_trees.PAGED_KINDS
 
 
@@ -96,17 +94,14 @@ def parse(words: tuple[str, ...], options: dict[str, Any]) -> ObjectQuery:
         FleetctlError: a selector is invalid, or a file cannot be read.
 
     """
-    labels, fields = options["selector"], options["field_selector"]
-    targets = _parse_query_targets(words, options)
-    if any(target.names for target in targets) and (labels or fields):
-        flag = "-l" if labels else "--field-selector"
-        raise click.UsageError(f"give names, or select objects with {flag}, but not both")
+    labels, targets = options["selector"], _parse_query_targets(words, options)
+    if labels and any(target.names for target in targets):
+        raise click.UsageError("give names, or select objects with -l, but not both")
     if labels and any(target.kind is API_KEYS for target in targets):
         raise click.UsageError("API keys have no labels; give their names")
     return ObjectQuery(
         targets=targets,
         labels=selectors.parse_labels(labels),
-        fields=selectors.parse_fields(fields),
         sort_by=options["sort_by"],
     )
 
@@ -122,7 +117,7 @@ def _parse_query_targets(words: tuple[str, ...], options: dict[str, Any]) -> tup
                 "which objects? Give KIND, KIND NAME..., KIND/NAME... or -f FILE"
             )
         return parse_targets(words)
-    if words or options["selector"] or options["field_selector"]:
+    if words or options["selector"]:
         raise click.UsageError("give names or selectors, or files with -f, but not both")
     from fleetctl.objects import targets  # noqa: PLC0415 - it imports the models
 
@@ -133,7 +128,7 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
     """Read the objects of the query.
 
     Raises:
-        FleetctlError: objects cannot be sorted or selected by the field.
+        FleetctlError: objects cannot be sorted by the field.
         StoreError: the store does not answer; UndecodableError: it holds an invalid document.
 
     """
@@ -143,14 +138,10 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
         found, unknown = await _fetch_kind(store, target)
         for at, tree in enumerate(found):  # one by one: two lists of 20,000 trees take 10 MiB more
             found[at] = with_selectable_labels(tree)
-        groups.append(KindGroup(kind=target.kind, trees=_select(found, query)))
+        chosen = tuple(selectors.select(found, query.labels))
+        groups.append(KindGroup(kind=target.kind, trees=chosen))
         candidates += found
         missing += unknown
-    for field in query.fields:
-        if not any(field.is_there(tree) for tree in candidates):
-            from fleetctl.objects import kind_schema  # noqa: PLC0415 - it imports the models
-
-            kind_schema.refuse_unselectable(field.path, [target.kind for target in query.targets])
     context = TableContext(now=clock.now())
     if any(target.kind.name == "Node" for target in query.targets):
         context = context._replace(
@@ -179,11 +170,6 @@ async def fetch_rows(
 
     pages = await object_trees.convert_all(store, query.targets[0].kind.name, rows)
     return list(chain.from_iterable(pages))
-
-
-def _select(found: Sequence[Tree], query: ObjectQuery) -> tuple[Tree, ...]:
-    chosen = selectors.select(found, query.labels)
-    return tuple(tree for tree in chosen if all(part.holds(tree) for part in query.fields))
 
 
 async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], list[str]]:

@@ -1,6 +1,6 @@
 """Prints the result of verbs that change objects: a status line, or the object in the format of -o."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -53,11 +53,10 @@ class ResultPrinter:
             case "name":
                 click.echo(name)
             case "yaml":
-                text = parser.dump(_without_managed_fields(tree()))
+                text = tree_text(_without_managed_fields(tree()), "yaml")
                 click.echo(("---\n" if self.count else "") + text, nl=False)
             case "json":
-                raw = orjson.dumps(_without_managed_fields(tree()), option=orjson.OPT_INDENT_2)
-                click.echo(raw.decode())
+                print_tree(_without_managed_fields(tree()), "json")
             case _:
                 click.echo(f"{name} {done}{self.suffix}")
         self.count += 1
@@ -68,11 +67,21 @@ class ResultPrinter:
         click.echo(text, err=self.output in ("yaml", "json"))
 
 
-def tree_text(tree: dict[str, Tree], output: str) -> str:
+def tree_text(tree: Any, output: str) -> str:
     """Return a tree as JSON or YAML, with the end of its last line."""
     if output == "yaml":
         return parser.dump(tree)
     return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
+
+
+def print_tree(tree: Any, output: str) -> None:
+    """Print a tree as JSON or YAML."""
+    click.echo(tree_text(tree, output), nl=False)
+
+
+def list_tree(items: Sequence[Any]) -> dict[str, Any]:
+    """Return several objects as one document."""
+    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
 
 
 def _given_tree(obj: ApiObject) -> dict[str, Tree]:

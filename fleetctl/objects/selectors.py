@@ -1,8 +1,8 @@
-"""Label and field selectors (`-l`, `--field-selector`) as in kubectl, and the labels that they match. Pure."""
+"""Label selectors (`-l`) as in kubectl, and the labels that they match. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fleetctl.cli.errors import FleetctlError
 from manifests.trees import derived_node_labels
@@ -50,9 +50,6 @@ _LABEL_PATTERN = re.compile(
     r"(\s*(?P<op>==?|!=)\s*(?P<value>[^=!()]*)|\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
 )
 _SEPARATOR = re.compile(r",(?![^(]*\))")
-_FIELD_PATTERN = re.compile(
-    r"(?P<path>(metadata|spec|status)(\.[A-Za-z0-9_-]+)+)\s*(?P<op>==?|!=)(?P<value>.*)"
-)
 
 
 class LabelRequirement(NamedTuple):
@@ -69,43 +66,6 @@ class LabelRequirement(NamedTuple):
         return is_match is not self.is_negated
 
 
-class FieldRequirement(NamedTuple):
-    """One part of a field selector; a missing field counts as empty."""
-
-    path: tuple[str, ...]
-    value: str
-    is_negated: bool
-
-    def holds(self, tree: Tree) -> bool:
-        """Return whether the object matches.
-
-        Raises:
-            FleetctlError: the field holds several values.
-
-        """
-        return (self._text(tree) == self.value) is not self.is_negated
-
-    def is_there(self, tree: Tree) -> bool:
-        """Return whether the object has the field."""
-        return self._value(tree) is not None
-
-    def _value(self, tree: Any) -> Any:
-        for name in self.path:
-            tree = tree.get(name) if isinstance(tree, dict) else None
-        return tree
-
-    def _text(self, tree: Any) -> str:
-        value = self._value(tree)
-        if isinstance(value, dict | list):
-            path = ".".join(self.path)
-            raise FleetctlError(
-                f"--field-selector: {path} holds several values; choose a field with one value"
-            )
-        if isinstance(value, bool):
-            return str(value).lower()
-        return "" if value is None else str(value)
-
-
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     """Return the requirements of `-l key=value,key!=value,key in (a,b),key,!key`.
 
@@ -116,16 +76,6 @@ def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     return tuple(
         _parse_requirement(part.strip(), text) for part in _SEPARATOR.split(text) if part.strip()
     )
-
-
-def parse_fields(text: str) -> tuple[FieldRequirement, ...]:
-    """Return the requirements of `--field-selector spec.node=mac-1,status.x!=y`.
-
-    Raises:
-        FleetctlError: the text is not of this form.
-
-    """
-    return tuple(_parse_field(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _parse_requirement(part: str, text: str) -> LabelRequirement:
@@ -142,20 +92,6 @@ def _parse_requirement(part: str, text: str) -> LabelRequirement:
         values = tuple(value.strip() for value in found["values"].split(","))
     negated = bool(found["no"]) or found["op"] == "!=" or found["set"] == "notin"
     return LabelRequirement(key=found["key"], values=values, is_negated=negated)
-
-
-def _parse_field(part: str) -> FieldRequirement:
-    found = _FIELD_PATTERN.fullmatch(part)
-    if found is None:
-        raise FleetctlError(
-            f"--field-selector {part}: write FIELD=value or FIELD!=value, where FIELD begins with metadata., spec. or "
-            "status., such as metadata.name=qwen or spec.node=mac-1"
-        )
-    return FieldRequirement(
-        path=tuple(found["path"].split(".")),
-        value=found["value"].strip(),
-        is_negated=found["op"] == "!=",
-    )
 
 
 def select(found: Sequence[Obj], selector: Sequence[LabelRequirement]) -> list[Obj]:

@@ -170,21 +170,6 @@ async def read_nodes(transport: Transport, chosen: Selection) -> list[Node]:
     return cast("list[Node]", await read_selected(transport, chosen))
 
 
-def refuse_other_version(obj: ApiObject, version: str | None) -> None:
-    """Refuse an object that was changed since the user read it.
-
-    Raises:
-        FleetctlError: the object has another resourceVersion.
-
-    """
-    current = obj.metadata.resource_version
-    if version is not None and current != version:
-        raise FleetctlError(
-            f"{object_ref(obj)} was changed: its resourceVersion is {current or 'none'}, not {version}. "
-            "Read it again; nothing was changed"
-        )
-
-
 def object_ref(obj: ApiObject) -> str:
     """Return `node/mac-1`."""
     return f"{obj.kind.lower()}/{obj.name}"

@@ -1,9 +1,8 @@
-"""The output formats of `-o`: tables, documents, names, JSONPath templates and custom columns. Pure, but for template files."""
+"""The output formats of `-o`: tables, documents, names, JSONPath templates and custom columns. Pure."""
 
 import json
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import click
@@ -17,13 +16,10 @@ from store.object_trees import Tree
 
 TABLES = ("table", "wide")
 _PLAIN_FORMATS = (*TABLES, "yaml", "json", "name")
-_TEMPLATE_FORMATS = ("jsonpath", "jsonpath-file", "custom-columns", "custom-columns-file")
+_TEMPLATE_FORMATS = ("jsonpath", "custom-columns")
 _MISSING = "<none>"
 
-HELP = (
-    "wide, yaml, json, name, jsonpath=TEMPLATE, jsonpath-file=FILE, custom-columns=TITLE:PATH,... or "
-    "custom-columns-file=FILE."
-)
+HELP = "wide, yaml, json, name, jsonpath=TEMPLATE or custom-columns=TITLE:PATH,..."
 
 
 class LineFormat(NamedTuple):
@@ -60,7 +56,7 @@ def parse(text: str, options: TableOptions, *, has_managed_fields: bool) -> Form
 
     Raises:
         click.UsageError: the format is unknown, or its value is missing.
-        FleetctlError: its template is invalid, or its file cannot be read.
+        FleetctlError: its template is invalid.
 
     """
     word, equals, value = text.partition("=")
@@ -117,24 +113,24 @@ def parse_template(word: str, value: str) -> Format:
     """Return the format of `-o WORD=VALUE`.
 
     Raises:
-        FleetctlError: the template is invalid, or its file cannot be read.
+        FleetctlError: the template is invalid.
 
     """
     from fleetctl.objects import jsonpath  # noqa: PLC0415 - most formats do not need it
 
-    is_file = word.endswith("-file")
-    text = _read_template(word, value) if is_file else value
-    if not word.startswith("jsonpath"):
-        return _columns_from_file(text, value) if is_file else _custom_columns(text)
-    if "{" not in text:
+    if word != "jsonpath":
+        return _custom_columns(value)
+    if "{" not in value:
         raise FleetctlError(
-            f"-o {word}: {text.strip()!r} has no braces, so it holds no path; write {{{text.strip()}}}"
+            f"-o {word}: {value.strip()!r} has no braces, so it holds no path; write {{{value.strip()}}}"
         )
-    return DocumentFormat(text=jsonpath.parse(text).text)
+    return DocumentFormat(text=jsonpath.parse(value).text)
 
 
 def _custom_columns(text: str) -> LineFormat:
     """Return the columns of `NAME:.metadata.name,NODE:.spec.node`."""
+    from fleetctl.objects import jsonpath  # noqa: PLC0415 - most formats do not need it
+
     pairs = [part.partition(":") for part in text.split(",")]
     for title, _, path in pairs:
         if not title or not path:
@@ -142,24 +138,7 @@ def _custom_columns(text: str) -> LineFormat:
                 f"-o custom-columns: {title or text!r} needs a title and a path; write TITLE:PATH separated by "
                 "commas, such as NAME:.metadata.name,NODE:.spec.node"
             )
-    return _column_format([title for title, _, _ in pairs], [path for _, _, path in pairs])
-
-
-def _columns_from_file(text: str, file: str) -> LineFormat:
-    """Return the columns of a file: a line of titles, and a line of paths."""
-    lines = [line.split() for line in text.splitlines() if line.strip()]
-    if len(lines) != 2 or len(lines[0]) != len(lines[1]):
-        raise FleetctlError(
-            f"{file}: expected a line with titles and a line with as many paths, such as "
-            "`NAME NODE` and `.metadata.name .spec.node`"
-        )
-    return _column_format(lines[0], lines[1])
-
-
-def _column_format(titles: Sequence[str], paths: Sequence[str]) -> LineFormat:
-    from fleetctl.objects import jsonpath  # noqa: PLC0415 - most formats do not need it
-
-    parsed = [jsonpath.parse_path(path) for path in paths]
+    parsed = [jsonpath.parse_path(path) for _, _, path in pairs]
 
     def row(tree: Tree) -> tuple[str, ...]:
         return tuple(
@@ -167,15 +146,7 @@ def _column_format(titles: Sequence[str], paths: Sequence[str]) -> LineFormat:
         )
 
     return LineFormat(
-        titles=lambda _: tuple(titles),
+        titles=lambda _: tuple(title for title, _, _ in pairs),
         rows=lambda trees, _: [row(tree) for tree in trees],
         essence=lambda tree, _: "\0".join(row(tree)),
     )
-
-
-def _read_template(word: str, file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise FleetctlError(f"-o {word}={file}: the file cannot be read: {reason}") from error

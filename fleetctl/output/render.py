@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -13,14 +13,6 @@ from fleetctl.output.formats import LineFormat, NameFormat
 from fleetctl.output.printers import TableOptions
 from store import object_trees
 from store.object_trees import Tree
-
-
-class WatchEvent(NamedTuple):
-    """A change of one object since it was printed."""
-
-    type: str
-    """ADDED, MODIFIED or DELETED."""
-    tree: Tree
 
 
 class ObjectRenderer:
@@ -44,7 +36,6 @@ class ObjectRenderer:
             has_managed_fields=options["show_managed_fields"],
         )
         self._headers = not options["no_headers"]
-        self._has_events = options["output_watch_events"]
         self._widths: tuple[int, ...] = ()
         self._printed: dict[str, tuple[str, Tree]] = {}
 
@@ -84,39 +75,28 @@ class ObjectRenderer:
         last = plurals.pop()
         return f"no {', '.join(plurals)} or {last} found" if plurals else f"no {last} found"
 
-    def note(self, result: QueryResult) -> None:
-        """Record the objects as printed."""
-        self._printed = {
-            object_trees.name_of(tree): (self._essence(tree, result.context), tree)
-            for tree in result.trees
-        }
-
     def changes(self, result: QueryResult) -> str:
         """Return the changes since the last call as text, with deleted objects; record the objects."""
         before = self._printed
-        self.note(result)
-        now = self._printed
+        self._printed = now = {
+            object_trees.name_of(tree): (self._essence(tree, result.context), tree)
+            for tree in result.trees
+        }
         fresh = [
-            WatchEvent("MODIFIED" if name in before else "ADDED", tree)
+            tree
             for name, (essence, tree) in now.items()
             if name not in before or before[name][0] != essence
         ]
-        gone = [
-            WatchEvent("DELETED", tree) for name, (_, tree) in before.items() if name not in now
-        ]
-        events = [*fresh, *gone]
-        return self._event_text(events, result.context) if events else ""
+        gone = [tree for name, (_, tree) in before.items() if name not in now]
+        return self._changes_text([*fresh, *gone], result.context) if fresh or gone else ""
 
-    def _event_text(self, events: Sequence[WatchEvent], context: TableContext) -> str:
-        form, trees = self._form, [event.tree for event in events]
+    def _changes_text(self, trees: Sequence[Tree], context: TableContext) -> str:
+        form = self._form
         if isinstance(form, NameFormat):
             return form.text(trees)
         if not isinstance(form, LineFormat):
             return "".join(form.before_each + form.text(tree) for tree in trees)
         rows, titles = form.rows(trees, context), form.titles(self._query.targets[0].kind.name)
-        if self._has_events:
-            rows = [(one.type, *row) for one, row in zip(events, rows, strict=True)]
-            titles = ("EVENT", *titles)
         above = titles if self._headers and not self._widths else ()
         # Never narrower than earlier lines; titles count even if they are not printed.
         self._widths = printers.widths(rows, titles, self._widths)
@@ -135,5 +115,5 @@ def _table_options(query: ObjectQuery, options: dict[str, Any]) -> TableOptions:
         is_wide=options["output"] == "wide",
         has_labels=options["show_labels"],
         label_columns=tuple(key for key in keys if key),
-        has_kind=query.has_several_kinds or options["show_kind"],
+        has_kind=query.has_several_kinds,
     )

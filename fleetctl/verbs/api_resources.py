@@ -2,6 +2,7 @@
 
 import click
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.output import printers
 from schemas.kinds import KINDS, Kind
 from store.object_trees import API_VERSION
@@ -15,7 +16,7 @@ _API_KEYS = ("apikeys", "ak", "", "ApiKey", "get,list,create,rotate,delete")
 
 
 @click.command("api-resources")
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "name"]), default="table")
+@output_option("table", "wide", "name")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 def api_resources(output: str, no_headers: bool) -> None:
     """List the kinds of objects with their short names."""

@@ -13,7 +13,7 @@ from typing_extensions import override
 from fleetctl.chat import answer_stream
 from fleetctl.chat.gateway_pool import GatewayPool, print_note
 from fleetctl.chat.load_run import Load, LoadGenerator, LoadResult
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.output import printers
@@ -118,9 +118,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--read", type=click.Path(path_type=Path), help="Show this run (-o json); measure nothing."
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @gateway_options
 def bench(
     model: str | None, compare: Path | None, read: Path | None, output: str, **options: Any

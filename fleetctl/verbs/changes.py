@@ -5,11 +5,11 @@ from contextlib import aclosing
 from typing import Any
 
 import click
-import orjson
 
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.objects.kind_args import parse_one
+from fleetctl.objects.results import list_tree, print_tree, tree_text
 from fleetctl.output import printers
 from insight.changes import (
     ChangeFilter,
@@ -21,7 +21,6 @@ from insight.changes import (
 )
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
-from manifests.yaml import parser
 from store import keys
 from store.errors import CompactedError, UnavailableError
 from store.port import Transport
@@ -55,13 +54,7 @@ secrets are not. Give the reason with --reason; for a GitSource it is the commit
 @click.option("--user", default="", help="Only changes by users with this in their name.")
 @click.option("--all", "is_all", is_flag=True, help="Show requests for a sync or a diff as well.")
 @click.option("-w", "--watch", is_flag=True, help="Print the changes, then new ones.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "yaml", "json"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "wide", "yaml", "json")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 @store_options
 def changes(about: str, since: str, user: str, output: str, **options: Any) -> None:
@@ -104,7 +97,7 @@ async def _follow(
                     has_titles = False
                     continue
                 for change in some:
-                    click.echo(_document(change_tree(change), output), nl=False)
+                    print_tree(change_tree(change), output)
 
 
 async def follow_changes(
@@ -149,19 +142,12 @@ def changes_text(
 ) -> str:
     """Return changes in the format of -o. Pure but for the age."""
     if output in ("json", "yaml"):
-        items = [change_tree(change) for change in found]
-        return _document({"apiVersion": "v1", "kind": "List", "items": items}, output)
+        return tree_text(list_tree(list(map(change_tree, found))), output)
     titles = (_WIDE if output == "wide" else _TITLES) if has_titles else ()
     rows = [
         _wide_row(change, wanted) if output == "wide" else _row(change, wanted) for change in found
     ]
     return f"{printers.align_columns(rows, titles)}\n"
-
-
-def _document(tree: Any, output: str) -> str:
-    if output == "yaml":
-        return f"{parser.dump(tree)}"
-    return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
 def _row(one: RecordedChange, wanted: ChangeFilter) -> tuple[str, ...]:

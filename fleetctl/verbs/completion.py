@@ -229,8 +229,8 @@ def _contexts(ctx: click.Context, _: str) -> list[CandidateItem]:
 
 
 def _outputs(_: click.Context, __: str) -> list[CandidateItem]:
-    templates = ("jsonpath=", "jsonpath-file=", "custom-columns=", "custom-columns-file=")
-    return [CompletionItem(one) for one in ("json", "yaml", "wide", "name", *templates)]
+    formats = ("json", "yaml", "wide", "name", "jsonpath=", "custom-columns=")
+    return [CompletionItem(format_) for format_ in formats]
 
 
 def _wait_conditions(_: click.Context, incomplete: str) -> list[CandidateItem]:

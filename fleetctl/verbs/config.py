@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from fleetctl.cli.arguments import parse_urls
+from fleetctl.cli.arguments import output_option, parse_urls
 from fleetctl.cli.contexts import (
     CONTEXTS,
     CURRENT,
@@ -26,6 +25,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
 from fleetctl.fleets.data_dir import DataDir
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from machinery import files
 from machinery.clock import SystemClock
@@ -145,7 +145,7 @@ def _configuration() -> Configuration:
 
 @config.command("get-contexts")
 @click.argument("name", nargs=-1)
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "name"]), default="table")
+@output_option("table", "wide", "name")
 @click.option("--no-headers", is_flag=True, help="Omit the header line.")
 def get_contexts(name: tuple[str, ...], output: str, no_headers: bool) -> None:
     """List the contexts; a star marks the current one. -o wide adds the gateways that the store listed last.
@@ -372,7 +372,7 @@ def delete_context(name: str) -> None:
 
 @config.command()
 @click.option("--minify", is_flag=True, help="Show the current context only.")
-@click.option("-o", "--output", type=click.Choice(["toml", "json"]), default="toml")
+@output_option("toml", "json")
 def view(minify: bool, output: str) -> None:
     """Print the configuration. It contains no secrets, because passwords and keys are in separate files."""
     configuration = _configuration()
@@ -388,7 +388,7 @@ def view(minify: bool, output: str) -> None:
         CONTEXTS: contexts,
     }
     if output == "json":
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+        print_tree(tree, "json")
         return
     document = TomlDocument()
     set_current(document, configuration.current)

@@ -9,7 +9,7 @@ import click
 from pydantic import ValidationError
 
 from fleetctl.cli.arguments import reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, store_options
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader
 from machinery.clock import SystemClock
@@ -80,11 +80,18 @@ Roles; each includes those before it:
 )
 @reason_option
 @store_options
-def apikey(name: str, **options: Any) -> None:
+async def apikey(name: str, **options: Any) -> None:
     """Create an API key and print it. The key cannot be shown again."""
     secret = api_keys.new_secret()
     made = _build_key(name, secret.hash, options, SystemClock().now())
-    run(_write(made, options))
+    async with open_store(options) as transport:
+        # Before the key is stored: afterwards nothing may prevent it from being printed.
+        warnings = await name_warnings(transport, made.models, tuple(made.model_limits))
+        if note := await api_keys.unrequired_note(transport):
+            warnings.append(f"warning: {note}")
+        await api_keys.create(transport, made)
+    for warning in warnings:
+        click.echo(warning, err=True)
     click.echo(f"apikey/{name} created. The key is shown only once:", err=True)
     click.echo(secret.text)
 
@@ -189,17 +196,6 @@ def _parse_expiry(text: str, now: datetime) -> datetime | None:
     except ValueError:
         return None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
-async def _write(key: ApiKey, options: dict[str, Any]) -> None:
-    async with open_store(options) as transport:
-        # Before the key is stored: afterwards nothing may prevent it from being printed.
-        warnings = await name_warnings(transport, key.models, tuple(key.model_limits))
-        if note := await api_keys.unrequired_note(transport):
-            warnings.append(f"warning: {note}")
-        await api_keys.create(transport, key)
-    for warning in warnings:
-        click.echo(warning, err=True)
 
 
 async def name_warnings(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, store_options
 from fleetctl.cli.errors import FleetctlError
 from insight.tickets import LoginTicket, issue_login_ticket
 from machinery import environment
@@ -28,7 +28,7 @@ from store.port import Transport
     help=f"Print a link that logs in once within {TICKET_TTL_S} seconds, and open no browser.",
 )
 @store_options
-def dashboard(*, only_url: bool, only_link: bool, **options: Any) -> None:
+async def dashboard(*, only_url: bool, only_link: bool, **options: Any) -> None:
     """Open the fleet's dashboard in a browser, logged in with the role admin.
 
     The dashboard is a process of its own, fleet-dashboard; `fleetctl up` starts one at http://127.0.0.1:4003. The
@@ -36,10 +36,6 @@ def dashboard(*, only_url: bool, only_link: bool, **options: Any) -> None:
     """
     if only_url and only_link:
         raise click.UsageError("--url and --link exclude each other")
-    run(_open(options, only_url=only_url, only_link=only_link))
-
-
-async def _open(options: dict[str, Any], *, only_url: bool, only_link: bool) -> None:
     async with open_store(options) as transport:
         id_, lease = await _find(transport)
         ticket = None

@@ -1,48 +1,44 @@
-"""The verb `fleetctl demo`: starts a fleet, deploys a model and streams a reply."""
+"""The verb `fleetctl demo`: starts a fleet, deploys a model and asks it, with the commands that a user types."""
 
 import asyncio
 import json
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import aiohttp
 import click
 from rich.console import Console
 from rich.markup import escape
 
 import examples
 from fleetctl.cli import terminal
-from fleetctl.cli.connect import data_dir_option, etcd_dir
+from fleetctl.cli.connect import data_dir_option
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.local_fleet import why_unusable
 from fleetctl.fleets.local_programs import DASHBOARD_PORT
 from fleetctl.verbs import local_context
-from fleetctl.verbs.dashboard import find_dashboard
 from machinery.clock import SystemClock
 from machinery.control_characters import make_printable
 from machinery.environment import environment_without_secrets
-from schemas.deployment import ModelDeployment
-from schemas.meta import find_condition, is_true
-from schemas.wire import headers, streams
-from store import objects
-from store.errors import StoreError
-from store.etcd.address import EtcdAddress
-from store.etcd.connect import connect
-from store.etcd.member.sockets import client_socket
-from store.port import Transport
 
 _MODEL = "SmolLM2-135M-Instruct"
 _NAME = "smollm2"
 _QUESTION = "What is the capital of France? Answer in one sentence."
-_AVAILABLE_S = 300.0
-_REPLY_S = 180.0
-_DASHBOARD_S = 30.0
+_MANIFESTS = Path(examples.__file__).parent / "quickstart"
+# A status may be left over from an earlier run; an endpoint is leased.
+_COMMANDS = (
+    ("apply", "-f", str(_MANIFESTS)),
+    ("wait", f"md/{_NAME}", "--for=condition=Available", "--timeout=5m"),
+    ("wait", "endpoints", "-l", f"fleet/deployment={_NAME}", "--for=create", "--timeout=5m"),
+    ("get", "nodes"),
+    ("get", "modeldeployments"),
+    ("chat", _NAME, "-m", _QUESTION, "--temperature", "0"),
+)
 
 
 @click.command(short_help="Start a fleet of two nodes with a small model, and chat.")
@@ -76,12 +72,9 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
         steps.say(f"a fleet already runs in {folder.path}; using it")
     fleet = existing or _start(steps, folder, port)
     try:
-        _deploy(steps, folder, fleet)
-        for kind in ("nodes", "modeldeployments"):
-            click.echo(f"$ fleetctl get {kind}")
-            _fleetctl(folder, "get", kind)
-        steps.say(f"asking {_NAME} through the gateway: {_QUESTION}")
-        asyncio.run(_chat(fleet.gateway_url))
+        for words in _COMMANDS:
+            steps.say(f"$ fleetctl {shlex.join(words)}")
+            _fleetctl(folder, *words)
         if not once:
             local_context.enter(folder)
             request = json.dumps(
@@ -94,17 +87,13 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
                 f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
                 f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}\n"
             )
-            # Print a link to the dashboard.
+            click.echo(
+                "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
+            )
             try:
-                asyncio.run(_wait_for_dashboard(folder))
-                click.echo(
-                    "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
-                )
                 _fleetctl(folder, "dashboard", "--link")
-            except FleetctlError as error:
-                click.echo(
-                    f"The dashboard is not there yet: {error}. Try `fleetctl dashboard` later."
-                )
+            except FleetctlError:
+                click.echo("The dashboard is not there yet; try `fleetctl dashboard` later.")
             return
     except BaseException:
         # A fleet that already ran is not stopped because a later step failed.
@@ -179,14 +168,6 @@ def _start(steps: StepReporter, folder: DataDir, port: int) -> FleetRecord:
     return fleet
 
 
-def _deploy(steps: StepReporter, folder: DataDir, fleet: FleetRecord) -> None:
-    manifests = Path(examples.__file__).parent / "quickstart"
-    steps.say(f"$ fleetctl apply -f examples/{manifests.name}")
-    _fleetctl(folder, "apply", "-f", str(manifests))
-    with steps.step("waiting until the deployment is Available") as step:
-        asyncio.run(_wait_available(folder, fleet.gateway_url, step))
-
-
 def _fleetctl(folder: DataDir, *words: str) -> None:
     """Run a verb as a user would."""
     command = [sys.executable, "-m", "fleetctl", *words, "--data-dir", str(folder.path)]
@@ -194,110 +175,3 @@ def _fleetctl(folder: DataDir, *words: str) -> None:
     done = subprocess.run(command, check=False, env=environment_without_secrets())
     if done.returncode != 0:
         raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with exit code {done.returncode}")
-
-
-@asynccontextmanager
-async def _store(folder: DataDir) -> AsyncIterator[Transport]:
-    """Connect to the store of the fleet in the folder. Raises FleetctlError if it fails."""
-    transport = connect(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
-    try:
-        yield transport
-    except StoreError as error:
-        raise FleetctlError(f"the store failed while waiting: {error}") from error
-    finally:
-        await transport.close()
-
-
-async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
-    clock = SystemClock()
-    deadline = clock.monotonic() + _AVAILABLE_S
-    async with _store(folder) as transport:
-        while True:
-            obj = await objects.get(transport, ModelDeployment, _NAME)
-            conditions = obj.status.conditions if obj and obj.status else ()
-            available = find_condition(conditions, "Available")
-            # Ask the gateway as well: the status may be left over from an earlier run.
-            if is_true(conditions, "Available") and obj is not None:
-                ready = await _ready_replicas(url)
-                if ready >= obj.spec.replicas:
-                    return
-            why = available.message if available is not None else "not observed yet"
-            step.detail(why)
-            if clock.monotonic() >= deadline:
-                raise FleetctlError(f"not Available after {_AVAILABLE_S:.0f} s: {why}")
-            await clock.sleep(0.2)
-
-
-async def _ready_replicas(url: str) -> int:
-    """Return how many replicas of the model the gateway can reach."""
-    timeout = aiohttp.ClientTimeout(total=5.0)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/health") as response,
-        ):
-            models = (await response.json())["models"]
-            return int(models.get(_NAME, {}).get("ready", 0))
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return 0
-
-
-async def _chat(url: str) -> None:
-    """Send one request and print the reply as it streams.
-
-    Raises:
-        FleetctlError: no reply, or an empty one.
-
-    """
-    body = {
-        "model": _NAME,
-        "messages": [{"role": "user", "content": _QUESTION}],
-        "stream": True,
-        "max_tokens": 64,
-        "temperature": 0,
-    }
-    timeout = aiohttp.ClientTimeout(total=_REPLY_S)
-    words = 0
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(f"{url}/v1/chat/completions", json=body) as response,
-        ):
-            if response.status != 200:
-                raise FleetctlError(f"the gateway refused the request: {await response.text()}")
-            node = response.headers.get(headers.NODE, "?")
-            async for text in _texts(response.content):
-                words += bool(text)
-                click.echo(text, nl=False)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise FleetctlError(f"the request failed: {type(error).__name__} {error}") from error
-    click.echo(f"\n(answered by {node})")
-    if not words:
-        raise FleetctlError("the reply was empty")
-
-
-async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
-    async for line in lines:
-        if not line.startswith(streams.DATA) or line.startswith(streams.DONE.rstrip()):
-            continue
-        event = json.loads(line.removeprefix(streams.DATA))
-        if "error" in event:
-            raise FleetctlError(f"the reply was interrupted: {event['error']['message']}")
-        for choice in event.get("choices", ()):
-            yield choice["delta"].get("content") or ""
-
-
-async def _wait_for_dashboard(folder: DataDir) -> None:
-    """Wait until the dashboard listens, which takes seconds on a slow machine. Raises FleetctlError."""
-    clock = SystemClock()
-    deadline = clock.monotonic() + _DASHBOARD_S
-    async with _store(folder) as transport:
-        while True:
-            try:
-                await find_dashboard(transport)
-            except FleetctlError:
-                if clock.monotonic() >= deadline:
-                    raise
-            else:
-                return
-            await clock.sleep(0.2)

@@ -1,14 +1,15 @@
 """The verb `fleetctl discover`: what is heard of fleets and new machines, before it is trusted."""
 
 import asyncio
-import json
 from typing import Any
 
 import click
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.discovery import suggestions
 from fleetctl.discovery.sources import make_sources, read_options, source_options
 from fleetctl.discovery.suggestions import Findings, Suggestion
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from machinery.clock import SystemClock
 
@@ -26,14 +27,7 @@ _UID_SHOWN = 8
     show_default=True,
     help="Seconds to listen on the local network.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@output_option("table", "json")
 def discover(listen_s: float, output: str, **options: Any) -> None:
     """List join ports, gateways and new machines that are heard of: seeds, local network, Tailscale.
 
@@ -43,9 +37,7 @@ def discover(listen_s: float, output: str, **options: Any) -> None:
     sources = make_sources(read_options(options, listen_s=listen_s), SystemClock())
     findings = asyncio.run(suggestions.collect(sources))
     if output == "json":
-        click.echo(
-            json.dumps({"kind": "List", "items": list(map(_tree, findings.suggestions))}, indent=2)
-        )
+        print_tree({"kind": "List", "items": list(map(_tree, findings.suggestions))}, "json")
     elif findings.suggestions:
         click.echo(
             printers.align_columns(

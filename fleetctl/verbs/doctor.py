@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
 from fleetctl.cli import errors
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.doctor import fixes, local, observe, observe_machines, report
 from fleetctl.doctor.fixes import Fix, FixContext, FixResult
 from fleetctl.fleets.dialer import open_dialer
+from fleetctl.objects.results import print_tree
 from insight import process_client
 from insight.doctor import checks, findings, machines
 from insight.doctor.findings import Finding
@@ -83,9 +84,7 @@ def _local_needs_no_fleet(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(file_okay=False, path_type=Path),
     help="With --local: folder of models (default: that of the installed agent, else ~/models).",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @click.option("--fix", "is_fix", is_flag=True, help="Carry out safe remedies, after a question.")
 @click.option("--yes", "is_yes", is_flag=True, help="With --fix: do not ask.")
 @_local_needs_no_fleet
@@ -121,7 +120,7 @@ def _print(
                 {"fix": result.name, "isDone": result.is_done, "message": result.message}
                 for result in results
             ]
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+        print_tree(tree, "json")
     else:
         click.echo(report.format_findings(found))
     if findings.count_level(found, "FAIL") or not all(result.is_done for result in results or ()):

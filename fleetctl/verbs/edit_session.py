@@ -1,6 +1,5 @@
 """Edits objects of the store as text: notes at its top, three-way merges with other writers' changes, and the write."""
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,7 @@ from pathlib import Path as pathlib_Path
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.patches import apply_merge_patch, create_merge_patch
-from fleetctl.objects.results import ResultPrinter
+from fleetctl.objects.results import ResultPrinter, list_tree, tree_text
 from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import ownership, trees
@@ -187,8 +186,7 @@ class EditSession:
         """Return the text of the objects for the editor, as yaml or json."""
         trees = list(self.bases.values())
         if form == "json":
-            whole: Tree = {"apiVersion": "v1", "kind": "List", "items": trees}
-            return json.dumps(trees[0] if len(trees) == 1 else whole, indent=2) + "\n"
+            return tree_text(trees[0] if len(trees) == 1 else list_tree(trees), form)
         return "---\n".join(parser.dump(tree) for tree in trees)
 
     def read(self, text: str, suffix: str) -> list[LoadedObject]:

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import orjson
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.objects.kind_args import parse_one
+from fleetctl.objects.results import list_tree, tree_text
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
-from manifests.yaml import parser
 from store import keys, object_trees
 from store.errors import CompactedError, ReplacedError, UnavailableError
 from store.object_trees import Tree
@@ -86,18 +86,11 @@ class EventPrinter:
                 return f"{shown}\n"
 
     def _documents(self, events: Sequence[Tree], is_stream: bool) -> str:
-        trees: Sequence[Tree] = events
-        if not is_stream:
-            trees = [{"apiVersion": "v1", "kind": "List", "items": list(events)}]
-        if self.output == "json":
-            texts = [orjson.dumps(t, option=orjson.OPT_INDENT_2).decode() + "\n" for t in trees]
-        else:
-            before = "---\n"
-            first, self.texts = self.texts, self.texts + len(trees)
-            texts = [
-                f"{before if first + number else ''}{parser.dump(tree)}"
-                for number, tree in enumerate(trees)
-            ]
+        texts = []
+        for tree in events if is_stream else [list_tree(events)]:
+            is_next_document = self.output == "yaml" and self.texts
+            texts.append(("---\n" if is_next_document else "") + tree_text(tree, self.output))
+            self.texts += 1
         return "".join(texts)
 
 
@@ -105,13 +98,7 @@ class EventPrinter:
 @click.option("--for", "about", default="", metavar="KIND/NAME", help="Only events of this object.")
 @click.option("--types", default="", metavar="TYPE,...", help="Only these types: Normal, Warning.")
 @click.option("-w", "--watch", is_flag=True, help="Print the events, then new ones.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "yaml", "json", "name"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "wide", "yaml", "json", "name")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 @store_options
 def events(about: str, types: str, watch: bool, output: str, **options: Any) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import click
 import orjson
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import run, store_options
 from fleetctl.objects.kind_schema import FieldSchema, KindSchema, find_field, schema_of
-from manifests.yaml import parser
+from fleetctl.objects.results import tree_text
 from schemas.meta import API_VERSION
 
 # As kubectl explain folds.
@@ -31,9 +32,7 @@ def explain_field(what: str, output: str, *, is_recursive: bool) -> str:
         "field": ".".join(path),
         **_field_tree(model, field, depth=99 if is_recursive else 1),
     }
-    if output == "yaml":
-        return parser.dump(tree)
-    return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
+    return tree_text(tree, output)
 
 
 def field_text(
@@ -127,13 +126,7 @@ multiplied by the weight in its title (spec.placement.profile and weights). A ru
 @click.argument("what", metavar="KIND[.FIELD...] | placement")
 @click.argument("name", nargs=-1, metavar="[NAME]")
 @click.option("--recursive", is_flag=True, help="Show all nested fields.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "yaml", "json"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "yaml", "json")
 @store_options
 def explain(what: str, name: tuple[str, ...], recursive: bool, output: str, **options: Any) -> None:
     """Describe a field of a kind, or the placement of a deployment."""

@@ -3,15 +3,14 @@
 from typing import Any
 
 import click
-import orjson
 
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects.kind_args import kind_of
+from fleetctl.objects.results import tree_text
 from insight.placement import explain_placement, placement_tree, report_text
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
-from manifests.yaml import parser
 from reconciler.deployments import snapshot
 
 
@@ -25,8 +24,4 @@ async def placement_report(name: str, output: str, options: dict[str, Any]) -> s
         raise FleetctlError(not_found_message(kind_of("md"), name, known))
     for key in fleet_snapshot.unreadable():
         click.echo(f"warning: {key} cannot be read and is ignored", err=True)
-    if output == "json":
-        return orjson.dumps(placement_tree(report), option=orjson.OPT_INDENT_2).decode() + "\n"
-    if output == "yaml":
-        return parser.dump(placement_tree(report))
-    return report_text(report)
+    return report_text(report) if output == "table" else tree_text(placement_tree(report), output)

@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import click
-import orjson
 
 from fleetctl.cli import terminal
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import run, store_options
 from fleetctl.cli.program import LazyGroup
 from fleetctl.fabric import admission
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from insight.doctor.group_admission import (
     AdmissionMember,
@@ -37,9 +38,7 @@ JACCL is not yet tested on hardware: docs/hardware.md has the first run.
 
 @click.command(help=_CHECK_HELP)
 @click.argument("group", nargs=-1, metavar="[GROUP...]")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @store_options
 def check(group: tuple[str, ...], output: str, **options: Any) -> None:
     """Check whether the Macs of each ShardGroup can work together, and name what is missing."""
@@ -47,7 +46,7 @@ def check(group: tuple[str, ...], output: str, **options: Any) -> None:
     if output == "json":
         statuses = {node.name: node.status for node in nodes if node.status is not None}
         trees = {"groups": [admission_tree(group, statuses) for group in admissions]}
-        click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
+        print_tree(trees, "json")
     elif admissions:
         click.echo("\n\n".join(admission_text(group_admission) for group_admission in admissions))
     else:

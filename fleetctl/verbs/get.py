@@ -40,7 +40,6 @@ _OPTIONS: tuple[Callable[..., Any], ...] = (
         is_flag=True,
         help="With -o yaml or json: include the owners of fields (managedFields).",
     ),
-    click.option("--show-kind", is_flag=True, help="Print names as KIND/NAME."),
     click.option("--no-headers", is_flag=True, help="Do not print column titles."),
     click.option(
         *("-L", "--label-columns"),
@@ -49,23 +48,12 @@ _OPTIONS: tuple[Callable[..., Any], ...] = (
         help="Add a column for each of these labels.",
     ),
     click.option("--show-labels", is_flag=True, help="Add a column with all labels."),
-    click.option(
-        "--output-watch-events",
-        is_flag=True,
-        help="With -w: mark each line as ADDED, MODIFIED or DELETED.",
-    ),
-    click.option("--watch-only", is_flag=True, help="As -w, but do not print existing objects."),
     click.option("-w", "--watch", is_flag=True, help="Print the objects, then their changes."),
     click.option(
         "--sort-by",
         default="",
         metavar="PATH",
         help="Sort by a field (JSONPath): .metadata.creationTimestamp.",
-    ),
-    click.option(
-        "--field-selector",
-        default="",
-        help="Select objects by field: metadata.name=x,spec.node!=y.",
     ),
     click.option(
         *("-l", "--selector"),
@@ -118,16 +106,13 @@ def get(what: tuple[str, ...], **options: Any) -> None:
         return
     object_query = query.parse(what, options)
     renderer = ObjectRenderer(object_query, options)
-    if options["watch"] or options["watch_only"]:
+    if options["watch"]:
         if object_query.has_several_kinds:
             raise click.UsageError("-w watches one kind at a time; name one kind, or remove -w")
         if any(target.kind is API_KEYS for target in object_query.targets):
             raise click.UsageError("API keys cannot be watched; remove -w")
-        is_silent = bool(options["watch_only"])
-        run(_watch(object_query, renderer, SystemClock(), options, is_silent_at_first=is_silent))
+        run(_watch(object_query, renderer, SystemClock(), options))
         return
-    if options["output_watch_events"]:
-        raise click.UsageError("--output-watch-events needs -w")
     with pause_collection():  # tens of thousands of objects live until the command ends
         _print_once(object_query, renderer, options)
 
@@ -170,12 +155,7 @@ def _print_once(
 
 
 async def _watch(
-    object_query: ObjectQuery,
-    renderer: ObjectRenderer,
-    clock: Clock,
-    options: dict[str, Any],
-    *,
-    is_silent_at_first: bool,
+    object_query: ObjectQuery, renderer: ObjectRenderer, clock: Clock, options: dict[str, Any]
 ) -> None:
     """Print the objects and then their changes until Ctrl-C; outages of the store are waited through.
 
@@ -188,10 +168,7 @@ async def _watch(
         result = await query.fetch(transport, clock, object_query)
         if result.missing:
             raise FleetctlError(result.missing[0])
-        if is_silent_at_first:
-            renderer.note(result)
-        else:
-            click.echo(renderer.changes(result), nl=False)
+        click.echo(renderer.changes(result), nl=False)
         async for _ in _changes(transport, clock, _prefixes(object_query), revision):
             try:
                 result = await query.fetch(transport, clock, object_query)

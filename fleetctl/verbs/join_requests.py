@@ -1,7 +1,6 @@
 """The verbs `fleetctl approve` and `fleetctl deny`, and `fleetctl get joinrequests`: machines that wait for an approval."""
 
 import hmac
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.discovery.suggestions import Suggestion
 from fleetctl.fleets import join_approvals
 from fleetctl.fleets.join_approvals import TITLES, WaitingMachine
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from identity import join_requests
 from identity.join_code import normalize_code
@@ -46,8 +46,8 @@ def show(names: Sequence[str], options: dict[str, Any]) -> None:
     if names:
         waiting_machines = [join_approvals.pick(waiting_machines, name) for name in names]
     if output == "json":
-        tree = {"kind": "List", "items": [machine.tree() for machine in waiting_machines]}
-        click.echo(json.dumps(tree, indent=2))
+        items = [machine.tree() for machine in waiting_machines]
+        print_tree({"kind": "List", "items": items}, "json")
         return
     if not waiting_machines:
         click.echo("No machines wait for an approval.", err=True)

@@ -1,4 +1,4 @@
-"""`fleetctl label` and `fleetctl annotate`: set, remove and list labels and annotations. Neither restarts anything."""
+"""`fleetctl label` and `fleetctl annotate`: set and remove labels and annotations. Neither restarts anything."""
 
 from collections.abc import Callable
 from itertools import takewhile
@@ -6,13 +6,11 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.connect import open_store, run
 from fleetctl.fleets import api_keys
 from fleetctl.objects import key_values, targets, writer
 from fleetctl.objects.change import change_options, run_change
 from fleetctl.objects.key_values import MetadataField
 from fleetctl.objects.selectors import selectable_labels
-from fleetctl.objects.targets import Selection
 from insight.edits import ObjectEdit
 from schemas.meta import ApiObject
 from store.port import Transport
@@ -23,7 +21,6 @@ _LABEL_HELP = """Set and remove labels of objects. Nothing is restarted.
   fleetctl label node mac-1 rack=7 site=berlin
   fleetctl label md/qwen np/studio team-
   fleetctl label nodes --all site=berlin --overwrite
-  fleetctl label node mac-1 --list
 
 A later apply keeps labels that the manifest does not mention.
 """
@@ -33,7 +30,6 @@ _ANNOTATE_HELP = """Set and remove annotations of objects: notes for people and 
   fleetctl annotate md qwen kubernetes.io/change-cause="longer context"
   fleetctl annotate md/qwen np/studio owner-
   fleetctl annotate nodes --all bought=2026 --overwrite
-  fleetctl annotate md qwen --list
 
 `fleetctl rollout history` shows kubernetes.io/change-cause with the next revision; the change after it removes it.
 """
@@ -43,7 +39,6 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments and flags of both verbs."""
     for decorator in (
         change_options("KIND NAME... KEY=VALUE... KEY-..."),
-        click.option("--list", "is_list", is_flag=True, help="List, and change nothing."),
         click.option("--overwrite", is_flag=True, help="Replace existing values."),
     ):
         command = decorator(command)
@@ -68,21 +63,15 @@ def annotate(words: tuple[str, ...], **options: Any) -> None:
 
 
 def _change_metadata(field: MetadataField, words: tuple[str, ...], options: dict[str, Any]) -> None:
-    is_list, verb = options["is_list"], "label" if field == "labels" else "annotate"
+    verb = "label" if field == "labels" else "annotate"
     what = tuple(takewhile(lambda word: not key_values.is_key_value(word), words))
     if not what and not options["files"]:
         example = "node mac-1 rack=7" if verb == "label" else "md qwen owner=anna"
         raise click.UsageError(f"which objects? Give KIND NAME..., such as: {example}")
     change = key_values.parse(words[len(what) :], field)
-    if is_list == bool(change.put or change.removed):
-        raise click.UsageError(f"{key_values.usage(field)}, or use --list")
-    key_values.refuse_writing_flags(options, is_list=is_list)
-    chosen = targets.parse_selections(
-        what, options, verb=verb, is_all=options["is_all"], is_read=is_list
-    )
-    if is_list:
-        run(_list(field, chosen, options))
-        return
+    if not (change.put or change.removed):
+        raise click.UsageError(key_values.usage(field))
+    chosen = targets.parse_selections(what, options, verb=verb, is_all=options["is_all"])
 
     def edit(obj: ApiObject) -> ApiObject | None:
         changed = key_values.with_change(obj, change, field, overwrite=options["overwrite"])
@@ -115,16 +104,3 @@ def _change_metadata(field: MetadataField, words: tuple[str, ...], options: dict
         return object_edit
 
     run_change(chosen, edit_of, options)
-
-
-async def _list(field: MetadataField, chosen: list[Selection], options: dict[str, Any]) -> None:
-    async with open_store(options) as transport:
-        objects = await targets.read_all_selected(transport, chosen)
-    for obj in objects:
-        indent = ""
-        if len(objects) > 1:
-            click.echo(f"{targets.object_ref(obj)}:")
-            indent = "  "
-        shown = selectable_labels(obj) if field == "labels" else obj.metadata.annotations
-        for key, value in sorted(shown.items()):
-            click.echo(f"{indent}{key}={value}")

@@ -231,12 +231,8 @@ async def _accesses(options: dict[str, Any]) -> list[GatewayAccess]:
 )
 @_timeout_option
 @gateway_options
-def proxy(ports: tuple[int, ...], **options: Any) -> None:
+async def proxy(ports: tuple[int, ...], **options: Any) -> None:
     """Serve the fleet at the addresses of Ollama and LM Studio."""
-    run(_proxy(ports, options))
-
-
-async def _proxy(ports: Sequence[int], options: dict[str, Any]) -> None:
     clock = SystemClock()
     accesses = await _accesses(options)
     # A wrong key or address is an error now and not in every program.

@@ -9,7 +9,7 @@ from typing import IO, Any
 import click
 
 from fleetctl.cli import terminal
-from fleetctl.cli.connect import open_store, process_options, run
+from fleetctl.cli.connect import open_store, process_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
@@ -408,7 +408,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     help="Maximum number of logs to follow at once.",
 )
 @process_options
-def logs(what: str | None, **options: Any) -> None:
+async def logs(what: str | None, **options: Any) -> None:
     """Print the log of an engine or another process."""
     # The selection that the arguments describe.
     if bool(what) == bool(options["selector"]):
@@ -446,10 +446,6 @@ def logs(what: str | None, **options: Any) -> None:
         wanted=LineFilter(text=options["grep"], about=options["about"]),
         max_followed=options["max_log_requests"] if options["follow"] else None,
     )
-    run(_logs(selection, display, options))
-
-
-async def _logs(selection: LogSelection, display: LogDisplay, options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
         sources = await find_sources(transport, selection)
         dialer = await open_dialer(options, transport)

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import click
-import orjson
 from click.core import ParameterSource
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.terminal import ProgressLine, paint
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from fleetctl.verbs import models_fleet
@@ -140,7 +141,7 @@ def _list_local(
         stored_models = store.models()
     if output == "json":
         trees = {"models": [_model_tree(model) for model in stored_models]}
-        click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
+        print_tree(trees, "json")
         return
     if not stored_models:
         click.echo(f"no models fetched into {store.root}", err=True)
@@ -192,13 +193,7 @@ A Mac that does not answer is told, and hides no other. Exit code 1: a Mac did n
 
 @models.command("list", help=_LIST_HELP)
 @click.argument("words", nargs=-1, metavar="[NAME...]")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "json", "yaml"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "wide", "json", "yaml")
 @click.option("--unused", is_flag=True, help="Only models that nothing uses.")
 @click.option("--pinned", is_flag=True, help="Only pinned models.")
 @_nodes_option

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import orjson
 
 from fleetctl.catalogue_file import current_catalogue
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from fleetctl.verbs.models_fit_catalogue import catalogue_lines
 from fleetctl.verbs.models_search import mac_memory
@@ -22,7 +23,6 @@ from insight.catalogue_fit import MacKind
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
-from manifests.yaml import parser
 from models import inspection_process, model_files
 from models.catalogue import catalogue
 from models.hub.errors import HubUnreachableError, ModelFetchError
@@ -112,13 +112,7 @@ class FitReport:
     help="Unified memory of a Mac to answer for in place of a fleet, such as 64Gi; repeatable.",
 )
 @hub_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "json", "yaml"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "wide", "json", "yaml")
 @store_options
 def fit(model: str | None, output: str, **options: Any) -> None:
     """Show which Macs and groups can serve a model, with which context and concurrency."""
@@ -132,18 +126,11 @@ def fit(model: str | None, output: str, **options: Any) -> None:
     except (OSError, ValueError) as error:
         raise FleetctlError(str(error)) from error
     if output in ("json", "yaml"):
-        _print_tree(report_tree(report), output)
+        print_tree(report_tree(report), output)
     else:
         click.echo("\n".join(report_lines(report, is_wide=output == "wide")))
     if not report.fits:
         raise click.exceptions.Exit(1)
-
-
-def _print_tree(tree: dict[str, Tree], output: str) -> None:
-    if output == "json":
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
-    else:
-        click.echo(parser.dump(tree), nl=False)
 
 
 def _fit_catalogue(output: str, options: dict[str, Any]) -> None:
@@ -154,7 +141,7 @@ def _fit_catalogue(output: str, options: dict[str, Any]) -> None:
         raise FleetctlError("no Mac has joined the fleet yet; --memory 64Gi answers without one")
     models = catalogue_fit.fit_catalogue(listed, request, kinds)
     if output in ("json", "yaml"):
-        _print_tree(catalogue_fit.catalogue_tree(listed, models), output)
+        print_tree(catalogue_fit.catalogue_tree(listed, models), output)
     else:
         is_wide = output == "wide"
         lines = catalogue_lines(listed, request.spec, kinds, models, is_wide=is_wide)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final, Literal
 
 import click
-import orjson
 
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
@@ -17,10 +16,10 @@ from fleetctl.cli.terminal import ProgressLine, confirm, paint
 from fleetctl.fleets.hub_grants import HubGrants, granted, hub_token
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
 from fleetctl.objects.model_folders import TITLES, ModelFolder, model_folders
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from machinery.clock import SystemClock
-from manifests.yaml.core_schema import dump
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import hub_settings
 from models.hub.model_hub import DEFAULT_ENDPOINT
@@ -72,7 +71,6 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     ]
     output = options["output"]
     if output in ("json", "yaml"):
-        is_yaml = output == "yaml"
         tree: dict[str, Any] = {
             "nodes": [
                 {"node": node_answer.node, "error": node_answer.problem}
@@ -97,10 +95,7 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
                 for node_answer in answers
             ]
         }
-        document = (
-            dump(tree) if is_yaml else orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
-        )
-        click.echo(document, nl=output == "json")
+        print_tree(tree, output)
     elif rows or folders:
         if rows:
             _print_table(rows, is_wide=output == "wide")

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
-import orjson
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
+from fleetctl.objects.results import print_tree
 from fleetctl.verbs.models_fleet import quantization_progress
 from machinery.clock import SystemClock
 from models import quantization
@@ -84,9 +85,7 @@ Exit code 1 if there is no result. With --no-wait, the command ends when a Mac h
 @click.option(
     "--wait/--no-wait", "waits", default=True, show_default=True, help="Wait for the result."
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @process_options
 def quantize(source: str, **options: Any) -> None:
     """Quantize a model on a Mac that has it, and wait for the result."""
@@ -108,7 +107,7 @@ def quantize(source: str, **options: Any) -> None:
         raise
     if options["output"] == "json":
         tree = {"node": node, **report.model_dump(mode="json", by_alias=True)}
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+        print_tree(tree, "json")
     elif report.result or report.is_running or options["is_cancel"]:
         click.echo(f"{node}: {report.result or report.repo} {report.phase.lower()}")
         if report.quality is not None:

@@ -3,9 +3,10 @@
 from typing import Any
 
 import click
-import orjson
 
 from fleetctl.catalogue_file import current_catalogue
+from fleetctl.cli.arguments import output_option
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from insight.catalogue_fit import entry_tree
 from manifests.trees import Tree
@@ -38,9 +39,7 @@ limit for models holds it; both are computed from the architecture. A name with 
     metavar="SIZE",
     help="Only models that fit on a Mac of this unified memory, such as 24Gi.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 def search_models(words: tuple[str, ...], memory: str | None, output: str) -> None:
     """Search a catalogue of well-known models. No hub and no fleet is asked."""
     listed = current_catalogue()
@@ -51,7 +50,7 @@ def search_models(words: tuple[str, ...], memory: str | None, output: str) -> No
     if output == "json":
         models = [_tree(entry, need) for entry, need in needs]
         tree: dict[str, Any] = {"date": listed.date.isoformat(), "models": models}
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+        print_tree(tree, "json")
         return
     if needs:
         titles = ["NAME", "PARAMETERS", "BITS", "SIZE", "CONTEXT", "LICENCE", "MEMORY", "MAC"]

@@ -4,21 +4,21 @@ from functools import partial
 from typing import Any
 
 import click
-import orjson
 
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.objects import deployments, reader
 from fleetctl.objects.change import change_options, run_action, run_change, select_of_kind
+from fleetctl.objects.results import list_tree, tree_text
 from fleetctl.objects.targets import Selection
 from fleetctl.output import printers
 from insight import edits, rollouts
 from insight.edits import ObjectEdit
 from machinery.clock import Clock, SystemClock
 from manifests import ownership
-from manifests.trees import Tree, object_tree
+from manifests.trees import object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
 from store.errors import UnavailableError
@@ -88,13 +88,7 @@ async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch
 @click.option(
     "--revision", "number", type=click.IntRange(min=1), help="Show details of this revision."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "yaml", "json"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "yaml", "json")
 @store_options
 def history(what: tuple[str, ...], number: int | None, output: str, **options: Any) -> None:
     """Show the revisions of a deployment: what its replicas ran before, and run now.
@@ -114,12 +108,8 @@ async def _history(name: str, number: int | None, output: str, options: dict[str
             revision for revision in revisions if revision.spec.revision == number
         ] or _refuse_missing_revision(revisions, name, number)
     if output != "table":
-        trees: list[Tree] = [object_tree(revision) for revision in revisions]
-        whole: Tree = {"apiVersion": "v1", "kind": "List", "items": trees}
-        tree = trees[0] if number is not None else whole
-        if output == "yaml":
-            return parser.dump(tree)
-        return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"
+        trees = [object_tree(revision) for revision in revisions]
+        return tree_text(trees[0] if number is not None else list_tree(trees), output)
     if number is not None:
         text = parser.dump(deployments.template_tree(revisions[0].spec.content))
         lines = "".join(f"  {line}\n" for line in text.splitlines())

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import click
 import msgspec
-import orjson
 
-from fleetctl.cli.arguments import parse_urls
+from fleetctl.cli.arguments import output_option, parse_urls
 from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
+from fleetctl.objects.results import list_tree, print_tree
 from fleetctl.output import printers
 from schemas.wire.metrics import REQUEST_OUTCOMES
 from schemas.wire.requests import EndedRequest, RunningRequest
@@ -55,13 +55,7 @@ class JournalQuery:
     multiple=True,
     help="Only requests with this outcome.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "json"]),
-    default="table",
-    show_default=True,
-)
+@output_option("table", "wide", "json")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 @gateway_option("Gateway to read (default: all gateways of the fleet). Can be repeated.")
 @api_key_options
@@ -87,8 +81,7 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
     else:
         found = run(_fetch_requests(named, query, options))[-last:]
     if output == "json":
-        tree = {"apiVersion": "v1", "kind": "List", "items": found}
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+        print_tree(list_tree(found), "json")
     elif found:
         table = in_flight_table if is_running else request_table
         click.echo(table(found, is_wide=output == "wide", headers=not options["no_headers"]))

@@ -1,7 +1,6 @@
 """The verb `fleetctl service`: programs of the fleet as services of this machine."""
 
 import asyncio
-import json
 import os
 import pwd
 import sys
@@ -15,6 +14,7 @@ import click
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from fleetctl.services import link_plan
 from fleetctl.services.changes import ChangeRecord
@@ -443,12 +443,8 @@ def status(*, parts: tuple[Part, ...], root: Path, is_user: bool, output: str | 
 
     service_states = asyncio.run(states())
     if output == "json":
-        click.echo(
-            json.dumps(
-                [_tree(name, installation, state) for name, state in service_states.items()],
-                indent=2,
-            )
-        )
+        trees = [_tree(name, installation, state) for name, state in service_states.items()]
+        print_tree(trees, "json")
     elif not service_states:
         click.echo("no service of the fleet is installed")
     else:

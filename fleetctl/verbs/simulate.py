@@ -10,10 +10,11 @@ from typing import Any, Literal
 import click
 from pydantic import ValidationError
 
-from fleetctl.cli.arguments import recursive_option
+from fleetctl.cli.arguments import output_option, recursive_option
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
+from fleetctl.objects.results import print_tree
 from fleetctl.simulate import fleet_file, hub_models, report, week
 from fleetctl.simulate.fleet_file import FleetFile
 from fleetctl.simulate.report import LossOutcome, SimulationStep
@@ -25,7 +26,6 @@ from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
-from manifests.yaml import parser
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from schemas.kinds import by_name
 from schemas.node import ModelGeometry
@@ -86,7 +86,7 @@ waiting time with Macs that are always on. docs/operations/simulate.md describes
     help="Instead: file with requests by hour, such as examples/simulate/week.yaml, for sleep and wake of Macs.",
 )
 @hub_endpoint_option
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table")
+@output_option("table", "json", "yaml")
 def simulate(
     files: tuple[str, ...],
     recursive: bool,
@@ -144,8 +144,7 @@ def _play_week(path: str, output: str) -> None:
     if output == "table":
         click.echo(week.results_text(results), nl=False)
         return
-    tree: Tree = {"policies": [week.result_tree(result) for result in results]}
-    click.echo(json.dumps(tree, indent=2) if output == "json" else parser.dump(tree).rstrip("\n"))
+    print_tree({"policies": [week.result_tree(result) for result in results]}, output)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,10 +166,8 @@ class _StepPrinter:
             tree["loseEach"] = [report.loss_tree(loss) for loss in losses]
             if self.output == "table":
                 click.echo(report.losses_text(losses))
-        if self.output == "json":
-            click.echo(json.dumps(tree, indent=2))
-        if self.output == "yaml":
-            click.echo(parser.dump(tree), nl=False)
+        if self.output != "table":
+            print_tree(tree, self.output)
 
 
 def _parse_added_node(text: str, number: int) -> FleetNode:

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
-import orjson
 
 from fleetctl.chat import answer_stream
 from fleetctl.chat.answer_stream import AnswerStream, GatewayAccess
 from fleetctl.chat.conversation import ChatAnswer
 from fleetctl.chat.gateway_pool import GatewayPool
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from fleetctl.verbs.chat import open_gateways
 from machinery.clock import SystemClock
@@ -91,9 +92,7 @@ class ModelCheck:
     show_default=True,
     help="Longest time without data from the gateway.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @gateway_options
 def smoke(model: str | None, max_tokens: int, output: str, **options: Any) -> None:
     """Ask each model one short question through a gateway, and show which answered."""
@@ -106,7 +105,7 @@ def smoke(model: str | None, max_tokens: int, output: str, **options: Any) -> No
     checks = [run(_check(pool, name, max_tokens)) for name in models]
     if output == "json":
         tree = {"models": [check.tree() for check in checks]}
-        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+        print_tree(tree, "json")
     else:
         click.echo(printers.align_columns([check.cells() for check in checks], _TITLES))
     failed = sum(bool(check.error) for check in checks)

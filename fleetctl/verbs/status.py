@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import click
-import orjson
 
+from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.fleets.dialer import open_dialer
+from fleetctl.objects.results import tree_text
 from fleetctl.output.printers import align_columns
 from fleetctl.output.problems import problem_text
 from fleetctl.verbs.top import Screen, open_screen
@@ -58,9 +59,7 @@ was promised, RUNNING the requests at an engine now, WAITING those that wait at 
     show_default=True,
     help="Seconds between two looks with -w.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+@output_option("text", "json")
 @process_options
 def status(*, watch: bool, interval: float, output: str, **options: Any) -> None:
     """Show the whole fleet on one screen."""
@@ -169,7 +168,7 @@ async def _read_load(id_: str, lease: GatewayLease, dialer: Dialer, bearer: str)
 def _text(found: FleetStatus, *, is_json: bool) -> str:
     if is_json:
         tree = {"apiVersion": "v1", "kind": "FleetStatus", **_tree(found)}
-        return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
+        return tree_text(tree, "json").rstrip("\n")
     return status_text(found)
 
 

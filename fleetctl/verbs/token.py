@@ -9,7 +9,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from fleetctl.cli.arguments import reason_option
+from fleetctl.cli.arguments import output_option, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, program_name
 from fleetctl.cli.program import SuggestingGroup
@@ -75,13 +75,8 @@ def token() -> None:
     metavar="HOST:PORT",
     help="Address of the join port in the printed command (default: those of the reconcilers).",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["command", "token"]),
-    default="command",
-    show_default=True,
-    help="Print the whole command for the other machine, or the token alone.",
+@output_option(
+    "command", "token", text="Print the whole command for the other machine, or the token alone."
 )
 @reason_option
 @store_options

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import click
-import orjson
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from fleetctl.cli import terminal
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
+from fleetctl.objects.results import tree_text
 from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.output import usage_tables
 from identity.dialer import Dialer
@@ -127,8 +127,7 @@ class TopQuery:
     def _text(self, rows: Sequence[Any], table: Callable[..., str]) -> str:
         if not self.is_json:
             return table(rows, headers=self.headers)
-        items = [usage.row_tree(row) for row in rows]
-        return orjson.dumps({"items": items}, option=orjson.OPT_INDENT_2).decode()
+        return tree_text({"items": [usage.row_tree(row) for row in rows]}, "json").rstrip("\n")
 
 
 @click.command(help=_HELP, short_help="Show memory, requests and tokens of nodes or models.")
@@ -147,9 +146,7 @@ class TopQuery:
     help="Interval between samples; with -w, the refresh interval.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@output_option("table", "json")
 @click.option("--no-headers", is_flag=True, help="Omit the header line.")
 @process_options
 def top(what: tuple[str, ...], watch: bool, **options: Any) -> None:

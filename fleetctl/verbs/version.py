@@ -3,18 +3,17 @@
 from typing import Any
 
 import click
-import orjson
 
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
+from fleetctl.objects.results import print_tree, tree_text
 from fleetctl.output.printers import align_columns
 from insight import version_skew
 from insight.version_skew import ComponentVersion
 from machinery.version import commit, version_with_commit
 from machinery.version import version as fleet_version
-from manifests.yaml import parser
 from store.errors import StoreError
 
 
@@ -36,7 +35,7 @@ def version(client: bool, nodes: bool, output: str | None, **options: Any) -> No
         raise click.UsageError("give either --client or --nodes")
     if client:
         tree = {"fleetctl": fleet_version()} | ({"commit": commit()} if commit() else {})
-        text = _text(tree, output) if output else f"fleetctl: {version_with_commit()}\n"
+        text = tree_text(tree, output) if output else f"fleetctl: {version_with_commit()}\n"
         click.echo(text, nl=False)
         return
     run(_print_nodes(output, options) if nodes else _print_fleet_versions(output, options))
@@ -50,7 +49,7 @@ async def _print_nodes(output: str | None, options: dict[str, Any]) -> None:
     differences = node_versions.difference_texts(found)
     if output:
         tree = {"nodes": [versions.tree() for versions in found], "differences": differences}
-        click.echo(_text(tree, output), nl=False)
+        print_tree(tree, output)
     elif not found:
         click.echo("no agent has reported: `fleetctl get nodes` shows whether there are nodes")
     else:
@@ -75,15 +74,9 @@ async def _print_fleet_versions(output: str | None, options: dict[str, Any]) -> 
         raise click.exceptions.Exit(1) from error
     warned = version_skew.warnings(versions)
     if output:
-        click.echo(_text(version_skew.tree(versions, warned), output), nl=False)
+        print_tree(version_skew.tree(versions, warned), output)
     else:
         _, *others = version_skew.lines(versions)
         click.echo("\n".join([f"fleetctl: {version_with_commit()}", *others]))
     for line in warned:
         click.echo(f"warning: {line}", err=True)
-
-
-def _text(tree: dict[str, Any], output: str) -> str:
-    if output == "yaml":
-        return parser.dump(tree)
-    return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n"

@@ -64,7 +64,6 @@ PERIODS = {
     "fleetctl/verbs/chat.py": "polls a gateway's list of models until its timeout",
     "fleetctl/verbs/run_hub_model.py": "polls the progress of a command",
     "fleetctl/verbs/delete.py": "polls the progress of a command until its timeout",
-    "fleetctl/verbs/demo.py": "polls the start of own processes",
     "fleetctl/verbs/get.py": "collects changes before it shows them",
     "fleetctl/verbs/models.py": "shows the progress of a fetch",
     "fleetctl/verbs/models_fleet.py": "polls the progress of a command",

@@ -47,34 +47,3 @@ def test_selector(text: str, matches: bool) -> None:
 def test_invalid_selectors_are_errors(text: str) -> None:
     with pytest.raises(FleetctlError, match="key=value, key!=value, key in"):
         selectors.parse_labels(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "matches"),
-    [
-        ("", True),
-        ("metadata.name=a", True),
-        ("metadata.name!=a", False),
-        ("spec.replicas==2,spec.on=true", True),
-        ("spec.on=True", False),
-        ("status.nothing=", True),
-        ("status.nothing!=x", True),
-        ("spec.replicas.deeper=1", False),
-        ("spec.path=/a=b", True),
-    ],
-)
-def test_field_selector(text: str, matches: bool) -> None:
-    tree = {"metadata": {"name": "a"}, "spec": {"replicas": 2, "on": True, "path": "/a=b"}}
-    assert all(part.holds(tree) for part in selectors.parse_fields(text)) == matches
-
-
-@pytest.mark.parametrize("text", ["a", "name=a", "spec=a", "spec.a", "spec.a>1", "spec..a=1", "=b"])
-def test_invalid_field_selectors_are_errors(text: str) -> None:
-    with pytest.raises(FleetctlError, match="write FIELD=value or FIELD!=value"):
-        selectors.parse_fields(text)
-
-
-def test_a_field_with_several_values_is_an_error() -> None:
-    (part,) = selectors.parse_fields("spec.names=a")
-    with pytest.raises(FleetctlError, match=r"spec\.names holds several values"):
-        part.holds({"spec": {"names": ["a"]}})

@@ -77,7 +77,7 @@ async def candidates_of(shell: str, line: str) -> list[tuple[str, str]]:
         pytest.param("fleetctl rollout status qu", [("whole", "quark")], id="of-a-deployment"),
         pytest.param("fleetctl explain md.spec.pla", [("whole", "md.spec.placement")], id="field"),
         pytest.param("fleetctl get md --no-h", [("whole", "--no-headers")], id="flag"),
-        pytest.param("fleetctl get md --output=js", [("whole", "json"), ("plain", "jsonpath="), ("plain", "jsonpath-file=")], id="value-of-a-flag"),
+        pytest.param("fleetctl get md --output=js", [("whole", "json"), ("plain", "jsonpath=")], id="value-of-a-flag"),
         pytest.param("fleetctl apply -f ", [("file", "")], id="file"),
         pytest.param("fleetctl get nonsense ", [], id="no-such-kind"),
         pytest.param("fleetctl get md --etcd http://127.0.0.1:1 ", [], id="no-store"),

@@ -211,13 +211,14 @@ async def _next_number(watch: Watching, transport: Transport) -> int:
 
 
 @pytest.mark.timeout(240)
-async def test_watch_only_and_an_outage_of_etcd(tmp_path: Path) -> None:
+async def test_watch_and_an_outage_of_etcd(tmp_path: Path) -> None:
     async with TcpEtcd(tmp_path) as etcd, AsyncExitStack() as stack:
         transport = connect(etcd.address)
         stack.push_async_callback(transport.close)
         await transport.commit([], pool("old", 1))
-        words = ("np", "--watch-only", "-o", 'jsonpath={.metadata.name} {.status.nodes}{"\\n"}')
+        words = ("np", "-w", "-o", 'jsonpath={.metadata.name} {.status.nodes}{"\\n"}')
         watch = await stack.enter_async_context(watching(etcd.url, *words))
+        assert (await watch.line()).split() == ["old", "1"]
         assert await _next_number(watch, transport) >= 1
         pid = etcd.supervisor.pid
         assert pid is not None
