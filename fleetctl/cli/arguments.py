@@ -30,14 +30,6 @@ selector_option = click.option(
 files_option = click.option(
     "-f", "--filename", "files", multiple=True, help="Select the objects named in these manifests."
 )
-manifests_option = click.option(
-    "-f",
-    "--filename",
-    "files",
-    multiple=True,
-    required=True,
-    help="Manifest file, folder, or - for standard input. Can be repeated.",
-)
 recursive_option = click.option(
     "-R", "--recursive", is_flag=True, help="With -f: include subfolders."
 )
@@ -108,6 +100,16 @@ def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return output(dry_run_option(command))
 
 
+def manifests_option(*, is_required: bool = True) -> Callable[..., Any]:
+    """Return the decorator for -f of verbs that read manifests."""
+    return click.option(
+        *("-f", "--filename", "files"),
+        multiple=True,
+        required=is_required,
+        help="Manifest file, folder, or - for standard input. Can be repeated.",
+    )
+
+
 def output_option(*formats: str, text: str | None = None) -> Callable[..., Any]:
     """Return the decorator for -o with these formats; the first is the default."""
     return click.option(
@@ -117,6 +119,11 @@ def output_option(*formats: str, text: str | None = None) -> Callable[..., Any]:
         show_default=True,
         help=text,
     )
+
+
+def timeout_option(default: str, text: str) -> Callable[..., Any]:
+    """Return the decorator for --timeout, a duration."""
+    return click.option("--timeout", default=default, show_default=True, help=text)
 
 
 def tree_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

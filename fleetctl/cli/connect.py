@@ -49,6 +49,17 @@ def store_options(command: Command) -> Command:
     )
 
 
+def with_store(command: Command) -> Command:
+    """Add `store_options`; the command, a coroutine function, gets the open store as its first argument."""
+
+    @wraps(command)
+    async def with_transport(*args: Any, **options: Any) -> None:
+        async with open_store(options) as transport:
+            await command(transport, *args, **options)
+
+    return store_options(with_transport)
+
+
 def process_options(command: Command) -> Command:
     """Add `store_options` and --gateway-ca, for commands that connect to the fleet's processes.
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import click
 
 from fleetctl.cli import arguments
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of, parse_names
 from fleetctl.objects.results import ResultPrinter
@@ -27,7 +27,7 @@ EditOf: TypeAlias = Callable[[Transport, Any], Awaitable[ObjectEdit[Any]]]
 
 
 def change_options(metavar: str, *, is_of_one_kind: bool = False) -> Callable[..., Any]:
-    """Return the decorator with the arguments and flags of a verb that changes objects.
+    """Return the decorator with the arguments and flags of a verb that changes objects, and the open store.
 
     A verb for one kind takes names without the kind, and no files.
     """
@@ -38,7 +38,7 @@ def change_options(metavar: str, *, is_of_one_kind: bool = False) -> Callable[..
         arguments.all_option,
         *(() if is_of_one_kind else of_any_kind),
         arguments.result_options,
-        store_options,
+        with_store,
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,26 +68,16 @@ def select_of_kind(
     return [targets.selection(of, names, labels=labels, is_all=is_all)]
 
 
-def run_change(
-    chosen: Sequence[Selection], change: ObjectEdit[Any] | EditOf, options: dict[str, Any]
+async def take_action(
+    transport: Transport, verb: Verb, chosen: Sequence[Selection], options: dict[str, Any]
 ) -> None:
-    """Change the selected objects, and print a line for each. Raises as `change_objects`."""
-
-    async def change_all() -> None:
-        async with open_store(options) as transport:
-            await change_objects(transport, chosen, change, options)
-
-    run(change_all())
-
-
-def run_action(verb: Verb, chosen: Sequence[Selection], options: dict[str, Any]) -> None:
     """Take an action on the selected objects, and print a line for each. Raises as `change_objects`."""
 
     async def edit_of(transport: Transport, obj: Any) -> ObjectEdit[Any]:
         action = Action(verb=verb, name=obj.name, revision=options.get("revision"))
         return await actions.edit_of(transport, SystemClock(), obj, action)
 
-    run_change(chosen, edit_of, options)
+    await change_objects(transport, chosen, edit_of, options)
 
 
 async def change_objects(

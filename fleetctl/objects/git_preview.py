@@ -10,6 +10,7 @@ from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import targets
+from fleetctl.objects.polling import poll
 from fleetctl.objects.targets import Selection
 from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree
@@ -18,8 +19,6 @@ from store import objects
 from store.errors import NotFoundError, UnavailableError
 from store.mutate import mutate
 from store.port import Transport
-
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,31 +74,25 @@ def preview_tree(found: NamedPreview) -> dict[str, Tree]:
 async def _request(transport: Transport, clock: Clock, name: str, deadline: float) -> SourcePreview:
     """Request a preview and return it; the request is removed afterwards, and the reconciler removes the preview."""
     request = secrets.token_hex(4)
+
+    async def look() -> SourcePreview | None:
+        source = await objects.get(transport, GitSource, name)
+        if source is None:
+            raise FleetctlError(f"gitsource/{name} is gone: it was deleted meanwhile")
+        preview = source.status.preview if source.status is not None else None
+        return preview if preview is not None and preview.request == request else None
+
     await mutate(transport, clock, GitSource, name, lambda now: _with_request(now, request))
     try:
-        while True:
-            source_preview = await _answer(transport, name, request)
-            if source_preview is not None:
-                return source_preview
-            if clock.monotonic() >= deadline:
-                raise FleetctlError(
-                    f"gitsource/{name} was not compared in time: check that a reconciler runs, for example with "
-                    "`fleetctl doctor`"
-                )
-            await clock.sleep(_POLL_S)
+        preview = await poll(look, clock, deadline - clock.monotonic())
     finally:
         await _withdraw(transport, clock, name, request)
-
-
-async def _answer(transport: Transport, name: str, request: str) -> SourcePreview | None:
-    try:
-        source = await objects.get(transport, GitSource, name)
-    except UnavailableError:
-        return None
-    if source is None:
-        raise FleetctlError(f"gitsource/{name} is gone: it was deleted meanwhile")
-    preview = source.status.preview if source.status is not None else None
-    return preview if preview is not None and preview.request == request else None
+    if preview is None:
+        raise FleetctlError(
+            f"gitsource/{name} was not compared in time: check that a reconciler runs, for example with "
+            "`fleetctl doctor`"
+        )
+    return preview
 
 
 async def _withdraw(transport: Transport, clock: Clock, name: str, request: str) -> None:

@@ -74,16 +74,8 @@ def parse_selections(
     if options["files"]:
         if words or labels or is_all:
             raise click.UsageError("give names, or files with -f, but not both")
-        found: dict[str, list[str]] = {}
-        try:
-            loaded = load_objects(
-                options["files"], recursive=options["recursive"], stdin=sys.stdin.buffer
-            )
-        except ManifestErrors as error:
-            raise FleetctlError(f"nothing was changed:\n{error}") from error
-        for item in loaded:
-            found.setdefault(item.obj.kind, []).append(item.obj.name)
-        return [selection(_writable_kind(kind, verb), names) for kind, names in found.items()]
+        found = targets_in_files(options["files"], recursive=options["recursive"])
+        return [selection(_writable_kind(kind.name, verb), names) for kind, names in found]
     if options.get("recursive"):
         raise click.UsageError("-R applies to the folders of -f; give -f as well")
     if not words:
@@ -133,12 +125,11 @@ def targets_in_files(files: Sequence[str], *, recursive: bool) -> tuple[Target, 
     try:
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
     except ManifestErrors as error:
-        raise FleetctlError(str(error)) from error
+        raise FleetctlError(f"no object is selected:\n{error}") from error
     names: dict[str, list[str]] = {}
     for item in loaded:
         names.setdefault(item.obj.kind, []).append(item.obj.name)
-    found = [(kinds.by_name(kind), tuple(some)) for kind, some in names.items()]
-    return tuple(Target(kind=kind, names=some) for kind, some in found if kind is not None)
+    return tuple(Target(kind=kind_of(kind), names=tuple(some)) for kind, some in names.items())
 
 
 def parse_node_names(words: Sequence[str]) -> list[str]:

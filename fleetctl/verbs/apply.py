@@ -7,12 +7,17 @@ from typing import Any
 
 import click
 
-from fleetctl.cli import terminal
-from fleetctl.cli.arguments import parse_duration, recursive_option, result_options, tree_option
+from fleetctl.cli import arguments, terminal
+from fleetctl.cli.arguments import (
+    parse_duration,
+    result_options,
+    timeout_option,
+    tree_option,
+)
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.objects import git_preview, git_warnings, selectors, targets
-from fleetctl.objects.change import run_change
+from fleetctl.objects.change import change_objects
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.objects.results import ResultPrinter, tree_text
 from insight.deployment_warnings import deployment_warnings
@@ -37,13 +42,8 @@ from store.port import Transport
 _IS_NAME = re.compile(NAME_PATTERN)
 
 _OPTIONS = (
-    click.option(
-        "-f",
-        "--filename",
-        "files",
-        multiple=True,
-        help="Manifest file, folder, or - for standard input. Can be repeated.",
-    ),
+    arguments.manifests_option(is_required=False),
+    arguments.recursive_option,
     click.option(
         "-l",
         "--selector",
@@ -83,7 +83,7 @@ _OPTIONS = (
 
 def apply_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags of apply and diff: manifests, field manager and pruning."""
-    for option in reversed((*_OPTIONS[:1], recursive_option, *_OPTIONS[1:])):
+    for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
@@ -126,7 +126,12 @@ def apply(words: tuple[str, ...], **options: Any) -> None:
         chosen = targets.parse_selections(words, options, verb="release", is_all=None)
         unchanged = f"has no fields of {manager}"
         change = ObjectEdit(edit=release, manager=None, done="released", unchanged=unchanged)
-        run_change(chosen, change, options)
+
+        async def release_all() -> None:
+            async with open_store(options) as transport:
+                await change_objects(transport, chosen, change, options)
+
+        run(release_all())
         return
     if words:
         raise click.UsageError(
@@ -286,7 +291,7 @@ Exit code 0: no changes; 1: changes; more than 1: an error.
 @click.command(help=_DIFF_HELP)
 @click.argument("words", nargs=-1, metavar="[gs/NAME...]")
 @apply_options
-@click.option("--timeout", default="2m", show_default=True, help="For gs/NAME: time limit.")
+@timeout_option("2m", "For gs/NAME: time limit.")
 @tree_option("Print the changes for programs.")
 @store_options
 def diff(words: tuple[str, ...], **options: Any) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from fleetctl.chat import answer_stream
 from fleetctl.chat.gateway_pool import GatewayPool, print_note
 from fleetctl.chat.load_run import Load, LoadGenerator, LoadResult
-from fleetctl.cli.arguments import output_option, parse_duration
+from fleetctl.cli.arguments import output_option, parse_duration, timeout_option
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.output import printers
@@ -108,12 +108,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
     show_default=True,
     help="After this time no further combination is begun.",
 )
-@click.option(
-    "--timeout",
-    default="5m",
-    show_default=True,
-    help="Longest time without data from the gateway.",
-)
+@timeout_option("5m", "Longest time without data from the gateway.")
 @click.option("--compare", type=click.Path(path_type=Path), help="An earlier run (-o json).")
 @click.option(
     "--read", type=click.Path(path_type=Path), help="Show this run (-o json); measure nothing."

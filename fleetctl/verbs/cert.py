@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import parse_duration, reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.fleets import certificates
@@ -17,9 +17,11 @@ from identity import authority_exchange
 from identity.authority import AuthorityError, load_authorities
 from identity.authority_exchange import ExchangeError
 from identity.authority_folder import AuthorityFolder
+from identity.names import Identity
 from identity.signer import IssueError, revoke
 from machinery.clock import SystemClock
 from schemas.trust import MAX_PEM
+from store.port import Transport
 
 _NAME = click.argument("name", metavar="ROLE/NAME")
 
@@ -30,56 +32,45 @@ def cert() -> None:
 
 
 @cert.command("list")
-@store_options
-def list_(**options: Any) -> None:
+@with_store
+async def list_(transport: Transport, **_: Any) -> None:
     """List current certificates, requests that wait, and revoked certificates."""
-    rows = run(_list(options))
+    rows = await certificates.list_certificates(transport, SystemClock().now())
     if not rows:
         click.echo("no certificate was issued yet", err=True)
         return
     click.echo(printers.align_columns([row.cells() for row in rows], certificates.TITLES))
 
 
-async def _list(options: dict[str, Any]) -> list[certificates.CertificateRow]:
-    async with open_store(options) as transport:
-        return await certificates.list_certificates(transport, SystemClock().now())
-
-
 @cert.command()
 @_NAME
-@store_options
-def describe(name: str, **options: Any) -> None:
+@with_store
+async def describe(transport: Transport, name: str, **_: Any) -> None:
     """Show the certificate of one process."""
-    click.echo(printers.align_columns(run(_describe(name, options))))
+    identity = await _identity(transport, name)
+    rows = await certificates.describe(transport, identity, SystemClock().now())
+    click.echo(printers.align_columns(rows))
 
 
-async def _describe(name: str, options: dict[str, Any]) -> list[tuple[str, str]]:
-    async with open_store(options) as transport:
-        fleet = await certificates.read_fleet(transport)
-        identity = certificates.parse_name(name, fleet.fleet)
-        return await certificates.describe(transport, identity, SystemClock().now())
+async def _identity(transport: Transport, name: str) -> Identity:
+    fleet = await certificates.read_fleet(transport)
+    return certificates.parse_name(name, fleet.fleet)
 
 
 @cert.command("revoke")
 @_NAME
 @click.option("--reason", default="", metavar="TEXT", help="Reason to record, such as stolen.")
-@store_options
-def revoke_(name: str, reason: str, **options: Any) -> None:
+@with_store
+async def revoke_(transport: Transport, name: str, reason: str, **_: Any) -> None:
     """Revoke all certificates of a process, and free its name.
 
     New connections are refused within a second, and open ones are closed within five. The process joins again with a
     token for its name. `fleetctl delete node` also deletes the node and its user of etcd.
     """
-    serial = run(_revoke(name, reason, options))
+    identity = await _identity(transport, name)
+    await certificates.read_issued(transport, identity)
+    serial = await revoke(transport, SystemClock(), identity, reason[:200])
     click.echo(f"{name} revoked (serial {serial})")
-
-
-async def _revoke(name: str, reason: str, options: dict[str, Any]) -> str:
-    async with open_store(options) as transport:
-        fleet = await certificates.read_fleet(transport)
-        identity = certificates.parse_name(name, fleet.fleet)
-        await certificates.read_issued(transport, identity)
-        return await revoke(transport, SystemClock(), identity, reason[:200])
 
 
 @cert.command("rotate-authority")
@@ -99,9 +90,15 @@ async def _revoke(name: str, reason: str, options: dict[str, Any]) -> str:
     help="With --activate: the time that processes have had to learn the new authority.",
 )
 @reason_option
-@store_options
-def rotate_authority(
-    authority_dir: Path, settle: str, *, activate: bool, finish: bool, **options: Any
+@with_store
+async def rotate_authority(
+    transport: Transport,
+    authority_dir: Path,
+    settle: str,
+    *,
+    activate: bool,
+    finish: bool,
+    **_: Any,
 ) -> None:
     """Exchange the authority for a new one, in three steps, while everything runs.
 
@@ -114,68 +111,56 @@ def rotate_authority(
         raise click.UsageError("--activate and --finish are different steps; give one of them")
     folder = AuthorityFolder(authority_dir.expanduser().absolute())
     wait = timedelta(seconds=parse_duration(settle))
-    step = "activate" if activate else "finish" if finish else "begin"
-    try:
-        said = run(_rotate(folder, step, wait, options))
-    except (ExchangeError, AuthorityError) as error:
-        raise FleetctlError(str(error)) from error
-    click.echo(said)
-
-
-async def _rotate(
-    folder: AuthorityFolder, step: str, settle: timedelta, options: dict[str, Any]
-) -> str:
     clock = SystemClock()
-    async with open_store(options) as transport:
-        if step == "begin":
+    try:
+        if activate:
+            fleet = await authority_exchange.activate(transport, clock, folder, wait)
+            new = load_authorities(fleet.authorities)[0]
+            text = (
+                "signs now; processes get new certificates within minutes\n"
+                "next: run the command again with --finish"
+            )
+        elif finish:
+            fleet = await authority_exchange.finish(transport, clock)
+            (new,) = load_authorities(fleet.authorities)
+            folder.promote()
+            text = "is the only one; the old one's key was deleted here"
+        else:
             fleet = await authority_exchange.begin(transport, clock, folder)
             new = load_authorities(fleet.authorities)[-1]
-            return (
-                f"new authority {certificates.authority_hash(new)} is trusted beside the old one\n"
+            text = (
+                "is trusted beside the old one\n"
                 f"next: copy next.pem and next.key in {folder.path} to the other Macs with an authority folder, restart "
                 "the members of etcd one after the other, and run the command again with --activate"
             )
-        if step == "activate":
-            fleet = await authority_exchange.activate(transport, clock, folder, settle)
-            new = load_authorities(fleet.authorities)[0]
-            return (
-                f"authority {certificates.authority_hash(new)} signs now; processes get new certificates within "
-                "minutes\nnext: run the command again with --finish"
-            )
-        fleet = await authority_exchange.finish(transport, clock)
-        (new,) = load_authorities(fleet.authorities)
-        folder.promote()
-        return f"authority {certificates.authority_hash(new)} is the only one; the old one's key was deleted here"
+    except (ExchangeError, AuthorityError) as error:
+        raise FleetctlError(str(error)) from error
+    is_first = not (activate or finish)
+    click.echo(f"{'new ' if is_first else ''}authority {certificates.authority_hash(new)} {text}")
 
 
 @cert.command()
 @_NAME
-@store_options
-def csr(name: str, **options: Any) -> None:
+@with_store
+async def csr(transport: Transport, name: str, **_options: Any) -> None:
     """Print the request of a process for its next certificate (PKCS#10), for an external authority."""
-    click.echo(run(_csr(name, options)), nl=False)
-
-
-async def _csr(name: str, options: dict[str, Any]) -> str:
-    async with open_store(options) as transport:
-        fleet = await certificates.read_fleet(transport)
-        identity = certificates.parse_name(name, fleet.fleet)
-        asked, _ = await certificates.read_request(transport, identity)
-        return asked.request
+    request, _ = await certificates.read_request(transport, await _identity(transport, name))
+    click.echo(request.request, nl=False)
 
 
 @cert.command()
 @_NAME
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
-@store_options
-def install(name: str, file: Path, **options: Any) -> None:
+@with_store
+async def install(transport: Transport, name: str, file: Path, **_: Any) -> None:
     """Answer the request of a process with the certificate in FILE (PEM; - for stdin), signed by an external authority.
 
     Intermediate authorities follow in the same file. Before it is accepted, key, names, use, time and chain are
     checked: `fleetctl cert csr ROLE/NAME` prints a request with the right names.
     """
+    chain, identity = _read(file), await _identity(transport, name)
     try:
-        serial = run(_install(name, _read(file), options))
+        serial = await certificates.install(transport, SystemClock(), identity, chain)
     except (AuthorityError, IssueError) as error:
         raise FleetctlError(f"{file}: {error}") from error
     click.echo(f"certificate {serial} of {name} installed; the process takes it within minutes")
@@ -189,10 +174,3 @@ def _read(file: Path) -> str:
         raise FleetctlError(f"{file} is not text; expected a certificate in PEM") from error
     except OSError as error:
         raise FleetctlError(f"{file} cannot be read: {error.strerror}") from error
-
-
-async def _install(name: str, chain: str, options: dict[str, Any]) -> str:
-    async with open_store(options) as transport:
-        fleet = await certificates.read_fleet(transport)
-        identity = certificates.parse_name(name, fleet.fleet)
-        return await certificates.install(transport, SystemClock(), identity, chain)

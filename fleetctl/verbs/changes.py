@@ -1,14 +1,15 @@
 """`fleetctl changes`: changes of objects with author, revisions, differences and reason."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
 import click
 
 from fleetctl.cli.arguments import output_option, parse_duration
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.objects.kind_args import parse_one
+from fleetctl.objects.polling import follow
 from fleetctl.objects.results import list_tree, print_tree, tree_text
 from fleetctl.output import printers
 from insight.changes import (
@@ -19,13 +20,10 @@ from insight.changes import (
     object_text,
     select_changes,
 )
-from machinery.backoff import Backoff, Retries
-from machinery.clock import Clock, SystemClock
+from machinery.clock import SystemClock
 from store import keys
-from store.errors import CompactedError, UnavailableError
 from store.port import Transport
 
-_BACKOFF = Backoff(first_s=0.2, limit_s=4.0)
 _TITLES = ("AGE", "USER", "CHANGE", "REASON")
 _WIDE = ("TIME", "USER", "ACCOUNT", "COMMAND", "FROM", "TO", "CHANGE", "REASON")
 _SHOWN = 3
@@ -56,85 +54,37 @@ secrets are not. Give the reason with --reason; for a GitSource it is the commit
 @click.option("-w", "--watch", is_flag=True, help="Print the changes, then new ones.")
 @output_option("table", "wide", "yaml", "json")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
-@store_options
-def changes(about: str, since: str, user: str, output: str, **options: Any) -> None:
+@with_store
+async def changes(
+    transport: Transport, about: str, since: str, user: str, output: str, **options: Any
+) -> None:
     """Show changes of objects with their authors and reasons, the latest last."""
     kind, name = "", ""
     if about:
         found, name = parse_one((about,))
         kind = found.name
-    since_s = SystemClock().now().timestamp() - parse_duration(since) if since else 0.0
+    clock, is_table = SystemClock(), output in ("table", "wide")
+    since_s = clock.now().timestamp() - parse_duration(since) if since else 0.0
     wanted = ChangeFilter(
         kind=kind, name=name, user=user, since_s=since_s, has_requests=options["is_all"]
     )
     has_titles = not options["no_headers"]
-    if options["watch"]:
-        run(_follow(wanted, output, options, has_titles=has_titles))
+    if not options["watch"]:
+        recorded = await list_changes(transport, wanted)
+        if recorded or not is_table:
+            click.echo(changes_text(recorded, wanted, output, has_titles=has_titles), nl=False)
+        else:
+            click.echo("no changes found", err=True)
         return
-    run(_list(wanted, output, options, has_titles=has_titles))
-
-
-async def _list(
-    wanted: ChangeFilter, output: str, options: dict[str, Any], *, has_titles: bool
-) -> None:
-    async with open_store(options) as transport:
-        recorded_changes = await list_changes(transport, wanted)
-    if not recorded_changes and output in ("table", "wide"):
-        click.echo("no changes found", err=True)
-        return
-    click.echo(changes_text(recorded_changes, wanted, output, has_titles=has_titles), nl=False)
-
-
-async def _follow(
-    wanted: ChangeFilter, output: str, options: dict[str, Any], *, has_titles: bool
-) -> None:
-    async with open_store(options) as transport:
-        stream = follow_changes(transport, SystemClock(), wanted)
-        async with aclosing(stream) as generator:
-            async for some in generator:
-                if output in ("table", "wide"):
-                    click.echo(changes_text(some, wanted, output, has_titles=has_titles), nl=False)
-                    has_titles = False
-                    continue
-                for change in some:
-                    print_tree(change_tree(change), output)
-
-
-async def follow_changes(
-    transport: Transport, clock: Clock, wanted: ChangeFilter
-) -> AsyncGenerator[list[RecordedChange]]:
-    """Yield the wanted changes, then each new one, without end; outages of the store are waited through.
-
-    Raises:
-        UnavailableError: the store did not answer the first time.
-
-    """
-    revision = 0
-    seen = 0
-    retries = Retries(_BACKOFF, clock)
-    while True:
-        try:
-            if not revision:
-                listing = await transport.list(keys.CHANGE_PREFIX)
-                missed = [item for item in listing.items if item.mod_revision > seen]
-                revision = listing.revision
-                if recorded_changes := select_changes(missed, wanted):
-                    yield recorded_changes
-                seen = revision
-            watch = transport.watch(keys.CHANGE_PREFIX, after_revision=revision)
-            async with aclosing(watch) as batches:
-                async for batch in batches:
-                    retries.reset()
-                    items = [change.now for change in batch.changes if change.now is not None]
-                    if recorded_changes := select_changes(items, wanted):
-                        yield recorded_changes
-                    revision = seen = batch.revision
-        except CompactedError:
-            revision = 0
-        except UnavailableError:
-            if not seen:
-                raise
-            await retries.wait()
+    async with aclosing(follow(transport, clock, keys.CHANGE_PREFIX)) as batches:
+        async for items in batches:
+            recorded = select_changes(items, wanted)
+            if recorded and is_table:
+                click.echo(changes_text(recorded, wanted, output, has_titles=has_titles), nl=False)
+                has_titles = False
+                continue
+            for change in recorded:
+                print_tree(change_tree(change), output)
 
 
 def changes_text(

@@ -15,7 +15,7 @@ from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.chat.conversation import ChatSettings, Conversation
 from fleetctl.chat.gateway_pool import GatewayPool
 from fleetctl.chat.session import ChatSession, LinePrompt
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, timeout_option
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import source_option
@@ -64,12 +64,7 @@ _OPTIONS: tuple[Callable[..., Any], ...] = (
         envvar="FLEET_CHAT_HISTORY",
         help="File for the input history.",
     ),
-    click.option(
-        "--timeout",
-        default="5m",
-        show_default=True,
-        help="Longest time without data from the gateway.",
-    ),
+    timeout_option("5m", "Longest time without data from the gateway."),
     click.option("--stats", is_flag=True, help="Print statistics of each answer on stderr."),
     click.option(
         "--max-tokens", type=click.IntRange(min=1), help="Maximum length of an answer, in tokens."

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from fleetctl.objects.change import change_options, run_action, select_of_kind
+from fleetctl.objects.change import change_options, select_of_kind, take_action
+from store.port import Transport
 
 _HELP = """Stop placing new replicas on nodes. Running replicas stay.
 
@@ -18,16 +19,16 @@ _HELP = """Stop placing new replicas on nodes. Running replicas stay.
 
 @click.command(help=_HELP)
 @change_options("NODE...", is_of_one_kind=True)
-def cordon(words: tuple[str, ...], **options: Any) -> None:
+async def cordon(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Stop placing new replicas on nodes. Running replicas stay."""
-    run_action("cordon", select_of_kind(words, "nodes", options), options)
+    await take_action(transport, "cordon", select_of_kind(words, "nodes", options), options)
 
 
 @click.command(short_help="Enable placement on nodes again.")
 @change_options("NODE...", is_of_one_kind=True)
-def uncordon(words: tuple[str, ...], **options: Any) -> None:
+async def uncordon(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Enable placement on nodes again, after `fleetctl cordon` or `fleetctl drain`.
 
     Replicas that were moved away do not return; new replicas may be placed on the nodes.
     """
-    run_action("uncordon", select_of_kind(words, "nodes", options), options)
+    await take_action(transport, "uncordon", select_of_kind(words, "nodes", options), options)

@@ -8,7 +8,12 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from fleetctl.cli.arguments import manager_option, recursive_option, result_options
+from fleetctl.cli.arguments import (
+    manager_option,
+    manifests_option,
+    recursive_option,
+    result_options,
+)
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.spellings import KIND_SYNONYMS
@@ -71,9 +76,7 @@ class _KindGroup(click.Group):
     invoke_without_command=True,
     subcommand_metavar="[KIND NAME [OPTIONS]]",
 )
-@click.option(
-    "-f", "--filename", "files", multiple=True, help="File, folder or - for standard input."
-)
+@manifests_option(is_required=False)
 @recursive_option
 @manager_option
 @result_options

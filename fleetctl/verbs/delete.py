@@ -7,27 +7,25 @@ from typing import Any
 import click
 
 from fleetctl.cli import arguments
-from fleetctl.cli.arguments import dry_run_option, parse_duration
+from fleetctl.cli.arguments import dry_run_option, parse_duration, timeout_option
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
 from fleetctl.objects import git_warnings, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS
+from fleetctl.objects.polling import poll
+from fleetctl.objects.results import ResultPrinter
 from fleetctl.objects.targets import Selection
 from machinery.clock import Clock, SystemClock
 from manifests import apply_sets, ownership
 from manifests import delete as deleting
 from manifests.errors import InUseError, NotFoundError, WriteRefusedError
 from schemas import kinds
-from schemas.kinds import Kind
 from schemas.meta import ApiObject, ObjectKey
 from schemas.node import Node
 from store import objects
 from store.errors import UndecodableError
 from store.port import Transport
-
-_POLL_S = 0.1
-_DRY_RUN_SUFFIXES = {"client": " (dry run)", "server": " (server dry run)"}
 
 
 @click.command()
@@ -49,7 +47,7 @@ _DRY_RUN_SUFFIXES = {"client": " (dry run)", "server": " (server dry run)"}
     default=None,
     help="Wait until the objects are gone (default, except with --cascade=background).",
 )
-@click.option("--timeout", default="5m", show_default=True, help="How long to wait.")
+@timeout_option("5m", "How long to wait.")
 @click.option("--ignore-not-found", is_flag=True, help="Ignore objects that do not exist.")
 @click.option("-o", "--output", type=click.Choice(["name"]), help="Print names only.")
 @click.option(
@@ -203,9 +201,7 @@ def _is_ignored(error: Exception, options: dict[str, Any]) -> bool:
 
 
 def _print_result(key: ObjectKey, done: str, options: dict[str, Any]) -> None:
-    name = f"{key.kind.lower()}/{key.name}"
-    more = _DRY_RUN_SUFFIXES.get(options["dry_run"], "")
-    click.echo(name if options["output"] == "name" else f"{name} {done}{more}")
+    ResultPrinter.of(options).print_deleted(f"{key.kind.lower()}/{key.name}", done)
 
 
 async def _selected_keys(transport: Transport, chosen: Sequence[Selection]) -> list[ObjectKey]:
@@ -264,21 +260,17 @@ async def _preview(
 async def _wait_gone(
     transport: Transport, marked: ApiObject, clock: Clock, timeout_s: float
 ) -> None:
-    kind, name = marked.kind, marked.name
-    found = kinds.by_name(kind)
-    assert found is not None
-    deadline = clock.monotonic() + timeout_s
-    while await _is_there(transport, found, marked):
-        if clock.monotonic() >= deadline:
-            raise FleetctlError(
-                f"{kind.lower()}/{name} is marked for deletion but not gone after {timeout_s:g} s. It is removed when "
-                "its engines have ended. Check that a reconciler and the node agents run; "
-                f"`fleetctl describe {kind.lower()}/{name}` shows details"
-            )
-        await clock.sleep(_POLL_S)
+    ref = targets.object_ref(marked)
 
+    async def look() -> bool | None:
+        current = await objects.get(transport, type(marked), marked.name)
+        # A new replica may have the same name.
+        is_there = current is not None and current.metadata.uid == marked.metadata.uid
+        return None if is_there else True
 
-async def _is_there(transport: Transport, kind: Kind, marked: ApiObject) -> bool:
-    """Return whether this object still exists; a new replica may have the same name."""
-    current = await objects.get(transport, kind.type, marked.name)
-    return current is not None and current.metadata.uid == marked.metadata.uid
+    if await poll(look, clock, timeout_s) is None:
+        raise FleetctlError(
+            f"{ref} is marked for deletion but not gone after {timeout_s:g} s. It is removed when "
+            "its engines have ended. Check that a reconciler and the node agents run; "
+            f"`fleetctl describe {ref}` shows details"
+        )

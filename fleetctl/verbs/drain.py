@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fleetctl.cli import arguments
-from fleetctl.cli.arguments import parse_duration, reason_option
+from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.objects import reader, targets, writer
@@ -50,9 +50,7 @@ waits until no replica is assigned to the nodes. Ctrl-C ends the wait, not the d
 @click.command(help=_HELP, short_help="Move all replicas away from nodes, and place no new ones.")
 @click.argument("nodes", nargs=-1, metavar="NODE...")
 @arguments.selector_option
-@click.option(
-    "--timeout", default="5m", show_default=True, help="Time limit of the wait; 0 means no limit."
-)
+@timeout_option("5m", "Time limit of the wait; 0 means no limit.")
 @click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the drain is complete."
 )

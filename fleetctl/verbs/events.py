@@ -1,6 +1,6 @@
 """`fleetctl events`: prints the events of the last hour; with -w as they arrive."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,20 +9,18 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import output_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.objects.kind_args import parse_one
+from fleetctl.objects.polling import follow
 from fleetctl.objects.results import list_tree, tree_text
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
-from machinery.backoff import Backoff, Retries
-from machinery.clock import Clock, SystemClock
+from machinery.clock import SystemClock
 from store import keys, object_trees
-from store.errors import CompactedError, ReplacedError, UnavailableError
 from store.object_trees import Tree
 from store.port import KeyValue, Transport
 
-_BACKOFF = Backoff(first_s=0.2, limit_s=4.0)
 _EVENT_TYPES = ("Normal", "Warning")
 _HELP = """Show events of objects, the latest last. Events are kept for one hour.
 
@@ -100,16 +98,28 @@ class EventPrinter:
 @click.option("-w", "--watch", is_flag=True, help="Print the events, then new ones.")
 @output_option("table", "wide", "yaml", "json", "name")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
-@store_options
-def events(about: str, types: str, watch: bool, output: str, **options: Any) -> None:
+@with_store
+async def events(
+    transport: Transport, about: str, types: str, watch: bool, output: str, **options: Any
+) -> None:
     """Show events of objects, the latest last."""
-    requested = _parse_filter(about, types)
+    requested, clock = _parse_filter(about, types), SystemClock()
     printed = EventPrinter(output=output, headers=not options["no_headers"])
-    run(
-        _print_stream(requested, printed, options)
-        if watch
-        else _print_once(requested, printed, options)
-    )
+    if not watch:
+        found = await object_trees.list_all(transport, "Event")
+        chosen = [event for event in found if requested.has(event)]
+        if not chosen and output in ("table", "wide"):
+            click.echo(requested.text, err=True)
+            return
+        context = TableContext(now=clock.now())
+        click.echo(printed.text(chosen, context, is_stream=False), nl=False)
+        return
+    async with aclosing(follow(transport, clock, keys.EVENT_PREFIX)) as batches:
+        async for items in batches:
+            chosen = [event for event in _trees(items) if requested.has(event)]
+            if chosen:
+                context = TableContext(now=clock.now())
+                click.echo(printed.text(chosen, context, is_stream=True), nl=False)
 
 
 def _parse_filter(about: str, types: str) -> EventFilter:
@@ -129,72 +139,10 @@ def _parse_filter(about: str, types: str) -> EventFilter:
     return EventFilter(kind=kind.name, name=name, types=chosen)
 
 
-async def _print_once(
-    requested: EventFilter, printed: EventPrinter, options: dict[str, Any]
-) -> None:
-    async with open_store(options) as transport:
-        found = await object_trees.list_all(transport, "Event")
-    chosen = [event for event in found if requested.has(event)]
-    if not chosen and printed.output in ("table", "wide"):
-        click.echo(requested.text, err=True)
-        return
-    click.echo(
-        printed.text(chosen, TableContext(now=SystemClock().now()), is_stream=False), nl=False
-    )
-
-
-async def _print_stream(
-    requested: EventFilter, printed: EventPrinter, options: dict[str, Any]
-) -> None:
-    clock = SystemClock()
-    async with (
-        open_store(options) as transport,
-        aclosing(follow_events(transport, clock)) as generator,
-    ):
-        async for batch in generator:
-            chosen = [event for event in batch if requested.has(event)]
-            if chosen:
-                context = TableContext(now=clock.now())
-                click.echo(printed.text(chosen, context, is_stream=True), nl=False)
-
-
-async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[list[Tree]]:
-    """Yield the existing events, then each new or repeated one, without end.
-
-    Outages of the store are waited through, and no event is yielded twice.
-    """
-    seen: dict[str, int] = {}
-    revision = None
-    retries = Retries(_BACKOFF, clock)
-    while True:
-        try:
-            if revision is None:
-                listing = await transport.list(keys.EVENT_PREFIX)
-                missed = [item for item in listing.items if seen.get(item.key) != item.mod_revision]
-                seen = {item.key: item.mod_revision for item in listing.items}
-                revision = listing.revision
-                yield sorted(_trees(missed), key=_last_seen)
-            watch = transport.watch(keys.EVENT_PREFIX, after_revision=revision)
-            async with aclosing(watch) as batches:
-                async for batch in batches:
-                    retries.reset()
-                    revision = batch.revision
-                    items = [change.now for change in batch.changes if change.now is not None]
-                    seen |= {item.key: item.mod_revision for item in items}
-                    yield _trees(items)
-        except UnavailableError:
-            if revision is None and not seen:
-                raise
-            await retries.wait()
-        except ReplacedError:
-            # In another store the same revisions mean other events.
-            seen, revision = {}, None
-        except CompactedError:
-            revision = None
-
-
 def _trees(items: Sequence[KeyValue]) -> list[Tree]:
-    return [object_trees.of_item(item, "Event") for item in items]
+    """Return events in their order in time."""
+    events = [object_trees.of_item(item, "Event") for item in items]
+    return sorted(events, key=_last_seen)
 
 
 def _last_seen(event: Tree) -> datetime:

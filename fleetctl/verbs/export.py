@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, run, store_options, with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.convert import hostfile_groups
-from fleetctl.convert.hostfile_groups import HostFileExport, HostFileExportError
+from fleetctl.convert.hostfile_groups import HostFileExportError, HostFileKind
 from fleetctl.fabric import admission
 from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
@@ -26,6 +26,7 @@ from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import APPLY_SET, ApiObject
 from store import objects
+from store.port import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,28 +327,20 @@ for _command in (export_metrics.prometheus, export_metrics.alerts, export_metric
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write (default: standard output).",
 )
-@store_options
-def hostfile(group: str, kind: str, port: int, output: Path | None, **options: Any) -> None:
+@with_store
+async def hostfile(
+    transport: Transport, group: str, kind: HostFileKind, port: int, output: Path | None, **_: Any
+) -> None:
     """Write the host file of a ShardGroup."""
-    export = run(_render_group(group, cast(hostfile_groups.HostFileKind, kind), port, options))
+    shard_group = await admission.read_group(transport, group)
+    seats = admission.declared_seats(shard_group.spec)
+    if seats is None:
+        nodes, ready = await admission.read_nodes(transport), await reader.ready_nodes(transport)
+        seats = admission.find_seats(shard_group, nodes, ready)
+    try:
+        export = hostfile_groups.render_hostfile(shard_group, seats, kind, port)
+    except HostFileExportError as error:
+        raise FleetctlError(str(error)) from error
     for what in export.left_out:
         click.echo(f"left out: {what}", err=True)
     save_text(export.text, output)
-
-
-async def _render_group(
-    name: str, kind: hostfile_groups.HostFileKind, port: int, options: dict[str, Any]
-) -> HostFileExport:
-    async with open_store(options) as transport:
-        group = await admission.read_group(transport, name)
-        seats = admission.declared_seats(group.spec)
-        if seats is None:
-            nodes, ready = (
-                await admission.read_nodes(transport),
-                await reader.ready_nodes(transport),
-            )
-            seats = admission.find_seats(group, nodes, ready)
-    try:
-        return hostfile_groups.render_hostfile(group, seats, kind, port)
-    except HostFileExportError as error:
-        raise FleetctlError(str(error)) from error

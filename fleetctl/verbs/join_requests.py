@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, run, with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.discovery.suggestions import Suggestion
 from fleetctl.fleets import join_approvals
@@ -87,47 +87,35 @@ def _heard_row(one: Suggestion) -> tuple[str, ...]:
     help="Do not ask for the code: you know by other means that no server sits between the machine and the fleet.",
 )
 @reason_option
-@store_options
-def approve(machine: str, code: str | None, yes_i_compared: bool, **options: Any) -> None:
+@with_store
+async def approve(
+    transport: Transport, machine: str, code: str | None, yes_i_compared: bool, **_: Any
+) -> None:
     """Let a machine join that ran `fleetctl join HOST:PORT` without a token.
 
     It shows six words. Read them from its own screen: they prove that no server sits between it and the fleet.
     """
-
-    async def work() -> WaitingMachine:
-        async with open_store(options) as transport:
-            found = join_approvals.pick(await join_approvals.list_machines(transport), machine)
-            await _check_name(transport, found)
-            _compare(found, code, is_compared=yes_i_compared)
-            await join_requests.decide(
-                transport, SystemClock(), found.request, current_user(), is_approved=True
-            )
-            return found
-
-    done = run(work())
-    click.echo(f"joinrequest/{done.request.id} approved: {done.request.name} gets its certificate")
+    waiting = join_approvals.pick(await join_approvals.list_machines(transport), machine)
+    await _check_name(transport, waiting)
+    _compare(waiting, code, is_compared=yes_i_compared)
+    request, clock = waiting.request, SystemClock()
+    await join_requests.decide(transport, clock, request, current_user(), is_approved=True)
+    click.echo(f"joinrequest/{request.id} approved: {request.name} gets its certificate")
 
 
 @click.command()
 @click.argument("machine", metavar="NAME|ID")
 @reason_option
-@store_options
-def deny(machine: str, **options: Any) -> None:
+@with_store
+async def deny(transport: Transport, machine: str, **_: Any) -> None:
     """Refuse a machine that asks to join."""
-
-    async def work() -> WaitingMachine:
-        async with open_store(options) as transport:
-            found = join_approvals.pick(await join_approvals.list_machines(transport), machine)
-            await join_requests.decide(
-                transport, SystemClock(), found.request, current_user(), is_approved=False
-            )
-            return found
-
-    done = run(work())
-    click.echo(f"joinrequest/{done.request.id} denied")
-    if done.request.is_issued:
+    waiting = join_approvals.pick(await join_approvals.list_machines(transport), machine)
+    request, clock = waiting.request, SystemClock()
+    await join_requests.decide(transport, clock, request, current_user(), is_approved=False)
+    click.echo(f"joinrequest/{request.id} denied")
+    if request.is_issued:
         click.echo(
-            f"warning: {done.request.name} has its certificate already; `fleetctl delete node {done.request.name}` "
+            f"warning: {request.name} has its certificate already; `fleetctl delete node {request.name}` "
             "removes it from the fleet",
             err=True,
         )

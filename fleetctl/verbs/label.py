@@ -8,7 +8,7 @@ import click
 
 from fleetctl.fleets import api_keys
 from fleetctl.objects import key_values, targets, writer
-from fleetctl.objects.change import change_options, run_change
+from fleetctl.objects.change import change_objects, change_options
 from fleetctl.objects.key_values import MetadataField
 from fleetctl.objects.selectors import selectable_labels
 from insight.edits import ObjectEdit
@@ -47,22 +47,24 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(help=_LABEL_HELP)
 @_options
-def label(words: tuple[str, ...], **options: Any) -> None:
+async def label(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Set and remove labels of objects. Nothing is restarted."""
     names = takewhile(lambda word: not key_values.is_key_value(word), words)
     if words and api_keys.parse_names(tuple(names)) is not None:
         raise click.UsageError("API keys have no labels; `fleetctl get apikeys` lists them")
-    _change_metadata("labels", words, options)
+    await _change_metadata(transport, "labels", words, options)
 
 
 @click.command(help=_ANNOTATE_HELP, short_help="Set and remove annotations of objects.")
 @_options
-def annotate(words: tuple[str, ...], **options: Any) -> None:
+async def annotate(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Set and remove annotations of objects: notes for people and tools."""
-    _change_metadata("annotations", words, options)
+    await _change_metadata(transport, "annotations", words, options)
 
 
-def _change_metadata(field: MetadataField, words: tuple[str, ...], options: dict[str, Any]) -> None:
+async def _change_metadata(
+    transport: Transport, field: MetadataField, words: tuple[str, ...], options: dict[str, Any]
+) -> None:
     verb = "label" if field == "labels" else "annotate"
     what = tuple(takewhile(lambda word: not key_values.is_key_value(word), words))
     if not what and not options["files"]:
@@ -103,4 +105,4 @@ def _change_metadata(field: MetadataField, words: tuple[str, ...], options: dict
             click.echo(note, err=True)
         return object_edit
 
-    run_change(chosen, edit_of, options)
+    await change_objects(transport, chosen, edit_of, options)

@@ -20,7 +20,7 @@ import platformdirs
 from fleetctl.chat import answer_stream
 from fleetctl.chat.answer_stream import GatewayAccess, ListedModel
 from fleetctl.chat.gateway_pool import GatewayPool
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, timeout_option
 from fleetctl.cli.connect import gateway_options, open_store, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys, gateways
@@ -58,12 +58,7 @@ _PROXY_HELP = """Serve the fleet at localhost:11434 (Ollama) and localhost:1234 
 Programs that know only those addresses, and have no key, use the fleet's models as if they ran here. Every user and program of
 this machine can use them: requests get the key of --api-key-file. Ctrl-C ends it.
 """
-_timeout_option = click.option(
-    "--timeout",
-    default="10m",
-    show_default=True,
-    help="Longest time without data from the gateway.",
-)
+_timeout_option = timeout_option("10m", "Longest time without data from the gateway.")
 
 
 @click.command(help=_LAUNCH_HELP, short_help="Start a coding agent on a model of the fleet.")

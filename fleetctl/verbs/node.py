@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from fleetctl.bundle.release import read_release
-from fleetctl.cli.arguments import parse_duration, reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
+from fleetctl.cli.connect import open_store, store_options, with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.machines import removal
@@ -29,6 +29,7 @@ from fleetctl.verbs.token import parse_name
 from machinery.clock import SystemClock
 from schemas.node import Node
 from store import objects
+from store.port import Transport
 
 _HELP = """Add Macs to the fleet, upgrade, restart, unlock and remove them, over ssh; wake those that sleep.
 
@@ -88,8 +89,10 @@ node.add_command(wake)
     "--allow-linux", is_flag=True, help="Accept a machine with Linux, for a trial without a GPU."
 )
 @ssh_options
-@store_options
-def add(hosts: tuple[str, ...], hosts_file: Path | None, **options: Any) -> None:
+@with_store
+async def add(
+    transport: Transport, hosts: tuple[str, ...], hosts_file: Path | None, **options: Any
+) -> None:
     """Make Macs nodes of this fleet: install the programs, join, and start the agent at boot.
 
     Eleven steps, each of which looks first and changes only what is missing: run the same command again after any
@@ -109,27 +112,20 @@ def add(hosts: tuple[str, ...], hosts_file: Path | None, **options: Any) -> None
         python=options["python"],
         is_linux_allowed=options["allow_linux"],
     )
-    outcomes = run(_add(targets, setup, options))
+    clock = SystemClock()
+    adder = NodeAdder(
+        fleet=await open_fleet(transport, clock, options["join_address"]),
+        policy=ssh_policy(options),
+        options=setup,
+        clock=clock,
+        say=click.echo,
+    )
+    outcomes = await adder.add_all(targets)
     failed = [outcome for outcome in outcomes if outcome.error]
     if len(outcomes) > 1:
         click.echo(_summary(outcomes, failed), err=bool(failed))
     if failed:
         raise click.exceptions.Exit(1)
-
-
-async def _add(
-    targets: Sequence[RemoteTarget], setup: SetupOptions, options: dict[str, Any]
-) -> list[Outcome]:
-    clock = SystemClock()
-    async with open_store(options) as transport:
-        adder = NodeAdder(
-            fleet=await open_fleet(transport, clock, options["join_address"]),
-            policy=ssh_policy(options),
-            options=setup,
-            clock=clock,
-            say=click.echo,
-        )
-        return await adder.add_all(targets)
 
 
 def _summary(outcomes: Sequence[Outcome], failed: Sequence[Outcome]) -> str:
@@ -154,12 +150,7 @@ def _summary(outcomes: Sequence[Outcome], failed: Sequence[Outcome]) -> str:
     show_default=True,
     help="Move its replicas to other nodes first.",
 )
-@click.option(
-    "--timeout",
-    default="5m",
-    show_default=True,
-    help="Time limit of the drain, and of the removal.",
-)
+@timeout_option("5m", "Time limit of the drain, and of the removal.")
 @click.option(
     "--authority-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -169,14 +160,23 @@ def _summary(outcomes: Sequence[Outcome], failed: Sequence[Outcome]) -> str:
 @ssh_options
 @reason_option
 @store_options
-def remove(what: str, **options: Any) -> None:
+async def remove(what: str, **options: Any) -> None:
     """Remove a node: drain it, uninstall it on its Mac, and revoke its certificate.
 
     With USER@HOST everything that `fleetctl node add` has made on the Mac is undone over ssh. With a NAME the Mac itself
     is left alone, as when it is lost. Run the same command again after any failure.
     """
     timeout_s = parse_duration(options["timeout"])
-    run(_remove_by_ssh(parse_target(what), timeout_s, options) if "@" in what else _remove(parse_name(what), timeout_s, options))  # fmt: skip
+    if "@" in what:
+        await _remove_by_ssh(parse_target(what), timeout_s, options)
+        return
+    name = parse_name(what)
+    await _drain(name, timeout_s, options)
+    await _forget(name, timeout_s, options)
+    click.echo(
+        "note: the Mac itself was left alone; `fleetctl node remove USER@HOST` also uninstalls its agent",
+        err=True,
+    )
 
 
 async def _remove_by_ssh(target: RemoteTarget, timeout_s: float, options: dict[str, Any]) -> None:
@@ -205,15 +205,6 @@ async def _name_of(mac: RemoteMac, options: dict[str, Any]) -> str:
     async with open_store(options) as transport:
         fleet_nodes = await objects.list_all(transport, Node)
     return names_by_uuid(fleet_nodes).get(facts.hardware_uuid, "")
-
-
-async def _remove(name: str, timeout_s: float, options: dict[str, Any]) -> None:
-    await _drain(name, timeout_s, options)
-    await _forget(name, timeout_s, options)
-    click.echo(
-        "note: the Mac itself was left alone; `fleetctl node remove USER@HOST` also uninstalls its agent",
-        err=True,
-    )
 
 
 async def _drain(name: str, timeout_s: float, options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fleetctl.cli import terminal
-from fleetctl.cli.arguments import parse_duration, reason_option
+from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import reboot as restarts
@@ -55,7 +55,7 @@ lose its majority. If FileVault is on, it asks for its password at the terminal,
 @click.option(
     "--drain-timeout", default="10m", show_default=True, help="Time for the replicas to move."
 )
-@click.option("--timeout", default="15m", show_default=True, help="Time for the Mac to come back.")
+@timeout_option("15m", "Time for the Mac to come back.")
 @click.option(
     "--leave-locked",
     is_flag=True,

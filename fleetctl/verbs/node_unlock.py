@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.arguments import parse_duration, timeout_option
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance.fleet_watch import FleetWatch, NotReadyError
 from fleetctl.maintenance.node_targets import find_targets, target_options
@@ -15,6 +15,7 @@ from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote import disk_unlock
 from fleetctl.remote.ssh_flags import ssh_policy
 from machinery.clock import SystemClock
+from store.port import Transport
 
 _HELP = """Unlock the disk of a Mac that waits for the password of FileVault after a restart, and wait until its agent is back.
 
@@ -30,39 +31,35 @@ to a Mac whose host key is known.
 
 @click.command("unlock", help=_HELP)
 @click.argument("name")
-@click.option("--timeout", default="10m", show_default=True, help="Time for its agent to be back.")
+@timeout_option("10m", "Time for its agent to be back.")
 @target_options
-@store_options
-def unlock(name: str, timeout: str, **options: Any) -> None:
+@with_store
+async def unlock(transport: Transport, name: str, **options: Any) -> None:
     """Unlock the disk of a Mac, and wait until its agent is back."""
-    run(_unlock(name, parse_duration(timeout), options))
+    limit_s = parse_duration(options["timeout"])
+    chosen = targets.selection(
+        kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
+    )
+    (node,) = await targets.read_nodes(transport, chosen)
+    restarter = Restarter(node.name, FleetWatch(transport, SystemClock()))
+    if await restarter.session():
+        click.echo(f"node/{name} is not locked: its agent holds a lease")
+        return
+    target = find_targets([node], options)[node.name]
+    words = {
+        "Unlocked": f"{target.host} is unlocked, and starts its services",
+        "NotLocked": f"{target.host} was not locked: it lets {target.user} in; waiting for its agent",
+        "Disconnected": f"{target.host} ended the connection after the password; waiting for its agent",
+    }
+    click.echo(words[await disk_unlock.unlock(target, ssh_policy(options))])
 
+    async def lacks() -> str:
+        return "" if await restarter.session() else "its agent holds no lease"
 
-async def _unlock(name: str, limit_s: float, options: dict[str, Any]) -> None:
-    async with open_store(options) as transport:
-        chosen = targets.selection(
-            kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
-        )
-        (node,) = await targets.read_nodes(transport, chosen)
-        restarter = Restarter(node.name, FleetWatch(transport, SystemClock()))
-        if await restarter.session():
-            click.echo(f"node/{name} is not locked: its agent holds a lease")
-            return
-        target = find_targets([node], options)[node.name]
-        words = {
-            "Unlocked": f"{target.host} is unlocked, and starts its services",
-            "NotLocked": f"{target.host} was not locked: it lets {target.user} in; waiting for its agent",
-            "Disconnected": f"{target.host} ended the connection after the password; waiting for its agent",
-        }
-        click.echo(words[await disk_unlock.unlock(target, ssh_policy(options))])
-
-        async def lacks() -> str:
-            return "" if await restarter.session() else "its agent holds no lease"
-
-        try:
-            await restarter.watch.wait(lacks, limit_s=limit_s)
-        except NotReadyError as error:
-            raise FleetctlError(
-                f"node/{name}: {error}. `ssh {target}` there and `fleetctl service status` say whether the agent runs"
-            ) from error
+    try:
+        await restarter.watch.wait(lacks, limit_s=limit_s)
+    except NotReadyError as error:
+        raise FleetctlError(
+            f"node/{name}: {error}. `ssh {target}` there and `fleetctl service status` say whether the agent runs"
+        ) from error
     click.echo(f"node/{name} is back")

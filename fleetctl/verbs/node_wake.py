@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import parse_duration
-from fleetctl.objects.change import change_options, run_change, select_of_kind
+from fleetctl.objects.change import change_objects, change_options, select_of_kind
 from insight import edits
 from insight.edits import ObjectEdit
 from machinery.clock import SystemClock
+from store.port import Transport
 
 _HELP = """Wake Macs that sleep, and keep them awake for a while.
 
@@ -33,7 +34,9 @@ for it.
     show_default=True,
     help="Time for which they stay awake; 0s ends an earlier wish.",
 )
-def wake(words: tuple[str, ...], awake_for: str, **options: Any) -> None:
+async def wake(
+    transport: Transport, words: tuple[str, ...], awake_for: str, **options: Any
+) -> None:
     """Wake Macs that sleep, and keep them awake for a while."""
     awake_s = parse_duration(awake_for)
     until = SystemClock().now() + timedelta(seconds=awake_s) if awake_s else None
@@ -43,4 +46,4 @@ def wake(words: tuple[str, ...], awake_for: str, **options: Any) -> None:
         done=f"stays awake until {until:%Y-%m-%d %H:%M} UTC" if until else "may sleep again",
         unchanged="may sleep already",
     )
-    run_change(select_of_kind(words, "nodes", options), change, options)
+    await change_objects(transport, select_of_kind(words, "nodes", options), change, options)

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.connect import open_store, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import patches, targets, writer
 from fleetctl.objects.change import change_objects, change_options
@@ -18,6 +17,7 @@ from manifests.load import LoadedObject
 from manifests.trees import Tree
 from manifests.yaml import nodes, parser
 from schemas.meta import ApiObject
+from store.port import Transport
 
 _HELP = """Change fields of objects; all other fields stay the same.
 
@@ -47,7 +47,9 @@ A patch is JSON or YAML. With metadata.resourceVersion, it applies only to that 
     help="Type of the patch. strategic, which Kubernetes has, is not supported.",
 )
 @change_options("[KIND NAME... | KIND/NAME...]")
-def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
+async def patch(
+    transport: Transport, words: tuple[str, ...], text: str | None, **options: Any
+) -> None:
     """Change fields of objects; all other fields stay the same."""
     form = options["form"]
     if form == "strategic":
@@ -70,21 +72,14 @@ def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
         unchanged="patched (no change)",
     )
 
-    async def patch_all() -> None:
-        async with open_store(options) as transport:
+    async def check(objects: Sequence[ApiObject]) -> None:
+        try:
+            await writer.check_objects(transport, [patched(obj, wanted, form) for obj in objects])
+        except ManifestErrors as errors:
+            unplaced = ManifestErrors(writer.without_positions(errors.problems))
+            raise FleetctlError(f"nothing was changed:\n{unplaced}") from None
 
-            async def check(objects: Sequence[ApiObject]) -> None:
-                try:
-                    await writer.check_objects(
-                        transport, [patched(obj, wanted, form) for obj in objects]
-                    )
-                except ManifestErrors as errors:
-                    unplaced = ManifestErrors(writer.without_positions(errors.problems))
-                    raise FleetctlError(f"nothing was changed:\n{unplaced}") from None
-
-            await change_objects(transport, chosen, change, options, check=check)
-
-    run(patch_all())
+    await change_objects(transport, chosen, change, options, check=check)
 
 
 def patched(now: ApiObject, patch_: Tree, form: str) -> LoadedObject:

@@ -65,7 +65,7 @@ Exit code 0: no changes; 1: changes; more than 1: an error.
 
 
 @click.command(help=_HELP, short_help="Show what an apply would change, and where replicas go.")
-@manifests_option
+@manifests_option()
 @recursive_option
 @click.option(
     "--models-dir",

@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import output_option, parse_duration
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.arguments import output_option, parse_duration, timeout_option
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.objects import deployments, reader
-from fleetctl.objects.change import change_options, run_action, run_change, select_of_kind
-from fleetctl.objects.results import list_tree, tree_text
+from fleetctl.objects.change import change_objects, change_options, select_of_kind, take_action
+from fleetctl.objects.polling import poll
+from fleetctl.objects.results import list_tree, print_tree
 from fleetctl.objects.targets import Selection
 from fleetctl.output import printers
 from insight import edits, rollouts
@@ -21,9 +22,7 @@ from manifests import ownership
 from manifests.trees import object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
-from store.errors import UnavailableError
-
-_LOOK_S = 0.1
+from store.port import Transport
 
 _STATUS_HELP = """Show the progress of a rollout, and wait until it is complete.
 
@@ -39,48 +38,34 @@ Exit code 0: the rollout is complete (or in progress, with --no-watch). 1: it fa
 @click.option(
     "-w/ ", "--watch/--no-watch", default=True, help="Wait until the rollout is complete (default)."
 )
-@click.option(
-    "--timeout", default="0s", show_default=True, help="Time limit of the wait; 0 means no limit."
-)
-@store_options
-def status(what: tuple[str, ...], watch: bool, timeout: str, **options: Any) -> None:
+@timeout_option("0s", "Time limit of the wait; 0 means no limit.")
+@with_store
+async def status(transport: Transport, what: tuple[str, ...], watch: bool, **options: Any) -> None:
     """Show the progress of a rollout, and wait until it is complete."""
-    run(_status(deployments.parse_name(what), parse_duration(timeout), options, watch=watch))
+    name, timeout_s = deployments.parse_name(what), parse_duration(options["timeout"])
+    last = ""
 
+    async def look() -> bool | None:
+        nonlocal last
+        progress = rollouts.progress_of(await deployments.read_deployment(transport, name))
+        text = progress.text
+        if progress.is_unobserved and (why := await reader.reconciler_problem(transport)):
+            text += f"; {why}"
+        if progress.is_failed:
+            raise FleetctlError(text)
+        if text != last:
+            click.echo(text if progress.is_done else f"{text}...")
+            last = text
+        return progress.is_done or None
 
-async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch: bool) -> None:
-    clock = SystemClock()
-    deadline = clock.monotonic() + timeout_s if timeout_s else float("inf")
-    last, was_observed = "", False
-    async with open_store(options) as transport:
-        while True:
-            try:
-                progress, was_observed = (
-                    rollouts.progress_of(await deployments.read_deployment(transport, name)),
-                    True,
-                )
-                text = progress.text
-                if progress.is_unobserved and (why := await reader.reconciler_problem(transport)):
-                    text += f"; {why}"
-            except UnavailableError:
-                # Outages of the store are waited through.
-                if clock.monotonic() >= deadline or not watch or not was_observed:
-                    raise
-                await clock.sleep(_LOOK_S)
-                continue
-            if progress.is_failed:
-                raise FleetctlError(text)
-            if text != last:
-                click.echo(text if progress.is_done else f"{text}...")
-                last = text
-            if progress.is_done or not watch:
-                return
-            if clock.monotonic() >= deadline:
-                raise FleetctlError(
-                    f"timed out after {timeout_s:g} s waiting for the rollout of "
-                    f"modeldeployment/{name}. `fleetctl describe md/{name}` shows details"
-                )
-            await clock.sleep(_LOOK_S)
+    # A store that does not answer at first is an error; later outages are waited through.
+    if await look() is None and watch:
+        is_done = await poll(look, SystemClock(), timeout_s or float("inf"))
+        if is_done is None:
+            raise FleetctlError(
+                f"timed out after {timeout_s:g} s waiting for the rollout of "
+                f"modeldeployment/{name}. `fleetctl describe md/{name}` shows details"
+            )
 
 
 @click.command()
@@ -89,36 +74,34 @@ async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch
     "--revision", "number", type=click.IntRange(min=1), help="Show details of this revision."
 )
 @output_option("table", "yaml", "json")
-@store_options
-def history(what: tuple[str, ...], number: int | None, output: str, **options: Any) -> None:
+@with_store
+async def history(
+    transport: Transport, what: tuple[str, ...], number: int | None, output: str, **_: Any
+) -> None:
     """Show the revisions of a deployment: what its replicas ran before, and run now.
 
     The current revision is marked. spec.rollout.revisionHistoryLimit sets how many are kept.
     """
-    click.echo(run(_history(deployments.parse_name(what), number, output, options)), nl=False)
-
-
-async def _history(name: str, number: int | None, output: str, options: dict[str, Any]) -> str:
-    async with open_store(options) as transport:
-        deployment = await deployments.read_deployment(transport, name)
-        deployment = await rollouts.read_pinned(transport, deployment)
-        revisions = await rollouts.read_revisions(transport, deployment)
+    name = deployments.parse_name(what)
+    deployment = await deployments.read_deployment(transport, name)
+    deployment = await rollouts.read_pinned(transport, deployment)
+    revisions = await rollouts.read_revisions(transport, deployment)
     if number is not None:
         revisions = [
             revision for revision in revisions if revision.spec.revision == number
         ] or _refuse_missing_revision(revisions, name, number)
     if output != "table":
         trees = [object_tree(revision) for revision in revisions]
-        return tree_text(trees[0] if number is not None else list_tree(trees), output)
-    if number is not None:
-        text = parser.dump(deployments.template_tree(revisions[0].spec.content))
-        lines = "".join(f"  {line}\n" for line in text.splitlines())
+        print_tree(trees[0] if number is not None else list_tree(trees), output)
+    elif number is not None:
         head = f"modeldeployment/{name} with revision #{number}"
-        return f"{head} (template {revisions[0].spec.template})\n{lines}"
-    notes = "".join(f"{line}\n" for line in deployments.trial_notes(revisions, deployment))
-    return (
-        f"modeldeployment/{name}\n{revision_table(revisions, deployment, SystemClock())}\n{notes}"
-    )
+        click.echo(f"{head} (template {revisions[0].spec.template})")
+        text = parser.dump(deployments.template_tree(revisions[0].spec.content))
+        click.echo("\n".join(f"  {line}" for line in text.splitlines()))
+    else:
+        table = revision_table(revisions, deployment, SystemClock())
+        notes = deployments.trial_notes(revisions, deployment)
+        click.echo("\n".join((f"modeldeployment/{name}", table, *notes)))
 
 
 def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock: Clock) -> str:
@@ -174,7 +157,7 @@ rollout.add_command(history)
     help="Revision to roll back to (default or 0: the previous one).",
 )
 @change_options("NAME...", is_of_one_kind=True)
-def undo(words: tuple[str, ...], revision: int, **options: Any) -> None:
+async def undo(transport: Transport, words: tuple[str, ...], revision: int, **options: Any) -> None:
     """Roll back to an earlier revision of a deployment.
 
     This restores the settings that engines start with: model, served names, context length, concurrency, resources,
@@ -182,12 +165,14 @@ def undo(words: tuple[str, ...], revision: int, **options: Any) -> None:
     set for this rollback. Replicas, placement and other fields stay the same. A later apply keeps the rollback, unless
     the manifest changes.
     """
-    run_action("undo", _select(words, options), {**options, "revision": revision or None})
+    await take_action(
+        transport, "undo", _select(words, options), {**options, "revision": revision or None}
+    )
 
 
 @rollout.command()
 @change_options("NAME...", is_of_one_kind=True)
-def refresh(words: tuple[str, ...], **options: Any) -> None:
+async def refresh(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Resolve the branches of hub models again; a branch that moved becomes a new revision."""
     refreshed: ObjectEdit[ModelDeployment] = ObjectEdit(
         edit=partial(edits.as_refreshed, now=SystemClock().now()),
@@ -195,42 +180,42 @@ def refresh(words: tuple[str, ...], **options: Any) -> None:
         done="refreshed",
         unchanged="refreshed (no change)",
     )
-    run_change(_select(words, options), refreshed, options)
+    await change_objects(transport, _select(words, options), refreshed, options)
 
 
 @rollout.command()
 @change_options("NAME...", is_of_one_kind=True)
-def pause(words: tuple[str, ...], **options: Any) -> None:
+async def pause(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Pause rollouts of deployments. Lost replicas are still replaced."""
-    run_action("pause", _select(words, options), options)
+    await take_action(transport, "pause", _select(words, options), options)
 
 
 @rollout.command()
 @change_options("NAME...", is_of_one_kind=True)
-def resume(words: tuple[str, ...], **options: Any) -> None:
+async def resume(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Resume rollouts that `fleetctl rollout pause` paused."""
-    run_action("resume", _select(words, options), options)
+    await take_action(transport, "resume", _select(words, options), options)
 
 
 @rollout.command()
 @change_options("NAME...", is_of_one_kind=True)
-def promote(words: tuple[str, ...], **options: Any) -> None:
+async def promote(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """End the canary of deployments at once: the new version passes, and all replicas get it."""
-    run_action("promote", _select(words, options), options)
+    await take_action(transport, "promote", _select(words, options), options)
 
 
 @rollout.command()
 @change_options("NAME...", is_of_one_kind=True)
-def abort(words: tuple[str, ...], **options: Any) -> None:
+async def abort(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """End the canary of deployments at once: the new version fails, and the earlier one serves again.
 
     The spec stays as it is. `fleetctl rollout undo` rolls it back, `fleetctl rollout restart` tries again.
     """
-    run_action("abort", _select(words, options), options)
+    await take_action(transport, "abort", _select(words, options), options)
 
 
 @rollout.command()
 @change_options("NAME...", is_of_one_kind=True)
-def restart(words: tuple[str, ...], **options: Any) -> None:
+async def restart(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Restart the engines of deployments as spec.rollout allows, without dropping requests."""
-    run_action("restart", _select(words, options), options)
+    await take_action(transport, "restart", _select(words, options), options)

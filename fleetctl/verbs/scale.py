@@ -1,21 +1,19 @@
 """`fleetctl scale`: sets the number of replicas of deployments."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration
-from fleetctl.cli.connect import open_store, run
+from fleetctl.cli.arguments import parse_duration, timeout_option
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import targets
 from fleetctl.objects.change import change_objects, change_options
+from fleetctl.objects.polling import poll
 from insight import actions
-from machinery.clock import Clock, SystemClock
+from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
 from store import objects
-from store.errors import UnavailableError
 from store.port import Transport
 
 _POLL_S = 0.1
@@ -40,14 +38,9 @@ command fails and shows how to change its bounds.
     type=click.IntRange(0, 10_000),
     help="Fail unless the deployment has this number now.",
 )
-@click.option(
-    "--timeout",
-    default="0s",
-    show_default=True,
-    help="Wait until this number of replicas is ready; 0s does not wait.",
-)
+@timeout_option("0s", "Wait until this number of replicas is ready; 0s does not wait.")
 @change_options("[KIND NAME... | KIND/NAME...]")
-def scale(words: tuple[str, ...], **options: Any) -> None:
+async def scale(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Set the number of replicas of deployments."""
     if options["replicas"] is None:
         *names, last = words or ("",)
@@ -65,44 +58,32 @@ def scale(words: tuple[str, ...], **options: Any) -> None:
             )
     change = actions.scale(options["replicas"], options["current_replicas"])
     timeout_s = parse_duration(options["timeout"])
-
-    async def scale_all() -> None:
-        async with open_store(options) as transport:
-            scaled = await change_objects(transport, chosen, change, options)
-            if timeout_s and options["dry_run"] == "none":
-                await _wait(transport, SystemClock(), scaled, timeout_s)
-
-    run(scale_all())
+    scaled = await change_objects(transport, chosen, change, options)
+    if timeout_s and options["dry_run"] == "none":
+        clock = SystemClock()
+        deadline_s = clock.monotonic() + timeout_s
+        for deployment in scaled:
+            await _wait(transport, deployment, deadline_s - clock.monotonic(), timeout_s)
 
 
-async def _wait(
-    transport: Transport, clock: Clock, scaled: Sequence[ApiObject], timeout_s: float
-) -> None:
-    """Wait until exactly the requested number of replicas is ready; outages of the store are waited through."""
-    deadline = clock.monotonic() + timeout_s
-    for before in scaled:
-        ref = targets.object_ref(before)
-        while True:
-            is_late = clock.monotonic() >= deadline
-            try:
-                obj = await objects.get(transport, ModelDeployment, before.name)
-            except UnavailableError:
-                if is_late:
-                    raise
-                await clock.sleep(_POLL_S)
-                continue
-            if obj is None or obj.metadata.uid != before.metadata.uid:
-                raise FleetctlError(f"{ref} was deleted meanwhile")
-            status, replicas = obj.status, obj.spec.replicas
-            if status is None or status.observed_generation < obj.metadata.generation:
-                unmet = "was not observed by a reconciler yet"
-            elif status.ready_replicas == replicas == status.replicas:
-                break
-            else:
-                unmet = f"has {status.ready_replicas} of {replicas} replicas ready, and {status.replicas} placed"
-            if is_late:
-                raise FleetctlError(
-                    f"timed out after {timeout_s:g} s: {ref} {unmet}. The new number stays set; "
-                    f"`fleetctl describe {ref}` shows details"
-                )
-            await clock.sleep(_POLL_S)
+async def _wait(transport: Transport, scaled: ApiObject, limit_s: float, total_s: float) -> None:
+    """Wait until exactly the requested number of replicas is ready."""
+    ref, unmet = targets.object_ref(scaled), ""
+
+    async def look() -> bool | None:
+        nonlocal unmet
+        obj = await objects.get(transport, ModelDeployment, scaled.name)
+        if obj is None or obj.metadata.uid != scaled.metadata.uid:
+            raise FleetctlError(f"{ref} was deleted meanwhile")
+        status, replicas = obj.status, obj.spec.replicas
+        if status is None or status.observed_generation < obj.metadata.generation:
+            unmet = "was not observed by a reconciler yet"
+            return None
+        unmet = f"has {status.ready_replicas} of {replicas} replicas ready, and {status.replicas} placed"
+        return status.ready_replicas == replicas == status.replicas or None
+
+    if await poll(look, SystemClock(), limit_s) is None:
+        raise FleetctlError(
+            f"timed out after {total_s:g} s: {ref} {unmet}. The new number stays set; "
+            f"`fleetctl describe {ref}` shows details"
+        )

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration, reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.fleet_trust import (
     Machine,
@@ -70,57 +70,49 @@ A step back (--mode permissive) is possible at any time. No request fails in any
     type=click.Choice([str(step) for step in STEPS]),
     help="TLS mode to move to: permissive (TLS and plain), tls (clients use TLS), strict (plain is refused).",
 )
-@click.option(
-    "--timeout",
-    default="60s",
-    show_default=True,
-    help="Time limit for the processes to follow each step.",
-)
+@timeout_option("60s", "Time limit for the processes to follow each step.")
 @reason_option
-@store_options
-def secure(
-    what: str | None, authority_dir: Path | None, mode: str | None, timeout: str, **options: Any
+@with_store
+async def secure(
+    transport: Transport,
+    what: str | None,
+    authority_dir: Path | None,
+    mode: str | None,
+    **options: Any,
 ) -> None:
     """Make the authority, move the mode, or show what the processes report."""
     if what is not None and (authority_dir is not None or mode is not None):
         raise click.UsageError("`secure status` takes neither --authority-dir nor --mode")
-    run(_secure(authority_dir, mode, parse_duration(timeout), options))
-
-
-async def _secure(
-    authority_dir: Path | None, mode: str | None, timeout_s: float, options: dict[str, Any]
-) -> None:
-    clock = SystemClock()
-    async with open_store(options) as transport:
-        if authority_dir is not None:
-            folder = authority_dir.expanduser().absolute()
-            # Make the fleet's authority, its trust in the store, and this administrator's identity.
-            say = click.echo
-            authority = open_authority(folder, clock)
-            trust, is_new = await ensure_trust(transport, authority, folder, TlsMode.PERMISSIVE)
-            machine = Machine(hostname=socket.gethostname(), hardware_uuid="")
-            admin = ManagedIdentity(
-                identity=administrator(trust.fleet, machine),
-                folder=IdentityFolder(folder / _ADMIN_FOLDER),
-            )
-            signer = Signer(transport=transport, clock=clock, authority=authority)
-            try:
-                await ensure_identity(signer, trust, admin, machine)
-            except (IssueError, FolderError) as error:
-                raise FleetctlError(str(error)) from error
-            state = "made" if is_new else "unchanged"
-            say(f"authority of fleet {trust.fleet} {state} in {folder}; TLS mode {trust.mode}")
-            say("next:")
-            say(f"  - restart one reconciler on this Mac with --authority-dir {folder}")
-            say(
-                "  - restart every agent, gateway and reconciler; gateways and reconcilers with --identity-dir DIR"
-            )
-            say(f"  - use fleetctl with --identity-dir {admin.folder.path}")
-            say("  - then: fleetctl secure status")
-        if mode is not None:
-            await ModeChange(transport, clock, timeout_s, click.echo).move(TlsMode(mode))
-        if authority_dir is None and mode is None:
-            _print_status(await _read(transport))
+    clock, timeout_s = SystemClock(), parse_duration(options["timeout"])
+    if authority_dir is not None:
+        folder = authority_dir.expanduser().absolute()
+        # Make the fleet's authority, its trust in the store, and this administrator's identity.
+        say = click.echo
+        authority = open_authority(folder, clock)
+        trust, is_new = await ensure_trust(transport, authority, folder, TlsMode.PERMISSIVE)
+        machine = Machine(hostname=socket.gethostname(), hardware_uuid="")
+        admin = ManagedIdentity(
+            identity=administrator(trust.fleet, machine),
+            folder=IdentityFolder(folder / _ADMIN_FOLDER),
+        )
+        signer = Signer(transport=transport, clock=clock, authority=authority)
+        try:
+            await ensure_identity(signer, trust, admin, machine)
+        except (IssueError, FolderError) as error:
+            raise FleetctlError(str(error)) from error
+        state = "made" if is_new else "unchanged"
+        say(f"authority of fleet {trust.fleet} {state} in {folder}; TLS mode {trust.mode}")
+        say("next:")
+        say(f"  - restart one reconciler on this Mac with --authority-dir {folder}")
+        say(
+            "  - restart every agent, gateway and reconciler; gateways and reconcilers with --identity-dir DIR"
+        )
+        say(f"  - use fleetctl with --identity-dir {admin.folder.path}")
+        say("  - then: fleetctl secure status")
+    if mode is not None:
+        await ModeChange(transport, clock, timeout_s, click.echo).move(TlsMode(mode))
+    if authority_dir is None and mode is None:
+        _print_status(await _read(transport))
 
 
 async def _read(transport: Transport) -> TlsMigration:

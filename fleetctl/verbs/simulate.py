@@ -10,7 +10,7 @@ from typing import Any, Literal
 import click
 from pydantic import ValidationError
 
-from fleetctl.cli.arguments import output_option, recursive_option
+from fleetctl.cli.arguments import manifests_option, output_option, recursive_option
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
@@ -48,13 +48,7 @@ waiting time with Macs that are always on. docs/operations/simulate.md describes
 
 
 @click.command(help=_HELP, short_help="Simulate a fleet, its placement and the loss of nodes.")
-@click.option(
-    "-f",
-    "--filename",
-    "files",
-    multiple=True,
-    help="Manifest file, folder, or - for standard input. Can be repeated.",
-)
+@manifests_option(is_required=False)
 @recursive_option
 @click.option(
     "--fleet",

@@ -11,7 +11,7 @@ from fleetctl.chat import answer_stream
 from fleetctl.chat.answer_stream import AnswerStream, GatewayAccess
 from fleetctl.chat.conversation import ChatAnswer
 from fleetctl.chat.gateway_pool import GatewayPool
-from fleetctl.cli.arguments import output_option
+from fleetctl.cli.arguments import output_option, timeout_option
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects.results import print_tree
@@ -86,12 +86,7 @@ class ModelCheck:
     show_default=True,
     help="Maximum length of an answer, in tokens.",
 )
-@click.option(
-    "--timeout",
-    default="5m",
-    show_default=True,
-    help="Longest time without data from the gateway.",
-)
+@timeout_option("5m", "Longest time without data from the gateway.")
 @output_option("table", "json")
 @gateway_options
 def smoke(model: str | None, max_tokens: int, output: str, **options: Any) -> None:

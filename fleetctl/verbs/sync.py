@@ -6,22 +6,20 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration, reason_option
+from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import git_preview, reader, targets
-from fleetctl.objects.change import change_options, run_action, select_of_kind
+from fleetctl.objects.change import change_options, select_of_kind, take_action
 from fleetctl.objects.kind_args import kind_of, parse_names
+from fleetctl.objects.polling import poll
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import Condition, ConditionStatus, find_condition
 from store import objects
-from store.errors import UnavailableError
 from store.mutate import mutate
 from store.port import Transport
-
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class SyncOutcome:
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="[SOURCE...]")
-@click.option("--timeout", default="5m", show_default=True, help="Time limit, such as 90s or 5m.")
+@timeout_option("5m", "Time limit, such as 90s or 5m.")
 @click.option("--wait/--no-wait", "waits", default=True, help="Wait for the outcome.")
 @click.option(
     "--dry-run",
@@ -84,16 +82,16 @@ def sync(
 
 @click.command()
 @change_options("SOURCE...", is_of_one_kind=True)
-def suspend(words: tuple[str, ...], **options: Any) -> None:
+async def suspend(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Stop applying new commits of GitSources until `fleetctl resume`."""
-    run_action("suspend", select_of_kind(words, "gitsources", options), options)
+    await take_action(transport, "suspend", select_of_kind(words, "gitsources", options), options)
 
 
 @click.command()
 @change_options("SOURCE...", is_of_one_kind=True)
-def resume(words: tuple[str, ...], **options: Any) -> None:
+async def resume(transport: Transport, words: tuple[str, ...], **options: Any) -> None:
     """Resume applying new commits of suspended GitSources."""
-    run_action("unsuspend", select_of_kind(words, "gitsources", options), options)
+    await take_action(transport, "unsuspend", select_of_kind(words, "gitsources", options), options)
 
 
 def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -196,23 +194,22 @@ async def _wait_outcome(
 ) -> SyncOutcome:
     """Wait until the source was fetched and its state is final."""
     name, request_id = progress_line.name, progress_line.request_id
-    while True:
-        try:
-            source = await objects.get(transport, GitSource, name)
-        except UnavailableError:
-            if clock.monotonic() >= deadline:
-                raise
-            source = None
-        else:
-            if source is None:
-                raise FleetctlError(f"gitsource/{name} is gone: it was deleted meanwhile")
-            sync_outcome = outcome_of(source, request_id)
-            if sync_outcome is not None:
-                return sync_outcome
-        progress_line.update(source)
-        if clock.monotonic() >= deadline:
-            return SyncOutcome(text=_timeout_text(name, source, request_id), is_ready=False)
-        await clock.sleep(_POLL_S)
+    source: GitSource | None = None
+
+    async def look() -> SyncOutcome | None:
+        nonlocal source
+        source = await objects.get(transport, GitSource, name)
+        if source is None:
+            raise FleetctlError(f"gitsource/{name} is gone: it was deleted meanwhile")
+        outcome = outcome_of(source, request_id)
+        if outcome is None:
+            progress_line.update(source)
+        return outcome
+
+    limit_s = deadline - clock.monotonic()
+    outcome = await poll(look, clock, limit_s, on_outage=lambda: progress_line.update(None))
+    late = SyncOutcome(text=_timeout_text(name, source, request_id), is_ready=False)
+    return outcome or late
 
 
 def outcome_of(source: GitSource, request_id: str) -> SyncOutcome | None:

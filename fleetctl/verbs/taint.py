@@ -8,11 +8,12 @@ from typing import Any, get_args
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from fleetctl.objects.change import change_options, run_change, select_of_kind
+from fleetctl.objects.change import change_objects, change_options, select_of_kind
 from insight import edits
 from insight.edits import ObjectEdit
 from schemas.meta import LabelKey, LabelValue
 from schemas.node import Node, Taint, TaintEffect
+from store.port import Transport
 
 EFFECTS: tuple[TaintEffect, ...] = get_args(TaintEffect)
 _USAGE = "write KEY=VALUE:EFFECT or KEY:EFFECT, and KEY:EFFECT- or KEY- to remove one"
@@ -110,7 +111,9 @@ Deployments tolerate taints with spec.placement.tolerations.
 @click.command(help=_HELP, short_help="Keep replicas away that do not tolerate a taint.")
 @click.option("--overwrite", is_flag=True, help="Replace the value of an existing taint.")
 @change_options("NODE... KEY[=VALUE]:EFFECT...", is_of_one_kind=True)
-def taint(words: tuple[str, ...], overwrite: bool, **options: Any) -> None:
+async def taint(
+    transport: Transport, words: tuple[str, ...], overwrite: bool, **options: Any
+) -> None:
     """Keep replicas away from nodes unless their deployment tolerates the taint."""
     names = list(takewhile(lambda word: not is_taint_arg(word), words))
     taint_words = words[len(names) :]
@@ -127,4 +130,4 @@ def taint(words: tuple[str, ...], overwrite: bool, **options: Any) -> None:
         done="modified" if added and removed else done,
         unchanged="unchanged",
     )
-    run_change(chosen, change, options)
+    await change_objects(transport, chosen, change, options)

@@ -1,7 +1,6 @@
 """The verb `fleetctl token`: creates, lists and revokes join tokens, with which Macs get a certificate of the fleet."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,7 +9,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from fleetctl.cli.arguments import output_option, reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError, program_name
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.fleets.join_material import create_token, is_local_address, join_addresses
@@ -18,7 +17,6 @@ from fleetctl.objects import key_values
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from identity import token_store
-from identity.join_token import JoinToken
 from identity.token_store import MAX_LIFETIME, TokenOptions
 from machinery.clock import SystemClock
 from machinery.os_user import current_user
@@ -79,8 +77,8 @@ def token() -> None:
     "command", "token", text="Print the whole command for the other machine, or the token alone."
 )
 @reason_option
-@store_options
-def create(name: str | None, pool: str | None, **options: Any) -> None:
+@with_store
+async def create(transport: Transport, name: str | None, pool: str | None, **options: Any) -> None:
     """Create a join token and print the command that uses it. It cannot be shown again."""
     clock = SystemClock()
     lifetime = parse_lifetime(options["ttl"])
@@ -97,17 +95,9 @@ def create(name: str | None, pool: str | None, **options: Any) -> None:
         labels=labels,
         created_by=current_user(),
     )
-
-    async def work() -> tuple[JoinToken, Sequence[str]]:
-        async with open_store(options) as transport:
-            given = await _with_pool_labels(transport, wanted)
-            addresses = (
-                [options["address"]] if options["address"] else await join_addresses(transport)
-            )
-            return await create_token(transport, clock, given), addresses
-
-    made, addresses = run(work())
-    now = clock.now()
+    wanted = await _with_pool_labels(transport, wanted)
+    addresses = [options["address"]] if options["address"] else await join_addresses(transport)
+    made, now = await create_token(transport, clock, wanted), clock.now()
     uses = "one machine" if wanted.uses == 1 else f"{wanted.uses} machines"
     end = f"{now + wanted.lifetime:%Y-%m-%d %H:%M} UTC"
     click.echo(
@@ -135,16 +125,10 @@ def create(name: str | None, pool: str | None, **options: Any) -> None:
 
 @token.command("list")
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
-@store_options
-def list_(no_headers: bool, **options: Any) -> None:
+@with_store
+async def list_(transport: Transport, no_headers: bool, **_: Any) -> None:
     """List the join tokens that are valid. Their secrets are not stored."""
-
-    async def work() -> list[JoinTokenRecord]:
-        async with open_store(options) as transport:
-            return await token_store.list_tokens(transport)
-
-    now = SystemClock().now()
-    records = run(work())
+    now, records = SystemClock().now(), await token_store.list_tokens(transport)
     if not records:
         click.echo("No join tokens found.", err=True)
         return
@@ -163,15 +147,10 @@ def _row(one: JoinTokenRecord, now: datetime) -> tuple[str, ...]:
 @token.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @reason_option
-@store_options
-def revoke(ids: tuple[str, ...], **options: Any) -> None:
+@with_store
+async def revoke(transport: Transport, ids: tuple[str, ...], **_: Any) -> None:
     """Revoke join tokens. Machines that have joined with them stay in the fleet."""
-
-    async def work() -> list[str]:
-        async with open_store(options) as transport:
-            return [id_ for id_ in ids if not await token_store.revoke_token(transport, _id(id_))]
-
-    missing = run(work())
+    missing = [id_ for id_ in ids if not await token_store.revoke_token(transport, _id(id_))]
     for id_ in ids:
         if id_ not in missing:
             click.echo(f"token/{_id(id_)} revoked")

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from fleetctl.cli import arguments
-from fleetctl.cli.arguments import parse_timeout
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.arguments import parse_timeout, timeout_option
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import reader, selectors, targets, wait_conditions
@@ -20,7 +20,7 @@ from schemas.kinds import Kind
 from store import object_trees
 from store.errors import UnavailableError
 from store.object_trees import Tree
-from store.port import StoreReader
+from store.port import StoreReader, Transport
 
 _POLL_S = 0.1
 # Rest for this many times the duration of a read: reading many objects takes long.
@@ -61,41 +61,27 @@ class AwaitedObject:
     required=True,
     help="State to wait for: condition=TYPE[=True|False|Unknown], jsonpath='{PATH}'[=VALUE], create, or delete.",
 )
-@click.option(
-    "--timeout",
-    default="30s",
-    show_default=True,
-    help="Time limit for all objects, such as 90s or 5m. 0 checks once, -1s waits for a week.",
+@timeout_option(
+    "30s", "Time limit for all objects, such as 90s or 5m. 0 checks once, -1s waits for a week."
 )
 @arguments.selector_option
 @arguments.all_option
 @arguments.files_option
 @arguments.recursive_option
-@store_options
-def wait(what: tuple[str, ...], goal: str, timeout: str, **options: Any) -> None:
+@with_store
+async def wait(transport: Transport, what: tuple[str, ...], goal: str, **options: Any) -> None:
     """Wait until objects reach the state of --for."""
-    target, timeout_s = wait_conditions.parse(goal), parse_timeout(timeout)
+    target, timeout_s = wait_conditions.parse(goal), parse_timeout(options["timeout"])
     chosen = targets.parse_selections(
         what, options, verb="waited for", is_all=options["is_all"], is_read=True
     )
-    run(_wait(chosen, target, timeout_s, options))
-
-
-async def _wait(
-    chosen: Sequence[Selection], goal: Goal, timeout_s: float, options: dict[str, Any]
-) -> None:
-    clock = SystemClock()
-    async with open_store(options) as transport:
-        watched = ObjectWaiter(transport, clock, goal, timeout_s)
-        awaited = [
-            awaited_object for choice in chosen for awaited_object in await watched.meant(choice)
-        ]
-        if not awaited:
-            if isinstance(goal, DeletedGoal):
-                return
-            plurals = ", ".join(choice.kind.plural for choice in chosen)
-            raise FleetctlError(f"no matching {plurals} found to wait for")
-        await watched.until(awaited, {choice.kind.name: choice.kind for choice in chosen})
+    waiter = ObjectWaiter(transport, SystemClock(), target, timeout_s)
+    awaited = [obj for choice in chosen for obj in await waiter.meant(choice)]
+    if awaited:
+        await waiter.until(awaited, {choice.kind.name: choice.kind for choice in chosen})
+    elif not isinstance(target, DeletedGoal):
+        plurals = ", ".join(choice.kind.plural for choice in chosen)
+        raise FleetctlError(f"no matching {plurals} found to wait for")
 
 
 class _WaitNotes:
