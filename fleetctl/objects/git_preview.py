@@ -2,11 +2,9 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
-from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import targets
@@ -30,7 +28,7 @@ class NamedPreview:
 
 
 async def request_all(
-    chosen: Selection, limit_s: float, options: dict[str, Any]
+    transport: Transport, chosen: Selection, limit_s: float
 ) -> list[NamedPreview]:
     """Return the previews of the chosen GitSources.
 
@@ -45,15 +43,14 @@ async def request_all(
         )
     clock = SystemClock()
     deadline = clock.monotonic() + limit_s
-    async with open_store(options) as transport:
-        names = [obj.name for obj in await targets.read_selected(transport, chosen)]
-        with ProgressLine() as progress:
-            named_previews = []
-            for name in names:
-                progress.show(f"gitsource/{name}: waiting for the reconciler to fetch")
-                preview = await _request(transport, clock, name, deadline)
-                named_previews.append(NamedPreview(source=name, preview=preview))
-        return named_previews
+    names = [obj.name for obj in await targets.read_selected(transport, chosen)]
+    with ProgressLine() as progress:
+        named_previews = []
+        for name in names:
+            progress.show(f"gitsource/{name}: waiting for the reconciler to fetch")
+            preview = await _request(transport, clock, name, deadline)
+            named_previews.append(NamedPreview(source=name, preview=preview))
+    return named_previews
 
 
 def preview_tree(found: NamedPreview) -> dict[str, Tree]:

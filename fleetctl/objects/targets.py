@@ -74,7 +74,8 @@ def parse_selections(
     if options["files"]:
         if words or labels or is_all:
             raise click.UsageError("give names, or files with -f, but not both")
-        found = targets_in_files(options["files"], recursive=options["recursive"])
+        head, recursive = "nothing was changed:\n", options["recursive"]
+        found = targets_in_files(options["files"], recursive=recursive, head=head)
         return [selection(_writable_kind(kind.name, verb), names) for kind, names in found]
     if options.get("recursive"):
         raise click.UsageError("-R applies to the folders of -f; give -f as well")
@@ -115,8 +116,10 @@ def _writable_kind(word: str, verb: str) -> Kind:
     return kind
 
 
-def targets_in_files(files: Sequence[str], *, recursive: bool) -> tuple[Target, ...]:
-    """Return the objects in manifest files by kind, each kind's in the order of the files.
+def targets_in_files(
+    files: Sequence[str], *, recursive: bool, head: str = ""
+) -> tuple[Target, ...]:
+    """Return the objects in manifest files by kind, each kind's in the order of the files. `head` begins errors.
 
     Raises:
         FleetctlError: a file cannot be read, or is invalid.
@@ -125,7 +128,7 @@ def targets_in_files(files: Sequence[str], *, recursive: bool) -> tuple[Target, 
     try:
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
     except ManifestErrors as error:
-        raise FleetctlError(f"no object is selected:\n{error}") from error
+        raise FleetctlError(f"{head}{error}") from error
     names: dict[str, list[str]] = {}
     for item in loaded:
         names.setdefault(item.obj.kind, []).append(item.obj.name)

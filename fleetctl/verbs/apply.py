@@ -20,6 +20,7 @@ from fleetctl.objects import git_preview, git_warnings, selectors, targets
 from fleetctl.objects.change import change_objects
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.objects.results import ResultPrinter, tree_text
+from fleetctl.objects.targets import Selection
 from insight.deployment_warnings import deployment_warnings
 from insight.edits import ObjectEdit
 from machinery.clock import SystemClock
@@ -335,7 +336,7 @@ def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
         words, {**options, "selector": ""}, verb="diff", is_all=None
     )
     try:
-        previews = run(git_preview.request_all(chosen, parse_duration(options["timeout"]), options))
+        previews = run(_request_previews(chosen, options))
     except FleetctlError as error:
         raise DiffError(error.message) from error
     if options["output"] is not None:
@@ -353,6 +354,14 @@ def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
             raise DiffError(f"gitsource/{preview.source}: {preview.preview.problem}")
     if any(preview.preview.changes for preview in previews):
         raise click.exceptions.Exit(1)
+
+
+async def _request_previews(
+    chosen: Selection, options: dict[str, Any]
+) -> list[git_preview.NamedPreview]:
+    async with open_store(options) as transport:
+        limit_s = parse_duration(options["timeout"])
+        return await git_preview.request_all(transport, chosen, limit_s)
 
 
 async def _preview(

@@ -1,13 +1,12 @@
 """`fleetctl cancel`: ends requests in flight by their ids, at their gateway and engine."""
 
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from fleetctl.cli.arguments import parse_urls
-from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
+from fleetctl.cli.connect import api_key_options, gateway_option, process_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
@@ -29,12 +28,19 @@ The client of a cancelled request gets an error with the code request_cancelled,
 @gateway_option("Gateway to ask (default: all gateways of the fleet). Can be repeated.")
 @api_key_options
 @process_options
-def cancel(ids: tuple[str, ...], gateway: tuple[str, ...], **options: Any) -> None:
+async def cancel(ids: tuple[str, ...], gateway: tuple[str, ...], **options: Any) -> None:
     """End requests in flight by their ids."""
     named, key = parse_urls(gateway), gateways.read_api_key(options)
     missing = []
     for id_ in dict.fromkeys(ids):
-        if run(_cancel(named, id_, key, options)):
+        question = GatewayQuestion(
+            method="POST",
+            path=f"/api/requests/{quote(id_, safe='')}/cancel",
+            key=key,
+            role="operator",
+            accepted=frozenset({200, 404}),
+        )
+        if sum(await gateway_api.ask_all(named, question, options, _count)):
             click.echo(f"request/{id_} cancelled")
         else:
             missing.append(id_)
@@ -43,18 +49,6 @@ def cancel(ids: tuple[str, ...], gateway: tuple[str, ...], **options: Any) -> No
             f"not in flight at any gateway: {', '.join(missing)}. `fleetctl routes --in-flight` lists what is; "
             "`fleetctl routes` shows what has ended"
         )
-
-
-async def _cancel(named: Sequence[str], id_: str, key: str, options: dict[str, Any]) -> int:
-    """Return the number of requests that were ended at all gateways. Raises FleetctlError: no gateway answers."""
-    question = GatewayQuestion(
-        method="POST",
-        path=f"/api/requests/{quote(id_, safe='')}/cancel",
-        key=key,
-        role="operator",
-        accepted=frozenset({200, 404}),
-    )
-    return sum(await gateway_api.ask_all(named, question, options, _count))
 
 
 def _count(answer: GatewayAnswer) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from fleetctl.cli.connect import etcd_address, open_store, process_options, run
+from fleetctl.cli.connect import etcd_address, open_store, process_options
 from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
@@ -42,16 +42,13 @@ class FleetSummary:
 
 @click.command(short_help="Show the addresses of the fleet, and its Macs.")
 @process_options
-def cluster_info(**options: Any) -> None:
+async def cluster_info(**options: Any) -> None:
     """Show the addresses of etcd and the gateways, the leading reconciler, and the Macs side by side."""
-    click.echo(summary_text(run(_read(options))))
-
-
-async def _read(options: dict[str, Any]) -> FleetSummary:
     async with open_store(options) as transport:
         dialer = await open_dialer(options, transport)
         known_nodes(options).remember(await stop_orders.read_addresses(transport, dialer))
-        return await read_summary(transport, str(etcd_address(options)), dialer)
+        summary = await read_summary(transport, str(etcd_address(options)), dialer)
+    click.echo(summary_text(summary))
 
 
 async def read_summary(transport: Transport, etcd: str, dialer: Dialer) -> FleetSummary:

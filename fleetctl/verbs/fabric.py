@@ -1,6 +1,6 @@
 """The verb `fleetctl fabric check`, and the group that loads `bench` and `setup` on use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import click
 
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import output_option
-from fleetctl.cli.connect import run, store_options
+from fleetctl.cli.connect import store_options
 from fleetctl.cli.program import LazyGroup
 from fleetctl.fabric import admission
 from fleetctl.objects.results import print_tree
@@ -21,7 +21,7 @@ from insight.doctor.group_admission import (
 )
 from manifests.trees import Tree
 from reconciler.groups.fabric import Cable, CableEnd
-from schemas.node import Node, NodeStatus
+from schemas.node import NodeStatus
 from schemas.quantity import counted
 
 _CHECK_HELP = """Check whether the Macs of each ShardGroup can work together, and name missing cables and settings.
@@ -40,11 +40,18 @@ JACCL is not yet tested on hardware: docs/hardware.md has the first run.
 @click.argument("group", nargs=-1, metavar="[GROUP...]")
 @output_option("table", "json")
 @store_options
-def check(group: tuple[str, ...], output: str, **options: Any) -> None:
+async def check(group: tuple[str, ...], output: str, **options: Any) -> None:
     """Check whether the Macs of each ShardGroup can work together, and name what is missing."""
-    admissions, nodes = run(_check_groups(group, options))
+    state = await admission.read_fabric(group, options)
+    admissions = [
+        replace(
+            check_admission(shard_group, state.nodes, state.ready),
+            unplaced=unplaced_on(shard_group, state.deployments),
+        )
+        for shard_group in state.groups
+    ]
     if output == "json":
-        statuses = {node.name: node.status for node in nodes if node.status is not None}
+        statuses = {node.name: node.status for node in state.nodes if node.status is not None}
         trees = {"groups": [admission_tree(group, statuses) for group in admissions]}
         print_tree(trees, "json")
     elif admissions:
@@ -53,20 +60,6 @@ def check(group: tuple[str, ...], output: str, **options: Any) -> None:
         click.echo("no shardgroups found; `fleetctl version --nodes` compares the nodes", err=True)
     if not all(group_admission.is_admitted for group_admission in admissions):
         raise click.exceptions.Exit(1)
-
-
-async def _check_groups(
-    words: tuple[str, ...], options: dict[str, Any]
-) -> tuple[list[GroupAdmission], Sequence[Node]]:
-    state = await admission.read_fabric(words, options)
-    admissions = [
-        replace(
-            check_admission(group, state.nodes, state.ready),
-            unplaced=unplaced_on(group, state.deployments),
-        )
-        for group in state.groups
-    ]
-    return admissions, state.nodes
 
 
 def admission_text(group: GroupAdmission) -> str:

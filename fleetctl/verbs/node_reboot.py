@@ -8,7 +8,7 @@ import click
 
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
-from fleetctl.cli.connect import etcd_address, open_store, run, store_options
+from fleetctl.cli.connect import etcd_address, with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import reboot as restarts
 from fleetctl.maintenance.fleet_watch import FleetWatch
@@ -64,16 +64,13 @@ lose its majority. If FileVault is on, it asks for its password at the terminal,
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @target_options
 @reason_option
-@store_options
-def reboot(name: str, drain_timeout: str, timeout: str, **options: Any) -> None:
+@with_store
+async def reboot(transport: Transport, name: str, **options: Any) -> None:
     """Restart a Mac, and wait until it serves again."""
-    run(_reboot(name, parse_duration(drain_timeout), parse_duration(timeout), options))
-
-
-async def _reboot(name: str, drain_s: float, back_s: float, options: dict[str, Any]) -> None:
+    drain_s, back_s = parse_duration(options["drain_timeout"]), parse_duration(options["timeout"])
     clock = SystemClock()
     wishes = RebootWishes(drain=options["drain"], leaves_locked=options["leave_locked"])
-    async with AsyncExitStack() as stack, open_store(options) as transport:
+    async with AsyncExitStack() as stack:
         chosen = targets.selection(
             kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
         )

@@ -7,7 +7,7 @@ import click
 
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration, reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import rolling_run
 from fleetctl.maintenance.fleet_watch import FleetWatch
@@ -74,16 +74,13 @@ goes on when the command is run again; Macs that run the release are left alone.
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @target_options
 @reason_option
-@store_options
-def upgrade(names: tuple[str, ...], to: str, ready_timeout: str, **options: Any) -> None:
-    """Install a release on Macs, and restart their services with it."""
-    run(_upgrade(names, find_release(to), parse_duration(ready_timeout), options))
-
-
-async def _upgrade(
-    names: tuple[str, ...], release: TargetRelease, ready_s: float, options: dict[str, Any]
+@with_store
+async def upgrade(
+    transport: Transport, names: tuple[str, ...], to: str, ready_timeout: str, **options: Any
 ) -> None:
-    async with AsyncExitStack() as stack, open_store(options) as transport:
+    """Install a release on Macs, and restart their services with it."""
+    release, ready_s = find_release(to), parse_duration(ready_timeout)
+    async with AsyncExitStack() as stack:
         nodes = await _nodes(transport, names)
         sessions = NodeSessions.create(find_targets(nodes, options), ssh_policy(options), stack)
         macs = await rolling_run.open_macs(

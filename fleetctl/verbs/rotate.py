@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import reason_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
 from machinery.clock import SystemClock
@@ -15,7 +15,7 @@ from schemas import duration
 from schemas.records import MAX_PREVIOUS_SECRETS, ApiKey, PreviousSecret
 from store import codec, keys
 from store.errors import ConflictError, UnavailableError
-from store.port import ModRevisionGuard, Put
+from store.port import ModRevisionGuard, Put, Transport
 
 _MAX_OVERLAP = timedelta(days=365)
 _HELP = """Replace the secret of an API key, and print the new one. It cannot be shown again.
@@ -42,8 +42,10 @@ Name, rights and limits stay. All secrets of a key share its limits. Only the ne
     help="Refuse the earlier secrets at once, and make no new one.",
 )
 @reason_option
-@store_options
-def rotate(what: tuple[str, ...], overlap: str | None, end_overlap: bool, **options: Any) -> None:
+@with_store
+async def rotate(
+    transport: Transport, what: tuple[str, ...], overlap: str | None, end_overlap: bool, **_: Any
+) -> None:
     """Replace the secret of an API key, and print the new one. It cannot be shown again."""
     names = api_keys.parse_names(what)
     if names is None or len(names) != 1:
@@ -51,12 +53,12 @@ def rotate(what: tuple[str, ...], overlap: str | None, end_overlap: bool, **opti
     if end_overlap:
         if overlap is not None:
             raise click.UsageError("give --overlap, or --end-overlap, but not both")
-        ended = run(_change(names[0], None, timedelta(0), options))
+        ended = await _change(transport, names[0], None, timedelta(0))
         count = f"{len(ended.previous)} earlier secret{'s' if len(ended.previous) != 1 else ''}"
         click.echo(f"apikey/{names[0]}: {count if ended.previous else 'no earlier secret'} ended")
         return
     lasting, secret = parse_overlap(overlap or "24h"), api_keys.new_secret()
-    before = run(_change(names[0], secret.hash, lasting, options))
+    before = await _change(transport, names[0], secret.hash, lasting)
     until = SystemClock().now() + lasting
     told = (
         "Its earlier secrets are refused from now on."
@@ -114,27 +116,24 @@ def rotated(key: ApiKey, hash_: str | None, overlap: timedelta, now: datetime) -
     return key.model_copy(update={"hash": hash_, "previous": (newest, *secrets)})
 
 
-async def _change(
-    name: str, hash_: str | None, overlap: timedelta, options: dict[str, Any]
-) -> ApiKey:
+async def _change(transport: Transport, name: str, hash_: str | None, overlap: timedelta) -> ApiKey:
     """Rotate the key; return it as it was."""
     stored = keys.named(keys.API_KEY_PREFIX, name)
-    async with open_store(options) as transport:
-        await api_keys.read(transport, (name,))  # an unknown name is refused with the nearest
-        item = await transport.get(stored)
-        if item is None:
-            raise _changed_meanwhile(name)
-        before = codec.decode(ApiKey, item)
-        value = codec.encode(rotated(before, hash_, overlap, SystemClock().now()))
-        try:
-            guard = ModRevisionGuard(key=stored, mod_revision=item.mod_revision)
-            await transport.commit([guard], [Put(key=stored, value=value)])
-        except ConflictError as error:
-            raise _changed_meanwhile(name) from error
-        except UnavailableError as error:
-            # The write succeeded, and only its answer was lost, if the stored key is ours.
-            if not error.ambiguous or not await api_keys.is_stored(transport, stored, value):
-                raise
+    await api_keys.read(transport, (name,))  # an unknown name is refused with the nearest
+    item = await transport.get(stored)
+    if item is None:
+        raise _changed_meanwhile(name)
+    before = codec.decode(ApiKey, item)
+    value = codec.encode(rotated(before, hash_, overlap, SystemClock().now()))
+    try:
+        guard = ModRevisionGuard(key=stored, mod_revision=item.mod_revision)
+        await transport.commit([guard], [Put(key=stored, value=value)])
+    except ConflictError as error:
+        raise _changed_meanwhile(name) from error
+    except UnavailableError as error:
+        # The write succeeded, and only its answer was lost, if the stored key is ours.
+        if not error.ambiguous or not await api_keys.is_stored(transport, stored, value):
+            raise
     return before
 
 

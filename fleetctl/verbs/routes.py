@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from fleetctl.cli.arguments import output_option, parse_urls
-from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
+from fleetctl.cli.connect import api_key_options, gateway_option, process_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
@@ -60,7 +60,7 @@ class JournalQuery:
 @gateway_option("Gateway to read (default: all gateways of the fleet). Can be repeated.")
 @api_key_options
 @process_options
-def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
+async def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
     """Show which node served each request, the latest last."""
     filters = {
         "limit": str(last),
@@ -77,9 +77,9 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
             "--outcome: a request in flight has none; leave it or --in-flight out"
         )
     if is_running:
-        found = run(_fetch_in_flight(named, query, options))[:last]
+        found = (await _fetch_in_flight(named, query, options))[:last]
     else:
-        found = run(_fetch_requests(named, query, options))[-last:]
+        found = (await _fetch_requests(named, query, options))[-last:]
     if output == "json":
         print_tree(list_tree(found), "json")
     elif found:

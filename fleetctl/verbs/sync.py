@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import parse_duration, reason_option, timeout_option
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import git_preview, reader, targets
@@ -42,20 +42,20 @@ class SyncOutcome:
     help="Show what the newest commits would change, and change nothing.",
 )
 @reason_option
-@store_options
-def sync(
-    sources: tuple[str, ...], timeout: str, *, waits: bool, is_dry: bool, **options: Any
+@with_store
+async def sync(
+    transport: Transport, sources: tuple[str, ...], *, waits: bool, is_dry: bool, **options: Any
 ) -> None:
     """Fetch new commits now, and wait until they are applied.
 
     Without SOURCE, all GitSources are synchronised. Exit code 1 if a source is not applied and ready. With --dry-run,
     nothing is applied; `fleetctl diff gs/NAME` shows the differences line by line.
     """
-    limit_s = parse_duration(timeout)
+    limit_s = parse_duration(options["timeout"])
     if is_dry:
         names = _parse_names(sources)
         chosen = targets.selection(kind_of("gitsources"), names, is_all=not names)
-        previews = run(git_preview.request_all(chosen, limit_s, options))
+        previews = await git_preview.request_all(transport, chosen, limit_s)
         for named_preview in previews:
             head, preview = f"gitsource/{named_preview.source}", named_preview.preview
             if preview.problem:
@@ -73,7 +73,7 @@ def sync(
         if any(named_preview.preview.problem for named_preview in previews):
             raise click.exceptions.Exit(1)
         return
-    outcomes = run(_sync(_parse_names(sources), limit_s if waits else None, options))
+    outcomes = await _sync(transport, _parse_names(sources), limit_s if waits else None)
     for outcome in outcomes:
         click.echo(outcome.text, err=not outcome.is_ready)
     if not all(outcome.is_ready for outcome in outcomes):
@@ -100,49 +100,45 @@ def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 async def _sync(
-    names: tuple[str, ...], limit_s: float | None, options: dict[str, Any]
+    transport: Transport, names: tuple[str, ...], limit_s: float | None
 ) -> list[SyncOutcome]:
     clock = SystemClock()
-    async with open_store(options) as transport:
-        api_objects = await reader.read(transport, kind_of("gitsources"), names)
-        sources = [api_object for api_object in api_objects if isinstance(api_object, GitSource)]
-        if not sources:
-            raise FleetctlError(
-                "no GitSource found. Apply a manifest of this kind; examples/gitops/ has one"
-            )
-        suspended = [source.name for source in sources if source.spec.suspend]
-        if suspended and names:
-            raise FleetctlError(
-                f"gitsource/{suspended[0]} is suspended; run: fleetctl resume gs/{suspended[0]}"
-            )
-        requested = [source for source in sources if not source.spec.suspend]
-        request_id = secrets.token_hex(4)
-        for one in requested:
-            await mutate(
-                transport,
-                clock,
-                GitSource,
-                one.name,
-                lambda now: with_sync_request(now, request_id),
-            )
-        outcomes = [
-            SyncOutcome(text=f"gitsource/{one} is suspended", is_ready=bool(requested))
-            for one in suspended
+    api_objects = await reader.read(transport, kind_of("gitsources"), names)
+    sources = [api_object for api_object in api_objects if isinstance(api_object, GitSource)]
+    if not sources:
+        raise FleetctlError(
+            "no GitSource found. Apply a manifest of this kind; examples/gitops/ has one"
+        )
+    suspended = [source.name for source in sources if source.spec.suspend]
+    if suspended and names:
+        raise FleetctlError(
+            f"gitsource/{suspended[0]} is suspended; run: fleetctl resume gs/{suspended[0]}"
+        )
+    requested = [source for source in sources if not source.spec.suspend]
+    request_id = secrets.token_hex(4)
+    for one in requested:
+        await mutate(
+            transport,
+            clock,
+            GitSource,
+            one.name,
+            lambda now: with_sync_request(now, request_id),
+        )
+    outcomes = [
+        SyncOutcome(text=f"gitsource/{one} is suspended", is_ready=bool(requested))
+        for one in suspended
+    ]
+    if limit_s is None:
+        return [
+            *outcomes,
+            *(SyncOutcome(text=f"gitsource/{o.name} requested", is_ready=True) for o in requested),
         ]
-        if limit_s is None:
-            return [
-                *outcomes,
-                *(
-                    SyncOutcome(text=f"gitsource/{o.name} requested", is_ready=True)
-                    for o in requested
-                ),
-            ]
-        deadline = clock.monotonic() + limit_s
-        with ProgressLine() as progress:
-            for one in requested:
-                progress_line = _SyncProgress(one.name, request_id, progress)
-                outcomes.append(await _wait_outcome(transport, clock, progress_line, deadline))
-        return outcomes
+    deadline = clock.monotonic() + limit_s
+    with ProgressLine() as progress:
+        for one in requested:
+            progress_line = _SyncProgress(one.name, request_id, progress)
+            outcomes.append(await _wait_outcome(transport, clock, progress_line, deadline))
+    return outcomes
 
 
 class _SyncProgress:

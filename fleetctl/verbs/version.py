@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.connect import open_store, process_options, run
+from fleetctl.cli.connect import open_store, process_options
 from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
@@ -26,7 +26,7 @@ from store.errors import StoreError
 )
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="Output format.")
 @process_options
-def version(client: bool, nodes: bool, output: str | None, **options: Any) -> None:
+async def version(client: bool, nodes: bool, output: str | None, **options: Any) -> None:
     """Show the versions of fleetctl, etcd, the reconciler, gateways and node agents.
 
     Warns about versions that are more than one minor version apart from the reconciler.
@@ -38,7 +38,7 @@ def version(client: bool, nodes: bool, output: str | None, **options: Any) -> No
         text = tree_text(tree, output) if output else f"fleetctl: {version_with_commit()}\n"
         click.echo(text, nl=False)
         return
-    run(_print_nodes(output, options) if nodes else _print_fleet_versions(output, options))
+    await (_print_nodes(output, options) if nodes else _print_fleet_versions(output, options))
 
 
 async def _print_nodes(output: str | None, options: dict[str, Any]) -> None:
