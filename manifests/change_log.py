@@ -28,7 +28,6 @@ from store.port import (
     Operation,
     Put,
     Transport,
-    WatchBatch,
 )
 
 _WITHOUT_RIGHT: Final = (
@@ -68,6 +67,7 @@ class AuditedTransport(ForwardedCalls):
     _read: dict[str, KeyValue] = field(default_factory=dict)
     """The specs that were read, by key."""
 
+    @override
     async def get(self, key: str) -> KeyValue | None:
         item = await self.inner.get(key)
         if item is not None:
@@ -87,6 +87,7 @@ class AuditedTransport(ForwardedCalls):
             {item.key: item for item in items if item.key.startswith(keys.SPEC_PREFIX)}
         )
 
+    @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         changed = [operation for operation in operations if _is_recorded(operation.key)]
         if not changed:
@@ -120,11 +121,6 @@ class AuditedTransport(ForwardedCalls):
         item = self._read.get(key)
         based_on = revisions.get(key)
         return None if item is None or based_on not in (None, item.mod_revision) else item
-
-    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
-        async with aclosing(self.inner.watch(prefix, after_revision=after_revision)) as watch:
-            async for batch in watch:
-                yield batch
 
 
 def _is_recorded(key: str) -> bool:

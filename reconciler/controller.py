@@ -108,7 +108,7 @@ class Controller:
         self._clock = clock
         self._identity = identity
         self._own_writes = OwnWrites()
-        self._caches = make_caches(transport, clock, self._own_writes)
+        self._caches = make_caches(transport, clock)
         self._lister = Lister(self._caches)
         self._liveness = NodeLiveness(grace_s)
         self._recorder = EventRecorder(transport, clock, source="reconciler")

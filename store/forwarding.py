@@ -1,21 +1,39 @@
 """Calls that a transport around another one passes on unchanged."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from store import reads
-from store.port import Listing, ServerStatus, Transport
+from store.port import (
+    Guard,
+    KeyValue,
+    Listing,
+    Operation,
+    ServerStatus,
+    Transport,
+    WatchBatch,
+)
 
 
 class ForwardedCalls(Protocol):
-    """Leases, status and closing of `inner`, and lists that are collected from the pages of the transport itself."""
+    """All calls of `inner`; lists are collected from the pages of the transport itself."""
 
     inner: Transport
 
-    def pages(self, prefix: str) -> AsyncGenerator[Listing]: ...
+    async def get(self, key: str) -> KeyValue | None:
+        return await self.inner.get(key)
 
     async def list(self, prefix: str) -> Listing:
         return await reads.collect(lambda: self.pages(prefix))
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        return self.inner.pages(prefix)
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        return await self.inner.commit(guards, operations)
+
+    def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        return self.inner.watch(prefix, after_revision=after_revision)
 
     async def grant(self, ttl_s: int) -> int:
         return await self.inner.grant(ttl_s)

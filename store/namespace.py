@@ -48,6 +48,7 @@ class NamespacedTransport(ForwardedCalls):
         self.inner = inner
         self._prefix = prefix
 
+    @override
     async def get(self, key: str) -> KeyValue | None:
         item = await self.inner.get(self._outside(key))
         return None if item is None else self._inside(item)
@@ -59,12 +60,14 @@ class NamespacedTransport(ForwardedCalls):
                 items = tuple([self._inside(item) for item in page.items])
                 yield Listing(revision=page.revision, items=items, store=page.store)
 
+    @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         return await self.inner.commit(
             [self._guard(guard) for guard in guards],
             [self._operation(operation) for operation in operations],
         )
 
+    @override
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         watch = self.inner.watch(self._outside(prefix), after_revision=after_revision)
         async with aclosing(watch):

@@ -43,7 +43,6 @@ from schemas.formation import EpochSecret, Formation
 from schemas.meta import (
     CHANGE_CAUSE,
     ENDED_BECAUSE,
-    ApiModel,
     ObjectKey,
     ObjectMeta,
     OwnerReference,
@@ -76,8 +75,6 @@ class GuardedWrite:
     operations: tuple[Operation, ...]
     is_assignment: bool = False
     """True if it assigns a rank to a node."""
-    made_of: ApiModel | None = None
-    """The model that the first operation is the document of, if it is known as the caches will hold it."""
 
 
 def split_into_batches(
@@ -112,16 +109,6 @@ def merge_writes(batch: Iterable[GuardedWrite]) -> tuple[list[Guard], list[Opera
     writes = list(batch)
     guards = list(dict.fromkeys(guard for write in writes for guard in write.guards))
     return guards, [operation for write in writes for operation in write.operations]
-
-
-def documents_of(batch: Iterable[GuardedWrite]) -> dict[str, tuple[bytes, ApiModel]]:
-    """Return the documents of a batch by key, with the models that they were made of."""
-    return {
-        first.key: (first.value, write.made_of)
-        for write in batch
-        for first in write.operations[:1]
-        if write.made_of is not None and isinstance(first, Put)
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +195,6 @@ def status_write(key: ObjectKey, status: Status, *, version: int) -> GuardedWrit
     return GuardedWrite(
         guards=(ModRevisionGuard(key=keys.spec_key(*key), mod_revision=version),),
         operations=(Put(key=keys.status_key(*key), value=codec.encode(status)),),
-        made_of=status,
     )
 
 
@@ -243,7 +229,6 @@ def _assigned(
             *(delete for delete in stale if delete.key not in secrets_by_key),
         ),
         is_assignment=True,
-        made_of=made,
     )
 
 
@@ -570,7 +555,6 @@ class Executor:
     async def _commit(self, batch: Sequence[GuardedWrite], own_write_of: str = "") -> int:
         guards, operations = merge_writes(batch)
         guards.insert(0, self._fence())
-        self._own_writes.expect(documents_of(batch))
         if not any(write.is_assignment for write in batch):
             return await self._write(guards, operations, own_write_of)
         ledger, self._ledger = self._ledger, None  # known again when the answer arrives

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Any, Final
 from machinery.clock import Clock
 from schemas import kinds
 from schemas.deployment import ModelDeployment, Revision
-from schemas.meta import ApiModel, ApiObject, ObjectKey, Status
+from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus, NodeStatus
 from schemas.replica import Endpoint, RankStatus, Replica, concerned_nodes
@@ -35,7 +35,6 @@ class OwnWrites:
         self._owners: dict[int, str] = {}
         self._writing = 0
         """The number of writes that wait for their answer."""
-        self._expected: dict[str, tuple[bytes, ApiModel]] = {}
         self._undecided: list[tuple[int, str, Callable[[], None]]] = []
 
     def report(self, revision: int, deployment: str, notify: Callable[[], None]) -> None:
@@ -61,17 +60,6 @@ class OwnWrites:
             undecided, self._undecided = self._undecided, []
             for one in undecided:
                 self.report(*one)
-
-    def expect(self, found: Mapping[str, tuple[bytes, ApiModel]]) -> None:
-        """Remember what documents by key were made of; before they are written, because a watch may be fast."""
-        if len(self._expected) >= _REMEMBERED:
-            self._expected.clear()
-        self._expected.update(found)
-
-    def take(self, item: KeyValue) -> ApiModel | None:
-        """Return what a document was made of, once; None if this process did not write just this document."""
-        found = self._expected.pop(item.key, None)
-        return None if found is None or found[0] != item.value else found[1]
 
     def _note(self, revision: int, deployment: str) -> None:
         if not deployment:
@@ -210,28 +198,16 @@ def object_key(key: str) -> ObjectKey | None:
         return None
 
 
-def make_caches(transport: Transport, clock: Clock, own_writes: OwnWrites | None = None) -> Caches:
-    """Return the caches; their informers do not run yet. What this process writes itself is not decoded."""
-    own = own_writes or OwnWrites()
-
-    def spec_of_item(item: KeyValue) -> ApiObject:
-        found = own.take(item)
-        if isinstance(found, ApiObject):
-            return codec.with_version(found, item.mod_revision)
-        return decode_spec(item)
-
-    def status_of_item(item: KeyValue) -> Status:
-        found = own.take(item)
-        return found if isinstance(found, Status) else decode_status(item)
-
-    specs = Informer(transport, keys.SPEC_PREFIX, spec_of_item, clock)
+def make_caches(transport: Transport, clock: Clock) -> Caches:
+    """Return the caches; their informers do not run yet."""
+    specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, clock)
     specs.index(BY_KIND, lambda found: (found.kind,))
     specs.index(BY_DEPLOYMENT, _deployment_of)
     specs.index(BY_NODE, _nodes_of)
     specs.index(REVISIONS, _revised_deployment)
     specs.index(BY_PRIORITY, _priority_of)
     specs.index(BY_RULE, _rules_of)
-    statuses = Informer(transport, keys.STATUS_PREFIX, status_of_item, clock)
+    statuses = Informer(transport, keys.STATUS_PREFIX, decode_status, clock)
     statuses.index(BY_KIND, _kind_of_status)
     statuses.index(BY_HARDWARE, _hardware_of)
     statuses.index(ASLEEP, _sleep_of)

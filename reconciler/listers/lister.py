@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from reconciler.groups.group_view import GroupView
 from reconciler.listers.caches import (
@@ -33,6 +33,8 @@ from schemas.replica import RankStatus, Replica
 from schemas.shardgroup import ShardGroup
 from store import keys
 
+Obj = TypeVar("Obj", bound=ApiObject)
+
 _NO_PEAK: Final = (0,)
 
 
@@ -57,6 +59,10 @@ class Lister:
     def of_kind(self, kind: str) -> Iterator[ApiObject]:
         """Return the objects of a kind by name."""
         return iter(self.caches.specs.by_index(BY_KIND, kind).values())
+
+    def _all(self, kind: type[Obj]) -> Iterator[Obj]:
+        """Return the objects of a kind by name."""
+        return (item for item in self.of_kind(kind.__name__) if isinstance(item, kind))
 
     def is_readable(self, key: ObjectKey) -> bool:
         """Return whether the cache holds the stored version of the object, and not an older one."""
@@ -86,11 +92,7 @@ class Lister:
 
     def declared_deployments(self) -> list[ModelDeployment]:
         """Return all deployments by name, as users wrote them."""
-        return [
-            api_object
-            for api_object in self.of_kind("ModelDeployment")
-            if isinstance(api_object, ModelDeployment)
-        ]
+        return list(self._all(ModelDeployment))
 
     def deployments_above(self, priority: int) -> list[ModelDeployment]:
         """Return the deployments of a higher priority, by name."""
@@ -199,7 +201,7 @@ class Lister:
 
     def policies(self) -> list[ModelPolicy]:
         """Return the policies for models on demand, by name."""
-        return [obj for obj in self.of_kind("ModelPolicy") if isinstance(obj, ModelPolicy)]
+        return list(self._all(ModelPolicy))
 
     def scraped_deployments(self) -> set[str]:
         """Return the deployments whose demand is needed: those with an autoscaler or a running canary.
@@ -234,9 +236,7 @@ class Lister:
     # Replicas
 
     def replicas(self) -> Iterator[Replica]:
-        return (
-            api_object for api_object in self.of_kind("Replica") if isinstance(api_object, Replica)
-        )
+        return self._all(Replica)
 
     def versioned_replicas(self) -> Iterator[tuple[Replica, int]]:
         """Yield all replicas with the mod_revisions of their specs."""
@@ -386,11 +386,7 @@ class Lister:
 
     def pools(self) -> tuple[NodePool, ...]:
         """Return all pools by name."""
-        return tuple(
-            api_object
-            for api_object in self.of_kind("NodePool")
-            if isinstance(api_object, NodePool)
-        )
+        return tuple(self._all(NodePool))
 
     def pool_members(self, pool: NodePool) -> list[str]:
         """Return the nodes that belong to the pool."""
@@ -398,11 +394,7 @@ class Lister:
 
     def groups(self) -> list[ShardGroup]:
         """Return all groups by name."""
-        return [
-            api_object
-            for api_object in self.of_kind("ShardGroup")
-            if isinstance(api_object, ShardGroup)
-        ]
+        return list(self._all(ShardGroup))
 
     def group_members(self, group: ShardGroup) -> list[str]:
         """Return the nodes of a group: in the order of its list, or by name if it has a selector."""

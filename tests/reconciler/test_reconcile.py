@@ -20,7 +20,7 @@ from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.reconcile import GroupContext, Reconciler, group_status, pool_status, route_status
-from schemas.meta import ObjectKey, ObjectMeta, Status
+from schemas.meta import ObjectKey, ObjectMeta
 from schemas.pools import NodePool, NodePoolSpec
 from schemas.replica import Replica
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
@@ -264,13 +264,3 @@ def test_a_write_for_nobody_is_news(own: OwnWrites) -> None:
         note(7)
     own.report(7, "", lambda: heard.append("news"))
     assert heard == ["news"]
-
-
-def test_a_document_is_recognized_once_and_by_its_bytes(own: OwnWrites) -> None:
-    status = Status(observed_generation=3)
-    written = codec.encode(status)
-    own.expect({"/k": (written, status), "/other": (written, status)})
-    assert own.take(item(written)) is status
-    assert own.take(item(written)) is None
-    assert own.take(item(written + b" ", "/other")) is None
-    assert own.take(item(written, "/other")) is None

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
-from store import reads
+from typing_extensions import override
+
 from store.errors import StoreError, UnavailableError
+from store.forwarding import ForwardedCalls
 from store.port import Guard, KeyValue, Listing, Operation, ServerStatus, Transport, WatchBatch
 
 
-class FaultyTransport:
+class FaultyTransport(ForwardedCalls):
     """A `store.port.Transport` that fails on demand."""
 
     def __init__(self, inner: Transport) -> None:
@@ -39,13 +41,12 @@ class FaultyTransport:
         if self._is_away:
             raise UnavailableError("the store is away")
 
+    @override
     async def get(self, key: str) -> KeyValue | None:
         self._check()
         return await self.inner.get(key)
 
-    async def list(self, prefix: str) -> Listing:
-        return await reads.collect(lambda: self.pages(prefix))
-
+    @override
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         self._check()
         self.lists += 1
@@ -58,6 +59,7 @@ class FaultyTransport:
                 if self.between_pages is not None:
                     await self.between_pages()
 
+    @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         self._check()
         if self.commits_to_lose:
@@ -69,6 +71,7 @@ class FaultyTransport:
             raise UnavailableError("lost on the way back", ambiguous=True)
         return revision
 
+    @override
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         self._check()
         self.watches += 1
@@ -97,10 +100,12 @@ class FaultyTransport:
             raise got
         return got
 
+    @override
     async def grant(self, ttl_s: int) -> int:
         self._check()
         return await self.inner.grant(ttl_s)
 
+    @override
     async def keep_alive(self, lease: int) -> int:
         self._check()
         if self.renewal_fails is not None:
@@ -108,14 +113,13 @@ class FaultyTransport:
         self.renewals += 1
         return await self.inner.keep_alive(lease)
 
+    @override
     async def revoke(self, lease: int) -> None:
         self._check()
         self.revoked += 1
         await self.inner.revoke(lease)
 
+    @override
     async def status(self) -> ServerStatus:
         self._check()
         return await self.inner.status()
-
-    async def close(self) -> None:
-        await self.inner.close()

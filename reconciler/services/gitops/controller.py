@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
+
+from typing_extensions import override
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -13,20 +15,12 @@ from reconciler.services.gitops.credentials import GitSettings
 from reconciler.services.gitops.source_reconciler import GitSourceReconciler
 from store.errors import ConflictError, FencedError, PermissionDeniedError, StoreError
 from store.events import EventRecorder
+from store.forwarding import ForwardedCalls
 from store.leases import Leadership
-from store.port import (
-    CreateRevisionGuard,
-    Guard,
-    KeyValue,
-    Listing,
-    Operation,
-    ServerStatus,
-    Transport,
-    WatchBatch,
-)
+from store.port import CreateRevisionGuard, Guard, Operation, Transport
 
 
-class FencedTransport:
+class FencedTransport(ForwardedCalls):
     """A transport whose commits succeed only while this process leads.
 
     Raises:
@@ -35,21 +29,13 @@ class FencedTransport:
     """
 
     def __init__(self, inner: Transport, fence: Guard) -> None:
-        self._inner = inner
+        self.inner = inner
         self._fence = fence
 
-    async def get(self, key: str) -> KeyValue | None:
-        return await self._inner.get(key)
-
-    async def list(self, prefix: str) -> Listing:
-        return await self._inner.list(prefix)
-
-    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
-        return self._inner.pages(prefix)
-
+    @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         try:
-            return await self._inner.commit([self._fence, *guards], operations)
+            return await self.inner.commit([self._fence, *guards], operations)
         except ConflictError as error:
             # The failed guard decides: retry for one of the caller's, stop for the fence.
             if await self._holds():
@@ -57,26 +43,12 @@ class FencedTransport:
             raise FencedError("another reconciler leads now") from error
 
     async def _holds(self) -> bool:
-        item = await self._inner.get(self._fence.key)
+        item = await self.inner.get(self._fence.key)
         if item is None or not isinstance(self._fence, CreateRevisionGuard):
             return False
         return item.create_revision == self._fence.create_revision
 
-    def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
-        return self._inner.watch(prefix, after_revision=after_revision)
-
-    async def grant(self, ttl_s: int) -> int:
-        return await self._inner.grant(ttl_s)
-
-    async def keep_alive(self, lease: int) -> int:
-        return await self._inner.keep_alive(lease)
-
-    async def revoke(self, lease: int) -> None:
-        await self._inner.revoke(lease)
-
-    async def status(self) -> ServerStatus:
-        return await self._inner.status()
-
+    @override
     async def close(self) -> None:
         """Do nothing: the inner transport is closed by its owner."""
 
