@@ -9,7 +9,7 @@ from engine.grammar.interface import GrammarCompiler
 from engine.jobs import EmbedJob, Job, SpeechJob, WorkerEvent
 from engine.memory.budget import MemoryBudget
 from engine.model.pooler import PoolerConfig
-from engine.text.interface import Codec
+from engine.text.codec import TextCodec
 from engine.vision.image_reader import ImageRules
 from schemas.wire.audio_limits import SpeechTask
 
@@ -18,7 +18,7 @@ from schemas.wire.audio_limits import SpeechTask
 class ServedModel:
     """The model in memory, as the event loop sees it."""
 
-    codec: Codec
+    codec: TextCodec
     vocab_size: int
     pooling: PoolerConfig | None = None
     """The pooler of an embedding model; None if the model makes no embeddings."""

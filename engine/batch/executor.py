@@ -15,7 +15,7 @@ from engine.batch.hidden_states import HiddenStates
 from engine.batch.prefill import PrefilledPrompts, PrefillStage
 from engine.batch.speculative import TokenProposer
 from engine.batch.step_plan import PromptChunk, StepPlan
-from engine.cache.interface import PrefixCache
+from engine.cache.prefix_cache import BlockPrefixCache
 from engine.gauges import Gauges
 from engine.grammar.background import BackgroundGrammars
 from engine.grammar.interface import GrammarCompiler
@@ -37,7 +37,7 @@ class StepExecutor:
     model: Model
     ends: frozenset[int]
     """Tokens that end a text."""
-    prefix: PrefixCache
+    prefix: BlockPrefixCache
     grammars: GrammarCompiler | None
     proposer: TokenProposer | None = None
     adapters: AdapterBank | None = None

@@ -11,7 +11,8 @@ from engine.batch import logprobs
 from engine.batch.hidden_states import HiddenStates
 from engine.batch.step_plan import STORE_EVERY, PromptChunk
 from engine.cache.batch_caches import merge_caches, set_reserved
-from engine.cache.interface import LayerCache, PrefixCache
+from engine.cache.interface import LayerCache
+from engine.cache.prefix_cache import BlockPrefixCache
 from engine.cache.window_kv import KeepingKVCache
 from engine.jobs import Job, TokenLogprobs
 from engine.model.adapter_bank import AdapterBank
@@ -62,7 +63,7 @@ class PrefillStage:
     def __init__(
         self,
         model: Model,
-        prefix: PrefixCache,
+        prefix: BlockPrefixCache,
         adapters: AdapterBank | None = None,
         vision: VisionModel | None = None,
         *,

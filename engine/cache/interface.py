@@ -1,8 +1,7 @@
 """The interface of the cache room: options, the prefix cache protocol and its statistics. Imports no mlx."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 LayerCache: TypeAlias = Any  # one of mlx-lm's caches, of one sequence; mlx-lm ships no types
 
@@ -65,68 +64,3 @@ class PrefixCacheStats:
     pinned_tokens: int = 0
     """Tokens that are never evicted."""
     disk: DiskCacheStats = field(default_factory=DiskCacheStats)
-
-
-class PrefixCache(Protocol):
-    """Caches of earlier prompts. Worker thread only.
-
-    Prompts with different salts share nothing but pinned tokens: `match` and `fetch` find only what was stored with the
-    same salt.
-    """
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        ...
-
-    @property
-    def stats(self) -> PrefixCacheStats:
-        """Statistics for metrics."""
-        ...
-
-    def summary(self, limit: int) -> list[str]:
-        """Return the names of at most `limit` held blocks, last used first."""
-        ...
-
-    def match(self, tokens: Sequence[int], salt: str = "") -> int:
-        """Return how many of the first tokens `fetch` would find; always less than all. Changes nothing."""
-        ...
-
-    def fetch(self, tokens: Sequence[int], salt: str = "") -> tuple[list[LayerCache], int]:
-        """Return caches for one sequence, filled with its first tokens, and their number; the caller owns the caches."""
-        ...
-
-    def store(
-        self,
-        tokens: Sequence[int],
-        caches: Sequence[LayerCache],
-        salt: str = "",
-        *,
-        is_checkpoint: bool = True,
-    ) -> None:
-        """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
-
-        `is_checkpoint` says that others will continue here: a prompt or an answer ends, or `plan_checkpoints` named it.
-        """
-        ...
-
-    def plan_checkpoints(
-        self, tokens: Sequence[int], salt: str = "", *, start: int, shared: int = 0
-    ) -> tuple[int, ...]:
-        """Return the positions behind `start` where `store` should make a checkpoint of this prompt, ascending.
-
-        `shared` is the number of tokens with which other prompts will begin; 0 if it is not known.
-        """
-        ...
-
-    def pin(self, tokens: Sequence[int]) -> None:
-        """Never evict these tokens, as far as their full blocks are held, and keep them on disk before others."""
-        ...
-
-    def trim(self, limit_bytes: int) -> None:
-        """Evict the least recently used items until at most this many bytes are held."""
-        ...
-
-    def close(self) -> None:
-        """Drop everything in memory, and write what waits for the disk, for a few seconds at most."""
-        ...

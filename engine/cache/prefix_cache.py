@@ -41,7 +41,10 @@ _MOST_DAMAGED = 4
 
 
 class BlockPrefixCache:
-    """Implements `PrefixCache` for prefixes of any number of sequences within `limit_bytes`; 0 turns it off.
+    """Prefixes of any number of sequences within `limit_bytes`; 0 turns it off.
+
+    Prompts with different salts share nothing but pinned tokens: `match` and `fetch` find only what was stored with the
+    same salt.
 
     A match may end at any token. Models with recurrent layers are an exception: they can continue only from a checkpoint,
     which copies their whole state, whose size does not depend on the number of tokens. Call `store` at the positions of

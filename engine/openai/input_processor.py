@@ -36,7 +36,7 @@ from engine.openai.request_body import (
 )
 from engine.openai.resume_point import ResumePoint
 from engine.ports import ServedModel
-from engine.text.interface import Codec
+from engine.text.codec import TextCodec
 from engine.text.output_parser import Delta, OutputParser
 from engine.vision import media_reader
 from schemas.wire import errors
@@ -332,7 +332,7 @@ def work_length(request: GenerationRequest) -> int:
             assert_never(request.prompt)
 
 
-def decode_tokens(tokens: Iterable[int], codec: Codec) -> str:
+def decode_tokens(tokens: Iterable[int], codec: TextCodec) -> str:
     """Return the text of tokens."""
     detokenizer = codec.detokenizer()
     for token in tokens:
@@ -360,8 +360,8 @@ def resume_job(job: Job, resumed: ResumePoint, index: int, digest: str, *, vocab
         )
         refusal = Refusal(status=409, message=message, param="fleet.prompt", code="prompt_differs")
         raise RefusedError(refusal)
-    tokens = resumed.tokens[index]
-    param = "fleet.tokens" if len(resumed.tokens) == 1 else f"fleet.choices[{index}]"
+    tokens = tuple(resumed.emitted[index])
+    param = "fleet.tokens" if resumed.choices is None else f"fleet.choices[{index}]"
     if len(tokens) > job.max_tokens:
         message = f"'{param}' has {len(tokens)} tokens, more than the {job.max_tokens} allowed."
         raise errors.invalid(message, param=param)

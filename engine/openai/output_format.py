@@ -22,10 +22,11 @@ from engine.openai.request_body import (
     TextPrompts,
 )
 from engine.text import reasoning, template_traits
+from engine.text.codec import TextCodec
 from engine.text.formats.answer import AnswerContext, AnswerFormat
 from engine.text.formats.registry import PLAIN
 from engine.text.formats.tools import ToolSet
-from engine.text.interface import Codec, Message
+from engine.text.interface import Message
 from engine.text.output_parser import OutputParser
 from engine.text.reasoning import ThinkingState
 from engine.text.spans import StopMatcher
@@ -58,7 +59,7 @@ class OutputFormat:
     """Holds the grammar in memory, so that the worker need not compile it again."""
     _bias: tuple[tuple[int, float], ...]
     _request: GenerationRequest
-    _codec: Codec
+    _codec: TextCodec
     _thinking_state: ThinkingState
     _call_format: AnswerFormat | None
 
@@ -110,7 +111,7 @@ class ChatEncoder:
     """Encodes the conversation of one request, with its tools, its response format and its effort."""
 
     request: GenerationRequest
-    codec: Codec
+    codec: TextCodec
     max_tokens: int | None = None
     """A conversation that is certainly longer is not tokenized; None tokenizes any."""
     rewrite: Callable[[str], str] | None = None
@@ -252,7 +253,7 @@ def _effort_variables(effort: str | None, traits: TemplateTraits) -> dict[str, J
 def build(
     request: GenerationRequest,
     prompt: Sequence[int],
-    codec: Codec,
+    codec: TextCodec,
     grammar: str | None,
     compiled: CompiledGrammar | None,
 ) -> OutputFormat:
@@ -303,7 +304,7 @@ def prompt_tail(prompt: Sequence[int]) -> tuple[int, ...]:
 def write_grammar(
     request: GenerationRequest,
     prompt: Sequence[int],
-    codec: Codec,
+    codec: TextCodec,
     grammars: GrammarCompiler | None,
 ) -> str | None:
     """Return the grammar of the answers to a prompt, which compiles; None if they have none.
@@ -324,7 +325,7 @@ def write_grammar(
 
 
 def thinking_state(
-    request: GenerationRequest, prompt: Sequence[int], codec: Codec
+    request: GenerationRequest, prompt: Sequence[int], codec: TextCodec
 ) -> ThinkingState:
     """Return whether the answer to a prompt begins inside of the reasoning."""
     thinking, asked = codec.traits.thinking, request.prompt

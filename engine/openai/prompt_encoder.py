@@ -25,7 +25,8 @@ from engine.openai.input_tasks import (
 )
 from engine.openai.output_format import ChatEncoder
 from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
-from engine.text.interface import Codec, Message
+from engine.text.codec import TextCodec
+from engine.text.interface import Message
 from engine.vision import media_reader
 from engine.vision.media_reader import Medium
 from schemas.wire import errors
@@ -37,7 +38,7 @@ _system_tokens: dict[bytes, int] = {}
 
 
 def run(
-    task: InputTask, codec: Codec, grammars: GrammarCompiler | None
+    task: InputTask, codec: TextCodec, grammars: GrammarCompiler | None
 ) -> tuple[PreparedPrompt, ...]:
     """Return what a task asks for.
 
@@ -87,7 +88,7 @@ def _check_context(
         raise prompts.context_exceeded(param, context_length, longest)
 
 
-def _encode_texts(task: TextsTask, codec: Codec) -> Iterator[PreparedPrompt]:
+def _encode_texts(task: TextsTask, codec: TextCodec) -> Iterator[PreparedPrompt]:
     seconds: Sequence[str | None] = task.seconds or [None] * len(task.texts)
     for text, second, param in zip(task.texts, seconds, task.params, strict=True):
         try:
@@ -102,7 +103,7 @@ def _encode_texts(task: TextsTask, codec: Codec) -> Iterator[PreparedPrompt]:
 
 def encode_prompts(
     request: GenerationRequest,
-    codec: Codec,
+    codec: TextCodec,
     *,
     context_length: int | None = None,
     rewrite: Callable[[str], str] | None = None,
@@ -154,7 +155,7 @@ def refusing_long_texts(param: str, context_length: int | None) -> Iterator[int 
 
 
 def _encode_content(
-    content: str | tuple[int, ...], codec: Codec, max_tokens: int | None
+    content: str | tuple[int, ...], codec: TextCodec, max_tokens: int | None
 ) -> list[int]:
     if isinstance(content, str):
         return codec.encode_text(content, max_tokens=max_tokens)
@@ -181,7 +182,9 @@ def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder) -> list[int]:
     return tokens
 
 
-def _count_system_tokens(request: GenerationRequest, codec: Codec, tokens: Sequence[int]) -> int:
+def _count_system_tokens(
+    request: GenerationRequest, codec: TextCodec, tokens: Sequence[int]
+) -> int:
     """Return how many tokens come before the text of a chat's first user message; 0 if the template hides it.
 
     They are those that the prompt shares with another one of the same system message and tools.

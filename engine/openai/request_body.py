@@ -23,8 +23,8 @@ from engine.openai import (
 )
 from engine.openai.output_options import Tools
 from engine.openai.parameters import EndpointParameters
-from engine.openai.prompts import Infill, Prompt, Tokens
-from engine.openai.resume_point import ResumePoint
+from engine.openai.prompts import Infill, Prompt
+from engine.openai.resume_point import ResumePoint, Seed
 from engine.openai.structured_outputs import GuidedBody
 from engine.openai.template_variables import TemplateVariables
 from engine.text.interface import Message
@@ -40,7 +40,6 @@ Stop: TypeAlias = Annotated[str, Field(min_length=1)]
 _MAX_STOPS = 64
 # Tokens that no answer reaches.
 _NEVER = 2**31
-Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 CacheSalt: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 """vLLM's field: prompts with different values share no cached prefixes."""
@@ -138,26 +137,6 @@ CHAT_PARAMETERS: Final = EndpointParameters(
     model=ChatBody, limited=parameters.LIMITED_CHAT, takes_others=True
 )
 COMPLETION_PARAMETERS: Final = EndpointParameters(model=CompletionBody, takes_others=True)
-
-
-class _ResumeBody(BaseModel):
-    """The field `fleet`, with which a gateway continues an answer: the sum of its resume records."""
-
-    model_config = _STRICT
-
-    tokens: Tokens | None = None
-    """Those of the only choice."""
-    choices: Annotated[list[Tokens], Field(min_length=2, fail_fast=True)] | None = None
-    """Those of each choice, if there are several."""
-    finished: Annotated[list[int], Field(max_length=1024)] = []
-    """Indexes of choices whose end the client has."""
-    seed: Seed
-    prompt: Annotated[str, Field(max_length=100)]
-    id: Annotated[str, Field(min_length=1, max_length=200)]
-    created: Annotated[int, Field(ge=0, lt=2**53)]
-    cached_tokens: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    events: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    """The number of events that the client has, in streams whose events are numbered."""
 
 
 class ConversationEnd(Enum):
@@ -517,23 +496,13 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
         each = value.get("choices")
         for tokens in (value.get("tokens"), *(each[:1024] if isinstance(each, list) else ())):
             prompts.check_tokens(tokens, context_length, f"{streams.RESUME_FIELD}.tokens")
-    body = validate(_ResumeBody, value, at=streams.RESUME_FIELD)
-    if (body.tokens is None) == (body.choices is None):
+    resumed = validate(ResumePoint, value, at=streams.RESUME_FIELD)
+    if (resumed.tokens is None) == (resumed.choices is None):
         raise errors.invalid(
             "'fleet' has the tokens of the only choice in 'tokens', or of each one in 'choices'.",
             param="fleet.tokens",
         )
-    found = [body.tokens] if body.tokens is not None else body.choices or []
-    return ResumePoint(
-        tokens=tuple(map(tuple, found)),
-        finished=frozenset(body.finished),
-        seed=body.seed,
-        prompt=body.prompt,
-        id=body.id,
-        created=body.created,
-        cached_tokens=body.cached_tokens,
-        events=body.events,
-    )
+    return resumed
 
 
 def _with_resume_point(
@@ -546,8 +515,8 @@ def _with_resume_point(
         raise errors.invalid(message, param="fleet")
     if resumed is not None and request.prompts != 1:
         raise errors.invalid("'fleet' continues one prompt; 'prompt' has more.", param="prompt")
-    if resumed is not None and len(resumed.tokens) != request.n:
-        message = f"'fleet' continues {len(resumed.tokens)} choices, and 'n' is {request.n}."
+    if resumed is not None and len(resumed.emitted) != request.n:
+        message = f"'fleet' continues {len(resumed.emitted)} choices, and 'n' is {request.n}."
         raise errors.invalid(message, param="n")
     is_resumable = is_known and request.prompts == 1
     return dataclasses.replace(request, is_resumable=is_resumable, resumed=resumed)

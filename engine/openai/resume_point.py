@@ -1,24 +1,39 @@
 """Progress of an answer that another engine began, with which this one continues it."""
 
-from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.openai.prompts import Tokens
+
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePoint:
-    """The progress of another engine with this request, before it was lost."""
+class ResumePoint(BaseModel):
+    """The field `fleet`: the sum of the resume records of an engine that was lost."""
 
-    tokens: tuple[tuple[int, ...], ...]
-    """Those of each choice."""
-    finished: frozenset[int] = frozenset()
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    tokens: Tokens | None = None
+    """Those of the only choice."""
+    choices: Annotated[list[Tokens], Field(min_length=2, fail_fast=True)] | None = None
+    """Those of each choice, if there are several."""
+    finished: Annotated[list[int], Field(max_length=1024)] = []
     """Indexes of choices whose end the client has; it is not sent again."""
-    seed: int
+    seed: Seed
     """That of the first choice; those of the others follow it."""
-    prompt: str
+    prompt: Annotated[str, Field(max_length=100)]
     """Digest of the prompt's tokens there."""
-    id: str
-    created: int
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    created: Count
     """Seconds since 1970."""
-    cached_tokens: int
+    cached_tokens: Count = 0
     """Prompt tokens that were cached there; the final usage repeats this number."""
-    events: int = 0
+    events: Count = 0
     """The number of events that the client has, in streams whose events are numbered."""
+
+    @property
+    def emitted(self) -> list[list[int]]:
+        """The tokens of each choice."""
+        return [self.tokens] if self.tokens is not None else self.choices or []

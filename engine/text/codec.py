@@ -111,7 +111,10 @@ def _refusing_unreadable() -> Iterator[None]:
 
 
 class TextCodec:
-    """Implements `engine.text.interface.Codec`. `encode_*` run in the input workers, not in the serving process."""
+    """The tokenizer. It is read-only, so threads other than the worker may call it.
+
+    `encode_*` run in the input workers, not in the serving process.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         """Wrap a tokenizer of mlx-lm, or a portable one."""

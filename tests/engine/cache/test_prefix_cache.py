@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from engine.cache.block_tree import NODE_BYTES, block_hash, encode_tokens
-from engine.cache.interface import PrefixCache
 from tests.support.engine_cache_models import CONFIGS, KINDS, RECURRENT, WINDOW, Tiny
 from tests.support.mlx_models import Late
 
@@ -172,7 +171,7 @@ def test_a_batch_continues_and_is_stored(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1 << 30])
 def test_the_cache_implements_its_interface(llama: Tiny, limit: int) -> None:
-    cache: PrefixCache = llama.cache(limit)
+    cache = llama.cache(limit)
     assert (cache.match([]), cache.match([1]), cache.nbytes) == (0, 0, 0)
     given = llama.read_and_store(cache, LONG, PIECES)
     for tokens in (LONG, LONG[:100], [*LONG, 1], LONG[:1], []):

@@ -84,7 +84,7 @@ def test_reasoning_tokens_are_counted_in_both_engines() -> None:
 
 def refusal(tokens: tuple[int, ...] = (), digest: str = "m") -> Any:
     resumed = ResumePoint(
-        tokens=(tokens,), seed=1, prompt=digest, id="x", created=1, cached_tokens=0
+        tokens=list(tokens), seed=1, prompt=digest, id="x", created=1, cached_tokens=0
     )
     with pytest.raises(RefusedError) as caught:
         input_processor.resume_job(job([], 3), resumed, 0, "m", vocab_size=10)
