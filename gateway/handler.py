@@ -27,7 +27,7 @@ from gateway.http.head_check import HeadCheck, check_model_body
 from gateway.http.idempotency import IdempotencyTable
 from gateway.http.request_context import RequestContext, header_lines, outcome_of
 from gateway.request import JSON, InferenceRequest
-from gateway.responses.stateful import PATH, StatefulHandler, StatefulResponses
+from gateway.responses.stateful import PATH, StatefulResponses
 from gateway.routing.default_model import choose_default
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.call import BrokenResponseError, Headers
@@ -53,7 +53,7 @@ _CANONICAL = wire_headers.CANONICAL.encode()
 log = logging.getLogger(__name__)
 
 
-class InferenceHandler(StatefulHandler):
+class InferenceHandler:
     """Answers every request to a model."""
 
     def __init__(
@@ -84,25 +84,29 @@ class InferenceHandler(StatefulHandler):
         self.idempotency = IdempotencyTable(self.clock)
         self.mirror = Mirror(forwarder, with_model, options.draw, options.count_mirrored)
         self.is_stopping = False
+        """True once the gateway stops: the next response on each connection is its last."""
         self.linger_s = IDLE_LINGER_S
+        """Seconds that an idle connection stays open once the gateway stops."""
         self.common_headers: Headers = []
+        """The headers of every response, such as the date."""
         self.common_lines = b""
+        """The same as they are written."""
         self.contexts: set[RequestContext] = set()
 
     def running(self) -> tuple[RequestContext, ...]:
         """Return the requests that are being answered."""
         return tuple(self.contexts)
 
-    @override
     def set_common_headers(self, common: Headers) -> None:
+        """Change the headers of every response, such as the date."""
         self.common_headers, self.common_lines = common, header_lines(common)
 
-    @override
     def check_head(self, context: RequestContext) -> Refusal | None:
+        """Check a request whose headers are complete, and give it an id; return None if its body may be read."""
         return self._head_check.check(context)
 
-    @override
     def start(self, context: RequestContext) -> None:
+        """Answer a complete request of an identified client, now or later; its arrival is `context.began_s`."""
         self.contexts.add(context)
         http_request, limiter = context.http_request, context.limiter
         try:
@@ -130,7 +134,6 @@ class InferenceHandler(StatefulHandler):
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self.fail(context, error)
 
-    @override
     def forward(self, context: RequestContext) -> None:
         """Parse an admitted request and forward it. Raises RefusedError."""
         adapter, http_request = context.adapter, context.http_request
@@ -207,8 +210,8 @@ class InferenceHandler(StatefulHandler):
         context.task = None  # from here on as without the wait
         self.forward(context)
 
-    @override
     def on_result(self, context: RequestContext, result: ForwardResult) -> None:
+        """Answer with the first response of an engine, or with a refusal."""
         try:
             if type(result) is WholeResponse and not context.response.status:
                 status, body = result.status, result.body
@@ -238,11 +241,10 @@ class InferenceHandler(StatefulHandler):
         else:
             self.finish(context)
 
-    @override
     def wait_for(self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]) -> None:
+        """Await the result of a request in a task."""
         self.run(context, self._wait(context, result))
 
-    @override
     def run(self, context: RequestContext, work: Coroutine[Any, Any, None]) -> None:
         """Do what a request waits for, in a task."""
         context.task = asyncio.get_running_loop().create_task(self._guarded(context, work))
@@ -307,8 +309,8 @@ class InferenceHandler(StatefulHandler):
             {"message": "a request to a model failed", "exception": error}
         )
 
-    @override
     def disconnect(self, context: RequestContext) -> None:
+        """Stop serving a request whose client is gone."""
         if context.response.is_gone:
             return
         context.response.is_gone = True
@@ -409,8 +411,8 @@ class InferenceHandler(StatefulHandler):
         self._recorder.record(context)
         context.release()
 
-    @override
     def refuse(self, context: RequestContext, refusal: Refusal) -> None:
+        """Answer a request with a refusal."""
         self._send_refusal(context, context.adapter.error_translator(), refusal)
         self._recorder.record(context)
         context.release()
@@ -423,7 +425,6 @@ class InferenceHandler(StatefulHandler):
             response.keep_alive = response.keep_alive and response.is_started
             self._cut_off(context, why)
 
-    @override
     def cancel(self, context: RequestContext) -> bool:
         """End a running request, here and at its engine, and tell its client; return False if it has ended."""
         return context in self.contexts and self._cut_off(context, cancelled().refusal)
@@ -455,8 +456,8 @@ class InferenceHandler(StatefulHandler):
             response.begin(source.status, head)
         ClientStream(self, context, source, translator).attach()
 
-    @override
     def end_stream(self, context: RequestContext, end: bytes) -> None:
+        """End a complete stream with these events."""
         context.response.end(end, context.resumed_line())
         self.finish(context)
 

@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.auth.keyring import Principal
+from gateway.handler import InferenceHandler
 from gateway.http.buffered_response import BufferedResponse, buffered_response
-from gateway.http.request_context import RequestContext, RequestHandler
+from gateway.http.request_context import RequestContext
 from gateway.request import HttpRequest
 from schemas.wire.errors import RefusedError
 
@@ -17,7 +18,7 @@ class InternalRequest:
     context: RequestContext
     response: BufferedResponse
     done: "asyncio.Future[None]"
-    handler: RequestHandler
+    handler: InferenceHandler
 
     async def answer(self) -> tuple[int, bytes]:
         """Return status and body; a cancelled call gives up the engine, as a client does that leaves."""
@@ -30,7 +31,7 @@ class InternalRequest:
 
 
 def start(
-    handler: RequestHandler, principal: Principal | None, path: str, body: bytes, request_id: str
+    handler: InferenceHandler, principal: Principal | None, path: str, body: bytes, request_id: str
 ) -> InternalRequest:
     """Begin a request in the name of an API key; None where keys are not required.
 

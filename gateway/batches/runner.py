@@ -30,7 +30,7 @@ from gateway.batches.records import BatchLine, LineError, StoredBatch, StoredFil
 from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.router import LoadTracker
-from gateway.http.request_context import RequestHandler
+from gateway.handler import InferenceHandler
 from gateway.responses.database import ResponseDatabase
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.table_cache import TableCache
@@ -63,7 +63,7 @@ _DISK_ERRORS: Final = (DatabaseError, OSError)
 class BatchGateway:
     """The parts of the gateway that serve the requests of batches."""
 
-    handler: RequestHandler
+    handler: InferenceHandler
     table_cache: TableCache
     load_tracker: LoadTracker
     model_states: ModelStates

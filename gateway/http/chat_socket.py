@@ -13,7 +13,7 @@ reads too slowly stops the engines of all its requests.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
@@ -23,7 +23,6 @@ from wsproto.frame_protocol import CloseReason, Opcode
 from gateway import errors
 from gateway.http.request_context import (
     RequestContext,
-    RequestHandler,
     ResponseOwner,
     ResponseWriter,
 )
@@ -31,6 +30,9 @@ from gateway.request import HttpRequest, RawHeaders
 from gateway.upstream.response_head import list_lines
 from machinery.websocket_frames import FrameError, ServerFrames
 from schemas.wire.errors import Refusal, invalid
+
+if TYPE_CHECKING:  # it answers the requests
+    from gateway.handler import InferenceHandler
 
 PATH: Final = b"/v1/ws/chat/completions"
 CHAT: Final = b"/v1/chat/completions"
@@ -136,7 +138,7 @@ class ChatSocket(asyncio.Protocol):
     """One connection after its handshake. `client`: the protocol of the connection before, which owns its limits."""
 
     def __init__(
-        self, client: Any, handler: RequestHandler, headers: RawHeaders, owner: str
+        self, client: Any, handler: "InferenceHandler", headers: RawHeaders, owner: str
     ) -> None:
         """`owner`: the identity of its API key; empty without one."""
         self._client = client

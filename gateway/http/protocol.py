@@ -5,7 +5,7 @@ uvicorn serves all other paths. See docs/adr/0021-gateway-request-path.md.
 
 import asyncio
 import re
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import httptools
 from typing_extensions import override
@@ -17,7 +17,6 @@ from gateway import errors
 from gateway.http import chat_socket
 from gateway.http.request_context import (
     RequestContext,
-    RequestHandler,
     ResponseOwner,
     ResponseWriter,
     header_lines,
@@ -29,6 +28,9 @@ from machinery.http_server import MAX_HEAD_BYTES
 from machinery.websocket_frames import KEY_LENGTH, switching_protocols
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.errors import Refusal, body_too_large
+
+if TYPE_CHECKING:  # it answers the requests
+    from gateway.handler import InferenceHandler
 
 # Time for the client to read a refusal while it still sends.
 _CLOSE_LINGER_S = 2.0
@@ -63,7 +65,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
 
     def __init__(
         self,
-        handler: RequestHandler,
+        handler: "InferenceHandler",
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],

@@ -4,8 +4,8 @@ The response is written by hand, because uvicorn's writer costs more than all of
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -17,18 +17,17 @@ from gateway.auth.keyring import Principal
 from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
-from gateway.http.cors import AllowedHosts
 from gateway.http.idempotency import KeptAnswer
-from gateway.http.limits import BodyMemory
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders, Turn
 from gateway.routing.table import EngineEndpoint, ServedModel
-from gateway.upstream.call import Headers
-from machinery.clock import NEVER, Clock
-from machinery.connection_limits import ConnectionLimiter
+from machinery.clock import NEVER
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire import headers
 from schemas.wire.body_limits import LEAST_LIMIT
 from schemas.wire.errors import CANCELLED_STATUS, Refusal
+
+if TYPE_CHECKING:  # it answers the requests
+    from gateway.handler import InferenceHandler
 
 _CLOSE_LINE = b"connection: close\r\n"
 _REQUEST_ID = headers.REQUEST_ID.encode()
@@ -167,64 +166,10 @@ class ResponseWriter(msgspec.Struct, eq=False):
         self.owner.on_response_complete()
 
 
-class RequestHandler(Protocol):
-    """Answers requests to models."""
-
-    clock: Clock
-    adapters: Mapping[bytes, ApiAdapter]
-    """API adapters by path."""
-    hosts: AllowedHosts
-    max_body: int
-    body_memory: BodyMemory
-    connections: ConnectionLimiter
-    is_stopping: bool
-    """True once the gateway stops: the next response on each connection is its last."""
-    linger_s: float
-    """Seconds that an idle connection stays open once the gateway stops."""
-
-    common_headers: Headers
-    """The headers of every response, such as the date."""
-    common_lines: bytes
-    """The same as they are written."""
-
-    def set_common_headers(self, common: Headers) -> None:
-        """Change the headers of every response."""
-        ...
-
-    def check_head(self, context: "RequestContext") -> Refusal | None:
-        """Check host, origin and key of a request whose headers are complete, and give it an id.
-
-        Return a refusal, or None if the body may be read.
-        """
-        ...
-
-    def start(self, context: "RequestContext") -> None:
-        """Answer a complete request of an identified client, now or later; its arrival is `context.began_s`."""
-        ...
-
-    def on_result(self, context: "RequestContext", result: ForwardResult) -> None:
-        """Answer with the first response of an engine, or with a refusal."""
-        ...
-
-    def wait_for(
-        self, context: "RequestContext", result: Coroutine[Any, Any, ForwardResult]
-    ) -> None:
-        """Await the result of a request in a task."""
-        ...
-
-    def disconnect(self, context: "RequestContext") -> None:
-        """Stop serving a request whose client is gone."""
-        ...
-
-    def refuse(self, context: "RequestContext", refusal: Refusal) -> None:
-        """Answer a request with a refusal."""
-        ...
-
-
 class RequestContext(msgspec.Struct, eq=False):
     """State of one request to a model."""
 
-    handler: RequestHandler
+    handler: "InferenceHandler"
     http_request: HttpRequest
     response: ResponseWriter
     adapter: ApiAdapter

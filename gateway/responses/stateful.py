@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -18,10 +18,8 @@ import orjson
 from gateway import errors
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.http.buffered_response import BufferedResponse, buffered_response
-from gateway.http.idempotency import IdempotencyTable
 from gateway.http.request_context import (
     RequestContext,
-    RequestHandler,
     ResponseWriter,
     header_lines,
 )
@@ -34,6 +32,9 @@ from machinery.sqlite_file import DatabaseError
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, body_too_large, invalid
 
+if TYPE_CHECKING:  # it answers the requests
+    from gateway.handler import InferenceHandler
+
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -45,30 +46,6 @@ _MAX_BACKGROUND: Final = 256
 _RENEW_S: Final = 5.0
 # A gateway that was killed renews nothing.
 _LAPSE_S: Final = 30
-
-
-class StatefulHandler(RequestHandler, Protocol):
-    """The handler of requests to models, as far as it is needed here."""
-
-    contexts: set[RequestContext]
-    """The requests that are being answered."""
-    idempotency: IdempotencyTable
-
-    def forward(self, context: RequestContext) -> None:
-        """Parse an admitted request and forward it. Raises RefusedError."""
-        ...
-
-    def end_stream(self, context: RequestContext, end: bytes) -> None:
-        """End a complete stream with these events."""
-        ...
-
-    def run(self, context: RequestContext, work: Any) -> None:
-        """Do what a request waits for, in a task."""
-        ...
-
-    def cancel(self, context: RequestContext) -> bool:
-        """End a running request."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +68,7 @@ class StatefulResponses:
     running: dict[tuple[str, str], "Background"] = field(default_factory=dict)
     """Background responses of this process, by id and owner."""
 
-    def begin(self, handler: StatefulHandler, context: RequestContext) -> bool:
+    def begin(self, handler: "InferenceHandler", context: RequestContext) -> bool:
         """Read the state that a request needs; return True if it is forwarded later.
 
         Raises:
@@ -157,7 +134,9 @@ class StatefulResponses:
             raise RefusedError(no_response(missing, param=param, needed_by=response_id))
         return records
 
-    async def _start(self, handler: StatefulHandler, context: RequestContext, turn: Turn) -> None:
+    async def _start(
+        self, handler: "InferenceHandler", context: RequestContext, turn: Turn
+    ) -> None:
         """Put the conversation before the input of a request, and forward it."""
         http_request = context.http_request
         sent = http_request.body
@@ -189,7 +168,7 @@ class StatefulResponses:
         handler.forward(context)
 
     async def _start_background(
-        self, handler: StatefulHandler, context: RequestContext, turn: Turn
+        self, handler: "InferenceHandler", context: RequestContext, turn: Turn
     ) -> None:
         """Answer the client of a background response, and run it."""
         if len(self.running) >= _MAX_BACKGROUND:
@@ -228,7 +207,7 @@ class StatefulResponses:
 
     async def _watch(
         self,
-        handler: StatefulHandler,
+        handler: "InferenceHandler",
         context: RequestContext,
         begun: dict[str, Any],
         done: "asyncio.Future[None]",
@@ -262,7 +241,7 @@ class StatefulResponses:
             log.warning("cannot store a response", extra={"why": str(error)})
 
     async def store_whole(
-        self, handler: StatefulHandler, context: RequestContext, result: WholeResponse
+        self, handler: "InferenceHandler", context: RequestContext, result: WholeResponse
     ) -> None:
         """Store a complete response, and then send it."""
         reason = await self._store(context, result.body)
@@ -275,7 +254,7 @@ class StatefulResponses:
         handler.on_result(context, result)
 
     async def store_stream(
-        self, handler: StatefulHandler, context: RequestContext, end: bytes
+        self, handler: "InferenceHandler", context: RequestContext, end: bytes
     ) -> None:
         """Store the response in the last event of a stream, and then send that."""
         data = end.partition(b"\ndata: ")[2].partition(b"\n")[0]
@@ -314,7 +293,7 @@ class StatefulResponses:
 
 
 def _detach(
-    handler: StatefulHandler, context: RequestContext, response: ResponseWriter, body: bytes
+    handler: "InferenceHandler", context: RequestContext, response: ResponseWriter, body: bytes
 ) -> RequestContext:
     """Answer a request with this body; return its context for another response, with all that is counted."""
     detached = msgspec.structs.replace(context, response=response, task=None, kept_answer=None)
