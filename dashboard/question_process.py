@@ -132,7 +132,7 @@ def _not_answered(end: ChildEnd, limits: ChildLimits) -> RefusedError:
     message = (
         f"The planner {reason} and was ended. Ask about fewer replicas or fewer Macs at a time."
     )
-    return RefusedError(Refusal(status=503, message=message, type="server_error", retry_after_s=5))
+    return RefusedError(Refusal(status=503, message=message, retry_after_s=5))
 
 
 def _documents(caches: FleetCaches) -> Iterator[tuple[str, bytes, int]]:

@@ -69,7 +69,6 @@ def queue_full(concurrency: int, limit: int, *, retry_after_s: int) -> RefusedEr
         Refusal(
             status=429,
             message=message,
-            type="rate_limit_error",
             code="queue_full",
             retry_after_s=retry_after_s,
         )
@@ -86,7 +85,6 @@ def bodies_full(limit_bytes: int) -> RefusedError:
         Refusal(
             status=429,
             message=message,
-            type="rate_limit_error",
             code="bodies_full",
             retry_after_s=1,
         )

@@ -88,7 +88,7 @@ def too_many_on_socket(limit: int) -> Refusal:
     message = (
         f"{limit} requests run on this WebSocket, or the gateway stops; open another connection."
     )
-    return Refusal(status=429, message=message, type="rate_limit_error", code="too_many_requests")
+    return Refusal(status=429, message=message, code="too_many_requests")
 
 
 def wrong_idempotency_key(longest: int) -> Refusal:
@@ -115,21 +115,19 @@ def no_batches() -> Refusal:
         "This gateway keeps no files and batches: it has no --state-dir FOLDER, or cannot use the folder, and its log "
         "says why. Correct that, or send them to a gateway of the fleet that keeps them."
     )
-    return Refusal(status=501, message=message, type="server_error", code="no_batches")
+    return Refusal(status=501, message=message, code="no_batches")
 
 
 def batches_failed(why: str) -> Refusal:
     """Return the refusal when the folder of batches cannot be used."""
     message = f"The gateway's folder of files and batches cannot be used: {why[:300]}."
-    return Refusal(
-        status=503, message=message, type="server_error", code="batches_failed", retry_after_s=10
-    )
+    return Refusal(status=503, message=message, code="batches_failed", retry_after_s=10)
 
 
 def no_room_for_files(why: str) -> Refusal:
     """Return the refusal of a file for which there is no room."""
     message = f"{why}; delete files that are no longer needed (`DELETE /v1/files/ID`)."
-    return Refusal(status=507, message=message, type="server_error", code="no_room")
+    return Refusal(status=507, message=message, code="no_room")
 
 
 def too_many_uploads() -> Refusal:
@@ -137,25 +135,13 @@ def too_many_uploads() -> Refusal:
     message = (
         "A file of this client is being uploaded already; repeat the request when it has ended."
     )
-    return Refusal(
-        status=429,
-        message=message,
-        type="rate_limit_error",
-        code="too_many_uploads",
-        retry_after_s=5,
-    )
+    return Refusal(status=429, message=message, code="too_many_uploads", retry_after_s=5)
 
 
 def too_many_batches(limit: int) -> Refusal:
     """Return the refusal of one open batch too many of a key."""
     message = f"{limit} batches of this key are not over; wait for one, or cancel one."
-    return Refusal(
-        status=429,
-        message=message,
-        type="rate_limit_error",
-        code="too_many_batches",
-        retry_after_s=60,
-    )
+    return Refusal(status=429, message=message, code="too_many_batches", retry_after_s=60)
 
 
 def not_synced() -> Refusal:
@@ -163,7 +149,6 @@ def not_synced() -> Refusal:
     return Refusal(
         status=503,
         message="The gateway has not reached etcd since it started, so it knows no models yet.",
-        type="server_error",
         code="not_synced",
         retry_after_s=2,
     )
@@ -174,7 +159,6 @@ def unreachable(name: str, attempts: int, why: str) -> Refusal:
     return Refusal(
         status=503,
         message=f"No replica of '{name}' could be reached ({attempts} tried; the last: {why}).",
-        type="server_error",
         code="upstream_unreachable",
         retry_after_s=1,
     )
@@ -185,7 +169,6 @@ def upstream_failed(name: str, attempts: int, why: str) -> Refusal:
     return Refusal(
         status=503,
         message=f"The replicas of '{name}' failed ({attempts} tried; the last: {why}).",
-        type="server_error",
         code="upstream_failed",
         retry_after_s=1,
     )
@@ -197,7 +180,6 @@ def upstream_silent(name: str, why: str) -> Refusal:
         status=504,
         message=f"The replica of '{name}' made no progress in time: {why}. The limits are "
         "spec.routing.timeouts.attempt and firstToken, or --request-timeout of the gateway.",
-        type="server_error",
         code="upstream_timeout",
     )
 
@@ -207,7 +189,6 @@ def shutting_down() -> Refusal:
     return Refusal(
         status=503,
         message="The gateway is shutting down; repeat the request.",
-        type="server_error",
         code="gateway_shutting_down",
         retry_after_s=1,
     )
@@ -218,16 +199,13 @@ def internal() -> Refusal:
     message = (
         "An internal error of the gateway: the request was not answered. Its log has the details."
     )
-    return Refusal(status=500, message=message, type="server_error", code="internal_error")
+    return Refusal(status=500, message=message, code="internal_error")
 
 
 def interrupted(why: str) -> Refusal:
     """Return the error that ends a stream after its status was sent."""
     return Refusal(
-        status=502,
-        message=f"The stream was interrupted: {why}.",
-        type="server_error",
-        code="stream_interrupted",
+        status=502, message=f"The stream was interrupted: {why}.", code="stream_interrupted"
     )
 
 
@@ -292,7 +270,7 @@ def unknown_transfer_coding(codings: str) -> Refusal:
         f"The transfer coding '{codings[:100]}' is not supported; send the body with 'content-length' or with "
         "'transfer-encoding: chunked' alone."
     )
-    return Refusal(status=501, message=message, type="server_error", code="unknown_transfer_coding")
+    return Refusal(status=501, message=message, code="unknown_transfer_coding")
 
 
 def too_many_bodies(limit: int, share: int) -> Refusal:
@@ -301,7 +279,6 @@ def too_many_bodies(limit: int, share: int) -> Refusal:
         status=503,
         message=f"This gateway has no memory for another large request: the bodies of all requests may take {limit} "
         f"bytes (--max-body-memory), and those of one API key {share}; repeat it when others have ended.",
-        type="server_error",
         code="gateway_overloaded",
         retry_after_s=1,
     )
@@ -313,7 +290,6 @@ def too_many_connections() -> Refusal:
         status=503,
         message="This gateway has as many connections as its limit of open files allows; repeat the request in a "
         "second. Its operator can raise the limit (ulimit -n).",
-        type="server_error",
         code="gateway_overloaded",
         retry_after_s=1,
     )
@@ -325,7 +301,6 @@ def too_many_of_address(limit: int) -> Refusal:
         status=503,
         message=f"This address has {limit} connections to this gateway already, the limit of "
         "--max-connections-per-address; use them, or close some.",
-        type="server_error",
         code="too_many_connections",
         retry_after_s=1,
     )
@@ -353,7 +328,6 @@ def request_timeout(name: str, timeout_s: float, attempts: int) -> Refusal:
         status=504,
         message=f"The response of '{name}' was not complete within {timeout_s:g} s ({tried}); allow more time in the "
         f"header '{headers.REQUEST_TIMEOUT}', or in spec.routing.timeouts.request if that is the limit.",
-        type="server_error",
         code="request_timeout",
     )
 
@@ -364,7 +338,6 @@ def queue_full(name: str, *, running: int, waiting: int, retry_after_s: int) -> 
         status=429,
         message=f"The queue of '{name}' is full: {running} {_requests(running)} running and {waiting} "
         f"{_requests(waiting)} waiting, the limits of spec.routing.queueing; try again in {retry_after_s} s.",
-        type="rate_limit_error",
         code="queue_full",
         retry_after_s=retry_after_s,
     )
@@ -380,7 +353,6 @@ def queue_timeout(name: str, waited_s: float, retry_after_s: int) -> Refusal:
         status=503,
         message=f"The request waited {waited_s:g} s for a slot of '{name}', the limit of "
         f"spec.routing.queueing.timeout; try again in {retry_after_s} s.",
-        type="server_error",
         code="queue_timeout",
         retry_after_s=retry_after_s,
     )
@@ -404,12 +376,7 @@ def engine_refusal(status: int, body: bytes) -> Refusal:
             type=None,
             code=None,
         )
-    return Refusal(
-        status=status,
-        message=error.message,
-        type="server_error" if status >= 500 else "invalid_request_error",
-        code=error.code,
-    )
+    return Refusal(status=status, message=error.message, code=error.code)
 
 
 def no_key(is_any: bool) -> RefusedError:  # noqa: FBT001 - a callback
@@ -464,7 +431,6 @@ def keys_unknown() -> RefusedError:
         status=503,
         message="The fleet's API keys could not be read from etcd yet, so no key can be checked. Try again when etcd "
         "answers. If it does, the etcd user of this process may lack the right to read them: run `fleetctl init-auth` again.",
-        type="server_error",
         code="not_synced",
         retry_after_s=2,
     )
@@ -533,7 +499,6 @@ def _rate_limited(message: str, wait_s: float) -> Refusal:
     return Refusal(
         status=429,
         message=message,
-        type="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after_s=max(1, math.ceil(wait_s)),
     )

@@ -41,8 +41,6 @@ class ChangeRoutes:
             message = (
                 "The changes are in etcd, which has not answered since this dashboard started."
             )
-            raise RefusedError(
-                Refusal(status=503, message=message, type="server_error", retry_after_s=2)
-            )
+            raise RefusedError(Refusal(status=503, message=message, retry_after_s=2))
         shown = [change_tree(change) for change in reversed(recorded_changes[-limit:])]
         return json_response({"changes": shown, "total": len(recorded_changes)})

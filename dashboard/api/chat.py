@@ -86,9 +86,7 @@ class ChatRoutes:
         message = (
             "; ".join(failed) or "no gateway is registered: start fleet-gateway, or `fleetctl up`"
         )
-        raise RefusedError(
-            Refusal(status=502, message=message, type="server_error", code="no_gateway")
-        )
+        raise RefusedError(Refusal(status=502, message=message, code="no_gateway"))
 
     def _headers(self, request: Request) -> dict[str, str]:
         """Return the headers for a gateway: the client's key, or else the one that its session began with."""

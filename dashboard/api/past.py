@@ -23,7 +23,7 @@ def no_history() -> RefusedError:
 def unreadable(error: ReadError) -> RefusedError:
     """Return the refusal of a read that failed."""
     message = f"The history cannot be read: {error}. See /health."
-    refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=5)
+    refusal = Refusal(status=503, message=message, retry_after_s=5)
     return RefusedError(refusal)
 
 

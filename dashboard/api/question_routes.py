@@ -171,7 +171,7 @@ class QuestionRoutes:
                 await self._slot.acquire()
         except TimeoutError as error:
             message = "Other questions are being answered. Try again."
-            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=5)
+            refusal = Refusal(status=503, message=message, retry_after_s=5)
             raise RefusedError(refusal) from error
         running = asyncio.get_running_loop().run_in_executor(None, work)
         # Its thread goes on if this request is cancelled, and has the slot until its end.
@@ -181,7 +181,7 @@ class QuestionRoutes:
     def _caches(self) -> FleetCaches:
         if not self.model.is_ready:
             message = "The state of the fleet is not known yet. Try again soon."
-            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=1)
+            refusal = Refusal(status=503, message=message, retry_after_s=1)
             raise RefusedError(refusal)
         return self.model.caches
 
@@ -225,7 +225,6 @@ def store_refusal(error: Exception) -> RefusedError:
     refusal = Refusal(
         status=503,
         message=message,
-        type="server_error",
         code="store_unavailable",
         retry_after_s=2,
     )

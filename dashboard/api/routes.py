@@ -178,9 +178,7 @@ class StateRoutes:
     def _check_ready(self) -> None:
         if not self.model.is_ready:
             message = "The state of the fleet is not known yet: etcd was not reached since the start. Try again soon."
-            raise RefusedError(
-                Refusal(status=503, message=message, type="server_error", retry_after_s=1)
-            )
+            raise RefusedError(Refusal(status=503, message=message, retry_after_s=1))
 
 
 def past_snapshot(moment: Moment, selections: Iterable[Selection]) -> Row:

@@ -70,6 +70,4 @@ class UsageRoutes:
         except (StoreError, TimeoutError) as error:
             why = str(error) or f"no answer within {_LONGEST_S:g} s"
             message = f"Usage needs tickets in etcd, which does not answer: {why}."
-            raise RefusedError(
-                Refusal(status=503, message=message, type="server_error", retry_after_s=2)
-            ) from error
+            raise RefusedError(Refusal(status=503, message=message, retry_after_s=2)) from error

@@ -28,9 +28,7 @@ class Deadline:
             f"The answer was not complete within the {self.timeout_s:g} seconds of '{headers.REQUEST_TIMEOUT}', "
             "which include the time in the queue."
         )
-        return RefusedError(
-            Refusal(status=504, message=message, type="server_error", code="request_timeout")
-        )
+        return RefusedError(Refusal(status=504, message=message, code="request_timeout"))
 
     @classmethod
     def of(cls, arrived_s: float, timeout_s: float | None) -> "Deadline | None":

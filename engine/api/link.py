@@ -28,7 +28,6 @@ _MOST_STREAMS: Final = 4096
 _TOO_MANY: Final = Refusal(
     status=503,
     message=f"This link has {_MOST_STREAMS} requests in flight.",
-    type="server_error",
     code="too_many_streams",
 )
 _NO_UPGRADE: Final = Refusal(

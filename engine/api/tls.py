@@ -37,7 +37,6 @@ _POLL_S = 0.5
 _TLS_REQUIRED = Refusal(
     status=503,
     message="This engine accepts TLS connections of the gateways of its fleet only. Send requests to a gateway.",
-    type="server_error",
     code="tls_required",
     retry_after_s=1,
 )

@@ -131,6 +131,4 @@ class ModelLoads:
 
 
 def _failed(message: str) -> Refusal:
-    return Refusal(
-        status=503, message=message, type="server_error", code="model_not_ready", retry_after_s=5
-    )
+    return Refusal(status=503, message=message, code="model_not_ready", retry_after_s=5)

@@ -18,7 +18,6 @@ def nothing_ready(name: str, reason: str) -> Refusal:
     return Refusal(
         status=503,
         message=f"No replica of '{name}' is ready. {reason}",
-        type="server_error",
         code="model_not_ready",
         retry_after_s=_NOT_READY_RETRY_S,
     )
@@ -34,7 +33,6 @@ def model_starting(name: str, waited_s: float, reason: str, wait_s: float) -> Re
         status=503,
         message=f"The model '{name}' is starting and was not ready within {waited_s:g} s; repeat the "
         f"request{when}. {reason}",
-        type="server_error",
         code="model_starting",
         retry_after_s=_retry_s(wait_s),
     )
@@ -51,7 +49,6 @@ def too_many_waiting(name: str, limit: int, wait_s: float) -> Refusal:
         status=429,
         message=f"{limit} requests wait for a replica of '{name}' already, the limit of --hold-limit; repeat the "
         "request later.",
-        type="rate_limit_error",
         code="model_starting",
         retry_after_s=_retry_s(wait_s),
     )
@@ -63,7 +60,6 @@ def all_busy(name: str, waited_s: float) -> Refusal:
         status=429,
         message=f"All replicas of '{name}' are busy, and the request waited {waited_s:g} s for a free slot; repeat it "
         "later. The limit is --hold-timeout of the gateway, or spec.routing.queueing.coldStart.",
-        type="rate_limit_error",
         code="queue_full",
         retry_after_s=_NOT_READY_RETRY_S,
     )
@@ -102,9 +98,5 @@ def too_many_new(name: str, wait_s: float) -> Refusal:
         "ModelPolicy for each API key. Ask for a model that is deployed, or repeat the request later."
     )
     return Refusal(
-        status=429,
-        message=message,
-        type="rate_limit_error",
-        code="too_many_new_models",
-        retry_after_s=math.ceil(wait_s),
+        status=429, message=message, code="too_many_new_models", retry_after_s=math.ceil(wait_s)
     )

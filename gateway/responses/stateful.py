@@ -337,7 +337,7 @@ def no_responses() -> Refusal:
         "This gateway stores no responses: it has no --state-dir FOLDER, or cannot use the folder, and its log says "
         "why. Send the whole input, or use a gateway of the fleet that stores them."
     )
-    return Refusal(status=501, message=message, type="server_error", code="no_responses")
+    return Refusal(status=501, message=message, code="no_responses")
 
 
 def no_response(response_id: str, *, param: str = "response_id", needed_by: str = "") -> Refusal:
@@ -361,7 +361,6 @@ def too_many_background() -> Refusal:
     return Refusal(
         status=429,
         message=message,
-        type="rate_limit_error",
         code="too_many_requests",
         retry_after_s=10,
     )

@@ -91,7 +91,7 @@ def encode_external(request: InferenceRequest, server: ExternalServer) -> tuple[
     passed = sum(value.count(_PSEUDONYM) for value in via)
     if passed >= _MOST_FLEETS:
         message = f"The request has passed {passed} fleets already: a ModelRoute's external endpoint leads back to its own fleet."
-        raise RefusedError(Refusal(status=508, message=message, type="server_error", code="loop"))
+        raise RefusedError(Refusal(status=508, message=message, code="loop"))
     if request.content_type != JSON:
         raise invalid(
             "The route leads to an external server, and uploads are sent to this fleet's engines only.",

@@ -22,7 +22,8 @@ class Refusal:
 
     status: int
     message: str
-    type: ErrorType = "invalid_request_error"
+    type: ErrorType | Literal[""] = ""
+    """Empty: what the status stands for."""
     param: str | None = None
     """The field or header that is wrong, such as `messages[0].content`."""
     code: str | None = None
@@ -31,6 +32,13 @@ class Refusal:
     """Value of `retry-after`. Every 429 has that header: 1 s if nothing is known."""
     extra_headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers beside `content-type` and `retry-after`: (name in lower case, value)."""
+
+    def __post_init__(self) -> None:
+        """Derive the type."""
+        if not self.type:
+            is_rate = self.status == HTTPStatus.TOO_MANY_REQUESTS
+            of_client = "rate_limit_error" if is_rate else "invalid_request_error"
+            object.__setattr__(self, "type", "server_error" if self.status >= 500 else of_client)
 
     def envelope(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error envelope."""
@@ -139,7 +147,6 @@ def unavailable(message: str, code: str, *, retry_after_s: int) -> RefusedError:
         Refusal(
             status=503,
             message=message,
-            type="server_error",
             code=code,
             retry_after_s=retry_after_s,
         )
@@ -148,4 +155,4 @@ def unavailable(message: str, code: str, *, retry_after_s: int) -> RefusedError:
 
 def internal(message: str, code: str | None = None) -> RefusedError:
     """Return the refusal (500) of a request that failed by an error of ours."""
-    return RefusedError(Refusal(status=500, message=message, type="server_error", code=code))
+    return RefusedError(Refusal(status=500, message=message, code=code))
