@@ -2,18 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gateway.forwarding.policy import NO_DEADLINE, Deadline
 from gateway.forwarding.resume_log import ResumeLog
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
-from gateway.metrics.response_summary import TokenCounts, VersionCounts, parse_usage
+from gateway.metrics.response_summary import VersionCounts, parse_usage
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.call import BrokenResponseError, EngineCall, SuspendedError
 from machinery.clock import NEVER, Clock
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire.streams import DONE
+
+if TYPE_CHECKING:  # they make streams, or continue them
+    from gateway.forwarding.attempt import AttemptRunner
+    from gateway.forwarding.resumption import Continuation, Resumption
+    from gateway.forwarding.retry_state import RetryState
 
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
@@ -106,57 +111,6 @@ class InFlight(EngineCall, kw_only=True):
         self.load_tracker.end(self.endpoint)
 
 
-class ResumeSearch(Protocol):
-    """A search for another engine that continues a stream."""
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that the client has."""
-        ...
-
-    async def step(self) -> "EngineStream | None":
-        """Return the rest of the stream; None if a keep-alive event is due.
-
-        Raises:
-            BrokenResponseError: no engine continues the stream.
-
-        """
-        ...
-
-
-class Continuation(Protocol):
-    """Continues the streams of engines that died, or that serve others."""
-
-    def search(self, stream: "EngineStream", error: BrokenResponseError) -> ResumeSearch:
-        """Return the search for the next engine of a stream.
-
-        Raises:
-            BrokenResponseError: the stream cannot be continued.
-
-        """
-        ...
-
-
-class StreamSource(Protocol):
-    """Sent the request whose response a stream is."""
-
-    def interrupted(self, in_flight: InFlight, error: BrokenResponseError) -> str:
-        """Handle the death of the engine; return the outcome of the attempt."""
-        ...
-
-
-class StreamObserver(Protocol):
-    """Receives the usage and the failures of a stream."""
-
-    def record_usage(self, tokens: TokenCounts) -> None:
-        """Record the token counts of the response."""
-        ...
-
-    def record_broken(self, endpoint: EngineEndpoint, outcome: str, why: str) -> None:
-        """Record that an engine failed after it had begun to answer."""
-        ...
-
-
 class StreamReceiver(Protocol):
     """Receives a stream's events as they arrive."""
 
@@ -205,11 +159,13 @@ class EngineStream:
     records: list[bytes] = field(default_factory=list)
     """The resume records of the first events, if another engine can continue the stream."""
     clock: Clock
-    source: StreamSource
-    observer: StreamObserver
+    source: "AttemptRunner"
+    """Sent the request."""
+    observer: "RetryState"
+    """Receives the usage and the failures of the stream."""
     resume_log: ResumeLog | None = None
     """Resume records of the stream, if it has any."""
-    continuation: Continuation | None = None
+    continuation: "Continuation | None" = None
     """None if no other engine can continue the stream."""
     is_whole: bool = True
     """False if an engine ended the stream with an error for the client; valid at the end."""
@@ -218,7 +174,7 @@ class EngineStream:
     early: list[EarlyAct] = field(default_factory=list)
     """Acts of the engine that wait for a receiver."""
     _receiver: StreamReceiver | None = None
-    _found: ResumeSearch | None = None
+    _found: "Resumption | None" = None
     """The search for the next engine; meanwhile nothing more of the last one counts."""
     _write: ChunkWriter | None = None
     """Takes events in place of the receiver, if nothing else is done with them."""
@@ -414,5 +370,5 @@ class EngineStream:
             resume_log.add(record)
         self.first, self.in_flight, self.early = stream.first, stream.in_flight, stream.early
         self.in_flight.stream, self._receiver, self._found = self, None, None
-        self._pieces, self._replayed = 0, search.tokens
+        self._pieces, self._replayed = 0, search.resume_point.tokens
         return True

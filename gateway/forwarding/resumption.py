@@ -7,10 +7,9 @@ import logging
 from dataclasses import dataclass, field
 
 import msgspec
-from typing_extensions import override
 
 from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
-from gateway.forwarding.engine_stream import Continuation, EngineStream, ResumeSearch
+from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.resume_log import ResumeLog, ResumePoint
 from gateway.forwarding.retry_state import (
     LATER_STATUSES,
@@ -59,28 +58,37 @@ class Resumer:
             stream.resume_log = ResumeLog(state.terms.policy.resumable_tokens)
             for record in stream.records:
                 stream.resume_log.add(record)
-            stream.continuation = _Continuation(self, request, state)
+            stream.continuation = Continuation(self, request, state)
 
-    def search(
-        self,
-        request: InferenceRequest,
-        state: RetryState,
-        stream: EngineStream,
-        error: BrokenResponseError,
-    ) -> ResumeSearch:
+    def give_up(self, outcome: str, error: BrokenResponseError, why: str) -> BrokenResponseError:
+        """Count a stream that is not resumed, and return its error."""
+        self.metrics.resumptions.add(outcome)
+        return BrokenResponseError(f"{error}; it is not resumed: {why}", had_bytes=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Continues the streams of one request."""
+
+    resumer: Resumer
+    request: InferenceRequest
+    state: RetryState
+
+    def search(self, stream: EngineStream, error: BrokenResponseError) -> "Resumption":
         """Return the search for an engine that continues the stream after the error.
 
         Raises:
             BrokenResponseError: the stream cannot be resumed.
 
         """
+        resumer, request, state = self.resumer, self.request, self.state
         assert stream.resume_log is not None
         is_suspended = isinstance(error, SuspendedError)
         resume_point = stream.resume_log.resume_point(request.choices)
-        obstacle = self._obstacle(state, resume_point)
+        obstacle = self._obstacle(resume_point)
         if obstacle is not None:
             # A stream that is not suspended goes on; it is not given up.
-            raise error if is_suspended else self.give_up(obstacle[0], error, obstacle[1])
+            raise error if is_suspended else resumer.give_up(obstacle[0], error, obstacle[1])
         assert resume_point is not None
         log.log(
             logging.INFO if is_suspended else logging.WARNING,
@@ -96,7 +104,7 @@ class Resumer:
             },
         )
         return Resumption(
-            resumer=self,
+            resumer=resumer,
             request=msgspec.structs.replace(request, body=resume_point.resume_body(request.body)),
             state=state,
             resume_point=resume_point,
@@ -104,41 +112,22 @@ class Resumer:
             dead=None if is_suspended else stream.endpoint,
         )
 
-    def _obstacle(
-        self, state: RetryState, resume_point: ResumePoint | None
-    ) -> tuple[str, str] | None:
+    def _obstacle(self, resume_point: ResumePoint | None) -> tuple[str, str] | None:
         """Return why a stream cannot continue, as outcome and text; None if it can."""
+        state = self.state
         policy, deadline = state.terms.policy, state.terms.deadline
         if state.resumptions >= policy.resumptions:
             why = f"it continued on other replicas {state.resumptions} times already"
             return "too_often", why
         if resume_point is None or resume_point.tokens > policy.resumable_tokens:
             return "too_long", f"it has more than {policy.resumable_tokens} tokens"
-        if self.clock.monotonic() >= deadline.at_s:
+        if self.resumer.clock.monotonic() >= deadline.at_s:
             return "too_late", f"the {deadline.timeout_s:g} s of the request are over"
         return None
 
-    def give_up(self, outcome: str, error: BrokenResponseError, why: str) -> BrokenResponseError:
-        """Count a stream that is not resumed, and return its error."""
-        self.metrics.resumptions.add(outcome)
-        return BrokenResponseError(f"{error}; it is not resumed: {why}", had_bytes=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Continuation(Continuation):
-    """Continues the streams of one request."""
-
-    resumer: Resumer
-    request: InferenceRequest
-    state: RetryState
-
-    @override
-    def search(self, stream: EngineStream, error: BrokenResponseError) -> ResumeSearch:
-        return self.resumer.search(self.request, self.state, stream, error)
-
 
 @dataclass(slots=True, kw_only=True)
-class Resumption(ResumeSearch):
+class Resumption:
     """The search for an engine that continues one stream."""
 
     resumer: Resumer
@@ -173,13 +162,13 @@ class Resumption(ResumeSearch):
                 self._unfit.add(self.dead)
         self._draw = self.resumer.router.draw()
 
-    @property
-    @override
-    def tokens(self) -> int:
-        return self.resume_point.tokens
-
-    @override
     async def step(self) -> EngineStream | None:
+        """Return the rest of the stream; None if a keep-alive event is due.
+
+        Raises:
+            BrokenResponseError: no engine continues the stream.
+
+        """
         clock, router = self.resumer.clock, self.resumer.router
         now_s = clock.monotonic()
         if self._began_s == NEVER:

@@ -5,10 +5,9 @@ are those of machinery/engine_link.py.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from typing_extensions import override
 
@@ -18,6 +17,9 @@ from machinery import engine_link
 from machinery.clock import NEVER, Clock
 from machinery.engine_link import EngineGauges, FrameReader, LinkError
 from schemas.wire.engine_address import EngineAddress
+
+if TYPE_CHECKING:  # it has the links
+    from gateway.upstream.engine_links import EngineLinks
 
 _UPGRADE = (
     f"POST {engine_link.PATH} HTTP/1.1\r\nhost: %b\r\nconnection: upgrade\r\n"
@@ -46,30 +48,10 @@ _HEADS = SeenLines(_read_status)
 """Heads by their payload: nearly all have the same few headers."""
 
 
-class LinkOwner(ABC):
-    """Owns the links of a gateway."""
-
-    @abstractmethod
-    def on_open(self, link: "EngineLink") -> None:
-        """Handle that an engine has accepted the link."""
-
-    @abstractmethod
-    def on_gauges(self, link: "EngineLink", gauges: EngineGauges) -> None:
-        """Handle what an engine reports of its load."""
-
-    @abstractmethod
-    def forget(self, link: "EngineLink") -> None:
-        """Handle that a link takes no more calls. Called again at its end."""
-
-    @abstractmethod
-    def explain_end(self, link: "EngineLink") -> str:
-        """Return why a link ended before it was open."""
-
-
 class EngineLink(asyncio.Protocol):
     """One link. Calls that it gets before it is open are sent then."""
 
-    def __init__(self, clock: Clock, origin: EngineAddress, owner: LinkOwner) -> None:
+    def __init__(self, clock: Clock, origin: EngineAddress, owner: "EngineLinks") -> None:
         self.origin = origin
         self.calls: dict[int, EngineCall] = {}
         """The calls that have no complete response, by stream."""

@@ -8,11 +8,9 @@ import logging
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from typing_extensions import override
-
 from gateway.upstream.call import EngineCall, UnreachableError, WholeCall
 from gateway.upstream.dialer import CONNECT_S, Dialer
-from gateway.upstream.engine_link import SWITCHED, EngineLink, LinkOwner
+from gateway.upstream.engine_link import SWITCHED, EngineLink
 from gateway.upstream.external_client import ExternalClient
 from gateway.upstream.tls import REFUSED
 from machinery import engine_link
@@ -43,7 +41,7 @@ class GaugesReceiver(Protocol):
         ...
 
 
-class EngineLinks(LinkOwner):
+class EngineLinks:
     """Sends calls. `run()` must run for time limits to hold."""
 
     def __init__(
@@ -130,24 +128,24 @@ class EngineLinks(LinkOwner):
         finally:
             self._dials.pop(link, None)
 
-    @override
     def on_open(self, link: EngineLink) -> None:
+        """Handle that an engine has accepted the link."""
         self.dialer.record_success(link.origin)
         self._unlinked.pop(link.origin, None)
 
-    @override
     def on_gauges(self, link: EngineLink, gauges: EngineGauges) -> None:
+        """Handle what an engine reports of its load."""
         self._receiver.record_gauges(link.origin, gauges, self._now())
 
-    @override
     def forget(self, link: EngineLink) -> None:
+        """Handle that a link takes no more calls. Called again at its end."""
         if self.links.get(link.origin) is link:
             del self.links[link.origin]
         if link.is_gone:
             self._all.discard(link)
 
-    @override
     def explain_end(self, link: EngineLink) -> str:
+        """Return why a link ended before it was open."""
         origin, answer = link.origin, link.head
         if not SWITCHED.startswith(answer[: len(SWITCHED)]):
             line = answer.partition(b"\r\n")[0][:100].decode(errors="replace")

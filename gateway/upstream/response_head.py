@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -18,11 +18,6 @@ _HEADER_LINE = re.compile(
 )
 _LENGTH = re.compile(rb"\d{1,15}")
 _PASSED_NAMES = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
-CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION = (
-    b"content-length",
-    b"transfer-encoding",
-    b"connection",
-)
 
 
 class InvalidResponseError(Exception):
@@ -67,26 +62,14 @@ def _read_header_line(line: bytes) -> tuple[bytes, bytes]:
     if match is None:
         raise InvalidResponseError("an invalid header")
     name, value = match[1].lower(), match[2]
-    if name == CONTENT_LENGTH and not _LENGTH.fullmatch(value):
+    if name == b"content-length" and not _LENGTH.fullmatch(value):
         raise InvalidResponseError("an invalid content-length")
-    if name == TRANSFER_ENCODING and value.lower() != b"chunked":
+    if name == b"transfer-encoding" and value.lower() != b"chunked":
         raise InvalidResponseError("an unknown transfer-encoding")
-    if name == CONNECTION:
-        value = value.lower()
     return name, value
 
 
-def _passed_line(line: bytes) -> bytes:
-    """Return the line for clients; empty if they do not get it."""
-    name, value = _HEADERS[line]
-    return b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
-
-
 _HEADERS = SeenLines(_read_header_line)
-_PASSED_LINES = SeenLines(_passed_line)
-read_header: Final = _HEADERS.__getitem__
-"""Returns the name, in lower case, and the value of a header line."""
-_read_passed = _PASSED_LINES.__getitem__
 
 
 def read_head(status: int, lines: Iterable[bytes]) -> ResponseHead:
@@ -96,8 +79,9 @@ def read_head(status: int, lines: Iterable[bytes]) -> ResponseHead:
         InvalidResponseError: a line is not valid.
 
     """
-    lines = tuple(lines)
-    return ResponseHead(status, dict(map(read_header, lines)), b"".join(map(_read_passed, lines)))
+    headers = [_HEADERS[line] for line in lines]
+    passed = [b"%b: %b\r\n" % header for header in headers if header[0] in _PASSED_NAMES]
+    return ResponseHead(status, dict(headers), b"".join(passed))
 
 
 def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
