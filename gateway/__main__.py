@@ -15,7 +15,6 @@ import random
 import secrets
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ from gateway.limits import GatewayLimits
 from gateway.process_sockets import ProcessSockets, claim_socket, open_sockets, own_url
 from gateway.server import Gateway
 from gateway.telemetry.recorder import Tracer
-from gateway.workers import MOST_WORKERS, WorkerPlace, run_workers, watch_parent
+from gateway.workers import MOST_WORKERS, WorkerGroup, WorkerPlace, run_workers, watch_parent
 from identity.announcement import announce_option, announced
 from identity.daemon import daemon_options, start_daemon
 from identity.listeners import api_security
@@ -252,8 +251,14 @@ def main(**flags: Any) -> None:
     place = None if flags["worker"] is None else WorkerPlace(*flags["worker"])
     claimed = claim_socket(flags, place, is_tls=is_tls)
     if flags["workers"] > 1 and place is None:
-        group = partial(run_workers, arguments=sys.argv[1:], environment=inherited)
-        sys.exit(group(claimed.listener, flags["workers"], clock))
+        group = WorkerGroup(
+            claimed.listener,
+            flags["workers"],
+            clock,
+            arguments=sys.argv[1:],
+            environment=inherited,
+        )
+        sys.exit(run_workers(group))
     address = claimed.listener.getsockname()[0]
     sockets = open_sockets(flags, claimed, place, clock, is_tls=is_tls)
     requires_keys = access_control.requires_keys(flags["auth"], address)

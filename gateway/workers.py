@@ -157,20 +157,8 @@ def _end(process: Process) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-def run_workers(
-    listener: socket.socket,
-    count: int,
-    clock: Clock,
-    *,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-) -> int:
+def run_workers(group: WorkerGroup) -> int:
     """Run the workers until a signal ends them; return the exit code."""
-
-    async def run() -> int:
-        group = WorkerGroup(listener, count, clock, arguments=arguments, environment=environment)
-        await group.run()
-        return group.exit_code
-
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run())
+        runner.run(group.run())
+    return group.exit_code

@@ -84,155 +84,119 @@ class KeepAlive:
 class Slot:
     """Slot of one request in the queue."""
 
-    entered_s: float
     is_admitted: bool = False
     """True once the request may be forwarded."""
     is_left: bool = False
+    admission: "asyncio.Future[None] | None" = None
+    """Done once it is admitted, if it is awaited."""
 
 
-@dataclass(slots=True)
-class SlotQueue:
-    """Requests that were admitted, and requests that wait. Policy None admits all. Pure; the time is an argument."""
+class ConcurrencyLimiter:
+    """Limits the number of concurrent requests of one model; others wait in a queue. Policy None admits all."""
 
-    policy: QueuePolicy | None
-    running: int = 0
-    _waiting: OrderedDict[Slot, None] = field(default_factory=OrderedDict)
-    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_ENDS))
-    _busy_since_s: float = 0.0
+    def __init__(
+        self, name: str, policy: QueuePolicy | None, clock: Clock, keep_alive_s: float
+    ) -> None:
+        """`keep_alive_s`: interval of keep-alive events to waiting streaming clients."""
+        self.running = 0
+        """The number of admitted requests."""
+        self._name = name
+        self._policy = policy
+        self._clock = clock
+        self._keep_alive_s = keep_alive_s
+        self._waiting: OrderedDict[Slot, None] = OrderedDict()
+        self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
+        self._busy_since_s = 0.0
 
     @property
     def waiting(self) -> int:
         """The number of waiting requests."""
         return len(self._waiting)
 
-    def enter(self, now_s: float) -> Slot | None:
-        """Add a request; return its slot, or None if the queue is full."""
-        slot = Slot(now_s)
-        if self.has_room():
-            if not self.running:
-                # Idle time says nothing about the rate.
-                self._ends.clear()
-                self._busy_since_s = now_s
-            self._admit(slot)
-            return slot
-        if self.policy is not None and len(self._waiting) >= self.policy.depth:
+    def try_enter(self) -> Slot | None:
+        """Return a slot if there is one now; its holder must `leave`."""
+        if self._waiting or not self._has_slot():
             return None
-        self._waiting[slot] = None
+        if not self.running:
+            # Idle time says nothing about the rate.
+            self._ends.clear()
+            self._busy_since_s = self._clock.monotonic()
+        slot = Slot(is_admitted=True)
+        self.running += 1
         return slot
 
-    def leave(self, slot: Slot, now_s: float) -> list[Slot]:
-        """Remove a request, waiting or admitted; return the requests admitted in its place."""
+    def add(self) -> Slot | None:
+        """Return the slot of a new request, which may have to wait; None if the queue is full."""
+        slot = self.try_enter()
+        if slot is None and (self._policy is None or self.waiting < self._policy.depth):
+            slot = Slot()
+            self._waiting[slot] = None
+        return slot
+
+    async def enter(self, client: ClientWait, *, until_s: float) -> Slot | Refusal:
+        """Wait for a slot until `until_s` at most; the holder of a slot must `leave`."""
+        slot = self.add()
+        if slot is None:
+            return errors.queue_full(
+                self._name,
+                running=self.running,
+                waiting=self.waiting,
+                retry_after_s=self.retry_after_s(),
+            )
+        if slot.is_admitted:
+            return slot
+        timeout_s = 0.0 if self._policy is None else self._policy.timeout_s
+        until_s = min(until_s, self._clock.monotonic() + timeout_s)
+        slot.admission = asyncio.get_running_loop().create_future()
+        keep_alive = KeepAlive(self._clock, client, self._keep_alive_s)
+        try:
+            if await keep_alive.wait(slot.admission, until_s=until_s):
+                return slot
+        except BaseException:
+            self.leave(slot)  # the client left, perhaps in the moment of its admission
+            raise
+        self.leave(slot)
+        return errors.queue_timeout(self._name, timeout_s, self.retry_after_s())
+
+    def leave(self, slot: Slot) -> None:
+        """Free the slot for the next request. May be called again."""
         if slot.is_left:
-            return []
+            return
         slot.is_left = True
         if slot.is_admitted:
             self.running -= 1
-            self._ends.append(now_s)
+            self._ends.append(self._clock.monotonic())
         else:
             del self._waiting[slot]
-        return self._fill()
+        self._fill()
 
-    def change(self, policy: QueuePolicy | None) -> list[Slot]:
-        """Change the policy; return the requests admitted now. Waiting requests stay."""
-        self.policy = policy
-        return self._fill()
+    def change(self, policy: QueuePolicy | None) -> None:
+        """Change the policy. Waiting requests stay."""
+        self._policy = policy
+        self._fill()
 
-    def retry_after_s(self, now_s: float) -> int:
+    def retry_after_s(self) -> int:
         """Return the seconds until a slot is likely to be free, from 1 to 60."""
+        now_s = self._clock.monotonic()
         since_s = max(self._busy_since_s, now_s - _WINDOW_S)
         while self._ends and self._ends[0] < since_s:
             self._ends.popleft()
         if len(self._ends) == _MAX_ENDS:
             since_s = self._ends[0]
-        wait_s = (len(self._waiting) + 1) * (now_s - since_s) / max(1, len(self._ends))
+        wait_s = (self.waiting + 1) * (now_s - since_s) / max(1, len(self._ends))
         return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(wait_s)))
 
-    def has_room(self) -> bool:
-        """Return whether a new request would be admitted at once."""
-        return not self._waiting and self._has_slot()
-
     def _has_slot(self) -> bool:
-        return self.policy is None or self.running < self.policy.concurrency
+        return self._policy is None or self.running < self._policy.concurrency
 
-    def _admit(self, slot: Slot) -> None:
-        slot.is_admitted = True
-        self.running += 1
-
-    def _fill(self) -> list[Slot]:
-        admitted = []
+    def _fill(self) -> None:
+        """Admit those that wait longest."""
         while self._waiting and self._has_slot():
             slot, _ = self._waiting.popitem(last=False)
-            self._admit(slot)
-            admitted.append(slot)
-        return admitted
-
-
-class ConcurrencyLimiter:
-    """Limits the number of concurrent requests of one model."""
-
-    def __init__(self, name: str, policy: QueuePolicy, clock: Clock, keep_alive_s: float) -> None:
-        """`keep_alive_s`: interval of keep-alive events to waiting streaming clients."""
-        self._name = name
-        self._clock = clock
-        self._keep_alive_s = keep_alive_s
-        self._queue = SlotQueue(policy)
-        self._futures: dict[Slot, asyncio.Future[None]] = {}
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting requests."""
-        return self._queue.waiting
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no request waits or runs."""
-        return not self._queue.waiting and not self._queue.running
-
-    def try_enter(self) -> Slot | None:
-        """Return a slot if there is one now; its holder must `leave`."""
-        return self._queue.enter(self._clock.monotonic()) if self._queue.has_room() else None
-
-    async def enter(self, client: ClientWait, *, until_s: float) -> Slot | Refusal:
-        """Wait for a slot until `until_s` at most; the holder of a slot must `leave`."""
-        queue, now_s = self._queue, self._clock.monotonic()
-        slot = queue.enter(now_s)
-        if slot is None:
-            return errors.queue_full(
-                self._name,
-                running=queue.running,
-                waiting=queue.waiting,
-                retry_after_s=queue.retry_after_s(now_s),
-            )
-        if slot.is_admitted:
-            return slot
-        timeout_s = queue.policy.timeout_s if queue.policy is not None else 0.0
-        until_s = min(until_s, now_s + timeout_s)
-        self._futures[slot] = future = asyncio.get_running_loop().create_future()
-        try:
-            if await KeepAlive(self._clock, client, self._keep_alive_s).wait(
-                future, until_s=until_s
-            ):
-                return slot
-        except BaseException:
-            self.leave(slot)  # the client left, perhaps in the moment of its admission
-            raise
-        finally:
-            del self._futures[slot]
-        now_s = self._clock.monotonic()
-        self.leave(slot)
-        return errors.queue_timeout(self._name, timeout_s, queue.retry_after_s(now_s))
-
-    def leave(self, slot: Slot) -> None:
-        """Free the slot for the next request. May be called again."""
-        self._release(self._queue.leave(slot, self._clock.monotonic()))
-
-    def change(self, policy: QueuePolicy | None) -> None:
-        """Change the policy."""
-        self._release(self._queue.change(policy))
-
-    def _release(self, slots: list[Slot]) -> None:
-        for slot in slots:
-            self._futures[slot].set_result(None)
+            slot.is_admitted = True
+            self.running += 1
+            if slot.admission is not None:
+                slot.admission.set_result(None)
 
 
 @dataclass(slots=True, eq=False)

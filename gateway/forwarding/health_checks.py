@@ -10,7 +10,7 @@ checked.
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gateway.forwarding.attempt import AttemptRunner
@@ -18,6 +18,7 @@ from gateway.forwarding.model_state import ModelStates
 from gateway.routing.table import EngineEndpoint, RoutingTable
 from gateway.upstream.call import BrokenResponseError, UnreachableError
 from gateway.upstream.engine_links import EngineLinks
+from machinery.clock import NEVER
 from machinery.engine_link import EngineGauges
 from schemas.wire.engine_address import EngineAddress
 
@@ -44,35 +45,41 @@ ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad", "unknown
 
 
 @dataclass(slots=True)
-class ProbeSchedule:
-    """Times of the last response and the last check of each endpoint. Pure. At most `RATE_PER_S` checks a second."""
+class _Watched:
+    """One endpoint, and the times of its last response and its last check."""
 
-    _targets: dict[EngineAddress, EngineEndpoint] = field(default_factory=dict)
-    _intervals_s: dict[EngineAddress, float] = field(default_factory=dict)
-    """Silence after which each endpoint is checked."""
-    _heard_s: dict[EngineAddress, float] = field(default_factory=dict)
-    _checked_s: dict[EngineAddress, float] = field(default_factory=dict)
-    _in_progress: set[EngineAddress] = field(default_factory=set)
-    _ejected_s: dict[EngineAddress, float] = field(default_factory=dict)
-    """The time at which each ejected endpoint was first seen so."""
+    endpoint: EngineEndpoint
+    heard_s: float
+    checked_s: float = -NEVER
+    ejected_s: float = NEVER
+    """The time at which it was first seen ejected; infinite if it is not."""
+    is_checking: bool = False
+
+
+class ProbeSchedule:
+    """Chooses the endpoints to check. Pure. At most `RATE_PER_S` checks a second."""
+
+    def __init__(self) -> None:
+        self._watched: dict[EngineAddress, _Watched] = {}
 
     def set_endpoints(self, endpoints: Iterable[EngineEndpoint], now_s: float) -> None:
         """Set the current endpoints. A new one counts as heard from, because its agent has just checked it."""
-        self._targets = {endpoint.origin: endpoint for endpoint in endpoints}
-        self._intervals_s = {o: _interval_s(endpoint) for o, endpoint in self._targets.items()}
-        self._heard_s = {o: self._heard_s.get(o, now_s) for o in self._targets}
-        self._checked_s = {o: s for o, s in self._checked_s.items() if o in self._targets}
-        self._ejected_s = {o: s for o, s in self._ejected_s.items() if o in self._targets}
+        before, self._watched = self._watched, {}
+        for endpoint in endpoints:
+            watched = before.get(endpoint.origin) or _Watched(endpoint, now_s)
+            watched.endpoint = endpoint
+            self._watched[endpoint.origin] = watched
 
     def record_heard(self, origins: Collection[EngineAddress], now_s: float) -> None:
         """Record endpoints that sent anything."""
         for origin in origins:
-            if origin in self._heard_s:
-                self._heard_s[origin] = now_s
+            if origin in self._watched:
+                self._watched[origin].heard_s = now_s
 
     def heard_since(self, origin: EngineAddress, then_s: float) -> bool:
         """Return whether the endpoint sent anything after that time."""
-        return self._heard_s.get(origin, then_s) > then_s
+        watched = self._watched.get(origin)
+        return watched is not None and watched.heard_s > then_s
 
     def due(
         self,
@@ -87,33 +94,32 @@ class ProbeSchedule:
         `awaited`: endpoints that requests have been waiting on for `AWAITED_S`. `draw`: random numbers, 0..1, which
         spread the checks of several gateways.
         """
-        urgent, quiet = [], []
-        for origin, heard_s in self._heard_s.items():
-            if origin in self._in_progress:
+        due: list[tuple[bool, float, EngineAddress]] = []
+        for origin, watched in self._watched.items():
+            if watched.is_checking:
                 continue
-            checked_s = self._checked_s.get(origin, float("-inf"))
-            last_s = max(heard_s, checked_s)
-            if is_open(origin):
-                ejected_s = now_s - self._ejected_s.setdefault(origin, now_s)
-                if now_s - checked_s >= _ejected_interval_s(ejected_s, draw()):
-                    urgent.append((last_s, origin))
-                continue
-            self._ejected_s.pop(origin, None)
-            if origin in awaited:
-                if now_s - last_s >= AWAITED_S:
-                    urgent.append((last_s, origin))
-            elif now_s - last_s >= self._intervals_s[origin]:
-                quiet.append((last_s, origin))
+            last_s = max(watched.heard_s, watched.checked_s)
+            if is_urgent := is_open(origin):
+                watched.ejected_s = min(watched.ejected_s, now_s)
+                interval_s = _ejected_interval_s(now_s - watched.ejected_s, draw())
+                is_due = now_s - watched.checked_s >= interval_s
+            else:
+                watched.ejected_s, is_urgent = NEVER, origin in awaited
+                is_due = now_s - last_s >= (
+                    AWAITED_S if is_urgent else _interval_s(watched.endpoint)
+                )
+            if is_due:
+                due.append((not is_urgent, last_s, origin))
         # The longest ago first, so that the rate limit never starves an endpoint.
-        chosen = [*sorted(urgent), *sorted(quiet)][: int(RATE_PER_S * TICK_S)]
-        for _, origin in chosen:
-            self._in_progress.add(origin)
-            self._checked_s[origin] = now_s
-        return [self._targets[origin] for _, origin in chosen]
+        chosen = [self._watched[origin] for _, _, origin in sorted(due)[: int(RATE_PER_S * TICK_S)]]
+        for watched in chosen:
+            watched.is_checking, watched.checked_s = True, now_s
+        return [watched.endpoint for watched in chosen]
 
     def done(self, origin: EngineAddress) -> None:
         """Record the end of a check."""
-        self._in_progress.discard(origin)
+        if origin in self._watched:
+            self._watched[origin].is_checking = False
 
 
 def _interval_s(endpoint: EngineEndpoint) -> float:
@@ -187,11 +193,10 @@ class HealthChecker:
                 outliers.record_alive(endpoint, now_s)
             case "busy":
                 outliers.record_failure(endpoint, "full", now_s)
-            case "bad":
+            case "bad" | "gone":
                 self._attempts.blame(endpoint, health)
-            case "gone":
-                self._attempts.blame(endpoint, health)
-                self._table_cache.drop_orphan(endpoint)
+                if health == "gone":
+                    self._table_cache.drop_orphan(endpoint)
             case "mute":
                 if not self._schedule.heard_since(endpoint.origin, began_s):
                     self._attempts.blame(endpoint, "gone")

@@ -36,26 +36,14 @@ class Mirror:
         draw: Callable[[], float],
         count: Callable[[str], None],
     ) -> None:
-        """Create it without copies.
-
-        Args:
-            forwarder: sends the copies.
-            rename: returns a body with another model.
-            draw: returns a random number, 0..1.
-            count: counts copies by outcome.
-
-        """
-        self._forwarder = forwarder
+        """`rename` returns a body with another model, `draw` a random number, 0..1; `count` counts copies by outcome."""
+        self.forwarder = forwarder
         self._rename = rename
         self._draw = draw
         self._count = count
-        self._copies: set[_Copy] = set()
+        self.copies: set[_Copy] = set()
+        """The copies under way."""
         self._bytes = 0
-
-    @property
-    def running(self) -> int:
-        """The number of copies under way."""
-        return len(self._copies)
 
     def offer(self, request: InferenceRequest, model: ServedModel) -> None:
         """Copy the request, if the model has a mirror and chance wants it."""
@@ -63,7 +51,7 @@ class Mirror:
         if mirror is None or self._draw() * 100 >= mirror.percent:
             return
         size = len(request.body)
-        if len(self._copies) >= MAX_RUNNING or self._bytes + size > MAX_BYTES:
+        if len(self.copies) >= MAX_RUNNING or self._bytes + size > MAX_BYTES:
             self._count("dropped")
             return
         name = mirror.deployment
@@ -77,23 +65,14 @@ class Mirror:
 
     def close(self) -> None:
         """End all copies."""
-        for copy in tuple(self._copies):
+        for copy in tuple(self.copies):
             copy.end("dropped")
-
-    def add(self, copy: "_Copy") -> None:
-        """Count a copy that starts."""
-        self._copies.add(copy)
 
     def remove(self, copy: "_Copy", size: int, outcome: str) -> None:
         """Count the end of a copy."""
-        self._copies.discard(copy)
+        self.copies.discard(copy)
         self._bytes -= size
         self._count(outcome)
-
-    @property
-    def forwarder(self) -> Forwarder:
-        """The forwarder of the copies."""
-        return self._forwarder
 
 
 class _Copy(ForwardClient, StreamReceiver):
@@ -109,7 +88,7 @@ class _Copy(ForwardClient, StreamReceiver):
 
     def start(self) -> None:
         """Send the copy."""
-        self._mirror.add(self)
+        self._mirror.copies.add(self)
         if not self._mirror.forwarder.has_free_slot(self._request.model):
             # A refused copy would eject the endpoint for the clients' own requests.
             self.end("dropped")

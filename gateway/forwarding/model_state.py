@@ -141,7 +141,9 @@ class ModelStates:
                     self._renew(model, model_state)
                 else:
                     self.of(model)
-            elif model_state.limiter is None or model_state.limiter.is_empty:
+            elif model_state.limiter is None or not (
+                model_state.limiter.waiting or model_state.limiter.running
+            ):
                 del self.found[name]
 
     def waiting(self) -> dict[str, int]:

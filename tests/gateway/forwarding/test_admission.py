@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import errors
-from gateway.forwarding.admission import MAX_RETRY_S, MIN_RETRY_S, Slot, SlotQueue
+from gateway.forwarding.admission import MAX_RETRY_S, MIN_RETRY_S, ConcurrencyLimiter, Slot
 from gateway.forwarding.policy import QueuePolicy
 from gateway.limits import GatewayLimits
+from tests.support.clock import FakeClock
 from tests.support.gateway_calls import with_routing
 from tests.support.gateway_engine_scripts import DONE, chat, delta, refuses
 from tests.support.gateway_fake_engine import Call, Script
@@ -23,15 +24,24 @@ def lines(concurrency: int, depth: int) -> QueuePolicy:
     return QueuePolicy(concurrency=concurrency, depth=depth, timeout_s=30.0)
 
 
-def entered(queue: SlotQueue, now_s: float = 0.0) -> Slot:
-    place = queue.enter(now_s)
+def limiter(concurrency: int, depth: int) -> tuple[ConcurrencyLimiter, FakeClock]:
+    clock = FakeClock()
+    return ConcurrencyLimiter("m", lines(concurrency, depth), clock, 5.0), clock
+
+
+def entered(queue: ConcurrencyLimiter) -> Slot:
+    place = queue.add()
     assert place is not None
     return place
 
 
+def admitted(places: list[Slot]) -> list[bool]:
+    return [place.is_admitted for place in places]
+
+
 def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
-    queue = SlotQueue(lines(2, 1))
-    places = [queue.enter(0.0) for _ in range(4)]
+    queue, _ = limiter(2, 1)
+    places = [queue.add() for _ in range(4)]
     assert [place and place.is_admitted for place in places] == [True, True, False, None]
 
 
@@ -41,41 +51,45 @@ def test_a_refusal_tells_the_length_of_the_queue() -> None:
 
 
 def test_a_free_slot_goes_to_the_longest_waiting() -> None:
-    queue = SlotQueue(lines(1, 3))
-    first, second, third = (entered(queue) for _ in range(3))
-    assert queue.leave(first, 1.0) == [second]
-    assert queue.leave(second, 2.0) == [third]
-    assert queue.leave(second, 2.0) == []  # once is enough
+    queue, _ = limiter(1, 3)
+    places = [entered(queue) for _ in range(3)]
+    queue.leave(places[0])
+    assert admitted(places) == [True, True, False]
+    queue.leave(places[0])  # once is enough
+    assert admitted(places) == [True, True, False]
+    queue.leave(places[1])
     assert (queue.running, queue.waiting) == (1, 0)
 
 
 def test_a_larger_limit_admits_at_once_and_a_smaller_one_refuses_none() -> None:
-    queue = SlotQueue(lines(1, 5))
+    queue, _ = limiter(1, 5)
     places = [entered(queue) for _ in range(4)]
-    assert queue.change(lines(3, 5)) == places[1:3]
-    assert queue.change(lines(1, 0)) == []
+    queue.change(lines(3, 5))
+    assert admitted(places) == [True, True, True, False]
+    queue.change(lines(1, 0))
     assert (queue.running, queue.waiting) == (3, 1)
-    assert queue.leave(places[0], 1.0) == []
-    assert queue.change(None) == places[3:]
+    queue.leave(places[0])
+    assert (queue.running, queue.waiting) == (2, 1)
+    queue.change(None)
+    assert admitted(places) == [True] * 4
 
 
-def test_when_to_come_again_follows_from_the_pace() -> None:
-    queue = SlotQueue(lines(1, 100))
-    running = entered(queue)
-    waiting = [entered(queue) for _ in range(9)]
-    for second in range(1, 4):  # one in two seconds
-        queue.leave(running, second * 2.0)
-        running = waiting.pop(0)
-    assert queue.retry_after_s(6.0) == 14  # six wait before it
+async def test_when_to_come_again_follows_from_the_pace() -> None:
+    queue, clock = limiter(1, 100)
+    places = [entered(queue) for _ in range(10)]
+    for place in places[:3]:  # one in two seconds
+        await clock.advance(2.0)
+        queue.leave(place)
+    assert queue.retry_after_s() == 14  # six wait before it
 
 
-def test_without_a_pace_it_is_a_second_and_never_more_than_a_minute() -> None:
-    assert SlotQueue(lines(1, 0)).retry_after_s(0.0) == MIN_RETRY_S
-    queue = SlotQueue(lines(1, 100))
-    entered(queue)
-    for _ in range(50):
+async def test_without_a_pace_it_is_a_second_and_never_more_than_a_minute() -> None:
+    assert limiter(1, 0)[0].retry_after_s() == MIN_RETRY_S
+    queue, clock = limiter(1, 100)
+    for _ in range(51):
         entered(queue)
-    assert queue.retry_after_s(1000.0) == MAX_RETRY_S
+    await clock.advance(1000.0)
+    assert queue.retry_after_s() == MAX_RETRY_S
 
 
 moves = st.lists(st.tuples(st.sampled_from(["enter", "leave", "change"]), st.integers(0, 5)))
@@ -84,22 +98,22 @@ moves = st.lists(st.tuples(st.sampled_from(["enter", "leave", "change"]), st.int
 @given(moves)
 def test_whatever_happens(story: list[tuple[str, int]]) -> None:
     """No request overtakes another or waits beside a free slot, and the limits hold."""
-    queue, limit = SlotQueue(lines(2, 3)), lines(2, 3)
+    (queue, _), limit = limiter(2, 3), lines(2, 3)
     inside: list[Slot] = []
-    for now, (what, number) in enumerate(story):
+    for what, number in story:
         before, through = queue.running, [p for p in inside if p.is_admitted]
         if what == "enter":
-            place = queue.enter(float(now))
+            place = queue.add()
             if place is not None:
                 inside.append(place)
             else:
                 assert queue.waiting >= limit.depth
         elif what == "leave" and inside:
-            queue.leave(inside.pop(number % len(inside)), float(now))
+            queue.leave(inside.pop(number % len(inside)))
         elif what == "change":
             limit = lines(number + 1, number)
             queue.change(limit)
-        order = [place.is_admitted for place in inside]
+        order = admitted(inside)
         assert order == sorted(order, reverse=True)
         assert queue.running == sum(order)
         assert queue.waiting == len(order) - sum(order)

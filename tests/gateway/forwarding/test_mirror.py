@@ -105,5 +105,5 @@ async def test_a_share_of_the_requests(gateway: Running, engine: FakeEngine) -> 
     )
     for _ in range(100):
         await gateway.chat(model="public")
-    await until(lambda: gateway.gateway.handler.mirror.running == 0)
+    await until(lambda: not gateway.gateway.handler.mirror.copies)
     assert 0 < len(shadow.calls) < 100  # the draws of tests are not even
