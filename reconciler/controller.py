@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from identity.dialer import Dialer
 from machinery.clock import Clock
-from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue
 from machinery.version import version
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
@@ -18,6 +18,7 @@ from reconciler.deployments.execute import Executor
 from reconciler.deployments.lookup_problems import LookupProblems
 from reconciler.deployments.reconcile import LeaderState
 from reconciler.event_handlers import EventHandlers
+from reconciler.leader_loop import FencedTransport, run_as_leader
 from reconciler.listers.caches import OwnWrites, make_caches
 from reconciler.listers.lister import Lister
 from reconciler.metrics import ReconcilerMetrics
@@ -27,7 +28,7 @@ from reconciler.reconcile import Reconciler
 from reconciler.services.assignments import assignment_keeper
 from reconciler.services.change_retention import ChangeRetention
 from reconciler.services.fabric.checker import FabricChecker
-from reconciler.services.gitops.controller import FencedTransport, GitOpsController
+from reconciler.services.gitops.controller import GitOpsController
 from reconciler.services.gitops.credentials import GitSettings
 from reconciler.services.model_snapshots import SnapshotController
 from reconciler.services.model_uses import model_use_keeper
@@ -253,6 +254,10 @@ class Controller:
             clock=self._clock,
         )
 
+        async def reconcile(key: ObjectKey) -> Requeue | None:
+            with self.metrics.reconciling(key.kind):
+                return await reconciler.reconcile(key)
+
         async def keep() -> None:
             await leadership.keep()
             raise AuthorityLostError("the lease ended")
@@ -260,7 +265,7 @@ class Controller:
         self._handlers.queue_everything()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep())
-            group.create_task(self._reconcile_keys(leadership, reconciler))
+            group.create_task(run_as_leader(self._queue, reconcile, leadership, workers=_WORKERS))
             group.create_task(self._record_node_events())
             group.create_task(demand.run())
             group.create_task(fabric.run())
@@ -273,21 +278,6 @@ class Controller:
             group.create_task(self._uses.lead(leadership))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))
-
-    async def _reconcile_keys(self, leadership: Leadership, reconciler: Reconciler) -> None:
-        """Reconcile the keys of the queue until leadership is lost."""
-
-        async def reconcile_as_leader(key: ObjectKey) -> Requeue | None:
-            if not leadership.valid():
-                raise AuthorityLostError("the lease ended")
-            with self.metrics.reconciling(key.kind):
-                return await reconciler.reconcile(key)
-
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(_WORKERS):
-                workers.create_task(
-                    run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
-                )
 
     async def _sweep(self, executor: Executor) -> None:
         """Remove leftovers once; what cannot be removed now is left to the next leader."""

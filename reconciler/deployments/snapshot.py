@@ -28,7 +28,7 @@ from reconciler.listers.caches import Caches, make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
-from reconciler.placement.inputs import NodeHold, NodeView, request_for
+from reconciler.placement.inputs import NodeView, Rejection, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment
@@ -98,7 +98,7 @@ class FleetSnapshot:
         condition = None if life is None else find_condition(life.conditions, "Flapping")
         if condition is None or condition.status is not ConditionStatus.TRUE:
             return node
-        hold = NodeHold(reason="NodeFlapping", message=condition.message)
+        hold = Rejection(reason="NodeFlapping", message=condition.message)
         return replace(node, holds=(*node.holds, hold))
 
     def deployments(self) -> list[ModelDeployment]:

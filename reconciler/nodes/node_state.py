@@ -1,6 +1,6 @@
 """Rules that hold a node back from new replicas, and say whether its replicas should leave. Pure.
 
-Each rule is a function from the node's documents to a NodeHold or None; the first hold is the one that messages show.
+Each rule is a function from the node's documents to a Rejection or None; the first hold is the one that messages show.
 A hold keeps new replicas away; only the holds in `_REASONS_TO_LEAVE` move replicas elsewhere.
 """
 
@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from machinery.version import is_compatible, parse_release
 from reconciler.nodes.liveness import Flapping
-from reconciler.placement.inputs import NodeHold
+from reconciler.placement.inputs import Rejection
 from schemas import quantity
 from schemas.meta import Condition, ConditionStatus, find_condition, is_true
 from schemas.node import Node, NodeStatus
@@ -196,13 +196,13 @@ class NodeContext:
 class NodeState:
     """The state of a node, as placement and its status need it."""
 
-    holds: tuple[NodeHold, ...]
+    holds: tuple[Rejection, ...]
     leave_reason: str
     """Reason to move replicas elsewhere; empty if they may stay."""
     skew: str
     """Version difference, whether it holds the node back or not; empty if there is none."""
 
-    def hold(self, reason: str) -> NodeHold | None:
+    def hold(self, reason: str) -> Rejection | None:
         """Return the hold with that reason."""
         return next((replica for replica in self.holds if replica.reason == reason), None)
 
@@ -224,14 +224,14 @@ def evaluate_node(node: Node, status: NodeStatus, context: NodeContext) -> NodeS
     return NodeState(holds=holds, leave_reason=_leave_reason(node, holds), skew=differs)
 
 
-def _draining(node: Node) -> NodeHold | None:
+def _draining(node: Node) -> Rejection | None:
     if not node.spec.draining:
         return None
     message = f"it is being drained; `fleetctl uncordon {node.name}` lets new replicas in again"
-    return NodeHold(reason="NodeDraining", message=message)
+    return Rejection(reason="NodeDraining", message=message)
 
 
-def _withheld(status: NodeStatus, context: NodeContext) -> NodeHold | None:
+def _withheld(status: NodeStatus, context: NodeContext) -> Rejection | None:
     if not context.pools:
         return None
     rules = [
@@ -239,7 +239,7 @@ def _withheld(status: NodeStatus, context: NodeContext) -> NodeHold | None:
         for pool in context.pools
         for why in _rules(pool, status, context)
     ]
-    return NodeHold(reason="NodeWithheld", message="; ".join(rules)) if rules else None
+    return Rejection(reason="NodeWithheld", message="; ".join(rules)) if rules else None
 
 
 def _rules(pool: NodePool, status: NodeStatus, context: NodeContext) -> Iterator[str]:
@@ -262,7 +262,7 @@ def _rules(pool: NodePool, status: NodeStatus, context: NodeContext) -> Iterator
         yield "afterPanics, until three days without two kernel panics have passed"
 
 
-def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHold | None:
+def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> Rejection | None:
     """Hold the younger of two nodes that are one machine: the older one already has replicas."""
     if not peers:
         return None
@@ -276,7 +276,7 @@ def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHol
     if not others:
         return None
     first = min(others, key=_age).name
-    return NodeHold(
+    return Rejection(
         reason="DuplicateHardware",
         message=f"node {first} is the same machine (hardware UUID {status.hardware_uuid}). If this "
         f"one is a clone, give it its own identity; if the Mac was renamed, "
@@ -308,13 +308,13 @@ def mlx_skew(status: NodeStatus) -> str:
     return mlx_skew_text("its mlx-lm", status.mlx_lm_version)
 
 
-def _skewed(status: NodeStatus, version: str) -> NodeHold | None:
+def _skewed(status: NodeStatus, version: str) -> Rejection | None:
     differs = agent_skew(status, version)
-    return NodeHold(reason="VersionSkew", message=differs) if differs else None
+    return Rejection(reason="VersionSkew", message=differs) if differs else None
 
 
-def _flapping(found: Flapping | None) -> NodeHold | None:
-    return None if found is None else NodeHold(reason="NodeFlapping", message=flap_message(found))
+def _flapping(found: Flapping | None) -> Rejection | None:
+    return None if found is None else Rejection(reason="NodeFlapping", message=flap_message(found))
 
 
 def flap_message(found: Flapping) -> str:
@@ -329,7 +329,7 @@ def _time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
+def _pressed(status: NodeStatus) -> Iterator[Rejection]:
     # All conditions are read once, and not once for each pressure: a new leader does it for every node.
     conditions = {
         condition.type: condition
@@ -338,19 +338,19 @@ def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
     }
     for type_ in _PRESSURES:
         if type_ in conditions:
-            yield NodeHold(
+            yield Rejection(
                 reason=type_, message=conditions[type_].message or conditions[type_].reason
             )
 
 
-def _metal(status: NodeStatus) -> NodeHold | None:
+def _metal(status: NodeStatus) -> Rejection | None:
     condition = find_condition(status.conditions, "MetalAvailable")
     if condition is None or condition.status is not ConditionStatus.FALSE:
         return None  # an earlier agent, or a machine without Metal, has no such condition
-    return NodeHold(reason="MetalUnavailable", message=condition.message or condition.reason)
+    return Rejection(reason="MetalUnavailable", message=condition.message or condition.reason)
 
 
-def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:
+def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> Rejection | None:
     if not pools:
         return None
     kept = {p.name: quantity.parse(p.spec.reserved.disk) for p in pools if p.spec.reserved}
@@ -358,7 +358,7 @@ def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:
     if not status.disk_bytes or have >= need:  # an agent that reports no disk size
         return None
     pool = min(name for name, size in kept.items() if size == need)
-    return NodeHold(
+    return Rejection(
         reason="InsufficientDisk",
         message=f"it has {quantity.show(have)} of disk free, pool {pool} reserves "
         f"{quantity.show(need)} (spec.reserved.disk)",
@@ -367,7 +367,7 @@ def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:
     )
 
 
-def _leave_reason(node: Node, holds: Sequence[NodeHold]) -> str:
+def _leave_reason(node: Node, holds: Sequence[Rejection]) -> str:
     """Return why replicas should leave the node; a drain comes first."""
     if node.spec.draining:
         return "draining: fleetctl drain"

@@ -166,10 +166,7 @@ def is_ready(_: PlacementRequest, node: NodeView) -> Rejection | None:
 
 def is_not_held_back(_: PlacementRequest, node: NodeView) -> Rejection | None:
     """Reject with the first hold of the node (nodes/node_state.py)."""
-    if not node.holds:
-        return None
-    hold = node.holds[0]
-    return Rejection(reason=hold.reason, message=hold.message, need=hold.need, have=hold.have)
+    return node.holds[0] if node.holds else None
 
 
 def is_not_cordoned(_: PlacementRequest, node: NodeView) -> Rejection | None:

@@ -74,16 +74,6 @@ class Rejection:
     """The amount that the node would have if it was empty; None if that makes no difference."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHold:
-    """The reason why a node takes no new replica of any deployment; `need` and `have` are bytes."""
-
-    reason: str
-    message: str
-    need: int = 0
-    have: int = 0
-
-
 class Allocation(NamedTuple):
     """The memory of one replica's rank on a node, of any deployment. A new leader makes one for each rank of the fleet."""
 
@@ -139,7 +129,7 @@ class NodeView:
     taints: tuple[Taint, ...] = ()
     pool_priority: int = 0
     """Highest priority among its pools."""
-    holds: tuple[NodeHold, ...] = ()
+    holds: tuple[Rejection, ...] = ()
     """Reasons against new replicas (nodes/node_state.py), the most important first."""
     leave_reason: str = ""
     """Reason to move replicas elsewhere, as far as minAvailable allows; empty if they may stay."""

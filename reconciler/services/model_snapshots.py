@@ -4,7 +4,6 @@ A lookup reads small files only. Its answer is stored, so that a later leader, a
 changes nothing. Must not plan: `lister.Lister` gives the planner deployments with their pins.
 """
 
-import asyncio
 import logging
 import random
 from contextlib import AsyncExitStack
@@ -12,21 +11,20 @@ from typing import Final
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from machinery.control_loop import Requeue, WorkQueue
 from models.hub.errors import HubRateLimitedError, ModelFetchError
 from models.hub.hub_settings import HubFactory, HubSettings
 from reconciler.deployments.lookup_problems import LookupProblems
 from reconciler.event_handlers import deployment_name_of
+from reconciler.leader_loop import FencedTransport, run_as_leader
 from reconciler.listers.caches import Caches, object_key
 from reconciler.listers.lister import Lister
-from reconciler.services.gitops.controller import FencedTransport
 from reconciler.services.hub_grants import TokenGrants, token_for
 from reconciler.services.model_lookup import LOOKUP_ERRORS, look_up, reason_of
 from schemas.deployment import HubReference, ModelDeployment
 from schemas.event import ObjectReference
 from schemas.model_snapshot import ModelSnapshot
 from store import codec, keys
-from store.errors import FencedError, StoreError
 from store.events import EventRecorder
 from store.leases import Leadership
 from store.port import Delete, ModRevisionGuard, Put, Transport
@@ -107,26 +105,18 @@ class SnapshotController:
         transport = FencedTransport(self._transport, leadership.guard)
         async with AsyncExitStack() as stack:
             factory = await stack.enter_async_context(self._hubs.open())
-
-            async def reconcile_as_leader(name: str) -> Requeue | None:
-                if not leadership.valid():
-                    raise AuthorityLostError("the lease ended")
-                try:
-                    return await self._reconcile(name, transport, factory)
-                except FencedError as error:
-                    raise AuthorityLostError(str(error)) from error
-
             self._is_leading = True
             try:
                 for key in self._caches.snapshots.items:
                     self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
                 for deployment in self._lister.declared_deployments():
                     self._add(deployment.name)
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(_AT_ONCE):
-                        group.create_task(
-                            run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
-                        )
+                await run_as_leader(
+                    self._queue,
+                    lambda name: self._reconcile(name, transport, factory),
+                    leadership,
+                    workers=_AT_ONCE,
+                )
             finally:
                 self._is_leading = False
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from machinery.clock import Clock
-from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from machinery.control_loop import Requeue, WorkQueue
 from manifests import apply as manifests_apply
 from manifests import delete as deleting
 from manifests.apply import ApplyOptions
@@ -23,6 +23,7 @@ from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.remote_inspection import RepositoryFacts, describe_repository
 from reconciler.deployments.demand.gateway_metrics import Demand
 from reconciler.deployments.execute import Executor
+from reconciler.leader_loop import run_as_leader
 from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
 from reconciler.services.hub_grants import token_for
@@ -42,7 +43,6 @@ from schemas.modelpolicy import (
     policy_for,
 )
 from store import keys
-from store.errors import FencedError, StoreError
 from store.events import EventRecorder
 from store.leases import Leadership
 from store.port import Transport
@@ -163,19 +163,13 @@ class OnDemandController:
         async with self.hubs.open() as factory, asyncio.TaskGroup() as group:
 
             async def reconcile(key: str) -> Requeue | None:
-                if not self.leadership.valid():
-                    raise AuthorityLostError("the lease ended")
-                try:
-                    if key != _SWEEP:
-                        await self._decide(key, factory)
-                        return None
-                    await self._sweep()
-                except FencedError as error:
-                    raise AuthorityLostError(str(error)) from error
+                if key != _SWEEP:
+                    await self._decide(key, factory)
+                    return None
+                await self._sweep()
                 return Requeue(after_s=_SWEEP_S)
 
-            for _ in range(_AT_ONCE):
-                group.create_task(run_loop(queue, reconcile, transient=(StoreError,)))
+            group.create_task(run_as_leader(queue, reconcile, self.leadership, workers=_AT_ONCE))
             while True:
                 for repo in self.gateways.requested():
                     if self._undecided_policy(repo) is not None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from reconciler.placement.inputs import (
     Allocation,
-    NodeHold,
     NodeView,
     PlacementRequest,
+    Rejection,
     request_for,
 )
 from schemas.chips import CHIPS
@@ -40,9 +40,9 @@ TAINTS = tuple(
     for effect in ("NoSchedule", "PreferNoSchedule", "NoExecute")
 )
 HOLDS = (
-    NodeHold(reason="NodeWithheld", message="its pools withhold it"),
-    NodeHold(reason="NodeFlapping", message="it came and went"),
-    NodeHold(reason="InsufficientDisk", message="it has none", need=2 * GIB, have=GIB),
+    Rejection(reason="NodeWithheld", message="its pools withhold it"),
+    Rejection(reason="NodeFlapping", message="it came and went"),
+    Rejection(reason="InsufficientDisk", message="it has none", need=2 * GIB, have=GIB),
 )
 ADAPTERS = (
     AdapterReport(path="law", weights_bytes=GIB // 4),

@@ -1,57 +1,19 @@
 """The controller of GitSources: queues sources whose keys changed, and reconciles them while this process leads."""
 
-import asyncio
 import logging
-from collections.abc import Sequence
-
-from typing_extensions import override
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
-from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from machinery.control_loop import WorkQueue
+from reconciler.leader_loop import FencedTransport, run_as_leader
 from reconciler.listers.caches import BY_KIND, Caches, object_key
 from reconciler.services.gitops import applier
 from reconciler.services.gitops.credentials import GitSettings
 from reconciler.services.gitops.source_reconciler import GitSourceReconciler
-from store.errors import ConflictError, FencedError, PermissionDeniedError, StoreError
+from store.errors import PermissionDeniedError, StoreError
 from store.events import EventRecorder
-from store.forwarding import ForwardedCalls
 from store.leases import Leadership
-from store.port import CreateRevisionGuard, Guard, Operation, Transport
-
-
-class FencedTransport(ForwardedCalls):
-    """A transport whose commits succeed only while this process leads.
-
-    Raises:
-        FencedError: another process leads, even if this process has not noticed it yet.
-
-    """
-
-    def __init__(self, inner: Transport, fence: Guard) -> None:
-        self.inner = inner
-        self._fence = fence
-
-    @override
-    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
-        try:
-            return await self.inner.commit([self._fence, *guards], operations)
-        except ConflictError as error:
-            # The failed guard decides: retry for one of the caller's, stop for the fence.
-            if await self._holds():
-                raise
-            raise FencedError("another reconciler leads now") from error
-
-    async def _holds(self) -> bool:
-        item = await self.inner.get(self._fence.key)
-        if item is None or not isinstance(self._fence, CreateRevisionGuard):
-            return False
-        return item.create_revision == self._fence.create_revision
-
-    @override
-    async def close(self) -> None:
-        """Do nothing: the inner transport is closed by its owner."""
-
+from store.port import Transport
 
 log = logging.getLogger(__name__)
 
@@ -106,27 +68,17 @@ class GitOpsController:
             transport, self._clock, self._recorder, self._git, self._queue.add
         )
 
-        async def reconcile_as_leader(name: str) -> Requeue | None:
-            if not leadership.valid():
-                raise AuthorityLostError("the lease ended")
-            try:
-                return await sources.reconcile(name, self._version_of)
-            except FencedError as error:
-                raise AuthorityLostError(str(error)) from error
-
         self._sources = sources
         try:
             await self._queue_everything(transport)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_AT_ONCE):
-                    group.create_task(
-                        run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
-                    )
+            await run_as_leader(
+                self._queue,
+                lambda name: sources.reconcile(name, self._caches.specs.version),
+                leadership,
+                workers=_AT_ONCE,
+            )
         finally:
             self._sources = None
-
-    def _version_of(self, key: str) -> int:
-        return self._caches.specs.version(key)
 
     async def _queue_everything(self, transport: Transport) -> None:
         """Queue every source, and removed sources that still hold objects."""

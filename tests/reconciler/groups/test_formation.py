@@ -16,7 +16,7 @@ from reconciler.deployments.placer import (
 from reconciler.deployments.plan import plan
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
-from reconciler.placement.inputs import Allocation, NodeHold, NodeView, Rival, request_for
+from reconciler.placement.inputs import Allocation, NodeView, Rejection, Rival, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from schemas.formation import GoldenAnswer
@@ -40,8 +40,8 @@ from tests.support.world import GIB, node
 
 A, B, C = mac("a"), mac("b"), mac("c")
 AWAY = replace(B, is_ready=False)
-QUIET = NodeHold(reason="NodeWithheld", message="quiet hours")
-REBOOT = NodeHold(reason="NeedsReboot", message="a rank does not die")
+QUIET = Rejection(reason="NodeWithheld", message="quiet hours")
+REBOOT = Rejection(reason="NeedsReboot", message="a rank does not die")
 TAINT = Taint(key="owner", effect="NoSchedule")
 OVER = Epoch(over="RankEnded", message="rank 1 on b: it ended with -9")
 LOST = Epoch(over="NodeLost", message="b is away", is_lost=True)
@@ -256,7 +256,7 @@ def test_auto_tries_another_group() -> None:
     assert planned(view) == ["-qwen-0 GroupLost"]
 
 
-DRAINED = mac("b", leave_reason="draining", holds=(NodeHold(reason="NodeDraining", message="so"),))
+DRAINED = mac("b", leave_reason="draining", holds=(Rejection(reason="NodeDraining", message="so"),))
 TAINTED = mac("b", taints=(Taint(key="owner", effect="NoExecute"),))
 
 

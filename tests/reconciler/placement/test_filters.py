@@ -13,7 +13,7 @@ from reconciler.deployments.model_fit import with_facts
 from reconciler.deployments.placer import Assignment, place_replica
 from reconciler.placement import memory_proof
 from reconciler.placement.filters import find_rejection
-from reconciler.placement.inputs import NodeHold, NodeView, PlacementRequest, Rejection, request_for
+from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, request_for
 from reconciler.placement.memory_proof import prove
 from reconciler.placement.refusals import summary_line
 from reconciler.placement.table import NodeTable
@@ -45,8 +45,8 @@ BROKEN = ModelReport(path="qwen", reason="ModelNotFound", message="/models/qwen 
 
 
 def held(reason: str, message: str = "so it is", **amounts: int) -> dict[str, Any]:
-    later = NodeHold(reason="NotTheFirst", message="and no more")
-    return {"holds": (NodeHold(reason=reason, message=message, **amounts), later)}
+    later = Rejection(reason="NotTheFirst", message="and no more")
+    return {"holds": (Rejection(reason=reason, message=message, **amounts), later)}
 
 
 HOLDS = (
@@ -161,7 +161,7 @@ def test_the_first_failing_check_is_reported() -> None:
     )  # fmt: skip
     there = NodeView(
         name="a", is_ready=False, is_cordoned=True, reserved_by_group="pair", taints=(GPU,),
-        replicas={"llama": 1, "qwen": 1}, holds=(NodeHold(reason="NeedsReboot", message="it waits"),),
+        replicas={"llama": 1, "qwen": 1}, holds=(Rejection(reason="NeedsReboot", message="it waits"),),
     )  # fmt: skip
     cures: list[tuple[str, dict[str, Any]]] = [
         ("NodeNotReady", {"is_ready": True}),
