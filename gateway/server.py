@@ -3,7 +3,6 @@
 import asyncio
 import random
 import socket
-from collections.abc import Callable
 from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
@@ -40,7 +39,6 @@ from gateway.http.tls import tls_options
 from gateway.limits import GatewayLimits
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
-from gateway.registration import Registration
 from gateway.responses.stateful import open_responses
 from gateway.stalled_clients import release_stalled
 from gateway.state.endpoint_filter import EngineAccess
@@ -61,7 +59,8 @@ from machinery.connection_limits import AddressLimit, ConnectionLimiter
 from machinery.http_server import HttpServer
 from machinery.prometheus import Gauge
 from machinery.state_disk import StateDisk
-from schemas.records import GatewayLease
+from store import codec, keys
+from store.leases import hold_published
 from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -79,21 +78,6 @@ def _id(limits: GatewayLimits) -> str:
         return ""
     name = limits.credentials.identity.name
     return name if limits.place is None else worker_id(name, limits.place.number)
-
-
-def _registration(
-    transport: Transport,
-    clock: Clock,
-    limits: GatewayLimits,
-    *,
-    id_: str,
-    lease: Callable[[], GatewayLease],
-) -> Registration:
-    """Return the registration, which follows the fleet's mode."""
-    registration = Registration(transport, clock, id_=id_, lease=lease)
-    if limits.credentials is not None:
-        limits.credentials.on_change(registration.refresh)
-    return registration
 
 
 def _upkeep(
@@ -148,10 +132,11 @@ class Gateway:
         instance = f"{entropy.getrandbits(48):012x}"
         id_ = _id(limits) or instance
         self._state_disk = StateDisk(limits.state_dir, clock)
-        self.registration = _registration(
-            transport, clock, limits, id_=id_, lease=lambda: self._lease(url)
+        # So that the reconciler finds its metrics. Serving does not depend on it.
+        key = keys.named(keys.GATEWAY_LEASE_PREFIX, id_)
+        self._registration = partial(
+            hold_published, transport, clock, key, partial(self._lease, url)
         )
-        self._state_disk.on_change = self.registration.refresh
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
         self.recorder = self._recorder(id_, instance, model_states, tracer)
@@ -189,9 +174,9 @@ class Gateway:
         """All metrics of the gateway."""
         return self.recorder.metrics
 
-    def _lease(self, url: str) -> GatewayLease:
+    def _lease(self, url: str) -> bytes:
         disk = self._state_disk.full_folder
-        return self._limits.lease(url).model_copy(update={"full_disk": disk})
+        return codec.encode(self._limits.lease(url).model_copy(update={"full_disk": disk}))
 
     def _engine_links(self) -> EngineLinks:
         """Return the links to engines, which follow the table and the gateway's identity."""
@@ -422,7 +407,7 @@ class Gateway:
             background = [
                 group.create_task(self.fleet_state.run()),
                 group.create_task(self.on_demand.run()),
-                group.create_task(self.registration.run()),
+                group.create_task(self._registration()),
                 group.create_task(self._state_disk.run()),
                 group.create_task(self.links.run()),
                 group.create_task(self.health_checker.run()),

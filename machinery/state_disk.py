@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +31,6 @@ class StateDisk:
         """`folder`: None: the process keeps no state."""
         self._folder = folder
         self._clock = clock
-        self.on_change: Callable[[], object] = lambda: None
-        """Called after `full_folder` has changed."""
         self.full_folder = ""
         """The folder while its disk is almost full; empty otherwise."""
 
@@ -52,5 +49,4 @@ class StateDisk:
                     log.info("the disk of the state folder has room again", extra=extra)
                 else:
                     log.warning("the disk of the state folder is almost full", extra=extra)
-                self.on_change()
             await self._clock.sleep(_INTERVAL_S)

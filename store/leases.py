@@ -169,6 +169,7 @@ async def hold_published(
             await session.open()
             await transport.commit([], [Put(key=key, value=value(), lease=session.id)])
             retries.reset()
+            log.info("registered", extra={"key": key, "lease": session.id})
             await keep_published(session, transport, clock, key, value)
         except StoreError as error:
             if retries.failures == 0:

@@ -115,7 +115,6 @@ class ExternalClient:
     async def run(self) -> AsyncIterator[None]:
         """Open connections until the end of the block; outside of it servers are unreachable."""
         tracing = aiohttp.TraceConfig()
-        tracing.on_connection_create_end.append(_on_connection)
         tracing.on_connection_reuseconn.append(_on_reused_connection)
         async with aiohttp.ClientSession(
             connector=_Connector(
@@ -234,8 +233,8 @@ class ExternalRequest(CallCarrier):
         call, session, origin = self.call, self.client.session, self.call.origin
         if session is None:
             raise UnreachableError("the gateway stops", is_own_fault=True)
-        self.is_reused, call.silent_since = False, NEVER  # until it has a connection
-        left_s = call.until_s - self.client.now()
+        self.is_reused, call.silent_since = False, self.client.now()
+        left_s = call.until_s - call.silent_since
         limit_s = max(0.001, min(CONNECT_S, call.silence_s, left_s))
         lines = list_lines(head.lines)
         try:
@@ -287,18 +286,11 @@ class ExternalRequest(CallCarrier):
             call.on_body(data)
 
 
-async def _on_connection(
-    _session: aiohttp.ClientSession, context: SimpleNamespace, _params: object
-) -> None:
-    request: ExternalRequest = context.trace_request_ctx
-    request.call.silent_since = request.client.now()
-
-
 async def _on_reused_connection(
     _session: aiohttp.ClientSession, context: SimpleNamespace, _params: object
 ) -> None:
     request: ExternalRequest = context.trace_request_ctx
-    request.is_reused, request.call.silent_since = True, request.client.now()
+    request.is_reused = True
 
 
 def _read_head(response: aiohttp.ClientResponse) -> ResponseHead:

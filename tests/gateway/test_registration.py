@@ -11,14 +11,14 @@ from typing_extensions import override
 
 from gateway import registration
 from gateway.__main__ import main
-from gateway.registration import Registration
 from machinery.clock import SystemClock
 from machinery.http_server import ListenAddress
 from machinery.version import version
 from schemas.records import GatewayLease
 from store import codec, keys
-from store.errors import PermissionDeniedError, UnavailableError
+from store.errors import PermissionDeniedError
 from store.etcd.connect import connect
+from store.leases import hold_published
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.support.clock import FakeClock
@@ -29,7 +29,8 @@ from tests.support.gateway_world import World, running_gateway
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
-LEASE = GatewayLease(url="http://127.0.0.1:1", version=version())
+KEY = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
+LEASE = codec.encode(GatewayLease(url="http://127.0.0.1:1", version=version()))
 
 
 async def registered(transport: Transport) -> list[str]:
@@ -64,50 +65,18 @@ class Forbidding(MemoryTransport):
         raise PermissionDeniedError("etcd refuses user 'fleet-gateway'")
 
 
-class Away(MemoryTransport):
-    """Grants no lease while it is away."""
-
-    is_away = True
-    asked = 0
-
-    @override
-    async def grant(self, ttl_s: int) -> int:
-        self.asked += 1
-        if self.is_away:
-            raise UnavailableError("etcd is away")
-        return await super().grant(ttl_s)
-
-
-async def test_after_an_outage_of_a_minute_it_is_registered_soon_and_asked_seldom() -> None:
-    clock = FakeClock()
-    transport = Away(clock)
-    registration = Registration(transport, clock, id_="g", lease=lambda: LEASE)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(registration.run())
-        await clock.advance(60)
-        # The pauses grow to 5 s, of which jitter leaves half at least.
-        assert 12 <= transport.asked <= 30
-        transport.is_away = False
-        await clock.advance(6)
-        assert len(await registered(transport)) == 1
-        task.cancel()
-
-
 async def test_without_the_right_to_register_it_serves_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()
     transport = Forbidding(clock)
-    presence = Registration(transport, clock, id_="g", lease=lambda: LEASE)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(presence.run())
+        task = group.create_task(hold_published(transport, clock, KEY, lambda: LEASE))
         await until(lambda: transport.asked, what="the first try")
-        await clock.advance(5)
-        assert transport.asked == 1, "a person must mend it: no hurry"
         await clock.advance(100)
         assert transport.asked > 1
         task.cancel()
-    said = [r for r in caplog.records if r.message.startswith("gateway not registered")]
+    said = [r for r in caplog.records if r.message.startswith("not registered")]
     assert len(said) == 1
     world = World(Forbidding(SystemClock()))
     async with running_gateway(world.transport) as gateway, aiohttp.ClientSession() as http:
