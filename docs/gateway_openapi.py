@@ -14,7 +14,7 @@ import msgspec
 from fastapi import FastAPI
 
 from engine.api import openapi as engine_openapi
-from gateway.admin.gateway_log import LOG_PATH
+from gateway.admin.routes import LOG_PATH
 from gateway.apis import audio, llama_cpp, registry
 from gateway.apis.anthropic import request_translator as anthropic
 from gateway.apis.ollama import request_translator as ollama

@@ -21,21 +21,19 @@ from starlette.types import Scope
 from compat import names
 from compat import routes as compat
 from gateway import errors
-from gateway.admin import gateway_log, recorder_routes
-from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext, endpoints_of
 from gateway.admin.fleet_facts import GatewayFacts
 from gateway.admin.in_flight import InFlightSource, endpoint_of
 from gateway.admin.model_facts import read_facts
 from gateway.admin.openapi_routes import make_openapi_router
-from gateway.admin.request_stream import make_requests_router
+from gateway.admin.routes import make_admin_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
 from gateway.apis.local_servers import LocalServerRoutes
 from gateway.apis.model_loads import ModelLoads
 from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
-from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
+from gateway.auth.access_control import AuthMiddleware, principal_of
 from gateway.auth.roles import check_role
 from gateway.batches import routes as batches
 from gateway.batches.database import BatchStore
@@ -123,8 +121,7 @@ def make_app(
     for path in sorted((*PATHS, *registry.PATHS)):
         app.add_api_route(path, routes.only_post, methods=list(_NOT_POST))
     loads = ModelLoads(
-        table_cache=fleet_state.table_cache,
-        access=fleet_state.access,
+        fleet_state=fleet_state,
         activator=context.activator,
         on_demand=context.on_demand,
         clock=context.clock,
@@ -135,10 +132,7 @@ def make_app(
     responses = responses or StatefulResponses(None, context.clock)
     ResponseRoutes(responses).add_to(app)
     app.include_router(compat.make_router(facts))
-    app.include_router(admin_routes.make_admin_router(context))
-    app.include_router(recorder_routes.make_feed_router(context, requests))
-    app.include_router(make_requests_router(context, requests))
-    app.include_router(gateway_log.make_log_router(context.log))
+    app.include_router(make_admin_router(context, requests))
     app.include_router(make_openapi_router())
     app.add_exception_handler(HTTPException, on_http_error)
     rename = names.rename if has_compat_names else None
@@ -250,23 +244,14 @@ class AppRoutes:
 
     async def models(self, request: Request) -> Response:
         """List the models that the client may use."""
-        if not self.table_cache.is_synced:
-            raise RefusedError(errors.not_synced())
-        models = sorted(self.table_cache.table.models.values(), key=lambda model: model.name)
-        models = [model for model in models if can_see(request, model.name)]
+        models = self.fleet_state.visible_models(principal_of(request))
         if registry.VERSION in request.headers:
             return _json(anthropic.model_page(models, request.query_params))
         return _json({"object": "list", "data": [_model_body(model) for model in models]})
 
     async def model(self, name: str, request: Request) -> Response:
         """Describe one model."""
-        if not self.table_cache.is_synced:
-            raise RefusedError(errors.not_synced())
-        self.fleet_state.access.allow(principal_of(request), name)
-        table = self.table_cache.table
-        served_model = table.models.get(name)
-        if served_model is None:
-            raise self.fleet_state.access.unknown_model(principal_of(request), table, name)
+        served_model = self.fleet_state.find_model(principal_of(request), name)
         return _json(
             anthropic.model_body(served_model)
             if registry.VERSION in request.headers

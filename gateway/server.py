@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from compat.names import rename
-from gateway.admin.admin_context import AdminContext, NodeCache, ReplicaMemory
+from gateway.admin.admin_context import AdminContext, NodeCache
 from gateway.admin.in_flight import InFlightSource
 from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
@@ -245,7 +245,6 @@ class Gateway:
             model_states=model_states,
             recorder=self.recorder,
             nodes=NodeCache(transport, clock),
-            replica_memory=ReplicaMemory(transport, clock),
             log=LogAccess(
                 process="gateway",
                 ring=self._limits.ring,

@@ -315,7 +315,6 @@ ROOT_REMOVE: Final = _change("rm", "/bin/rm", "-rf", "--", "{path}")
 ROOT_SIGNAL: Final = _change("kill", "/bin/kill", "-{signal}", "{pid}")
 
 # The gateway's floating address.
-ALL_INTERFACES: Final = _read("ifconfig-all", _IFCONFIG, "-a")
 ADDRESS_ADD: Final = _change(
     *("ifconfig-alias", _IFCONFIG, "{interface}", "inet", "{address}"),
     *("netmask", "255.255.255.255", "alias"),

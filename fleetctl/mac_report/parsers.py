@@ -8,7 +8,6 @@ import orjson
 from pydantic import BaseModel
 
 from fleetctl.machines import facts as preflight
-from gateway.floating_address import interfaces
 from machinery import macos_commands as mac
 from machinery.network_interfaces import parse_hardware_ports
 from nodeagent.doctor import macos_facts
@@ -127,7 +126,6 @@ PARSERS: Final[Mapping[mac.MacCommand, Parser]] = MappingProxyType({
     mac.INSTALLS_UPDATES: _preflight("updates_itself", key="updates"),
     mac.KERNEL: str.split,
     mac.PROCESS: str.strip,
-    mac.ALL_INTERFACES: interfaces.parse_ifconfig,
     mac.MEMORY_FREE: load.parse_free_ratio,
     mac.MEMBER: lambda text: text.startswith("yes"),
     mac.SERVICE_ORDER: macos_network.parse_service_order,

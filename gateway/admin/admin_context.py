@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
@@ -18,12 +19,14 @@ from gateway.telemetry.time_series import IntervalSums
 from identity.log_access import LogAccess
 from identity.metrics_access import MetricsAccess
 from machinery.clock import Clock
+from schemas.meta import ApiModel
 from schemas.node import NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
 from store.errors import StoreError
 from store.port import KeyValue, Transport
 
+M = TypeVar("M", bound=ApiModel)
 log = logging.getLogger(__name__)
 
 # A dashboard polls every two seconds, and several may be open. A thousand node statuses are some
@@ -41,12 +44,46 @@ class NodeList:
     statuses: Mapping[str, NodeStatus] = field(default_factory=lambda: MappingProxyType({}))
     alive: frozenset[str] = frozenset()
     """Nodes whose agents renew their leases."""
+    memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The proven memory of each deployment's replicas, in bytes."""
     error: str = ""
     """The reason why the list is not current; empty if it is."""
 
 
+class _Documents(Generic[M]):
+    """Lists the objects below a prefix, and decodes those that changed."""
+
+    def __init__(self, transport: Transport, clock: Clock, kind: type[M], prefix: str) -> None:
+        self._transport, self._clock, self._kind, self._prefix = transport, clock, kind, prefix
+        self._decoded: dict[str, tuple[int, M | None]] = {}
+
+    async def list(self) -> dict[str, M]:
+        """Return the objects by name, without those that cannot be decoded. Raises StoreError."""
+        listing = await self._transport.list(self._prefix)
+        decoded: dict[str, tuple[int, M | None]] = {}
+        fresh = 0
+        for item in listing.items:
+            _, name = keys.kind_and_name(item.key)
+            known = self._decoded.get(name)
+            if known is None or known[0] != item.mod_revision:
+                known = (item.mod_revision, self._decode(item))
+                fresh += 1
+                if fresh % _DECODED_AT_ONCE == 0:
+                    await self._clock.sleep(0)
+            decoded[name] = known
+        self._decoded = decoded
+        return {name: one for name, (_, one) in decoded.items() if one is not None}
+
+    def _decode(self, item: KeyValue) -> M | None:
+        try:
+            return codec.decode(self._kind, item)
+        except codec.UndecodableError as error:
+            log.warning("cannot decode an object", extra={"key": item.key, "why": str(error)})
+            return None
+
+
 class NodeCache:
-    """Lists the nodes at most every few seconds, however many requests ask.
+    """Lists nodes and the proven memory of replicas at most every few seconds, however many requests ask.
 
     No informer: a thousand agents report often, and routing does not need their reports.
     """
@@ -55,93 +92,33 @@ class NodeCache:
         self._transport = transport
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._found = NodeList(error="not read yet")
+        self._list = NodeList(error="not read yet")
         self._read_s = float("-inf")
-        self._decoded: dict[str, tuple[int, NodeStatus | None]] = {}
+        self._statuses = _Documents(transport, clock, NodeStatus, keys.status_prefix("Node"))
+        self._replicas = _Documents(transport, clock, Replica, keys.spec_prefix("Replica"))
 
     async def nodes(self) -> NodeList:
         """Return the nodes; the last known ones if the store does not answer."""
         async with self._lock:
             if self._clock.monotonic() - self._read_s > _FRESH_S:
-                self._found = await self._read()
+                self._list = await self._read()
                 self._read_s = self._clock.monotonic()
-            return self._found
+            return self._list
 
     async def _read(self) -> NodeList:
-        before = self._found
         try:
             async with asyncio.timeout(_LONGEST_S):
                 leases = await self._transport.list(keys.NODE_LEASE_PREFIX)
-                reports = await self._transport.list(keys.status_prefix("Node"))
+                statuses, replicas = await self._statuses.list(), await self._replicas.list()
         except (StoreError, TimeoutError) as error:
             why = str(error) or f"the store did not answer within {_LONGEST_S:g} s"
-            return NodeList(statuses=before.statuses, alive=before.alive, error=why)
-        statuses = await self._statuses(reports.items)
+            return replace(self._list, error=why)
+        memory = Counter[str]()
+        for replica in replicas.values():
+            ranks = replica.spec.ranks
+            memory[replica.spec.deployment] += sum(rank.memory.total_bytes for rank in ranks)
         alive = (item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in leases.items)
-        return NodeList(statuses=MappingProxyType(statuses), alive=frozenset(alive))
-
-    async def _statuses(self, items: tuple[KeyValue, ...]) -> dict[str, NodeStatus]:
-        decoded: dict[str, tuple[int, NodeStatus | None]] = {}
-        fresh = 0
-        for item in items:
-            _, name = keys.kind_and_name(item.key)
-            known = self._decoded.get(name)
-            if known is None or known[0] != item.mod_revision:
-                known = (item.mod_revision, _decoded(item))
-                fresh += 1
-                if fresh % _DECODED_AT_ONCE == 0:
-                    await self._clock.sleep(0)
-            decoded[name] = known
-        self._decoded = decoded
-        return {name: status for name, (_, status) in decoded.items() if status is not None}
-
-
-class ReplicaMemory:
-    """Adds up the proven memory of replicas, at most every few seconds."""
-
-    def __init__(self, transport: Transport, clock: Clock) -> None:
-        self._transport = transport
-        self._clock = clock
-        self._lock = asyncio.Lock()
-        self._bytes: Mapping[str, int] = MappingProxyType({})
-        self._read_s = float("-inf")
-
-    async def by_deployment(self) -> Mapping[str, int]:
-        """Return the bytes by deployment; the last known ones if the store does not answer."""
-        async with self._lock:
-            if self._clock.monotonic() - self._read_s > _FRESH_S:
-                self._bytes = await self._read()
-                self._read_s = self._clock.monotonic()
-            return self._bytes
-
-    async def _read(self) -> Mapping[str, int]:
-        try:
-            async with asyncio.timeout(_LONGEST_S):
-                listing = await self._transport.list(keys.spec_prefix("Replica"))
-        except (StoreError, TimeoutError):
-            return self._bytes
-        found: dict[str, int] = {}
-        for number, item in enumerate(listing.items, 1):
-            if number % _DECODED_AT_ONCE == 0:
-                await self._clock.sleep(0)
-            try:
-                spec = codec.decode(Replica, item).spec
-            except codec.UndecodableError as error:
-                log.warning("cannot decode a replica", extra={"key": item.key, "why": str(error)})
-                continue
-            proven = sum(rank.memory.total_bytes for rank in spec.ranks)
-            found[spec.deployment] = found.get(spec.deployment, 0) + proven
-        return MappingProxyType(found)
-
-
-def _decoded(item: KeyValue) -> NodeStatus | None:
-    try:
-        return codec.decode(NodeStatus, item)
-    except codec.UndecodableError as error:
-        log.warning(
-            "cannot decode the status of a node", extra={"key": item.key, "why": str(error)}
-        )
-        return None
+        return NodeList(statuses=statuses, alive=frozenset(alive), memory=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +134,6 @@ class AdminContext:
     model_states: ModelStates
     recorder: RequestRecorder
     nodes: NodeCache
-    replica_memory: ReplicaMemory
     log: LogAccess
     clock: Clock
 

@@ -12,8 +12,8 @@ async def read_facts(
     context: AdminContext, models: Sequence[ServedModel]
 ) -> Mapping[str, ModelFacts]:
     """Return the facts by model name. Without the store they are those of a moment ago, or none."""
-    memory = await context.replica_memory.by_deployment()
-    geometries = _geometries(await context.nodes.nodes())
+    nodes = await context.nodes.nodes()
+    geometries = _geometries(nodes)
     deployments = context.fleet_state.table_cache.known().deployments
     facts = {}
     for model in models:
@@ -22,7 +22,7 @@ async def read_facts(
         geometry = None if source is None else geometries.get(source.folder)
         facts[model.name] = ModelFacts(
             source="" if source is None else source.label,
-            loaded_bytes=sum(memory.get(name, 0) for name in names),
+            loaded_bytes=sum(nodes.memory.get(name, 0) for name in names),
             family=geometry.model_type if geometry else "",
             parameters=geometry.parameters if geometry else 0,
             weights_bytes=geometry.weights_bytes if geometry else 0,

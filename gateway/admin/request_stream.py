@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import orjson
-from fastapi import APIRouter, Header, Response
+from fastapi import Header, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.admin.admin_context import AdminContext
-from gateway.admin.candidates import CANDIDATES_PATH, CandidateRoute
-from gateway.admin.in_flight import InFlightRoutes, InFlightSource, endpoint_of, phase_of
+from gateway.admin.in_flight import endpoint_of, phase_of
 from gateway.http.request_context import RequestContext
 from gateway.telemetry.request_journal import cursor_of, render_entries, rows_json
 from schemas.wire.errors import Refusal, RefusedError
@@ -58,14 +57,17 @@ class RequestStream:
             cursor = cursor_of(latest[0])  # a new client is told of later ones alone
         is_stopping = context.log.is_stopping
         while not is_stopping():
-            ended, is_complete = journal.after(cursor, _MOST_ENDED)
-            if not is_complete:
+            page = journal.page_after(cursor, _MOST_ENDED)
+            if page.lost != 0:
                 yield _event(
                     "gap", {"why": "entries are missing: too many ended, or the id is unknown"}
                 )
-            for entry, row in zip(ended, render_entries(ended, context.id), strict=True):
-                cursor = cursor_of(entry)
-                yield _event("ended", rows_json(row), cursor)
+            rows = render_entries(page.entries, context.id)
+            for entry, row in zip(page.entries, rows, strict=True):
+                yield _event("ended", rows_json(row), cursor_of(entry))
+            cursor = page.cursor
+            if len(rows) == _MOST_ENDED:
+                continue  # more have ended
             yield _event("load", self._load())
             await context.clock.sleep(_INTERVAL_S)
 
@@ -106,13 +108,3 @@ class _CountedStream(StreamingResponse):
 def _event(name: str, body: object, id_: str = "") -> bytes:
     head = f"id: {id_}\n" if id_ else ""
     return f"{head}event: {name}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
-
-
-def make_requests_router(context: AdminContext, source: InFlightSource) -> APIRouter:
-    """Return the router of the requests under way."""
-    router = APIRouter()
-    InFlightRoutes(gateway=context.id, source=source, clock=context.clock).add_to(router)
-    router.add_api_route(CANDIDATES_PATH, CandidateRoute(context).show, methods=["GET"])
-    stream = RequestStream(context=context, running=source.running)
-    router.add_api_route(STREAM_PATH, stream.show, methods=["GET"])
-    return router

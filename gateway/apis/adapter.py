@@ -53,12 +53,12 @@ class ResponseTranslator(Protocol):
     """True if a stream becomes a file, whose connection is cut off where it breaks."""
 
     def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        """Return status, headers and body of a complete response or a refusal."""
-        ...
+        """Return status, headers and body of a complete response or a refusal; as they are by default."""
+        return status, headers, body
 
     def begin(self, headers: Headers) -> Headers:
-        """Return the headers of a stream."""
-        ...
+        """Return the headers of a stream; as they are by default."""
+        return headers
 
     def take_usage(self, usage: Callable[[], TokenCounts]) -> None:
         """Take what returns the tokens of a stream so far, before its first event."""
@@ -69,12 +69,13 @@ class ResponseTranslator(Protocol):
         del waited_s  # few APIs show it
 
     def events(self, data: bytes) -> bytes:
-        """Return the translation of one or more complete events; may be empty."""
-        ...
+        """Return the translation of one or more complete events; empty by default."""
+        del data
+        return b""
 
     def end(self) -> bytes:
-        """Return the end of a complete stream."""
-        ...
+        """Return the end of a complete stream; empty by default."""
+        return b""
 
     def broken(self, refusal: Refusal) -> bytes:
         """Return the end of a broken stream; it must not look like the end of the text."""
@@ -89,8 +90,8 @@ class ApiAdapter(Protocol):
         return openai_headers(rates)
 
     def error_translator(self) -> ResponseTranslator | None:
-        """Return the translator of refusals before the request is parsed; None for OpenAI's format."""
-        ...
+        """Return the translator of refusals before the request is parsed; None, the default, for OpenAI's format."""
+        return None
 
     def find_model(self, body: bytes) -> str:
         """Return the model in a body that may be invalid otherwise; empty if there is none."""

@@ -59,10 +59,6 @@ class FileTranslator(ResponseTranslator):
         self._media_type = media_type
 
     @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        return status, headers, body
-
-    @override
     def begin(self, headers: Headers) -> Headers:
         others = [(name, value) for name, value in headers if name != _CONTENT_TYPE]
         return [(_CONTENT_TYPE, self._media_type), *others]
@@ -77,10 +73,6 @@ class FileTranslator(ResponseTranslator):
             raise ValueError("the engine sent an event that is no piece of speech") from error
 
     @override
-    def end(self) -> bytes:
-        return b""
-
-    @override
     def broken(self, refusal: Refusal) -> bytes:
         del refusal  # a file has no place for it: its connection is cut off
         return b""
@@ -88,10 +80,6 @@ class FileTranslator(ResponseTranslator):
 
 class AudioAdapter(ApiAdapter):
     """Adapter of `PATHS`."""
-
-    @override
-    def error_translator(self) -> ResponseTranslator | None:
-        return None
 
     @override
     def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:

@@ -72,10 +72,6 @@ class LlamaCppAdapter(ApiAdapter):
     """Adapter of `/infill`."""
 
     @override
-    def error_translator(self) -> None:
-        return None
-
-    @override
     def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         given, completion = to_openai(http_request.body)
         try:
@@ -102,10 +98,6 @@ class InfillTranslator(ResponseTranslator):
         if isinstance(choice, EngineError):
             return 502, headers, orjson.dumps({"error": {"message": choice.message}})
         return 200, headers, orjson.dumps(self._last(choice.text or ""))
-
-    @override
-    def begin(self, headers: Headers) -> Headers:
-        return headers
 
     @override
     def events(self, data: bytes) -> bytes:

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from gateway.apis.adapter import decode
 from gateway.apis.model_loads import ModelLoads
 from gateway.apis.request_body import read_body
-from gateway.auth.access_control import can_see
+from gateway.auth.access_control import principal_of
 from gateway.routing.table import ServedModel
 from schemas.wire.errors import invalid
 
@@ -85,7 +85,7 @@ class LocalServerRoutes:
 
     async def running(self, request: Request) -> Response:
         """List the models that have a replica, as llama-swap does."""
-        models = sorted(self._loaded(request), key=lambda model: model.name)
+        models = self._loaded(request)
         return _json({"running": [{"model": one.name, "state": "ready"} for one in models]})
 
     async def unload_all(self, request: Request) -> Response:
@@ -104,12 +104,8 @@ class LocalServerRoutes:
         return Response("OK", media_type="text/plain")
 
     def _loaded(self, request: Request) -> list[ServedModel]:
-        models = self.loads.table_cache.table.models.values()
-        return [
-            model
-            for model in models
-            if can_see(request, model.name) and (model.ready() or model.kept())
-        ]
+        models = self.loads.fleet_state.visible_models(principal_of(request))
+        return [model for model in models if model.ready() or model.kept()]
 
 
 def _json(body: dict[str, object]) -> Response:

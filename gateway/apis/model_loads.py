@@ -8,10 +8,11 @@ from fastapi import Request
 
 from gateway import errors
 from gateway.apis.ollama.adapter import resolve_name
-from gateway.auth.access_control import AccessControl, principal_of
+from gateway.auth.access_control import principal_of
 from gateway.forwarding.admission import Activator
 from gateway.forwarding.on_demand import OnDemandModels
 from gateway.routing.table import ServedModel
+from gateway.state.fleet_state import FleetState
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 from schemas.wire.errors import Refusal, RefusedError, invalid
@@ -35,11 +36,15 @@ class LoadProgress:
 class ModelLoads:
     """Wakes models, asks for those that a policy allows, and releases them."""
 
-    table_cache: TableCache
-    access: AccessControl
+    fleet_state: FleetState
     activator: Activator
     on_demand: OnDemandModels
     clock: Clock
+
+    @property
+    def table_cache(self) -> TableCache:
+        """The routing table."""
+        return self.fleet_state.table_cache
 
     def find(self, request: Request, wanted: str) -> ServedModel:
         """Return the model of this name.
@@ -48,28 +53,24 @@ class ModelLoads:
             RefusedError: the client may not use the model, or it does not exist.
 
         """
-        name = self._allowed(request, wanted)
-        table = self.table_cache.table
-        model = table.models.get(name)
-        if model is None:
-            raise self.access.unknown_model(principal_of(request), table, name)
-        return model
+        return self.fleet_state.find_model(principal_of(request), self._name(wanted))
 
     def ask(self, request: Request, wanted: str) -> str:
         """Return the name of a model that exists, or that the reconciler is asked to deploy. Raises as `find`."""
-        name = self._allowed(request, wanted)
+        name, principal = self._name(wanted), principal_of(request)
+        self.fleet_state.access.allow(principal, name)
         is_known = name in self.table_cache.table.models
-        if is_known or self.on_demand.ask(principal_of(request), name):
+        if is_known or self.on_demand.ask(principal, name):
             return name
         return self.find(request, wanted).name
 
-    def _allowed(self, request: Request, wanted: str) -> str:
+    def _name(self, wanted: str) -> str:
+        """Return the model's own name. Raises RefusedError: it is empty, or the store was not read yet."""
         if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
         name = resolve_name(self.table_cache, wanted)
         if not name:
             raise invalid('"model" must be the name of a model, as a string.', param="model")
-        self.access.allow(principal_of(request), name)
         return name
 
     async def load(self, request: Request, name: str) -> AsyncIterator[LoadProgress]:

@@ -9,7 +9,6 @@ from typing_extensions import override
 from gateway.apis.adapter import NO_MODEL, ApiAdapter, ModelMissingError, ResponseTranslator
 from gateway.json_limits import decode_members
 from gateway.request import HttpRequest, InferenceRequest
-from gateway.upstream.call import Headers
 from machinery.clock import NEVER
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
@@ -35,14 +34,6 @@ class ResponsesTranslator(ResponseTranslator):
 
     def __init__(self) -> None:
         self._last = self._final = b""
-
-    @override
-    def whole(self, status: int, headers: Headers, body: bytes) -> tuple[int, Headers, bytes]:
-        return status, headers, body
-
-    @override
-    def begin(self, headers: Headers) -> Headers:
-        return headers
 
     @override
     def events(self, data: bytes) -> bytes:
@@ -93,10 +84,6 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 class OpenAiAdapter(ApiAdapter):
     """Adapter of `PATHS`."""
-
-    @override
-    def error_translator(self) -> ResponseTranslator | None:
-        return None
 
     @override
     def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:

@@ -1,23 +1,38 @@
-"""Bodies of requests that manage models: short, and never compressed."""
+"""Bodies of requests that no engine gets: bounded, and never compressed."""
 
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from gateway import errors
-from schemas.wire.errors import RefusedError, body_too_large
+from schemas.wire.errors import RefusedError, body_too_large, invalid
 
-# A model name and a few options.
+# A name and a few options.
 _BODY_LIMIT: Final = 64 << 10
 
 
+async def read_parts(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body.
+
+    Raises:
+        RefusedError: it is too large, or its client left.
+
+    """
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit_bytes:
+                raise body_too_large(limit_bytes)
+            yield part
+    except ClientDisconnect as error:
+        raise invalid("The body is not complete.") from error
+
+
 async def read_body(request: Request) -> bytes:
-    """Return the body of a request. Raises RefusedError if it is too long or compressed."""
+    """Return the short body of a request. Raises RefusedError if it is too long, cut off or compressed."""
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise RefusedError(errors.compressed(coding))
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _BODY_LIMIT:
-            raise body_too_large(_BODY_LIMIT)
-    return bytes(body)
+    return b"".join([part async for part in read_parts(request, _BODY_LIMIT)])

@@ -234,9 +234,3 @@ def owner_of(request: Request) -> str:
     """Return the identity of the request's API key; empty if keys are not required."""
     principal = principal_of(request)
     return "" if principal is None else principal.identity
-
-
-def can_see(request: Request, model: str) -> bool:
-    """Return whether the client may see the model."""
-    principal = principal_of(request)
-    return principal is None or principal.may_ask_for(model)

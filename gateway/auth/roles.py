@@ -27,9 +27,9 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /openapi.json": None,
         "GET /metrics/demand": None,
         "GET /metrics/vllm": None,
-        # A ticket of the store in place of a key (gateway/admin/gateway_log.py).
+        # A ticket of the store in place of a key (gateway/admin/routes.py).
         "GET /v1/logs/gateway": None,
-        # A ticket, or a certificate of a recorder (gateway/admin/recorder_routes.py).
+        # A ticket, or a certificate of a recorder (gateway/admin/routes.py).
         "GET /api/dashboard/feed": None,
         # Models. `*`: every method; all but POST are answered with 405.
         "* /v1/chat/completions": "user",

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from machinery import files
 from machinery.sqlite_file import DatabaseError, SqliteFile
 
 log = logging.getLogger(__name__)
+_R = TypeVar("_R", StoredFile, StoredBatch)
 
 _SCHEMA: Final = """
 CREATE TABLE files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, record BLOB NOT NULL);
@@ -72,19 +73,21 @@ class BatchStore:
             row = (record.id, record.owner, record.created_s, msgspec.json.encode(record))
             self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", row)
 
+    def _records(self, kind: type[_R], sql: str, *values: object) -> list[_R]:
+        """Return the records that a query selects."""
+        with self._file.reading():
+            rows = self._db.execute(sql, values).fetchall()
+        return [msgspec.json.decode(row[0], type=kind) for row in rows]
+
     def file(self, file_id: str, owner: str) -> StoredFile | None:
         """Return a file of this owner."""
-        with self._file.reading():
-            sql = "SELECT record FROM files WHERE id = ? AND owner = ?"
-            row = self._db.execute(sql, (file_id, owner)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=StoredFile)
+        sql = "SELECT record FROM files WHERE id = ? AND owner = ?"
+        return next(iter(self._records(StoredFile, sql, file_id, owner)), None)
 
     def files(self, owner: str, limit: int) -> list[StoredFile]:
         """Return the newest files of an owner."""
-        with self._file.reading():
-            sql = "SELECT record FROM files WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
-            rows = self._db.execute(sql, (owner, limit)).fetchall()
-        return [msgspec.json.decode(row[0], type=StoredFile) for row in rows]
+        sql = "SELECT record FROM files WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
+        return self._records(StoredFile, sql, owner, limit)
 
     def is_needed(self, record: StoredFile) -> bool:
         """Return whether a batch that is not over reads the file."""
@@ -129,10 +132,8 @@ class BatchStore:
 
     def used_bytes(self, owner: str | None = None) -> int:
         """Return the bytes of all files, or of one owner's."""
-        with self._file.reading():
-            sql = "SELECT record FROM files WHERE owner = ifnull(?, owner)"
-            rows = self._db.execute(sql, (owner,)).fetchall()
-        return sum(msgspec.json.decode(row[0], type=StoredFile).size for row in rows)
+        sql = "SELECT record FROM files WHERE owner = ifnull(?, owner)"
+        return sum(record.size for record in self._records(StoredFile, sql, owner))
 
     def add_batch(self, record: StoredBatch) -> None:
         """Add a batch."""
@@ -149,11 +150,8 @@ class BatchStore:
 
         """
         with self._file.transaction():
-            rows = self._db.execute("SELECT record FROM batches WHERE id = ?", (record.id,))
-            found = rows.fetchone()
-            if found is None:
-                return
-            if msgspec.json.decode(found[0], type=StoredBatch).status != before.status:
+            stored = self._batch(record.id)
+            if stored is None or stored.status != before.status:
                 return
             self._put(record)
             for line in lines:
@@ -169,39 +167,30 @@ class BatchStore:
         row = (record.id, record.owner, record.created_s, is_over, encoded)
         self._db.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", row)
 
+    def _batch(self, batch_id: str) -> StoredBatch | None:
+        sql = "SELECT record FROM batches WHERE id = ?"
+        return next(iter(self._records(StoredBatch, sql, batch_id)), None)
+
     def batch(self, batch_id: str, owner: str) -> StoredBatch | None:
         """Return a batch of this owner."""
-        with self._file.reading():
-            sql = "SELECT record FROM batches WHERE id = ? AND owner = ?"
-            row = self._db.execute(sql, (batch_id, owner)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=StoredBatch)
+        record = self._batch(batch_id)
+        return record if record is not None and record.owner == owner else None
 
     def batches(self, owner: str, limit: int) -> list[StoredBatch]:
         """Return the newest batches of an owner."""
-        with self._file.reading():
-            sql = (
-                "SELECT record FROM batches WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
-            )
-            rows = self._db.execute(sql, (owner, limit)).fetchall()
-        return [msgspec.json.decode(row[0], type=StoredBatch) for row in rows]
+        sql = "SELECT record FROM batches WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
+        return self._records(StoredBatch, sql, owner, limit)
 
     def open_batches(self) -> list[StoredBatch]:
         """Return all batches that are not over, oldest first."""
-        with self._file.reading():
-            sql = "SELECT record FROM batches WHERE is_over = 0 ORDER BY created, id"
-            rows = self._db.execute(sql).fetchall()
-        return [msgspec.json.decode(row[0], type=StoredBatch) for row in rows]
+        sql = "SELECT record FROM batches WHERE is_over = 0 ORDER BY created, id"
+        return self._records(StoredBatch, sql)
 
     def cancel(self, batch_id: str, owner: str, now_s: int) -> StoredBatch | None:
         """Ask for the end of a batch, unless it is over; return it as it is now."""
         with self._file.transaction():
-            found = self._db.execute(
-                "SELECT record FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
-            ).fetchone()
-            if found is None:
-                return None
-            record = msgspec.json.decode(found[0], type=StoredBatch)
-            if record.status in ("validating", "in_progress"):
+            record = self.batch(batch_id, owner)
+            if record is not None and record.status in ("validating", "in_progress"):
                 record = msgspec.structs.replace(record, status="cancelling", cancelling_s=now_s)
                 self._put(record)
             return record
@@ -223,15 +212,11 @@ class BatchStore:
                 "UPDATE lines SET state = ?, result = ? WHERE batch = ? AND number = ? AND state = 0",
                 (state, result, batch.id, number),
             )
-            row = self._db.execute("SELECT record FROM batches WHERE id = ?", (batch.id,))
-            found = row.fetchone()
-            if not done.rowcount or found is None:
+            record = self._batch(batch.id)
+            if not done.rowcount or record is None:
                 return
-            record = msgspec.json.decode(found[0], type=StoredBatch)
-            if state == COMPLETED:
-                record = msgspec.structs.replace(record, completed=record.completed + 1)
-            else:
-                record = msgspec.structs.replace(record, failed=record.failed + 1)
+            name = "completed" if state == COMPLETED else "failed"
+            record = msgspec.structs.replace(record, **{name: getattr(record, name) + 1})
             self._put(record)
 
     def results(self, batch_id: str, state: int) -> Iterator[bytes]:

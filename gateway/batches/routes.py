@@ -14,17 +14,17 @@ from fastapi.responses import FileResponse
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
 from gateway import errors
+from gateway.apis.request_body import read_body, read_parts
 from gateway.auth.access_control import owner_of
 from gateway.batches import records
 from gateway.batches.database import BatchStore
 from gateway.batches.records import StoredBatch, StoredFile
+from gateway.disk_calls import off_loop
 from machinery import files
 from machinery.clock import Clock
-from machinery.sqlite_file import DatabaseError
-from schemas.wire.errors import Refusal, RefusedError, body_too_large, invalid
+from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _T = TypeVar("_T")
 MAX_FILE_BYTES: Final = 200 << 20
@@ -34,7 +34,6 @@ _MAX_OPEN_BATCHES: Final = 100
 # The disk of a Mac has more important uses.
 _RESERVE_BYTES: Final = 2 << 30
 _DISK_CHECK_BYTES: Final = 16 << 20
-_BODY_LIMIT: Final = 64 << 10
 # Of a field of the form that is no file.
 _FIELD_LIMIT: Final = 4 << 10
 # RFC 2046, 5.1.1.
@@ -86,8 +85,8 @@ class BatchRoutes:
         try:
             with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as spool:
                 async for part in self._parts(request, store, owner, slot):
-                    await self._off_loop(spool.write, part)
-                file, purpose = await self._off_loop(_read_form, request.headers, spool)
+                    await off_loop(spool.write, part)
+                file, purpose = await off_loop(_read_form, request.headers, spool)
             with file.file:
                 if purpose != "batch":
                     raise invalid(
@@ -101,7 +100,7 @@ class BatchRoutes:
                     size=file.size or 0,
                     created_s=self._now_s(),
                 )
-                await self._off_loop(_keep, store, record, file)
+                await off_loop(_keep, store, record, file)
         finally:
             del self.uploads[slot]
         return _json(record.body())
@@ -110,9 +109,9 @@ class BatchRoutes:
         self, request: Request, store: BatchStore, owner: str, slot: str
     ) -> AsyncGenerator[bytes, None]:
         """Yield the parts of an upload for as long as there is room for them."""
-        used, own = await self._off_loop(lambda: (store.used_bytes(), store.used_bytes(owner)))
+        used, own = await off_loop(lambda: (store.used_bytes(), store.used_bytes(owner)))
         checked = 0
-        async for part in _limited(request, MAX_FILE_BYTES):
+        async for part in read_parts(request, MAX_FILE_BYTES):
             self.uploads[slot] = size = self.uploads[slot] + len(part)
             if used + sum(self.uploads.values()) > MAX_BYTES or own + size > MAX_OWNER_BYTES:
                 raise RefusedError(
@@ -120,7 +119,7 @@ class BatchRoutes:
                 )
             if size >= checked:
                 checked = size + _DISK_CHECK_BYTES
-                free = await self._off_loop(lambda: shutil.disk_usage(store.folder).free)
+                free = await off_loop(lambda: shutil.disk_usage(store.folder).free)
                 if free < _RESERVE_BYTES + checked:
                     raise RefusedError(
                         errors.no_room_for_files("The gateway's disk is nearly full")
@@ -132,7 +131,7 @@ class BatchRoutes:
     ) -> Response:
         """List the newest files."""
         store, owner = self._store(), owner_of(request)
-        return _listing([file.body() for file in await self._off_loop(store.files, owner, limit)])
+        return _listing([file.body() for file in await off_loop(store.files, owner, limit)])
 
     async def file(self, file_id: str, request: Request) -> Response:
         """Describe a file."""
@@ -142,22 +141,22 @@ class BatchRoutes:
         """Return the content of a file."""
         record = await self._file(file_id, request)
         path = self._store().content(record.id)
-        result = await self._off_loop(path.stat)
+        result = await off_loop(path.stat)
         return FileResponse(path, stat_result=result, media_type="application/jsonl")
 
     async def delete_file(self, file_id: str, request: Request) -> Response:
         """Delete a file that no open batch needs."""
         store, record = self._store(), await self._file(file_id, request)
-        if await self._off_loop(store.is_needed, record):
+        if await off_loop(store.is_needed, record):
             raise invalid("A batch that is not over reads this file; cancel it first.", "file_id")
-        await self._off_loop(store.delete_file, record)
+        await off_loop(store.delete_file, record)
         return _json({"id": record.id, "object": "file", "deleted": True})
 
     async def create(self, request: Request) -> Response:
         """Begin a batch."""
         store, owner = self._store(), owner_of(request)
         try:
-            given = _BATCH.decode(await _body(request))
+            given = _BATCH.decode(await read_body(request))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(f"{str(error)[:200]}.") from error
         if given.endpoint not in records.ENDPOINTS:
@@ -169,9 +168,7 @@ class BatchRoutes:
         if len(metadata) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in metadata.items()):
             raise invalid('"metadata" has at most 16 pairs, of 64 and 512 characters.', "metadata")
         await self._file(given.input_file_id, request, param="input_file_id")
-        running = [
-            batch for batch in await self._off_loop(store.open_batches) if batch.owner == owner
-        ]
+        running = [batch for batch in await off_loop(store.open_batches) if batch.owner == owner]
         if len(running) >= _MAX_OPEN_BATCHES:
             raise RefusedError(errors.too_many_batches(_MAX_OPEN_BATCHES))
         record = StoredBatch(
@@ -183,7 +180,7 @@ class BatchRoutes:
             created_s=self._now_s(),
             metadata=given.metadata,
         )
-        await self._off_loop(store.add_batch, record)
+        await off_loop(store.add_batch, record)
         return _json(record.body())
 
     async def list_batches(
@@ -191,7 +188,7 @@ class BatchRoutes:
     ) -> Response:
         """List the newest batches, or those before one."""
         store, owner = self._store(), owner_of(request)
-        batches = await self._off_loop(store.batches, owner, 10_000)
+        batches = await off_loop(store.batches, owner, 10_000)
         ids = [batch.id for batch in batches]
         start = ids.index(after) + 1 if after in ids else 0
         page = [batch.body() for batch in batches[start : start + limit]]
@@ -200,12 +197,12 @@ class BatchRoutes:
     async def batch(self, batch_id: str, request: Request) -> Response:
         """Describe a batch."""
         store, owner = self._store(), owner_of(request)
-        return _json(_found(await self._off_loop(store.batch, batch_id, owner), batch_id).body())
+        return _json(_found(await off_loop(store.batch, batch_id, owner), batch_id).body())
 
     async def cancel(self, batch_id: str, request: Request) -> Response:
         """End a batch; the results until then become its files."""
         store, owner = self._store(), owner_of(request)
-        batch = await self._off_loop(store.cancel, batch_id, owner, self._now_s())
+        batch = await off_loop(store.cancel, batch_id, owner, self._now_s())
         return _json(_found(batch, batch_id).body())
 
     def _store(self) -> BatchStore:
@@ -220,20 +217,8 @@ class BatchRoutes:
         return self.store
 
     async def _file(self, file_id: str, request: Request, *, param: str = "id") -> StoredFile:
-        file = await self._off_loop(self._store().file, file_id, owner_of(request))
+        file = await off_loop(self._store().file, file_id, owner_of(request))
         return _found(file, file_id, param=param)
-
-    async def _off_loop(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Call in a thread.
-
-        Raises:
-            RefusedError: the disk does not do it.
-
-        """
-        try:
-            return await asyncio.to_thread(call, *arguments)
-        except (DatabaseError, OSError) as error:
-            raise RefusedError(errors.batches_failed(str(error))) from error
 
     def _now_s(self) -> int:
         return int(self.clock.now().timestamp())
@@ -283,28 +268,6 @@ def _read_form(headers: Headers, spool: IO[bytes]) -> tuple[UploadFile, str]:
     if not isinstance(file, UploadFile):
         raise invalid("The form has no field 'file' with a file.", "file")
     return file, str(form.get("purpose") or "")
-
-
-async def _limited(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body.
-
-    Raises:
-        RefusedError: it is too large, or its client left.
-
-    """
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit_bytes:
-                raise body_too_large(limit_bytes)
-            yield part
-    except ClientDisconnect as error:
-        raise invalid("The body is not complete.") from error
-
-
-async def _body(request: Request) -> bytes:
-    return b"".join([part async for part in _limited(request, _BODY_LIMIT)])
 
 
 def _keep(store: BatchStore, record: StoredFile, file: UploadFile) -> None:

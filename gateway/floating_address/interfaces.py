@@ -1,13 +1,16 @@
-"""Network interfaces and the commands that give one an address: parsers and command lines of Linux and macOS. Pure."""
+"""Network interfaces and the commands that give one an address: command lines of Linux and macOS."""
 
-import ipaddress
-import json
-import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
+from typing import Final
+
+import psutil
 
 from machinery import macos_commands
+
+_MAC_BYTES: Final = 6
 
 
 class FloatingAddressError(Exception):
@@ -47,53 +50,23 @@ def parse_address(text: str) -> IPv4Interface:
     return ipv4_interface
 
 
-def parse_ip_address_show(text: str) -> list[NetworkInterface]:
-    """Return the interfaces in the output of `ip -json address show up` (iproute2). Raises ValueError."""
-    network_interfaces = []
-    for link in json.loads(text):
-        if link.get("link_type") != "ether":
+def list_interfaces() -> list[NetworkInterface]:
+    """Return the Ethernet interfaces of this machine that are up. Raises OSError."""
+    states, interfaces = psutil.net_if_stats(), list[NetworkInterface]()
+    for name, addresses in psutil.net_if_addrs().items():
+        state = states.get(name)
+        texts = [one.address for one in addresses if one.family == psutil.AF_LINK]
+        mac = bytes.fromhex(texts[0].replace(":", "")) if texts else b""
+        is_ethernet = len(mac) == _MAC_BYTES and any(mac)  # the loopback has zeros, tunnels nothing
+        if not is_ethernet or state is None or not state.isup:
             continue
-        addresses = tuple(
-            IPv4Interface(f"{one['local']}/{one['prefixlen']}")
-            for one in link.get("addr_info", [])
-            if one.get("family") == "inet"
+        ipv4 = tuple(
+            IPv4Interface(f"{one.address}/{one.netmask or 32}")
+            for one in addresses
+            if one.family == socket.AF_INET
         )
-        mac = bytes.fromhex(link["address"].replace(":", ""))
-        network_interfaces.append(
-            NetworkInterface(name=link["ifname"], mac=mac, addresses=addresses)
-        )
-    return network_interfaces
-
-
-_HEAD = re.compile(r"^([A-Za-z0-9._-]+): flags=[0-9a-f]+<([A-Z0-9_,]*)>")
-_ETHER = re.compile(r"^\s+ether ((?:[0-9a-f]{2}:){5}[0-9a-f]{2})")
-_INET = re.compile(r"^\s+inet ([0-9.]+) netmask 0x([0-9a-f]{8})")
-
-
-def parse_ifconfig(text: str) -> list[NetworkInterface]:
-    """Return the interfaces in the output of macOS's `ifconfig -a inet` or `ifconfig`."""
-    network_interfaces: list[NetworkInterface] = []
-    name, is_up, mac = "", False, b""
-    addresses: list[IPv4Interface] = []
-
-    def end_block() -> None:
-        if name and is_up and mac:
-            network_interfaces.append(
-                NetworkInterface(name=name, mac=mac, addresses=tuple(addresses))
-            )
-
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            end_block()
-            name, is_up, mac = head[1], "UP" in head[2].split(","), b""
-            addresses = []
-        elif ether := _ETHER.match(line):
-            mac = bytes.fromhex(ether[1].replace(":", ""))
-        elif inet := _INET.match(line):
-            length = ipaddress.ip_address(int(inet[2], 16))
-            addresses.append(IPv4Interface(f"{inet[1]}/{length}"))
-    end_block()
-    return network_interfaces
+        interfaces.append(NetworkInterface(name=name, mac=mac, addresses=ipv4))
+    return interfaces
 
 
 def choose_interface(

@@ -17,7 +17,6 @@ from typing import Final, Protocol
 
 from gateway.floating_address import arp, interfaces
 from gateway.floating_address.interfaces import FloatingAddressError, NetworkInterface
-from machinery import macos_commands
 
 _COMMAND_S = 5.0
 _FOLDERS = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/bin", "/bin"))
@@ -84,16 +83,12 @@ def check_rights() -> None:
 def find_interface(address: IPv4Interface, name: str) -> NetworkInterface:
     """Return the interface for the address. Raises FloatingAddressError."""
     try:
-        if IS_LINUX:
-            text = _run(("ip", "-json", "address", "show", "up"))
-            interface_list = interfaces.parse_ip_address_show(text)
-        else:
-            interface_list = interfaces.parse_ifconfig(_run(macos_commands.ALL_INTERFACES.words()))
-    except (ValueError, KeyError) as error:
+        known = interfaces.list_interfaces()
+    except (OSError, ValueError) as error:
         raise FloatingAddressError(
             f"the list of network interfaces is not readable: {error}"
         ) from error
-    return interfaces.choose_interface(interface_list, address, name)
+    return interfaces.choose_interface(known, address, name)
 
 
 def open_link(address: IPv4Interface, interface: NetworkInterface) -> AddressLink:

@@ -7,6 +7,7 @@ import orjson
 from fastapi import FastAPI, Query, Request, Response
 
 from gateway.auth.access_control import owner_of
+from gateway.disk_calls import off_loop
 from gateway.responses import turn as turns
 from gateway.responses.database import StoredResponse
 from gateway.responses.stateful import StatefulResponses, failed, no_response
@@ -38,7 +39,7 @@ class ResponseRoutes:
     async def delete(self, response_id: str, request: Request) -> Response:
         """Delete a response; responses that continue it can no longer be continued."""
         database = self.responses.require()
-        if not await self.responses.off_loop(database.delete, response_id, owner_of(request)):
+        if not await off_loop(database.delete, response_id, owner_of(request)):
             raise RefusedError(no_response(response_id))
         self.responses.cancel(response_id, owner_of(request))
         return _json({"id": response_id, "object": "response", "deleted": True})
@@ -62,7 +63,7 @@ class ResponseRoutes:
             arrays = [part for old in records[:-1] for part in (old.input, turns.output_items(old))]
             return turns.shown_items(response_id, turns.join([*arrays, records[-1].input]))
 
-        items = await self.responses.off_loop(read)
+        items = await off_loop(read)
         if order == "desc":
             items.reverse()
         ids = [item["id"] for item in items]
@@ -86,14 +87,14 @@ class ResponseRoutes:
         if body["status"] == "in_progress":
             body["status"] = "cancelled"
             end, now_s = self.responses.require().end, self.responses.now_s()
-            await self.responses.off_loop(end, record.id, record.owner, orjson.dumps(body), now_s)
+            await off_loop(end, record.id, record.owner, orjson.dumps(body), now_s)
             self.responses.cancel(record.id, record.owner)
         return _json(self._shown(await self._record(response_id, request)))
 
     async def _record(self, response_id: str, request: Request) -> StoredResponse:
         responses = self.responses
         database, owner = responses.require(), owner_of(request)
-        record = await responses.off_loop(database.response, response_id, owner, responses.now_s())
+        record = await off_loop(database.response, response_id, owner, responses.now_s())
         if record is None:
             raise RefusedError(no_response(response_id))
         return record

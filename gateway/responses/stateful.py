@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
 
-from gateway import errors
+from gateway.disk_calls import off_loop
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.http.buffered_response import BufferedResponse, buffered_response
 from gateway.http.request_context import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # it answers the requests
     from gateway.handler import InferenceHandler
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 PATH: Final = "/v1/responses"
 _REQUEST_ID: Final = wire_headers.REQUEST_ID.encode()
@@ -88,13 +87,6 @@ class StatefulResponses:
         if self.database is None:
             raise RefusedError(no_responses())
         return self.database
-
-    async def off_loop(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Call in a thread. Raises RefusedError: the disk does not do it."""
-        try:
-            return await asyncio.to_thread(call, *arguments)
-        except (DatabaseError, OSError) as error:
-            raise RefusedError(errors.batches_failed(str(error))) from error
 
     def cancel(self, response_id: str, owner: str) -> None:
         """End a background response at its engine. Another process of this folder learns it from the database."""
@@ -152,7 +144,7 @@ class StatefulResponses:
                     raise invalid(message, param="previous_response_id")
             return turns.resolve(turn, sent, records)
 
-        body = await self.off_loop(resolve)
+        body = await off_loop(resolve)
         if len(body) > handler.max_body:
             raise body_too_large(handler.max_body)
         # A body that is allowed must not be refused for ever because its input is held twice.
@@ -190,7 +182,7 @@ class StatefulResponses:
             self.require().add(record, now_s)
             return begun
 
-        begun = await self.off_loop(add)
+        begun = await off_loop(add)
         response, done = buffered_response()
         detached = _detach(handler, context, response, orjson.dumps(begun))
         key = (turn.response_id, turn.owner)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from gateway import errors
 from gateway.auth.access_control import AccessControl
-from gateway.auth.keyring import Keyring
+from gateway.auth.keyring import Keyring, Principal
 from gateway.auth.rate_limits import AnonymousClients, Limits
+from gateway.routing.table import RoutingTable, ServedModel
 from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.gpu_loads import GpuLoads
 from gateway.state.key_cache import GatewayCounter, KeyCache
@@ -16,6 +18,7 @@ from gateway.state.persistence import GatewaySnapshot, SnapshotFile
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 from schemas.records import ApiKey
+from schemas.wire.errors import RefusedError
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -157,6 +160,30 @@ class FleetState:
     def snapshot_age_s(self) -> float | None:
         """Return the age of the restored file in seconds; None if the store is in use."""
         return None if self._persister is None else self._persister.age_s()
+
+    def visible_models(self, principal: Principal | None) -> list[ServedModel]:
+        """Return the models that a client may use, by name. Raises RefusedError: the store was not read yet."""
+        models, may_use = self._table().models, self.access.may_use(principal)
+        return [models[name] for name in sorted(models) if may_use(name)]
+
+    def find_model(self, principal: Principal | None, name: str) -> ServedModel:
+        """Return the model of this name.
+
+        Raises:
+            RefusedError: the client may not use the model, it does not exist, or the store was not read yet.
+
+        """
+        table = self._table()
+        self.access.allow(principal, name)
+        model = table.models.get(name)
+        if model is None:
+            raise self.access.unknown_model(principal, table, name)
+        return model
+
+    def _table(self) -> RoutingTable:
+        if not self.table_cache.is_synced:
+            raise RefusedError(errors.not_synced())
+        return self.table_cache.table
 
     async def run(self) -> None:
         """Keep the state current, forever."""

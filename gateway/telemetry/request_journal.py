@@ -138,17 +138,6 @@ class RequestJournal:
                 journal_entries.append(entry)
         return journal_entries
 
-    def after(self, cursor: str, count: int) -> tuple[list[JournalEntry], bool]:
-        """Return the entries after the one that a cursor names, oldest first, at most `count` of the latest.
-
-        The second value is False if entries between are missing: the cursor is unknown, or there are more.
-        `TIME~ID` names an entry; an empty cursor names the beginning.
-        """
-        behind = self._behind(cursor)
-        is_known, behind = behind is not None, len(self._entries) if behind is None else behind
-        entries = list(islice(reversed(self._entries), min(count, behind)))[::-1]
-        return entries, (is_known or not cursor) and behind <= count
-
     def page_after(self, cursor: str, count: int) -> JournalPage:
         """Return the oldest `count` entries after the place that a cursor names, for a reader that comes back for more.
 

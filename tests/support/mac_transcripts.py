@@ -41,7 +41,6 @@ def transcripts() -> dict[MacCommand, str]:
         mac.THUNDERBOLT: text("fabric", "studio", "thunderbolt.json"),
         mac.HARDWARE_PORTS: text("fabric", "studio", "hardware_ports.txt"),
         mac.INTERFACES: text("fabric", "studio", "ifconfig.txt"),
-        mac.ALL_INTERFACES: text("fabric", "studio", "ifconfig.txt"),
         mac.RDMA_STATUS: "enabled\n",
         mac.RDMA_DEVICES: text("fabric", "studio", "ibv_devinfo.txt"),
         mac.NEIGHBOURS: "? (192.168.1.77) at 2:0:0:0:0:7 on en0 ifscope [ethernet]\n",

@@ -105,14 +105,6 @@ class ErrorTranslator(ResponseTranslator):
         return [*headers, (b"request-id", found)] if found else headers
 
     @override
-    def events(self, data: bytes) -> bytes:
-        return b""
-
-    @override
-    def end(self) -> bytes:
-        return b""
-
-    @override
     def broken(self, refusal: Refusal) -> bytes:
         return self.error(refusal.status, refusal.message)
 

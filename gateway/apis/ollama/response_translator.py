@@ -74,14 +74,6 @@ class OllamaErrorTranslator(ResponseTranslator):
         return [_LINES, *(header for header in headers if header[0] != b"content-type")]
 
     @override
-    def events(self, data: bytes) -> bytes:
-        return b""
-
-    @override
-    def end(self) -> bytes:
-        return b""
-
-    @override
     def broken(self, refusal: Refusal) -> bytes:
         return error_body(refusal.message) + b"\n"
 

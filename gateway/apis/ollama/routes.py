@@ -13,14 +13,13 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
-from gateway import errors
 from gateway.apis.adapter import decode
 from gateway.apis.model_loads import ModelLoads
 from gateway.apis.ollama import response_translator
 from gateway.apis.ollama.adapter import resolve_name
 from gateway.apis.ollama.model_facts import FactReader, ModelFacts
 from gateway.apis.request_body import read_body
-from gateway.auth.access_control import can_see
+from gateway.auth.access_control import principal_of
 from gateway.routing.table import ServedModel
 from schemas.deployment import HUB_REPO_PATTERN
 from schemas.wire.errors import RefusedError, invalid
@@ -188,16 +187,7 @@ class OllamaRoutes:
         )
 
     def _models(self, request: Request) -> list[ServedModel]:
-        """Return the models that the client may use, by name.
-
-        Raises:
-            RefusedError: the store was not read yet.
-
-        """
-        if not self.loads.table_cache.is_synced:
-            raise RefusedError(errors.not_synced())
-        models = sorted(self.loads.table_cache.table.models.values(), key=lambda model: model.name)
-        return [model for model in models if can_see(request, model.name)]
+        return self.loads.fleet_state.visible_models(principal_of(request))
 
     async def _facts(self, model: ServedModel) -> ModelFacts:
         return (await self.facts((model,)))[model.name]

@@ -259,7 +259,7 @@ async def test_nodes_are_listed_now_and_then_and_kept_while_the_store_is_away() 
     assert set(first.statuses) == first.alive == {"mac-1"}
     assert not first.error
     assert all(other is first for other in others)
-    assert store.lists == 2
+    assert store.lists == 3
     store.is_away, now_s = True, 60.0
     later = await book.nodes()
     assert (set(later.statuses), later.error) == ({"mac-1"}, "away")

@@ -1,8 +1,11 @@
 """The keeper of a floating address: when it has the address, what it announces, and what it hears."""
 
+import socket
 import struct
 from ipaddress import IPv4Address, IPv4Interface
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gateway.floating_address import arp, interfaces
@@ -158,45 +161,40 @@ def test_frames_are_read_from_a_packet_filter_buffer_of_macos() -> None:
     assert list(arp.bpf_frames(b"\xff" * 64)) == []
 
 
-IP_OUTPUT = """[{"ifindex":1,"ifname":"lo","link_type":"loopback","address":"00:00:00:00:00:00","addr_info":[{"family":"inet",
-"local":"127.0.0.1","prefixlen":8}]},{},{"ifindex":2,"ifname":"eth0","link_type":"ether","address":"02:00:00:00:00:01",
-"addr_info":[{"family":"inet","local":"192.168.1.7","prefixlen":24,"broadcast":"192.168.1.255","scope":"global"}]}]"""
-IFCONFIG_OUTPUT = """lo0: flags=8049<UP,LOOPBACK,RUNNING,MULTICAST> mtu 16384
-\toptions=1203<RXCSUM,TXCSUM,TXSTATUS,SW_TIMESTAMP>
-\tinet 127.0.0.1 netmask 0xff000000
-\tinet6 ::1 prefixlen 128
-en0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
-\toptions=6463<RXCSUM,TXCSUM,TSO4,TSO6,CHANNEL_IO,PARTIAL_CSUM,ZEROINVERT_CSUM>
-\tether 02:00:00:00:00:01
-\tinet6 fe80::1c5a:1%en0 prefixlen 64 secured scopeid 0xb
-\tinet 192.168.1.7 netmask 0xffffff00 broadcast 192.168.1.255
-\tinet 192.168.1.50 netmask 0xffffffff broadcast 192.168.1.50
-\tnd6 options=201<PERFORMNUD,DAD>
-\tmedia: autoselect
-\tstatus: active
-en5: flags=8822<BROADCAST,SMART,SIMPLEX,MULTICAST> mtu 1500
-\tether 02:00:00:00:00:09
-"""
-
-
-@pytest.mark.parametrize(
-    ("found", "name"),
-    [
-        (interfaces.parse_ip_address_show(IP_OUTPUT), "eth0"),
-        (interfaces.parse_ifconfig(IFCONFIG_OUTPUT), "en0"),
-    ],
-)
 def test_the_interface_is_the_one_in_whose_network_the_address_is(
-    found: list[interfaces.NetworkInterface], name: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    loopback, tunnel, up, down = "lo", "tun0", "en0", "en5"
+    addresses = {
+        loopback: [nic("127.0.0.1", "255.0.0.0"), link_address("00:00:00:00:00:00")],
+        tunnel: [nic("10.9.0.2", "255.255.255.255")],
+        up: [
+            link_address("02:00:00:00:00:01"),
+            nic("192.168.1.7", "255.255.255.0"),
+            nic("192.168.1.50", "255.255.255.255"),
+        ],
+        down: [link_address("02:00:00:00:00:09")],
+    }
+    states = {name: SimpleNamespace(isup=name != down) for name in addresses}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+    known = interfaces.list_interfaces()
     address = interfaces.parse_address("192.168.1.50/24")
-    chosen = interfaces.choose_interface(found, address, "")
-    assert (chosen.name, chosen.mac, len(found)) == (name, OWN, 1)
+    chosen = interfaces.choose_interface(known, address, "")
+    assert (chosen.name, chosen.mac, len(known)) == (up, OWN, 1)
     assert chosen.addresses[0] == IPv4Interface("192.168.1.7/24")
-    with pytest.raises(FloatingAddressError, match=f"that are up: {name}"):
-        interfaces.choose_interface(found, interfaces.parse_address("10.0.0.1"), "")
+    with pytest.raises(FloatingAddressError, match=f"that are up: {up}"):
+        interfaces.choose_interface(known, interfaces.parse_address("10.0.0.1"), "")
     with pytest.raises(FloatingAddressError, match="--floating-interface en9: there is no such"):
-        interfaces.choose_interface(found, address, "en9")
+        interfaces.choose_interface(known, address, "en9")
+
+
+def nic(address: str, netmask: str) -> SimpleNamespace:
+    return SimpleNamespace(family=socket.AF_INET, address=address, netmask=netmask)
+
+
+def link_address(address: str) -> SimpleNamespace:
+    return SimpleNamespace(family=psutil.AF_LINK, address=address, netmask=None)
 
 
 @pytest.mark.parametrize(
