@@ -6,6 +6,7 @@ from typing import Final
 
 from compat import shapes
 from compat.shapes import Facts, Json, S, Worker
+from machinery.prometheus import family_header
 from schemas.wire.errors import Refusal
 
 _NOT_LOADED: Final = ("Model not loaded", "MODEL_NOT_LOADED")
@@ -58,7 +59,6 @@ def health(facts: Facts[S], workers: Sequence[Worker], worker_id: str, *, has_mo
 def metric_lines(workers: Sequence[Worker]) -> Iterator[str]:
     """Yield the metrics of mlx-serving's workers in Prometheus text format; the name of a node needs no escape."""
     for name, kind, about, field in _METRICS:
-        yield f"# HELP {name} {about}"
-        yield f"# TYPE {name} {kind}"
+        yield from family_header(name, about, kind)
         for mac in workers:
             yield f'{name}{{worker_id="{mac.name}"}} {getattr(mac, field)}'

@@ -38,7 +38,7 @@ from gateway.auth.roles import check_role
 from gateway.batches import routes as batches
 from gateway.batches.database import BatchStore
 from gateway.http.request_context import RequestContext
-from gateway.metrics.vllm_metrics import vllm_lines
+from gateway.metrics.vllm_metrics import vllm_families
 from gateway.responses.routes import ResponseRoutes
 from gateway.responses.stateful import StatefulResponses
 from gateway.routing.table import ServedModel
@@ -318,7 +318,8 @@ class AppRoutes:
             name: tracker.kv_used({one.origin for one, _ in endpoints_of(model)})
             for name, model in self.table_cache.table.models.items()
         }
-        lines = vllm_lines(self.context.recorder.metrics, running, waiting, used)
+        families = vllm_families(self.context.recorder.metrics, running, waiting, used)
+        lines = (line for family in families for line in family.lines())
         return StreamingResponse(self._pieces(lines), media_type=CONTENT_TYPE)
 
     async def _pieces(self, lines: Iterator[str]) -> AsyncIterator[str]:

@@ -35,7 +35,7 @@ from gateway.responses.database import ResponseDatabase
 from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.table_cache import TableCache
 from machinery import files
-from machinery.backoff import Backoff
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.sqlite_file import DatabaseError
 from schemas.wire.errors import RefusedError
@@ -93,6 +93,11 @@ class _Retry:
     attempts: int = 0
     not_before_s: float = 0.0
 
+    def delay(self, now_s: float) -> None:
+        """Count a failure, and wait longer after each."""
+        self.attempts += 1
+        self.not_before_s = now_s + _BACKOFF.delay_s(self.attempts, jitter=random.random())
+
 
 class BatchRunner:
     """Runs batches. Run `run()` in a task group."""
@@ -114,33 +119,30 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Take the lock of the folder, and run its batches forever; a broken disk stops no gateway."""
-        failures = 0
+        retries = Retries(_BACKOFF, self._clock)
         while True:
-            delay_s = _LOCK_RETRY_S
             try:
                 with _runner_lock(self.store) as is_ours:
                     if is_ours:
                         await asyncio.to_thread(self.store.delete_leftovers, self._clock.now())
-                        failures = 0
+                        retries.reset()
                         await self._run_batches()
+                await self._clock.sleep(_LOCK_RETRY_S)
             except _DISK_ERRORS as error:
-                failures += 1
                 log.warning("cannot use the folder of batches", extra={"why": str(error)})
-                delay_s = _BACKOFF.delay_s(failures, jitter=random.random())
-            await self._clock.sleep(delay_s)
+                await retries.wait()
 
     async def _run_batches(self) -> None:
-        failures = 0
+        retries = Retries(_BACKOFF, self._clock)
         try:
             while True:
                 try:
                     is_busy = await self._tick()
-                    failures = 0
                 except _DISK_ERRORS as error:
-                    failures += 1
                     log.warning("cannot use the folder of batches", extra={"why": str(error)})
-                    await self._clock.sleep(_BACKOFF.delay_s(failures, jitter=random.random()))
+                    await retries.wait()
                     continue
+                retries.reset()
                 await self._clock.sleep(_TICK_S if is_busy else _IDLE_TICK_S)
         finally:
             runs, self._runs = tuple(self._runs.values()), {}
@@ -202,9 +204,7 @@ class BatchRunner:
         except _DISK_ERRORS as error:
             why = {"batch": batch.id, "why": str(error)}
             log.warning("cannot take a batch further", extra=why)
-            delay.attempts += 1
-            delay_s = _BACKOFF.delay_s(delay.attempts, jitter=random.random())
-            delay.not_before_s = self._clock.monotonic() + delay_s
+            delay.delay(self._clock.monotonic())
             self._delayed[batch.id] = delay
 
     async def _step(self, batch: StoredBatch) -> None:
@@ -278,10 +278,8 @@ class BatchRunner:
         try:
             status, answer, request_id = await self._answer(batch, line)
             retry = self._retries.setdefault(at, _Retry())
-            retry.attempts += 1
+            retry.delay(self._clock.monotonic())
             if status in _RETRIED and retry.attempts < _MOST_ATTEMPTS:
-                delay_s = _BACKOFF.delay_s(retry.attempts, jitter=random.random())
-                retry.not_before_s = self._clock.monotonic() + delay_s
                 return
             try:
                 body: object = orjson.Fragment(answer) if orjson.loads(answer) is not None else None

@@ -1,4 +1,4 @@
-"""Network interfaces and the commands that give one an address: command lines of Linux and macOS."""
+"""The network interfaces of this machine, and the one that a floating address belongs to."""
 
 import socket
 from collections.abc import Sequence
@@ -7,8 +7,6 @@ from ipaddress import IPv4Interface
 from typing import Final
 
 import psutil
-
-from machinery import macos_commands
 
 _MAC_BYTES: Final = 6
 
@@ -94,22 +92,3 @@ def choose_interface(
         f"{address.ip} is in the network of no interface of this machine (interfaces that are up: {known}). "
         "Take a free address of the clients' network, or name the interface with --floating-interface"
     )
-
-
-def linux_add(address: IPv4Interface, interface: str, lifetime_s: int) -> tuple[str, ...]:
-    """Return the command that adds the address, or renews its lifetime: the kernel removes it afterwards."""
-    life = ("valid_lft", str(lifetime_s), "preferred_lft", str(lifetime_s))
-    return ("ip", "address", "replace", str(address), "dev", interface, *life, "noprefixroute")
-
-
-def linux_remove(address: IPv4Interface, interface: str) -> tuple[str, ...]:
-    return ("ip", "address", "delete", str(address), "dev", interface)
-
-
-def mac_add(address: IPv4Interface, interface: str) -> tuple[str, ...]:
-    """Return the command that adds the address. A second address of a network has the mask of one host (ifconfig(8))."""
-    return macos_commands.ADDRESS_ADD.words(interface=interface, address=str(address.ip))
-
-
-def mac_remove(address: IPv4Interface, interface: str) -> tuple[str, ...]:
-    return macos_commands.ADDRESS_REMOVE.words(interface=interface, address=str(address.ip))

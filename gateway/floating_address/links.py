@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from gateway.floating_address import arp, interfaces
 from gateway.floating_address.interfaces import FloatingAddressError, NetworkInterface
+from machinery import macos_commands
 
 _COMMAND_S = 5.0
 _FOLDERS = os.pathsep.join(("/usr/sbin", "/sbin", "/usr/bin", "/bin"))
@@ -110,11 +111,15 @@ class LinuxLink:
         self._socket.bind((interface.name, arp.ETHERTYPE))
 
     def add(self, lifetime_s: int) -> None:
-        _run(interfaces.linux_add(self._address, self._interface.name, lifetime_s))
+        # The kernel removes the address at the end of its lifetime.
+        life = ("valid_lft", str(lifetime_s), "preferred_lft", str(lifetime_s))
+        where = (str(self._address), "dev", self._interface.name)
+        _run(("ip", "address", "replace", *where, *life, "noprefixroute"))
 
     def remove(self) -> None:
         with contextlib.suppress(FloatingAddressError):  # it is not there
-            _run(interfaces.linux_remove(self._address, self._interface.name))
+            where = (str(self._address), "dev", self._interface.name)
+            _run(("ip", "address", "delete", *where))
 
     def announce(self) -> None:
         for frame in arp.announcements(self._address.ip, self._interface.mac):
@@ -147,11 +152,15 @@ class MacLink:
 
     def add(self, lifetime_s: int) -> None:
         del lifetime_s  # IPv4 addresses of macOS have none: the keeper removes them
-        _run(interfaces.mac_add(self._address, self._interface.name))
+        # A second address of a network has the mask of one host (ifconfig(8)).
+        self._change(macos_commands.ADDRESS_ADD)
 
     def remove(self) -> None:
         with contextlib.suppress(FloatingAddressError):  # it is not there
-            _run(interfaces.mac_remove(self._address, self._interface.name))
+            self._change(macos_commands.ADDRESS_REMOVE)
+
+    def _change(self, command: macos_commands.MacCommand) -> None:
+        _run(command.words(interface=self._interface.name, address=str(self._address.ip)))
 
     def announce(self) -> None:
         for frame in arp.announcements(self._address.ip, self._interface.mac):

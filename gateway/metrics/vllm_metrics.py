@@ -15,30 +15,20 @@ _REASONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def vllm_lines(
+def vllm_families(
     metrics: GatewayMetrics,
     running: Iterable[str],
     waiting: Iterable[str],
     models: Mapping[str, float | None],
-) -> Iterator[str]:
-    """Yield the metrics in Prometheus text format.
+) -> Iterator[MetricFamily]:
+    """Yield the metrics.
 
     `running` and `waiting` have the model of each request in flight; `models` are all that are served, with the use of
     their engines' KV caches.
     """
-    for family in _families(metrics, CountOf(running), CountOf(waiting), models):
-        yield from family.lines()
-
-
-def _families(
-    metrics: GatewayMetrics,
-    running: Mapping[str, int],
-    waiting: Mapping[str, int],
-    models: Mapping[str, float | None],
-) -> Iterator[MetricFamily]:
     none = dict.fromkeys(models, 0)
-    yield from _gauges(vllm.RUNNING, "Requests at engines.", {**none, **running})
-    yield from _gauges(vllm.WAITING, "Requests that wait for a slot.", {**none, **waiting})
+    yield from _gauges(vllm.RUNNING, "Requests at engines.", {**none, **CountOf(running)})
+    yield from _gauges(vllm.WAITING, "Requests that wait for a slot.", {**none, **CountOf(waiting)})
     used = {model: part for model, part in models.items() if part is not None}
     yield from _gauges(vllm.KV_USAGE, "Use of KV caches, 0..1, mean of the engines.", used)
     served = metrics.served

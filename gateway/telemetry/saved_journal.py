@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import orjson
@@ -43,6 +43,16 @@ _LONGEST_LINE: Final = 64 << 10
 _REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
     JournalEntry.__struct_fields__.index, ("request_id", "session", "served_by", "attempts")
 )
+_Place: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+_Attempt: TypeAlias = tuple[_Place, str, float, float, str]
+_Endpoint: TypeAlias = tuple[str, str, str, str, int, str, str, str, bool]
+_Line: TypeAlias = tuple[
+    _Seconds, str, str, str, str, str, bool, int, str, str, _Place | None, list[_Attempt],
+    int, float, float, float, int, int, int, str, list[_Endpoint],
+]  # fmt: skip
+"""The types of a line, by place."""
+_LINE: Final = msgspec.json.Decoder(_Line)
 METRIC: Final = "fleet_gateway_journal_unsaved_total"
 
 
@@ -207,52 +217,28 @@ def decode_entry(line: bytes) -> JournalEntry | None:
     if len(line) > _LONGEST_LINE:
         return None
     try:
-        *values, known = orjson.loads(line)
+        decoded: Any = _LINE.decode(line)
+        *values, known = decoded
         endpoints = [_decode_endpoint(one) for one in known]
         served_by = values[_SERVED_BY]
         values[_REQUEST_ID] = values[_REQUEST_ID].encode("ascii")
         values[_SESSION] = SessionDigest(values[_SESSION])
         values[_SERVED_BY] = None if served_by is None else endpoints[served_by]
-        values[_ATTEMPTS] = tuple(
-            Attempt(endpoints[at], str(outcome), float(began_s), float(ended_s), str(why))
-            for at, outcome, began_s, ended_s, why in values[_ATTEMPTS]
-        )
-        entry = JournalEntry(*values)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        values[_ATTEMPTS] = tuple(Attempt(endpoints[at], *rest) for at, *rest in values[_ATTEMPTS])
+    except (msgspec.DecodeError, ValueError, IndexError):
         return None
-    return entry if _has_types(entry) else None
+    return JournalEntry(*values)
 
 
-def _has_types(entry: JournalEntry) -> bool:
-    """Return whether the values of an entry have the types that rendering needs."""
-    texts = (
-        *(entry.path, entry.model, entry.key, entry.outcome, entry.strategy),
-        entry.cache_miss,
-    )
-    times = (entry.time_s, entry.queued_s, entry.first_s, entry.whole_s)
-    counts = (
-        *(entry.status, entry.resumptions),
-        *(entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
-    )
-    return (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(time, int | float) for time in times)
-        and all(isinstance(count, int) for count in counts)
-        and 0 <= entry.time_s < 1e11
-    )
-
-
-def _decode_endpoint(values: Sequence[Any]) -> EngineEndpoint:
-    """Return an endpoint that serves for rendering alone. Raises ValueError, TypeError or IndexError."""
+def _decode_endpoint(values: _Endpoint) -> EngineEndpoint:
+    """Return an endpoint that serves for rendering alone."""
     replica, node, deployment, host, port, socket, of_node, external, is_trusting = values
     authorities = SYSTEM_AUTHORITIES if is_trusting else ""
     return EngineEndpoint(
-        replica=str(replica),
-        node=str(node),
-        deployment=str(deployment),
-        origin=EngineAddress(
-            str(host), int(port), str(socket), str(of_node), str(external), authorities
-        ),
+        replica=replica,
+        node=node,
+        deployment=deployment,
+        origin=EngineAddress(host, port, socket, of_node, external, authorities),
         names=(),
         version=0,
     )

@@ -27,7 +27,7 @@ from gateway.metrics.response_summary import TokenCounts
 from gateway.routing.table import ServedModel
 from gateway.upstream.call import Headers
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import Refusal, invalid
 
 _REQUEST_ID = wire_headers.REQUEST_ID.encode()
 
@@ -408,10 +408,6 @@ def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> Json:
 def _limit(text: str | None) -> int:
     if text is None:
         return _USUAL_LIMIT
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= _LARGEST_LIMIT:
-        raise _wrong_limit()
-    return int(text)
-
-
-def _wrong_limit() -> RefusedError:
-    return invalid(f"'limit' must be a number from 1 to {_LARGEST_LIMIT}.", param="limit")
+    if text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _LARGEST_LIMIT:
+        return int(text)
+    raise invalid(f"'limit' must be a number from 1 to {_LARGEST_LIMIT}.", param="limit")
