@@ -43,6 +43,11 @@ class NodeAnswer(Generic[Document]):
     """True if the Mac answered that it does not have the model."""
 
 
+def documents(answers: Sequence[NodeAnswer[Document]]) -> list[tuple[str, Document]]:
+    """Return the documents of the Macs that answered, with the names of the Macs."""
+    return [(answer.node, answer.document) for answer in answers if answer.document is not None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAgents:
     """The agents of a fleet, with the tickets that they open for."""

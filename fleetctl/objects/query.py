@@ -1,15 +1,15 @@
 """Parses and runs the query of `fleetctl get`: which objects, in which order. Prints nothing."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import selectors
-from fleetctl.objects.external_endpoints import external_trees
 from fleetctl.objects.kind_args import API_KEYS, Target, parse_targets
 from fleetctl.objects.node_pools import read_node_pools
 from fleetctl.objects.selectors import with_selectable_labels
@@ -177,7 +177,7 @@ async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], l
     kind, names = target.kind, tuple(dict.fromkeys(target.names))
     if kind.name == "Endpoint":
         every = await object_trees.list_all(store, kind.name)
-        every += external_trees(await object_trees.list_all(store, "ModelRoute"))
+        every += _external_trees(await object_trees.list_all(store, "ModelRoute"))
         return _named(kind, names, every)
     if not names:
         return await object_trees.list_all(store, kind.name), []
@@ -187,6 +187,35 @@ async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], l
         if len(trees) == len(names):
             return trees, []
     return _named(kind, names, await object_trees.list_all(store, kind.name))
+
+
+def _external_trees(routes: Iterable[Tree]) -> list[Tree]:
+    """Return a tree for each external endpoint, in the form of an Endpoint; its name is ROUTE/NAME."""
+    return [
+        _external_tree(route, endpoint)
+        for route in routes
+        for endpoint in route["spec"].get("external") or ()
+    ]
+
+
+def _external_tree(route: Tree, external: Tree) -> Tree:
+    metadata = route["metadata"]
+    return {
+        "apiVersion": route["apiVersion"],
+        "kind": "Endpoint",
+        "metadata": {
+            "name": f"{metadata['name']}/{external['name']}",
+            "labels": {},
+            "creationTimestamp": metadata.get("creationTimestamp"),
+        },
+        "spec": {
+            "external": True,
+            "node": urlsplit(external["url"]).hostname or "",
+            "url": external["url"],
+            "model": external["model"],
+            "servedNames": [route["spec"]["model"]],
+        },
+    }
 
 
 def _named(kind: Kind, names: Sequence[str], every: list[Tree]) -> tuple[list[Tree], list[str]]:

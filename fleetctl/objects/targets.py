@@ -159,6 +159,13 @@ async def read_all_selected(transport: Transport, chosen: Sequence[Selection]) -
     return [obj for one in chosen for obj in await read_selected(transport, one)]
 
 
+async def read_node(transport: Transport, word: str) -> Node:
+    """Return the node that `mac-1` or `node/mac-1` names. Raises as `read_selected`."""
+    names = parse_node_names((word,))
+    [node] = await read_nodes(transport, selection(kind_of("nodes"), names, is_all=None))
+    return node
+
+
 async def read_nodes(transport: Transport, chosen: Selection) -> list[Node]:
     """Return the selected nodes. Raises as `read_selected`."""
     return cast("list[Node]", await read_selected(transport, chosen))

@@ -103,20 +103,6 @@ def set_current(document: TomlDocument, name: str) -> None:
         document.pop(CURRENT, None)
 
 
-def rename_table(document: TomlDocument, old: str, new: str) -> None:
-    """Rename a context; if it is the current one, it stays current."""
-    contexts: Any = document[CONTEXTS]
-    contexts[new] = contexts.pop(old)
-    if document.get(CURRENT) == old:
-        document[CURRENT] = new
-
-
-def remove_table(document: TomlDocument, name: str) -> None:
-    """Remove a context."""
-    contexts: Any = document[CONTEXTS]
-    contexts.pop(name)
-
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 _HELP = f"""Manage contexts: the fleets that you use, and the one that commands use by default.
@@ -282,15 +268,17 @@ def set_context(name: str | None, current: bool, **values: Any) -> None:
             f"{CURRENT} is not set in {configuration.path}; give the context's name"
         )
     chosen = name or configuration.current
-    if not _NAME.fullmatch(chosen):
-        raise click.UsageError(
-            f"context {chosen!r}: use only letters, digits, '.', '_', '@' and '-'"
-        )
+    _check_name(chosen)
     settings = _settings(values)
     _edit_configuration(lambda document: put_settings(document, chosen, settings))
     click.echo(
         f'Context "{chosen}" {"modified" if chosen in configuration.contexts else "created"}.'
     )
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise click.UsageError(f"context {name!r}: use only letters, digits, '.', '_', '@' and '-'")
 
 
 def _settings(values: dict[str, Any]) -> Settings:
@@ -348,9 +336,15 @@ def rename_context(old: str, new: str) -> None:
         raise FleetctlError(
             f"context {new!r} already exists; delete it first, or choose another name"
         )
-    if not _NAME.fullmatch(new):
-        raise click.UsageError(f"context {new!r}: use only letters, digits, '.', '_', '@' and '-'")
-    _edit_configuration(lambda document: rename_table(document, old, new))
+    _check_name(new)
+
+    def rename(document: TomlDocument) -> None:
+        contexts: Any = document[CONTEXTS]
+        contexts[new] = contexts.pop(old)
+        if document.get(CURRENT) == old:
+            document[CURRENT] = new
+
+    _edit_configuration(rename)
     click.echo(f'Context "{old}" renamed to "{new}".')
 
 
@@ -360,7 +354,12 @@ def delete_context(name: str) -> None:
     """Delete a context; the fleet itself is not changed."""
     configuration = _configuration()
     configuration.context(name)
-    _edit_configuration(lambda document: remove_table(document, name))
+
+    def remove(document: TomlDocument) -> None:
+        contexts: Any = document[CONTEXTS]
+        contexts.pop(name)
+
+    _edit_configuration(remove)
     if configuration.current == name:
         click.echo(
             "warning: it was the current context, and no other takes its place. "

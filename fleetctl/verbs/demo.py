@@ -5,7 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
     # Create the model folder in a child process: the conversion imports mlx, which this process must not.
     target = folder.models / _MODEL
     command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
-    with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
+    with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as tell:
         # Its standard output is the folder's path, for scripts; progress is on standard error.
         process = subprocess.Popen(
             command,
@@ -63,7 +63,11 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
             env=environment_without_secrets(),
         )
         assert process.stderr is not None
-        lines = [line.strip() for line in _report_lines(process.stderr, step)]
+        lines: list[str] = []
+        for line in map(str.strip, process.stderr):
+            if line and line not in lines[-1:]:
+                lines.append(line)
+                tell(line)
         if process.wait() != 0:
             raise FleetctlError(f"preparing the model failed: {' '.join(lines[-3:])}")
     record = folder.read()
@@ -116,44 +120,22 @@ class StepReporter:
         self._console.print(make_printable(text), markup=False, soft_wrap=True)
 
     @contextmanager
-    def step(self, text: str) -> Iterator["DemoStep"]:
-        """Show a step while it runs, and how long it took."""
+    def step(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show a step while it runs, with the details that the yielded function gets, and how long it took."""
         clock = SystemClock()
         began = clock.monotonic()
         if not self._console.is_terminal:
             self.say(f"{text} ...")
-            yield DemoStep(self.say)
+            yield self.say
         else:
             with self._console.status(escape(text)) as status:
-                yield DemoStep(
-                    lambda detail: status.update(escape(make_printable(f"{text}: {detail}")))
-                )
+                yield lambda detail: status.update(escape(make_printable(f"{text}: {detail}")))
         self.say(f"{text}: done in {clock.monotonic() - began:.1f} s")
-
-
-class DemoStep:
-    """A running step; repeats of the same detail are shown once."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._last = ""
-
-    def detail(self, text: str) -> None:
-        """Show what the step is doing."""
-        if text and text != self._last:
-            self._last = text
-            self._show(text)
 
 
 def _dashboard_port() -> int:
     """Return the usual port of a dashboard, or 0, any free one, where another process has it."""
     return 0 if why_unusable("127.0.0.1", DASHBOARD_PORT) else DASHBOARD_PORT
-
-
-def _report_lines(output: Iterable[str], step: DemoStep) -> Iterator[str]:
-    for line in output:
-        step.detail(line.strip())
-        yield line
 
 
 def _start(steps: StepReporter, folder: DataDir, port: int) -> FleetRecord:

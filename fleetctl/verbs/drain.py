@@ -77,9 +77,7 @@ def drain(nodes: tuple[str, ...], selector: str, timeout: str, **options: Any) -
 
 async def drain_node(name: str, timeout_s: float, options: dict[str, Any]) -> None:
     """Drain one node, and wait until it is empty. Raises FleetctlError, StoreError."""
-    chosen = targets.selection(
-        kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
-    )
+    chosen = targets.selection(kind_of("nodes"), targets.parse_node_names((name,)), is_all=None)
     await _drain(chosen, timeout_s, {**options, "dry_run": "none", "wait": True}, [])
 
 

@@ -1,9 +1,8 @@
 """The verb `fleetctl export`: writes the fleet's objects as manifests, or a ShardGroup as a host file."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -17,6 +16,7 @@ from fleetctl.convert.hostfile_groups import HostFileExportError, HostFileKind
 from fleetctl.fabric import admission
 from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
+from fleetctl.objects.targets import object_ref
 from fleetctl.output.text_file import save_text
 from fleetctl.verbs import export_metrics
 from manifests.declaration import clean_manifest, is_bare
@@ -29,8 +29,7 @@ from store import objects
 from store.port import Transport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportFile:
+class ExportFile(NamedTuple):
     """A manifest file to write."""
 
     path: PurePosixPath
@@ -38,22 +37,14 @@ class ExportFile:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestExport:
-    """The files of an export, and notes for the user."""
-
-    files: tuple[ExportFile, ...]
-    notes: tuple[str, ...]
-
-
-def plan_files(objects: Iterable[ApiObject]) -> ManifestExport:
+def plan_files(objects: Iterable[ApiObject]) -> tuple[list[ExportFile], list[str]]:
     """Return a file for every object that a user declared, and notes about the others."""
     files: list[ExportFile] = []
     notes: list[str] = []
     bare = 0
     for obj in sorted(objects, key=lambda obj: (ORDER.index(obj.kind), obj.name)):
         if obj.metadata.deletion_timestamp is not None:
-            notes.append(f"left out: {_label(obj)}, which is being deleted")
+            notes.append(f"left out: {object_ref(obj)}, which is being deleted")
             continue
         if obj.kind == "Node" and is_bare(obj):
             bare += 1
@@ -61,14 +52,14 @@ def plan_files(objects: Iterable[ApiObject]) -> ManifestExport:
         source = obj.metadata.annotations.get(APPLY_SET)
         if source is not None:
             notes.append(
-                f"{_label(obj)} belongs to {source}; apply it from there, or the change is refused"
+                f"{object_ref(obj)} belongs to {source}; apply it from there, or the change is refused"
             )
-        path = PurePosixPath(_kind_folder(obj), f"{obj.name}.yaml")
-        files.append(ExportFile(path=path, text=parser.dump(clean_manifest(obj))))
+        path = PurePosixPath(kind_of(obj.kind).plural, f"{obj.name}.yaml")
+        files.append(ExportFile(path, parser.dump(clean_manifest(obj))))
     if bare:
         what = "node, which has" if bare == 1 else "nodes, which have"
         notes.append(f"left out: {bare} {what} no labels, taints or settings of their own")
-    return ManifestExport(files=tuple(files), notes=tuple(notes))
+    return files, notes
 
 
 def stale_files(
@@ -85,16 +76,6 @@ def stale_files(
         and path.parts[0] in kind_folders
         and path.suffix == ".yaml"
     )
-
-
-def _kind_folder(obj: ApiObject) -> str:
-    kind = kinds.by_name(obj.kind)
-    assert kind is not None
-    return kind.plural
-
-
-def _label(obj: ApiObject) -> str:
-    return f"{obj.kind.lower()}/{obj.name}"
 
 
 WriteResult: TypeAlias = Literal["written", "unchanged"]
@@ -256,28 +237,27 @@ def exporting(
     chosen = _chosen_kinds(words)
     label_selector = selectors.parse_labels(options["labels"])
     api_objects = selectors.select(run(_read_objects(chosen, options)), label_selector)
-    export = plan_files(api_objects)
-    if not export.files:
+    exported, notes = plan_files(api_objects)
+    if not exported:
         raise FleetctlError("there is nothing to export: no object of these kinds is declared")
     if folder is None:
-        click.echo("---\n".join(file.text for file in export.files), nl=False)
+        click.echo("---\n".join(file.text for file in exported), nl=False)
     else:
         _write_folder(
-            folder, export, force=options["force"], is_all=not words and not options["labels"]
+            folder, exported, force=options["force"], is_all=not words and not options["labels"]
         )
-    for note in export.notes:
+    for note in notes:
         click.echo(note, err=True)
 
 
 def _chosen_kinds(words: Sequence[str]) -> list[Kind]:
     """Return the kinds to export: those of the words, else all that users declare."""
-    known = [kind for kind in kinds.KINDS if kind.written_by_users]
     chosen = [kind_of(word, WRITABLE) for word in words]
     for kind in chosen:
-        if kind not in known:
-            names = ", ".join(kind.plural for kind in known)
+        if not kind.written_by_users:
+            names = ", ".join(kind.plural for kind in WRITABLE)
             raise FleetctlError(f"the fleet writes {kind.plural} itself; export one of {names}")
-    return chosen or known
+    return chosen or [*WRITABLE]
 
 
 async def _read_objects(chosen: Sequence[Kind], options: dict[str, Any]) -> list[ApiObject]:
@@ -285,13 +265,15 @@ async def _read_objects(chosen: Sequence[Kind], options: dict[str, Any]) -> list
         return [obj for kind in chosen for obj in await objects.list_all(transport, kind.type)]
 
 
-def _write_folder(folder: Path, export: ManifestExport, *, force: bool, is_all: bool) -> None:
+def _write_folder(
+    folder: Path, exported: Sequence[ExportFile], *, force: bool, is_all: bool
+) -> None:
     """Write the files and report each; list files in the folder without an object in the fleet."""
-    stale = stale_files(list_files(folder), export.files) if is_all else []
+    stale = stale_files(list_files(folder), exported) if is_all else []
     results = write_files(
-        folder, export.files, force=force, say=lambda line: click.echo(line, err=True)
+        folder, exported, force=force, say=lambda line: click.echo(line, err=True)
     )
-    for file, result in zip(export.files, results, strict=True):
+    for file, result in zip(exported, results, strict=True):
         click.echo(f"{folder / file.path} {result}")
     for path in stale:
         click.echo(

@@ -14,7 +14,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_reference, pinned_hub, read_token
 from fleetctl.cli.terminal import ProgressLine, confirm, paint
 from fleetctl.fleets.hub_grants import HubGrants, granted, hub_token
-from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
+from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, documents, open_agents
 from fleetctl.objects.model_folders import TITLES, ModelFolder, model_folders
 from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
@@ -63,10 +63,9 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     is_whole = not (options["pinned"] or options["unused"])
     folders = [folder for folder in folders if is_whole and _is_named(folder.path, words)]
     rows = [
-        (answer.node, model)
-        for answer in answers
-        if answer.document is not None
-        for model in answer.document.models
+        (node, model)
+        for node, document in documents(answers)
+        for model in document.models
         if _is_chosen(model, words, options)
     ]
     output = options["output"]
@@ -103,10 +102,7 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
             table = printers.align_columns([folder.cells() for folder in folders], TITLES)
             click.echo(f"\n{table}" if rows else table)
     else:
-        some = any(
-            node_answer.document is not None and node_answer.document.models
-            for node_answer in answers
-        )
+        some = any(document.models for _, document in documents(answers))
         found = "no such models" if some else "no models fetched"
         click.echo(f"{found} on the Macs that answered", err=True)
     if output in ("table", "wide"):
@@ -168,11 +164,11 @@ def show_size(size_bytes: int, absent_bytes: int) -> str:
 
 
 def _tell_quantizations(answers: Sequence[NodeAnswer[NodeModels]]) -> None:
-    for answer in answers:
-        for report in () if answer.document is None else answer.document.quantizations:
+    for node, document in documents(answers):
+        for report in document.quantizations:
             if report.is_running:
                 progress = quantization_progress(report)
-                click.echo(f"{answer.node}: {report.repo} of {report.source}: {progress}", err=True)
+                click.echo(f"{node}: {report.repo} of {report.source}: {progress}", err=True)
 
 
 def quantization_progress(report: QuantizationReport) -> str:
@@ -292,10 +288,9 @@ async def _named(
 ) -> list[_WantedModel]:
     answers = await agents.models()
     wanted_models = [
-        _WantedModel(node=answer.node, name=model.name)
-        for answer in answers
-        if answer.document is not None
-        for model in answer.document.models
+        _WantedModel(node=node, name=model.name)
+        for node, document in documents(answers)
+        for model in document.models
         if any(_matches(model, word) for word in words)
     ]
     if not (wanted_models or may_be_none):
@@ -336,7 +331,7 @@ async def _change(words: Sequence[str], options: dict[str, Any], verb: str) -> l
     async with open_agents(options, nodes) as agents:
         before = await agents.models()
         problems = [node_answer.problem for node_answer in before if node_answer.problem]
-        chosen = [(one.node, model) for one, model in _select(before, words)]
+        chosen = _select(before, words)
         if verb == "rm":
             kept = {(node, model.name): why for node, model in chosen if (why := _kept(model))}
             problems += [f"{node}: {name} {why}" for (node, name), why in kept.items()]
@@ -359,18 +354,13 @@ async def _change(words: Sequence[str], options: dict[str, Any], verb: str) -> l
 
 def _select(
     answers: Sequence[NodeAnswer[NodeModels]], words: Sequence[str]
-) -> list[tuple[NodeAnswer[NodeModels], StoredModelReport]]:
+) -> list[tuple[str, StoredModelReport]]:
     """Return the models that words name, each word on at least one Mac. Raises FleetctlError."""
-    every = [
-        (answer, m)
-        for answer in answers
-        if answer.document is not None
-        for m in answer.document.models
-    ]
+    every = [(node, model) for node, document in documents(answers) for model in document.models]
     for word in words:
         if not any(word in (model.name, model.repo) for _, model in every):
             raise FleetctlError(f"no Mac that answered has {word}; see `fleetctl models list`")
-    return [(one, model) for one, model in every if model.name in words or model.repo in words]
+    return [(node, model) for node, model in every if {model.name, model.repo} & {*words}]
 
 
 def _kept(model: StoredModelReport) -> str:

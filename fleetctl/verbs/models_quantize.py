@@ -9,7 +9,7 @@ from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
+from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, documents, open_agents
 from fleetctl.objects.results import print_tree
 from fleetctl.verbs.models_fleet import quantization_progress
 from machinery.clock import SystemClock
@@ -134,7 +134,7 @@ async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, Quantiza
         # The first Mac that has the result, and its folder; two empty words if none has.
         found = [
             (node, model.name)
-            for node, document in _found(answers)
+            for node, document in documents(answers)
             for model in document.models
             if model.repo == repo
         ]
@@ -164,13 +164,9 @@ async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, Quantiza
             return node, await _wait(agents, node, started.document, progress)
 
 
-def _found(answers: Sequence[NodeAnswer[NodeModels]]) -> list[tuple[str, NodeModels]]:
-    return [(answer.node, answer.document) for answer in answers if answer.document is not None]
-
-
 def _find_source(answers: Sequence[NodeAnswer[NodeModels]], word: str) -> StoredModelReport:
     """Return the one model that the word names on the Macs that answered. Raises FleetctlError."""
-    every = (model for _, document in _found(answers) for model in document.models)
+    every = (model for _, document in documents(answers) for model in document.models)
     reports = {model.name: model for model in every if word in (model.name, model.repo)}
     if len(reports) == 1:
         return next(iter(reports.values()))
@@ -196,7 +192,7 @@ def _result_repo(model: StoredModelReport, options: dict[str, Any]) -> str:
 
 def _running_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> str:
     """Return the Mac on which the same job runs; "" if none does."""
-    for node, document in _found(answers):
+    for node, document in documents(answers):
         if any(report.repo == repo and report.is_running for report in document.quantizations):
             click.echo(f"{node} makes {repo} already", err=True)
             return node
@@ -209,7 +205,7 @@ def _choose_node(
     """Return the Mac that is to do it, and say why. Raises FleetctlError."""
     having = {
         node: document.available_memory_bytes
-        for node, document in _found(answers)
+        for node, document in documents(answers)
         if any(report.name == model.name for report in document.models)
     }
     if not asked:

@@ -26,7 +26,6 @@ from fleetctl.maintenance.reboot_plan import (
 )
 from fleetctl.maintenance.rolling_run import PlanRefusal
 from fleetctl.objects import targets, writer
-from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote.errors import RemoteError
 from fleetctl.remote.ssh_flags import ssh_policy
 from fleetctl.verbs.drain import drain_node
@@ -71,10 +70,7 @@ async def reboot(transport: Transport, name: str, **options: Any) -> None:
     clock = SystemClock()
     wishes = RebootWishes(drain=options["drain"], leaves_locked=options["leave_locked"])
     async with AsyncExitStack() as stack:
-        chosen = targets.selection(
-            kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
-        )
-        (node,) = await targets.read_nodes(transport, chosen)
+        node = await targets.read_node(transport, name)
         restarter = Restarter(node.name, FleetWatch(transport, clock))
         session = await restarter.session()
         if not session:

@@ -11,7 +11,6 @@ from fleetctl.maintenance.fleet_watch import FleetWatch, NotReadyError
 from fleetctl.maintenance.node_targets import find_targets, target_options
 from fleetctl.maintenance.reboot import Restarter
 from fleetctl.objects import targets
-from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote import disk_unlock
 from fleetctl.remote.ssh_flags import ssh_policy
 from machinery.clock import SystemClock
@@ -37,10 +36,7 @@ to a Mac whose host key is known.
 async def unlock(transport: Transport, name: str, **options: Any) -> None:
     """Unlock the disk of a Mac, and wait until its agent is back."""
     limit_s = parse_duration(options["timeout"])
-    chosen = targets.selection(
-        kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
-    )
-    (node,) = await targets.read_nodes(transport, chosen)
+    node = await targets.read_node(transport, name)
     restarter = Restarter(node.name, FleetWatch(transport, SystemClock()))
     if await restarter.session():
         click.echo(f"node/{name} is not locked: its agent holds a lease")

@@ -13,7 +13,7 @@ from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects.results import tree_text
 from fleetctl.output.printers import align_columns
 from fleetctl.output.problems import problem_text
-from fleetctl.verbs.top import Screen, open_screen
+from fleetctl.verbs.top import open_screen
 from identity.dialer import Dialer
 from insight import process_client
 from insight.conditions import names_text
@@ -84,7 +84,7 @@ async def _once(options: dict[str, Any], *, is_json: bool) -> tuple[str, tuple[s
 async def _follow(options: dict[str, Any], interval_s: float, *, is_json: bool) -> None:
     """Refresh the screen until Ctrl-C; while the store is away, the last state stays."""
     clock = SystemClock()
-    with open_screen() as screen:
+    with open_screen() as show:
         async with open_store(options) as transport:
             caches = make_fleet_caches(transport, clock)
             await caches.list_once()  # a store that is away ends the command
@@ -93,11 +93,11 @@ async def _follow(options: dict[str, Any], interval_s: float, *, is_json: bool) 
                 group.create_task(caches.run())
                 while True:
                     found = await _look(transport, caches, dialer)
-                    _show(screen, found, caches.staleness_s(), is_json=is_json)
+                    show(_screen_text(found, caches.staleness_s(), is_json=is_json))
                     await clock.sleep(interval_s)
 
 
-def _show(screen: Screen, found: FleetStatus, age_s: float | None, *, is_json: bool) -> None:
+def _screen_text(found: FleetStatus, age_s: float | None, *, is_json: bool) -> str:
     lines = [_text(found, is_json=is_json)]
     if not is_json:
         lines += [f"! {warning}" for warning in found.warnings]
@@ -105,7 +105,7 @@ def _show(screen: Screen, found: FleetStatus, age_s: float | None, *, is_json: b
             lines.append(
                 f"! the store has not answered for {age_s:.0f} s; this is the last known state"
             )
-    screen.show("\n".join(lines))
+    return "\n".join(lines)
 
 
 async def _look(transport: Transport, caches: FleetCaches, dialer: Dialer) -> FleetStatus:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import count
+from typing import Any
 
 import click
 from rich.console import Console
@@ -35,47 +36,24 @@ from store.errors import UnavailableError
 from store.port import Transport
 
 
-class Screen(Protocol):
-    """Output that replaces its text."""
-
-    def show(self, text: str) -> None:
-        """Replace the text."""
-        ...
-
-
-class _LiveScreen:
-    """A terminal that redraws the text in place."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def show(self, text: str) -> None:
-        self._live.update(
-            Text(make_printable(text), no_wrap=True, overflow="ellipsis"), refresh=True
-        )
-
-
-class _PlainScreen:
-    """Any other output: one text after the other, separated by blank lines."""
-
-    _is_first = True
-
-    def show(self, text: str) -> None:
-        click.echo(text if self._is_first else f"\n{text}")
-        self._is_first = False
-
-
 @contextmanager
-def open_screen() -> Iterator[Screen]:
-    """Yield the screen; the last text stays visible."""
+def open_screen() -> Iterator[Callable[[str], None]]:
+    """Yield a function that replaces the text of the terminal; elsewhere it prints one text after the other."""
     if not terminal.is_tty(sys.stdout) or not environment.has_capable_terminal():
-        yield _PlainScreen()
+        numbers = count()
+        yield lambda text: click.echo(f"\n{text}" if next(numbers) else text)
         return
     console = Console(
         file=terminal.unfiltered(sys.stdout), highlight=False, markup=False, emoji=False
     )
+
+    def show(text: str) -> None:
+        line = Text(make_printable(text), no_wrap=True, overflow="ellipsis")
+        live.update(line, refresh=True)
+
+    # The last text stays visible.
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
-        yield _LiveScreen(live)
+        yield show
 
 
 _MIN_INTERVAL_S = 0.1
@@ -203,7 +181,7 @@ def _print_pair(query: TopQuery, pair: SamplePair) -> None:
 async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
     """Refresh the output until Ctrl-C, and wait while the store is unavailable."""
     clock = SystemClock()
-    with open_screen() as screen:
+    with open_screen() as show:
         async with open_store(options) as transport:
             is_first, retries = True, Retries(_BACKOFF, clock)
             while True:
@@ -215,11 +193,11 @@ async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
                             # With -o json, print objects only.
                             shown = () if query.is_json else query.reasons(pair[1])
                             reasons = (f"! {reason}" for reason in shown)
-                            screen.show("\n".join((query.rows(pair), *reasons)))
+                            show("\n".join((query.rows(pair), *reasons)))
                 except UnavailableError as error:
                     if is_first:
                         raise
-                    screen.show(f"the store does not answer: {error}")
+                    show(f"the store does not answer: {error}")
                     await retries.wait()
 
 

@@ -3,6 +3,7 @@
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -46,14 +47,29 @@ def _rate(metric: str, by: str, where: str = "") -> str:
     return f"sum by ({by}) (rate({metric}{where}[$__rate_interval]))"
 
 
-def _quantiles(metric: str, by: str, where: str) -> tuple[Query, ...]:
+def _rates(metric: str, by: str, where: str = "") -> tuple[Query, ...]:
+    return (Query(_rate(metric, by, where), _legend(by)),)
+
+
+def _quantiles(
+    metric: str, by: str, where: str = "", shares: Sequence[float] = (0.5, 0.95, 0.99)
+) -> tuple[Query, ...]:
+    rate = _rate(f"{metric}_bucket", f"{by}, le", where)
     return tuple(
         Query(
-            f"histogram_quantile({q}, {_rate(f'{metric}_bucket', f'{by}, le', where)})",
-            f"p{q * 100:g} {{{{{by}}}}}",
+            f"histogram_quantile({share}, {rate})",
+            _legend(by) if len(shares) == 1 else f"p{share * 100:g} {_legend(by)}",
         )
-        for q in (0.5, 0.95, 0.99)
+        for share in shares
     )
+
+
+def _legend(by: str) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+
+
+def _values(expr: str, by: str) -> tuple[Query, ...]:
+    return (Query(expr, _legend(by)),)
 
 
 def _stat(title: str, unit: str, expr: str) -> Panel:
@@ -63,235 +79,148 @@ def _stat(title: str, unit: str, expr: str) -> Panel:
 _MODEL: Final = '{model=~"$model"}'
 _NODE: Final = '{node=~"$node"}'
 _RENEWALS: Final = '{operation="keep_alive"}'
+_READY: Final = '{kind="Node",type="Ready",status="True"}'
+_UNMET: Final = '{type=~"Ready|Available|Placed",status!="True"}'
 _GATEWAY: Final = "fleet_gateway"
+_FLEET: Final = (
+    _stat("Macs ready", "short", f"count(fleet_condition{_READY})"),
+    _stat("Replicas ready", "short", "sum(fleet_deployment_replicas_ready)"),
+    _stat("Replicas desired", "short", "sum(fleet_deployment_replicas_desired)"),
+    _stat("Under way", "short", f"sum({_GATEWAY}_in_flight)"),
+    _stat("A reconciler leads", "bool_yes_no", "max(fleet_reconciler_leads)"),
+    _stat("Store's last word", "s", "min(fleet_store_staleness_seconds)"),
+    Panel("Requests by model", "reqps", _rates(f"{_GATEWAY}_requests_total", "model")),
+    Panel("Requests by outcome", "reqps", _rates(f"{_GATEWAY}_requests_total", "outcome")),
+    Panel("Output tokens by model", "short", _rates(f"{_GATEWAY}_output_tokens_total", "model")),
+    Panel(
+        "First token, 95th percentile",
+        "s",
+        _quantiles(f"{_GATEWAY}_time_to_first_token_seconds", "model", shares=[0.95]),
+    ),
+    Panel("GPU by Mac", "percentunit", _values("fleet_node_gpu_usage_ratio", "node")),
+    Panel("CPU by Mac", "percentunit", _values("fleet_node_cpu_usage_ratio", "node")),
+    Panel(
+        "Passes of the control loop",
+        "ops",
+        _rates("fleet_reconciler_reconciles_total", "kind, result"),
+    ),
+    Panel(
+        "Replicas that fit on no Mac",
+        "short",
+        _values("max by (deployment) (fleet_reconciler_replicas_unplaced)", "deployment"),
+    ),
+    Panel(
+        "Renewals of leases in etcd, 95th percentile",
+        "s",
+        _quantiles("fleet_store_request_seconds", "process", _RENEWALS, shares=[0.95]),
+    ),
+    Panel(
+        "Space of etcd",
+        "bytes",
+        (
+            Query("max(fleet_store_db_bytes)", "file"),
+            Query("max(fleet_store_db_in_use_bytes)", "in use"),
+            Query("min(fleet_store_quota_bytes)", "quota"),
+        ),
+    ),
+    Panel(
+        "Conditions that are not True",
+        "short",
+        _values(f"count by (kind, type) (fleet_condition{_UNMET})", "kind, type"),
+        width=24,
+    ),
+)
+_ONE_MODEL: Final = (
+    Panel("Requests by outcome", "reqps", _rates(f"{_GATEWAY}_requests_total", "outcome", _MODEL)),
+    *(
+        Panel(title, "s", _quantiles(f"{_GATEWAY}_{metric}_seconds", "model", _MODEL))
+        for title, metric in (
+            ("Whole request", "e2e_request_latency"),
+            ("First token", "time_to_first_token"),
+            ("Time per output token", "time_per_output_token"),
+            ("Wait in the queue", "request_queue_time"),
+        )
+    ),
+    Panel(
+        "Tokens",
+        "short",
+        tuple(
+            Query(_rate(f"{_GATEWAY}_{kind}_tokens_total", "model", _MODEL), kind)
+            for kind in ("prompt", "cached", "output")
+        ),
+    ),
+    Panel(
+        "Output tokens by replica",
+        "short",
+        _rates(f"{_GATEWAY}_output_tokens_total", "replica", _MODEL),
+        width=24,
+    ),
+)
+_ONE_MAC: Final = (
+    Panel(
+        "Processors",
+        "percentunit",
+        (
+            Query(f"fleet_node_cpu_usage_ratio{_NODE}", "CPU {{node}}"),
+            Query(f"fleet_node_gpu_usage_ratio{_NODE}", "GPU {{node}}"),
+        ),
+    ),
+    Panel(
+        "Memory of the machine",
+        "bytes",
+        (
+            Query(f"fleet_agent_memory_total_bytes{_NODE}", "all {{node}}"),
+            Query(f"fleet_agent_memory_available_bytes{_NODE}", "available {{node}}"),
+            Query(f"fleet_agent_memory_allocatable_bytes{_NODE}", "for models {{node}}"),
+            Query(f"fleet_node_swap_used_bytes{_NODE}", "swap {{node}}"),
+        ),
+    ),
+    Panel(
+        "Memory of engines",
+        "bytes",
+        (
+            Query(f"fleet_agent_engine_peak_bytes{_NODE}", "peak {{replica}}"),
+            Query(f"fleet_agent_engine_proven_bytes{_NODE}", "proof {{replica}}"),
+        ),
+    ),
+    Panel(
+        "KV caches in use",
+        "percentunit",
+        _values(f"fleet_engine_kv_cache_usage_ratio{_NODE}", "replica"),
+    ),
+    Panel(
+        "Between tokens",
+        "s",
+        _quantiles("fleet_engine_inter_token_latency_seconds", "replica", _NODE),
+    ),
+    Panel("Power", "watt", _values(f"fleet_node_power_watts{_NODE}", "node, part")),
+    Panel(
+        "Temperature", "celsius", _values(f"fleet_node_temperature_celsius{_NODE}", "node, sensor")
+    ),
+    *(
+        Panel(
+            title,
+            "Bps",
+            tuple(
+                Query(
+                    _rate(f"fleet_node_{metric}_bytes_total", "node", _NODE), f"{word} {{{{node}}}}"
+                )
+                for word, metric in directions
+            ),
+        )
+        for title, directions in (
+            ("Network", (("in", "network_received"), ("out", "network_sent"))),
+            ("Disk", (("read", "disk_read"), ("written", "disk_written"))),
+        )
+    ),
+    Panel(
+        "Restarts of engines", "short", _values(f"fleet_agent_engine_restarts{_NODE}", "replica")
+    ),
+)
 PAGES: Final = (
-    Page(
-        "mlx-fleet",
-        "mlx-fleet: fleet",
-        (
-            _stat(
-                "Macs ready",
-                "short",
-                'count(fleet_condition{kind="Node",type="Ready",status="True"})',
-            ),
-            _stat("Replicas ready", "short", "sum(fleet_deployment_replicas_ready)"),
-            _stat("Replicas desired", "short", "sum(fleet_deployment_replicas_desired)"),
-            _stat("Under way", "short", f"sum({_GATEWAY}_in_flight)"),
-            _stat("A reconciler leads", "bool_yes_no", "max(fleet_reconciler_leads)"),
-            _stat("Store's last word", "s", "min(fleet_store_staleness_seconds)"),
-            Panel(
-                "Requests by model",
-                "reqps",
-                (Query(_rate(f"{_GATEWAY}_requests_total", "model"), "{{model}}"),),
-            ),
-            Panel(
-                "Requests by outcome",
-                "reqps",
-                (Query(_rate(f"{_GATEWAY}_requests_total", "outcome"), "{{outcome}}"),),
-            ),
-            Panel(
-                "Output tokens by model",
-                "short",
-                (Query(_rate(f"{_GATEWAY}_output_tokens_total", "model"), "{{model}}"),),
-            ),
-            Panel(
-                "First token, 95th percentile",
-                "s",
-                (
-                    Query(
-                        f"histogram_quantile(0.95, "
-                        f"{_rate(f'{_GATEWAY}_time_to_first_token_seconds_bucket', 'model, le')})",
-                        "{{model}}",
-                    ),
-                ),
-            ),
-            Panel("GPU by Mac", "percentunit", (Query("fleet_node_gpu_usage_ratio", "{{node}}"),)),
-            Panel("CPU by Mac", "percentunit", (Query("fleet_node_cpu_usage_ratio", "{{node}}"),)),
-            Panel(
-                "Passes of the control loop",
-                "ops",
-                (
-                    Query(
-                        _rate("fleet_reconciler_reconciles_total", "kind, result"),
-                        "{{kind}} {{result}}",
-                    ),
-                ),
-            ),
-            Panel(
-                "Replicas that fit on no Mac",
-                "short",
-                (
-                    Query(
-                        "max by (deployment) (fleet_reconciler_replicas_unplaced)", "{{deployment}}"
-                    ),
-                ),
-            ),
-            Panel(
-                "Renewals of leases in etcd, 95th percentile",
-                "s",
-                (
-                    Query(
-                        "histogram_quantile(0.95, "
-                        f"{_rate('fleet_store_request_seconds_bucket', 'process, le', _RENEWALS)})",
-                        "{{process}}",
-                    ),
-                ),
-            ),
-            Panel(
-                "Space of etcd",
-                "bytes",
-                (
-                    Query("max(fleet_store_db_bytes)", "file"),
-                    Query("max(fleet_store_db_in_use_bytes)", "in use"),
-                    Query("min(fleet_store_quota_bytes)", "quota"),
-                ),
-            ),
-            Panel(
-                "Conditions that are not True",
-                "short",
-                (
-                    Query(
-                        'count by (kind, type) (fleet_condition{type=~"Ready|Available|Placed",status!="True"})',
-                        "{{kind}} {{type}}",
-                    ),
-                ),
-                width=24,
-            ),
-        ),
-    ),
-    Page(
-        "mlx-fleet-model",
-        "mlx-fleet: model",
-        (
-            Panel(
-                "Requests by outcome",
-                "reqps",
-                (Query(_rate(f"{_GATEWAY}_requests_total", "outcome", _MODEL), "{{outcome}}"),),
-            ),
-            Panel(
-                "Whole request",
-                "s",
-                _quantiles(f"{_GATEWAY}_e2e_request_latency_seconds", "model", _MODEL),
-            ),
-            Panel(
-                "First token",
-                "s",
-                _quantiles(f"{_GATEWAY}_time_to_first_token_seconds", "model", _MODEL),
-            ),
-            Panel(
-                "Time per output token",
-                "s",
-                _quantiles(f"{_GATEWAY}_time_per_output_token_seconds", "model", _MODEL),
-            ),
-            Panel(
-                "Wait in the queue",
-                "s",
-                _quantiles(f"{_GATEWAY}_request_queue_time_seconds", "model", _MODEL),
-            ),
-            Panel(
-                "Tokens",
-                "short",
-                (
-                    Query(_rate(f"{_GATEWAY}_prompt_tokens_total", "model", _MODEL), "prompt"),
-                    Query(_rate(f"{_GATEWAY}_cached_tokens_total", "model", _MODEL), "cached"),
-                    Query(_rate(f"{_GATEWAY}_output_tokens_total", "model", _MODEL), "output"),
-                ),
-            ),
-            Panel(
-                "Output tokens by replica",
-                "short",
-                (
-                    Query(
-                        _rate(f"{_GATEWAY}_output_tokens_total", "replica", _MODEL), "{{replica}}"
-                    ),
-                ),
-                width=24,
-            ),
-        ),
-        "model",
-        f"{_GATEWAY}_requests_total",
-    ),
-    Page(
-        "mlx-fleet-mac",
-        "mlx-fleet: Mac",
-        (
-            Panel(
-                "Processors",
-                "percentunit",
-                (
-                    Query(f"fleet_node_cpu_usage_ratio{_NODE}", "CPU {{node}}"),
-                    Query(f"fleet_node_gpu_usage_ratio{_NODE}", "GPU {{node}}"),
-                ),
-            ),
-            Panel(
-                "Memory of the machine",
-                "bytes",
-                (
-                    Query(f"fleet_agent_memory_total_bytes{_NODE}", "all {{node}}"),
-                    Query(f"fleet_agent_memory_available_bytes{_NODE}", "available {{node}}"),
-                    Query(f"fleet_agent_memory_allocatable_bytes{_NODE}", "for models {{node}}"),
-                    Query(f"fleet_node_swap_used_bytes{_NODE}", "swap {{node}}"),
-                ),
-            ),
-            Panel(
-                "Memory of engines",
-                "bytes",
-                (
-                    Query(f"fleet_agent_engine_peak_bytes{_NODE}", "peak {{replica}}"),
-                    Query(f"fleet_agent_engine_proven_bytes{_NODE}", "proof {{replica}}"),
-                ),
-            ),
-            Panel(
-                "KV caches in use",
-                "percentunit",
-                (Query(f"fleet_engine_kv_cache_usage_ratio{_NODE}", "{{replica}}"),),
-            ),
-            Panel(
-                "Between tokens",
-                "s",
-                _quantiles("fleet_engine_inter_token_latency_seconds", "replica", _NODE),
-            ),
-            Panel("Power", "watt", (Query(f"fleet_node_power_watts{_NODE}", "{{node}} {{part}}"),)),
-            Panel(
-                "Temperature",
-                "celsius",
-                (Query(f"fleet_node_temperature_celsius{_NODE}", "{{node}} {{sensor}}"),),
-            ),
-            Panel(
-                "Network",
-                "Bps",
-                (
-                    Query(
-                        _rate("fleet_node_network_received_bytes_total", "node", _NODE),
-                        "in {{node}}",
-                    ),
-                    Query(
-                        _rate("fleet_node_network_sent_bytes_total", "node", _NODE), "out {{node}}"
-                    ),
-                ),
-            ),
-            Panel(
-                "Disk",
-                "Bps",
-                (
-                    Query(
-                        _rate("fleet_node_disk_read_bytes_total", "node", _NODE), "read {{node}}"
-                    ),
-                    Query(
-                        _rate("fleet_node_disk_written_bytes_total", "node", _NODE),
-                        "written {{node}}",
-                    ),
-                ),
-            ),
-            Panel(
-                "Restarts of engines",
-                "short",
-                (Query(f"fleet_agent_engine_restarts{_NODE}", "{{replica}}"),),
-            ),
-        ),
-        "node",
-        "fleet_agent_uptime_seconds",
-    ),
+    Page("mlx-fleet", "mlx-fleet: fleet", _FLEET),
+    Page("mlx-fleet-model", "mlx-fleet: model", _ONE_MODEL, "model", f"{_GATEWAY}_requests_total"),
+    Page("mlx-fleet-mac", "mlx-fleet: Mac", _ONE_MAC, "node", "fleet_agent_uptime_seconds"),
 )
 
 

@@ -74,18 +74,18 @@ def test_files_are_named_by_kind_and_name_with_notes_on_omissions() -> None:
     of_git = of_git.model_copy(
         update={"metadata": ObjectMeta(name="p", annotations={APPLY_SET: "gitsource/berlin"})}
     )
-    made = plan_files([bare, node, of_git])
-    assert [str(file.path) for file in made.files] == ["nodepools/p.yaml", "nodes/mac-2.yaml"]
-    assert made.files[1].text == (
+    files, notes = plan_files([bare, node, of_git])
+    assert [str(file.path) for file in files] == ["nodepools/p.yaml", "nodes/mac-2.yaml"]
+    assert files[1].text == (
         "apiVersion: fleet/v1alpha1\nkind: Node\nmetadata:\n  name: mac-2\nspec:\n  unschedulable: true\n"
     )
-    assert made.notes == (
+    assert notes == [
         "nodepool/p belongs to gitsource/berlin; apply it from there, or the change is refused",
         "left out: 1 node, which has no labels, taints or settings of their own",
-    )
+    ]
     assert is_bare(bare)
     there = ["nodes/mac-2.yaml", "nodes/old.yaml", "docs/a.yaml", "nodes/README.md"]
-    assert stale_files(map(PurePosixPath, there), made.files) == [PurePosixPath("nodes/old.yaml")]
+    assert stale_files(map(PurePosixPath, there), files) == [PurePosixPath("nodes/old.yaml")]
 
 
 async def test_a_format_is_no_folder(
