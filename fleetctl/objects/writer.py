@@ -9,18 +9,19 @@ from fleetctl.objects import git_warnings
 from fleetctl.objects.targets import object_ref
 from insight.edits import ObjectEdit
 from machinery.clock import Clock
+from manifests import apply as applying
 from manifests import ownership, plan
+from manifests.apply import ApplyOptions, PlanChangedError
 from manifests.documents import Document
-from manifests.errors import ManifestError, ManifestErrors
+from manifests.errors import ApplyError, ManifestError, ManifestErrors, join_names
 from manifests.load import LoadedObject, read_objects
-from manifests.observe import ObservedObjects, observe
-from manifests.plan import ApplyMode, Write
+from manifests.observe import observe
 from manifests.trees import Tree, object_tree, spec_of
 from manifests.validate import validate
 from manifests.yaml import parser
 from schemas.meta import FLEET_ANNOTATIONS, FLEET_OWNED, ApiObject, ObjectMeta
 from schemas.node import Node
-from store import codec, objects
+from store import codec
 from store.errors import ConflictError, NotFoundError, UnavailableError
 from store.mutate import mutate
 from store.port import ModRevisionGuard, Transport
@@ -282,68 +283,35 @@ async def create_all(
     report: ReportCreated,
     is_dry: bool = False,
 ) -> None:
-    """Create objects in the order of their dependencies; call `report` for each one that is written.
+    """Create objects as an apply does, and call `report` for each.
 
     Raises:
         ManifestErrors: an object exists, or is invalid; nothing was written.
-        FleetctlError: another writer created one meanwhile; the reported ones were written.
-        StoreError: the store did not answer; the reported ones were written.
+        FleetctlError: another writer created one meanwhile, or the store did not answer; it says what was written.
 
     """
     observed_objects = await observe(transport, [item.key for item in loaded])
-    problems = [
-        *_existing_problems(loaded, observed_objects),
-        *validate(loaded, observed_objects.known),
-        *plan.find_refusals(loaded, {}),
-    ]
-    if problems:
-        raise ManifestErrors(problems)
-    changes = plan.plan_changes(loaded, {}, now=clock.now(), mode=ApplyMode(manager=manager))
-    for wave in plan.plan_waves(changes):
-        for batch in wave:
-            for obj in (
-                [write.obj for write in batch] if is_dry else await _create_batch(transport, batch)
-            ):
-                report(obj)
-
-
-def _existing_problems(
-    loaded: Sequence[LoadedObject], seen: ObservedObjects
-) -> list[ManifestError]:
-    return [_exists_problem(item) for item in loaded if item.key in seen.objects]
+    existing = [_exists_problem(item) for item in loaded if item.key in observed_objects.objects]
+    if existing:
+        raise ManifestErrors(existing)
+    options = ApplyOptions(manager=manager, server_dry_run=is_dry)
+    changes = await applying.prepare(transport, loaded, clock, options)
+    # An object that another writer creates meanwhile changes the plan: it is never changed here.
+    options = replace(options, expected_plan=plan.plan_id(changes))
+    try:
+        applied = await applying.apply(transport, loaded, clock, options)
+    except PlanChangedError as error:
+        names = join_names(error.missing)
+        raise FleetctlError(
+            f"another writer created or changed an object meanwhile; not created: {names}. Run the command again"
+        ) from error
+    except ApplyError as error:
+        raise FleetctlError(str(error)) from error
+    for outcome in applied.outcomes:
+        report(outcome.obj)
 
 
 def _exists_problem(item: LoadedObject) -> ManifestError:
     name = f"{item.key.kind.lower()}/{item.key.name}"
     hint = f"Change it with `fleetctl apply` or `fleetctl edit {name}`"
     return item.document.problem(("metadata", "name"), f"{name} already exists", hint)
-
-
-async def _create_batch(transport: Transport, batch: Sequence[Write]) -> list[ApiObject]:
-    """Write a batch in one transaction; return the objects as they are in the store."""
-    created = [write.obj for write in batch]
-    try:
-        guards = [codec.unchanged_guard(obj) for obj in created]
-        revision = await transport.commit(guards, [write.put for write in batch])
-    except ConflictError as error:
-        names = [
-            f"{obj.kind.lower()}/{obj.name}" for obj in created if await _read_again(transport, obj)
-        ]
-        raise FleetctlError(
-            f"{', '.join(names) or 'one of them'} was created by another writer meanwhile; change it with "
-            "`fleetctl apply`"
-        ) from error
-    except UnavailableError as error:
-        # The write succeeded, and only its answer was lost, if the stored objects have our uids.
-        api_objects = (
-            [await _read_again(transport, obj) for obj in created] if error.ambiguous else []
-        )
-        uids = [obj.metadata.uid for obj in api_objects if obj is not None]
-        if uids != [obj.metadata.uid for obj in created]:
-            raise
-        return [obj for obj in api_objects if obj is not None]
-    return [codec.with_version(obj, revision) for obj in created]
-
-
-async def _read_again(transport: Transport, obj: ApiObject) -> ApiObject | None:
-    return await objects.get(transport, type(obj), obj.name)
