@@ -10,7 +10,7 @@ from typing_extensions import override
 
 # kubectl's meaning of a negative --timeout.
 _WEEK_S = 7 * 24 * 3600.0
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 _LONGEST_REASON = 500
 _MAX_URLS = 16
@@ -131,8 +131,8 @@ def tree_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., 
     return click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help=help_text)
 
 
-def parse_duration(text: str) -> float:
-    """Return the seconds of "90", "30s", "5m" or "1h30m".
+def parse_duration(text: str, flag: str = "") -> float:
+    """Return the seconds of "90", "30s", "5m", "1h30m" or "7d"; `flag` begins the error.
 
     Raises:
         click.UsageError: the text is not a duration.
@@ -140,9 +140,10 @@ def parse_duration(text: str) -> float:
     """
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         return float(text)
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", text)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text)
     if not parts or "".join(n + u for n, u in parts) != text:
-        raise click.UsageError(f"{text!r} is not a duration; write 30s, 5m or 1h30m")
+        head = f"{flag}: " if flag else ""
+        raise click.UsageError(f"{head}{text!r} is not a duration; write 30s, 5m, 1h30m or 7d")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 

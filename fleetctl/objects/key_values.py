@@ -63,24 +63,37 @@ def parse(words: Sequence[str], field_name: MetadataField) -> MetadataChange:
 
 
 def _check_pair(word: str, key: str, value: str, field_name: MetadataField) -> None:
-    try:
-        _KEY.validate_python(key)
-    except ValidationError:
+    if not is_valid_key(key):
         raise click.UsageError(
             f"{word!r}: {key!r} is not a valid key: use letters, digits, '-', '_' and '.', with an optional prefix as "
             "in lab/rack"
-        ) from None
+        )
     if field_name == "annotations":
         refuse_not_utf8(key, value)
         if len(value.encode()) > _MAX_BYTES:
             raise click.UsageError(f"{key}: the value has more than {_MAX_BYTES:,} bytes")
-        return
-    try:
-        _VALUE.validate_python(value)
-    except ValidationError:
+    elif not is_valid_value(value):
         raise click.UsageError(
             f"{word!r}: {value!r} is not a valid value: use at most 63 letters, digits, '-', '_' and '.'"
-        ) from None
+        )
+
+
+def is_valid_key(key: str) -> bool:
+    """Return whether a key of a label or a taint has the right form."""
+    return _is_valid(_KEY, key)
+
+
+def is_valid_value(value: str) -> bool:
+    """Return whether a value of a label or a taint has the right form."""
+    return _is_valid(_VALUE, value)
+
+
+def _is_valid(adapter: TypeAdapter[str], text: str) -> bool:
+    try:
+        adapter.validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def refuse_not_utf8(what: str, text: str) -> None:

@@ -21,7 +21,7 @@ from fleetctl.chat import answer_stream
 from fleetctl.chat.answer_stream import GatewayAccess, ListedModel
 from fleetctl.chat.gateway_pool import GatewayPool
 from fleetctl.cli.arguments import parse_duration, timeout_option
-from fleetctl.cli.connect import gateway_options, open_store, run
+from fleetctl.cli.connect import gateway_options, open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys, gateways
 from fleetctl.launch import local_proxy
@@ -72,7 +72,7 @@ _timeout_option = timeout_option("10m", "Longest time without data from the gate
 )
 @_timeout_option
 @gateway_options
-def launch(
+async def launch(
     agent: str,
     arguments: tuple[str, ...],
     model: str | None,
@@ -86,29 +86,13 @@ def launch(
         raise FleetctlError(
             f"{chosen.title} is not installed: there is no {chosen.program} in PATH. Install it: {chosen.install}"
         )
-    recorder = None if record is None else PrefixRecorder(record)
-    code = run(_launch(chosen, (program, *arguments), model, recorder, options))
-    if recorder is not None:
-        click.echo(recorder.summary(agent), err=True)
-    if code:
-        raise click.exceptions.Exit(code)
-
-
-async def _launch(
-    agent: CodingAgent,
-    words: Sequence[str],
-    model: str | None,
-    recorder: PrefixRecorder | None,
-    options: dict[str, Any],
-) -> int:
-    """Run the agent until it ends; return its exit code."""
-    clock = SystemClock()
-    async with _own_key(agent, options) as accesses:
+    recorder, clock = None if record is None else PrefixRecorder(record), SystemClock()
+    async with _own_key(chosen, options) as accesses:
         listed = await GatewayPool(accesses, clock).send(answer_stream.list_models_with_context)
-        chosen = _choose(listed, model)
-        if chosen.context is not None and chosen.context < MIN_CONTEXT:
+        served = _choose(listed, model)
+        if served.context is not None and served.context < MIN_CONTEXT:
             click.echo(
-                f"warning: {chosen.id} has a context of {chosen.context:,} tokens, and {agent.title} needs some "
+                f"warning: {served.id} has a context of {served.context:,} tokens, and {chosen.title} needs some "
                 f"{MIN_CONTEXT:,}: declare contextLength: {MIN_CONTEXT} if the model and the Macs have room for it",
                 err=True,
             )
@@ -117,14 +101,18 @@ async def _launch(
         async with local_proxy.serving(
             accesses, (0,), clock, token=token, on_request=on_request
         ) as (url,):
-            folder = _FOLDER / agent.program
+            folder = _FOLDER / chosen.program
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             setup = Setup(
-                folder=folder, url=url, key=token, model=chosen.id, context=chosen.context
+                folder=folder, url=url, key=token, model=served.id, context=served.context
             )
-            command = agent.write(setup)
+            command = chosen.write(setup)
             added = {**no_proxy_for(local_proxy.HOST), **command.environment}
-            return await _run_child((*words, *command.arguments), added)
+            code = await _run_child((program, *arguments, *command.arguments), added)
+    if recorder is not None:
+        click.echo(recorder.summary(agent), err=True)
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 async def _run_child(words: Sequence[str], added: dict[str, str]) -> int:

@@ -1,17 +1,15 @@
 """`fleetctl rotate apikey`: replaces the secret of an API key. The earlier one stays valid for an overlap."""
 
-import re
 from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import reason_option
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
 from machinery.clock import SystemClock
-from schemas import duration
 from schemas.records import MAX_PREVIOUS_SECRETS, ApiKey, PreviousSecret
 from store import codec, keys
 from store.errors import ConflictError, UnavailableError
@@ -76,18 +74,10 @@ def parse_overlap(text: str) -> timedelta:
         click.UsageError: the text is of another form, or the time too long.
 
     """
-    try:
-        if re.fullmatch(r"[0-9]{1,5}d", text):
-            overlap = timedelta(days=int(text[:-1]))
-        else:
-            overlap = timedelta(seconds=duration.parse(text))
-    except ValueError as error:
-        raise click.UsageError(
-            f"--overlap: {text!r} is not a duration such as 24h, 7d or 0s"
-        ) from error
-    if overlap > _MAX_OVERLAP:
+    overlap_s = parse_duration(text, "--overlap")
+    if overlap_s > _MAX_OVERLAP.total_seconds():
         raise click.UsageError(f"--overlap: {text} is longer than {_MAX_OVERLAP.days}d")
-    return overlap
+    return timedelta(seconds=overlap_s)
 
 
 def rotated(key: ApiKey, hash_: str | None, overlap: timedelta, now: datetime) -> ApiKey:

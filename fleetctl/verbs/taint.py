@@ -6,18 +6,16 @@ from itertools import takewhile
 from typing import Any, get_args
 
 import click
-from pydantic import TypeAdapter, ValidationError
 
+from fleetctl.objects import key_values
 from fleetctl.objects.change import change_objects, change_options, select_of_kind
 from insight import edits
 from insight.edits import ObjectEdit
-from schemas.meta import LabelKey, LabelValue
 from schemas.node import Node, Taint, TaintEffect
 from store.port import Transport
 
 EFFECTS: tuple[TaintEffect, ...] = get_args(TaintEffect)
 _USAGE = "write KEY=VALUE:EFFECT or KEY:EFFECT, and KEY:EFFECT- or KEY- to remove one"
-_KEY, _VALUE = TypeAdapter(LabelKey), TypeAdapter(LabelValue)
 
 
 def is_taint_arg(word: str) -> bool:
@@ -63,13 +61,12 @@ def _parse_removal(word: str) -> tuple[str, str]:
 
 
 def _check_key_value(word: str, key: str, value: str) -> None:
-    for adapter, text, what in ((_KEY, key, "key"), (_VALUE, value, "value")):
-        try:
-            adapter.validate_python(text)
-        except ValidationError:
-            raise click.UsageError(
-                f"{word!r}: {text!r} is not a valid {what} of a taint; {_USAGE}"
-            ) from None
+    for is_valid, text, what in (
+        (key_values.is_valid_key(key), key, "key"),
+        (key_values.is_valid_value(value), value, "value"),
+    ):
+        if not is_valid:
+            raise click.UsageError(f"{word!r}: {text!r} is not a valid {what} of a taint; {_USAGE}")
 
 
 def _parse_effect(word: str, text: str) -> TaintEffect:

@@ -1,6 +1,5 @@
 """The verb `fleetctl token`: creates, lists and revokes join tokens, with which Macs get a certificate of the fleet."""
 
-import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from fleetctl.cli.arguments import output_option, reason_option
+from fleetctl.cli.arguments import output_option, parse_duration, reason_option
 from fleetctl.cli.connect import with_store
 from fleetctl.cli.errors import FleetctlError, program_name
 from fleetctl.cli.program import SuggestingGroup
@@ -20,7 +19,6 @@ from identity import token_store
 from identity.token_store import MAX_LIFETIME, TokenOptions
 from machinery.clock import SystemClock
 from machinery.os_user import current_user
-from schemas import duration
 from schemas.meta import ObjectName
 from schemas.pools import NodePool
 from schemas.trust import MAX_TOKEN_USES, JoinTokenRecord
@@ -29,6 +27,7 @@ from store.port import Transport
 
 _NAME = TypeAdapter(ObjectName)
 _UNKNOWN_ADDRESS = "HOST:4002"
+_TOO_LONG_S = 2 * MAX_LIFETIME.total_seconds()
 
 
 @click.group("token", cls=SuggestingGroup)
@@ -179,15 +178,7 @@ def parse_name(text: str) -> str:
 
 def parse_lifetime(text: str) -> timedelta:
     """Return the lifetime of `30m`, `12h` or `7d`. Raises click.UsageError."""
-    try:
-        if re.fullmatch(r"[0-9]{1,3}d", text):
-            lifetime = timedelta(days=int(text[:-1]))
-        else:
-            lifetime = timedelta(seconds=duration.parse(text))
-    except ValueError as error:
-        raise click.UsageError(
-            f"--ttl: {text!r} is not a duration; write 30m, 12h or 7d"
-        ) from error
+    lifetime = timedelta(seconds=min(parse_duration(text, "--ttl"), _TOO_LONG_S))
     if not timedelta(0) < lifetime <= MAX_LIFETIME:
         raise click.UsageError(
             f"--ttl: {text} is not between 1s and {MAX_LIFETIME.days}d; a token that lives longer is a password"

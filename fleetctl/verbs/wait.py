@@ -120,9 +120,8 @@ class ObjectWaiter:
         while True:
             found = selectors.select(await self._all(choice.kind), choice.requirements)
             if found or not isinstance(self._goal, CreatedGoal) or not await self._has_time():
-                return [
-                    AwaitedObject(choice.kind.name, object_trees.name_of(tree)) for tree in found
-                ]
+                names = map(object_trees.name_of, found)
+                return [AwaitedObject(choice.kind.name, name) for name in names]
 
     async def until(self, awaited: Sequence[AwaitedObject], kinds: dict[str, Kind]) -> None:
         """Wait for all objects, and print each that reaches the goal.
@@ -138,14 +137,11 @@ class ObjectWaiter:
                 seen = await self._looked(objects)
                 if not isinstance(self._goal, CreatedGoal | DeletedGoal):
                     await self._refuse_missing(seen, kinds)
-                for awaited_object in [
-                    awaited_object
-                    for awaited_object in objects
-                    if wait_conditions.is_met(self._goal, seen[awaited_object])
-                ]:
-                    progress.clear()
-                    click.echo(f"{awaited_object.label} {wait_conditions.met_text(self._goal)}")
-                    objects.remove(awaited_object)
+                for obj in [*objects]:
+                    if wait_conditions.is_met(self._goal, seen[obj]):
+                        progress.clear()
+                        click.echo(f"{obj.label} {wait_conditions.met_text(self._goal)}")
+                        objects.remove(obj)
                 if not objects:
                     return
                 first = seen[objects[0]]
@@ -153,10 +149,7 @@ class ObjectWaiter:
                 reason = f"{wait_conditions.reason(self._goal, first)}{why}"
                 notes.update(f"{self._so_far(objects, first)}{why}", reason)
                 if not await self._has_time():
-                    lines = (
-                        self._too_late(awaited_object, seen[awaited_object], why)
-                        for awaited_object in objects
-                    )
+                    lines = [self._too_late(obj, seen[obj], why) for obj in objects]
                     raise FleetctlError("\n".join(lines))
 
     def _so_far(self, left: Sequence[AwaitedObject], tree: Tree | None) -> str:
@@ -166,9 +159,7 @@ class ObjectWaiter:
 
     async def _leader_text(self, left: Sequence[AwaitedObject]) -> str:
         """Return that no reconciler leads, as the end of a sentence, if the goal needs one."""
-        if isinstance(self._goal, CreatedGoal) or all(
-            awaited_object.kind in _UNLED_KINDS for awaited_object in left
-        ):
+        if isinstance(self._goal, CreatedGoal) or all(obj.kind in _UNLED_KINDS for obj in left):
             return ""
         try:
             why = await reader.reconciler_problem(self._store)
@@ -182,29 +173,21 @@ class ObjectWaiter:
         while True:
             began_s = self._clock.monotonic()
             try:
-                for kind in dict.fromkeys(awaited_object.kind for awaited_object in left):
-                    trees |= await self._of_kind(
-                        kind,
-                        [awaited_object for awaited_object in left if awaited_object.kind == kind],
-                    )
+                for kind in dict.fromkeys(obj.kind for obj in left):
+                    of_kind = [obj for obj in left if obj.kind == kind]
+                    if len(of_kind) < _MIN_FOR_LIST:
+                        for obj in of_kind:
+                            trees[obj] = await object_trees.get(self._store, kind, obj.name)
+                        continue
+                    every = await object_trees.list_all(self._store, kind)
+                    by_name = {object_trees.name_of(tree): tree for tree in every}
+                    trees |= {obj: by_name.get(obj.name) for obj in of_kind}
             except UnavailableError:
                 if not await self._has_time():
                     raise
                 continue
             self._look_s = self._clock.monotonic() - began_s
             return trees
-
-    async def _of_kind(
-        self, kind: str, left: Sequence[AwaitedObject]
-    ) -> dict[AwaitedObject, Tree | None]:
-        if len(left) < _MIN_FOR_LIST:
-            return {
-                awaited_object: await object_trees.get(self._store, kind, awaited_object.name)
-                for awaited_object in left
-            }
-        trees = await object_trees.list_all(self._store, kind)
-        by_name = {object_trees.name_of(tree): tree for tree in trees}
-        return {awaited_object: by_name.get(awaited_object.name) for awaited_object in left}
 
     async def _all(self, kind: Kind) -> list[Tree]:
         while True:
@@ -226,14 +209,11 @@ class ObjectWaiter:
         self, seen: dict[AwaitedObject, Tree | None], kinds: dict[str, Kind]
     ) -> None:
         """Raise FleetctlError for an object that does not exist."""
-        for awaited_object, tree in seen.items():
+        for obj, tree in seen.items():
             if tree is None:
-                known = [
-                    object_trees.name_of(t) for t in await self._all(kinds[awaited_object.kind])
-                ]
-                raise FleetctlError(
-                    not_found_message(kinds[awaited_object.kind], awaited_object.name, known)
-                )
+                kind = kinds[obj.kind]
+                known = [object_trees.name_of(other) for other in await self._all(kind)]
+                raise FleetctlError(not_found_message(kind, obj.name, known))
 
     def _too_late(self, one: AwaitedObject, tree: Tree | None, leader_text: str) -> str:
         now = wait_conditions.state_text(self._goal, tree)
