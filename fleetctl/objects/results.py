@@ -1,14 +1,14 @@
 """Prints the result of verbs that change objects: a status line, or the object in the format of -o."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import click
 import orjson
 
+from fleetctl.output.documents import print_tree, tree_text
 from manifests.trees import Tree, object_tree
-from manifests.yaml import parser
 from schemas.meta import ApiObject
 
 DryRun: TypeAlias = Literal["none", "client", "server"]
@@ -65,23 +65,6 @@ class ResultPrinter:
         """Print that an object was deleted; with -o yaml or json to stderr, because it is not a document."""
         text = name if self.output == "name" else f"{name} {done}{self.suffix}"
         click.echo(text, err=self.output in ("yaml", "json"))
-
-
-def tree_text(tree: Any, output: str) -> str:
-    """Return a tree as JSON or YAML, with the end of its last line."""
-    if output == "yaml":
-        return parser.dump(tree)
-    return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
-
-
-def print_tree(tree: Any, output: str) -> None:
-    """Print a tree as JSON or YAML."""
-    click.echo(tree_text(tree, output), nl=False)
-
-
-def list_tree(items: Sequence[Any]) -> dict[str, Any]:
-    """Return several objects as one document."""
-    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
 
 
 def _given_tree(obj: ApiObject) -> dict[str, Tree]:

@@ -1,15 +1,15 @@
 """The output formats of `-o`: tables, documents, names, JSONPath templates and custom columns. Pure."""
 
-import json
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
+from fleetctl.output.documents import list_tree, tree_text
 from fleetctl.output.printers import TableOptions
 from store import object_trees
 from store.object_trees import Tree
@@ -83,12 +83,13 @@ def as_list(trees: Sequence[Tree], *, is_one: bool) -> Tree:
     """Return the objects as one tree: a List, or the object itself if one was requested by name."""
     if is_one and len(trees) == 1:
         return trees[0]
-    return {"apiVersion": "v1", "kind": "List", "items": list(trees)}
+    return list_tree(trees)
 
 
 def _tree_format(*, is_yaml: bool, has_managed_fields: bool) -> DocumentFormat:
     def text(tree: Tree) -> str:
-        return _dump(tree if has_managed_fields else _without_managed_fields(tree), is_yaml=is_yaml)
+        shown = tree if has_managed_fields else _without_managed_fields(tree)
+        return tree_text(shown, "yaml" if is_yaml else "json")
 
     return DocumentFormat(text=text, before_each="---\n" if is_yaml else "")
 
@@ -99,14 +100,6 @@ def _without_managed_fields(tree: Tree) -> Tree:
         return object_trees.without_managed_fields(tree)
     items = [object_trees.without_managed_fields(item) for item in tree["items"]]
     return {**tree, "items": items}
-
-
-def _dump(tree: Any, *, is_yaml: bool) -> str:
-    if is_yaml:
-        from manifests.yaml.core_schema import dump  # noqa: PLC0415 - only needed for YAML
-
-        return dump(tree)
-    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
 def parse_template(word: str, value: str) -> Format:

@@ -25,8 +25,8 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
+from fleetctl.output.documents import print_tree
 from machinery import files
 from machinery.clock import SystemClock
 from schemas.wire import identity_files

@@ -14,7 +14,7 @@ from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.doctor import fixes, local, observe, observe_machines, report
 from fleetctl.doctor.fixes import Fix, FixContext, FixResult
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.objects.results import print_tree
+from fleetctl.output.documents import print_tree
 from insight import process_client
 from insight.doctor import checks, findings, machines
 from insight.doctor.findings import Finding

@@ -8,7 +8,8 @@ from pathlib import Path as pathlib_Path
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.patches import apply_merge_patch, create_merge_patch
-from fleetctl.objects.results import ResultPrinter, list_tree, tree_text
+from fleetctl.objects.results import ResultPrinter
+from fleetctl.output.documents import list_tree, tree_text
 from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import ownership, trees

@@ -12,9 +12,9 @@ from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import with_store
 from fleetctl.objects.kind_args import parse_one
 from fleetctl.objects.polling import follow
-from fleetctl.objects.results import list_tree, tree_text
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
+from fleetctl.output.documents import list_tree, tree_text
 from fleetctl.output.printers import TableOptions
 from machinery.clock import SystemClock
 from store import keys, object_trees

@@ -11,8 +11,8 @@ from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import store_options
 from fleetctl.cli.program import LazyGroup
 from fleetctl.fabric import admission
-from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
+from fleetctl.output.documents import print_tree
 from insight.doctor.group_admission import (
     AdmissionMember,
     GroupAdmission,

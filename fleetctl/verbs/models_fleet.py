@@ -16,9 +16,9 @@ from fleetctl.cli.terminal import ProgressLine, confirm, paint
 from fleetctl.fleets.hub_grants import HubGrants, granted, hub_token
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, documents, open_agents
 from fleetctl.objects.model_folders import TITLES, ModelFolder, model_folders
-from fleetctl.objects.results import print_tree
 from fleetctl.output import printers
 from fleetctl.output.columns import age
+from fleetctl.output.documents import print_tree
 from machinery.clock import SystemClock
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import hub_settings

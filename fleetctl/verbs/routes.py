@@ -13,8 +13,8 @@ from fleetctl.cli.connect import api_key_options, gateway_option, process_option
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
-from fleetctl.objects.results import list_tree, print_tree
 from fleetctl.output import printers
+from fleetctl.output.documents import list_tree, print_tree
 from schemas.wire.metrics import REQUEST_OUTCOMES
 from schemas.wire.requests import EndedRequest, RunningRequest
 

@@ -14,7 +14,7 @@ from fleetctl.cli.arguments import manifests_option, output_option, recursive_op
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects.results import print_tree
+from fleetctl.output.documents import print_tree
 from fleetctl.simulate import fleet_file, hub_models, report, week
 from fleetctl.simulate.fleet_file import FleetFile
 from fleetctl.simulate.report import LossOutcome, SimulationStep

@@ -20,9 +20,9 @@ from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
-from fleetctl.objects.results import tree_text
 from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.output import usage_tables
+from fleetctl.output.documents import tree_text
 from identity.dialer import Dialer
 from insight import usage, usage_samples
 from insight.usage_samples import FleetInventory, FleetSample, SamplePair

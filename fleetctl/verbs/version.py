@@ -8,7 +8,7 @@ from fleetctl.cli.connect import open_store, process_options
 from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
-from fleetctl.objects.results import print_tree, tree_text
+from fleetctl.output.documents import print_tree, tree_text
 from fleetctl.output.printers import align_columns
 from insight import version_skew
 from insight.version_skew import ComponentVersion

@@ -36,7 +36,10 @@ async def test_objects_created_meanwhile_are_not_overwritten() -> None:
         await shared_transport.quietly([codec.put_spec(theirs.obj)])
 
     shared_transport.before = create
-    with pytest.raises(FleetctlError, match="another writer created or changed an object meanwhile; not created: nodepool/a"):
+    with pytest.raises(
+        FleetctlError,
+        match="another writer created or changed an object meanwhile; not created: NodePool/a, NodePool/b",
+    ):
         await made(shared_transport, pool("a"), pool("b"))
     assert await objects.get(shared_transport, NodePool, "a") is None
 
