@@ -20,14 +20,13 @@ from manifests.load import LoadedObject
 from manifests.observe import ObservedObjects, observe
 from manifests.ownership import FieldConflict
 from manifests.plan import (
-    ApplyMode,
+    ApplyOptions,
     Change,
     ConfiguredObject,
     CreatedObject,
     UnchangedObject,
     Write,
 )
-from manifests.three_way import Force
 from manifests.trees import key_of
 from manifests.validate import StoreNames, validate
 from schemas.meta import ApiObject, ObjectKey
@@ -45,31 +44,6 @@ class AppliedObject:
     obj: ApiObject
     """The object as it is in the store now."""
     result: ApplyVerb
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyOptions:
-    """The field manager of an apply, and its options."""
-
-    manager: str = "fleetctl"
-    """The field manager of the manifests: `fleetctl`, `gitsource/<name>`."""
-    force: Force = False
-    """Let the manifests win over fields that others changed, and over other manifests; "drift" restores
-    fields that others changed, but respects other manifests."""
-    apply_set: str = ""
-    """The apply set of the objects; empty means none."""
-    prune: bool = False
-    """Delete objects of the set that the manifests no longer contain."""
-    prune_kinds: Collection[str] | None = None
-    """The kinds that may be pruned; None means all."""
-    server_dry_run: bool = False
-    """Check everything, and write nothing."""
-    expected_plan: str = ""
-    """`plan.plan_id` of the preview that was agreed to: nothing else is written, also after a conflict. Empty: none was."""
-
-    @property
-    def mode(self) -> ApplyMode:
-        return ApplyMode(manager=self.manager, force=self.force, apply_set=self.apply_set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +222,7 @@ def _narrowed(old: Members, gone: Collection[ObjectKey], uids: Members) -> Membe
 
 
 def _refuse_another_managers(inventory: ApplySetInventory, options: ApplyOptions) -> None:
-    if inventory.manager in ("", options.manager) or options.mode.takes_over:
+    if inventory.manager in ("", options.manager) or options.takes_over:
         return
     message = f"is applied by {inventory.manager}, and not by {options.manager}"
     hint = "Choose another name with --applyset, or take the set over with --force-conflicts"
@@ -268,12 +242,12 @@ def _checked(
     known = _without_pruned(observed.known, surplus)
     problems = [
         *validate(loaded, known),
-        *plan.find_refusals(loaded, observed.objects, options.mode, claims),
+        *plan.find_refusals(loaded, observed.objects, options, claims),
     ]
     if problems:
         raise ManifestErrors(problems)
     with pause_collection():
-        return plan.plan_changes(loaded, observed.objects, now=clock.now(), mode=options.mode)
+        return plan.plan_changes(loaded, observed.objects, now=clock.now(), options=options)
 
 
 def _without_pruned(known: StoreNames, surplus: Surplus) -> StoreNames:

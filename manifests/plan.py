@@ -1,7 +1,7 @@
 """The writes of an apply: the changed objects, their order, and their transactions. Pure."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
@@ -41,13 +41,24 @@ UidOf: TypeAlias = Callable[[str, str, datetime], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyMode:
-    """The field manager of an apply, and the handling of conflicts."""
+class ApplyOptions:
+    """The field manager of an apply, and its options."""
 
     manager: str = "fleetctl"
+    """The field manager of the manifests: `fleetctl`, `gitsource/<name>`."""
     force: Force = False
+    """Let the manifests win over fields that others changed, and over other manifests; "drift" restores
+    fields that others changed, but respects other manifests."""
     apply_set: str = ""
-    """The apply set that the objects are assigned to; empty keeps their sets."""
+    """The apply set of the objects; empty means none."""
+    prune: bool = False
+    """Delete objects of the set that the manifests no longer contain."""
+    prune_kinds: Collection[str] | None = None
+    """The kinds that may be pruned; None means all."""
+    server_dry_run: bool = False
+    """Check everything, and write nothing."""
+    expected_plan: str = ""
+    """`plan_id` of the preview that was agreed to: nothing else is written, also after a conflict. Empty: none was."""
 
     @property
     def is_git_source(self) -> bool:
@@ -59,7 +70,7 @@ class ApplyMode:
         return self.force is True and not self.is_git_source
 
 
-_BY_FLEETCTL = ApplyMode()
+_BY_FLEETCTL = ApplyOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +122,7 @@ def plan_changes(
     *,
     now: datetime,
     uid_of: UidOf = uid_of,
-    mode: ApplyMode = _BY_FLEETCTL,
+    options: ApplyOptions = _BY_FLEETCTL,
 ) -> list[Change]:
     """Return the change of each object, in the order in which they may be written.
 
@@ -129,13 +140,13 @@ def plan_changes(
         uid = uid_of(item.obj.kind, item.obj.name, now) if before is None else ""
         try:
             merged = ownership.merge_manifest(
-                before, item, manager=mode.manager, force=mode.force, now=now, uid=uid
+                before, item, manager=options.manager, force=options.force, now=now, uid=uid
             )
         except ManifestErrors as errors:
             problems.extend(errors.problems)
             continue
-        problems.extend(_conflict(item, conflict, mode) for conflict in merged.conflicts)
-        change = _change(before, merged, mode.apply_set)
+        problems.extend(_conflict(item, conflict, options) for conflict in merged.conflicts)
+        change = _change(before, merged, options.apply_set)
         changes.append(change)
         if not isinstance(change, UnchangedObject):
             problems.extend(_too_large(item, change))
@@ -156,16 +167,16 @@ def _change(before: ApiObject | None, merged: MergedObject, apply_set: str) -> C
     return ConfiguredObject(obj=obj, put=put, before=before, kept_by_others=merged.kept_by_others)
 
 
-def _conflict(item: LoadedObject, one: FieldConflict, mode: ApplyMode) -> ManifestError:
+def _conflict(item: LoadedObject, one: FieldConflict, options: ApplyOptions) -> ManifestError:
     ours, theirs = ownership.show_value(one.ours), ownership.show_value(one.theirs)
     message = f"is {theirs}, set by {one.writer}; the manifest says {ours}"
-    problem = item.document.problem(one.place, message, _conflict_hint(item, one, mode))
+    problem = item.document.problem(one.place, message, _conflict_hint(item, one, options))
     return replace(problem, path=show_path(one.place))
 
 
-def _conflict_hint(item: LoadedObject, one: FieldConflict, mode: ApplyMode) -> str:
+def _conflict_hint(item: LoadedObject, one: FieldConflict, options: ApplyOptions) -> str:
     """Return the ways out of a conflict: for a GitSource, and for an apply by a person."""
-    if mode.is_git_source:
+    if options.is_git_source:
         take = "To use the manifest's value, set spec.force of the GitSource"
         if one.applier and source_of_manager(one.applier) is None:
             flag = "" if one.applier == "fleetctl" else f" --field-manager={one.applier}"
@@ -193,7 +204,7 @@ def _too_large(item: LoadedObject, write: Write) -> Iterator[ManifestError]:
 def find_refusals(
     loaded: Iterable[LoadedObject],
     existing: Mapping[ObjectKey, ApiObject],
-    mode: ApplyMode = _BY_FLEETCTL,
+    options: ApplyOptions = _BY_FLEETCTL,
     claims: Mapping[ObjectKey, str] = MappingProxyType({}),
 ) -> list[ManifestError]:
     """Return the problems of objects that cannot be written in the current state of the store.
@@ -214,12 +225,12 @@ def find_refusals(
             )
         if before is not None:
             problems.extend(_not_for_manifests(item, before.metadata.annotations))
-        problems.extend(_of_another_set(item, before, mode, claims.get(item.key, "")))
+        problems.extend(_of_another_set(item, before, options, claims.get(item.key, "")))
     return problems
 
 
 def _of_another_set(
-    item: LoadedObject, before: ApiObject | None, mode: ApplyMode, claim: str
+    item: LoadedObject, before: ApiObject | None, options: ApplyOptions, claim: str
 ) -> Iterator[ManifestError]:
     """Yield a problem if the object belongs to another set, or if its manifest claims one."""
     if before is None:
@@ -230,10 +241,8 @@ def _of_another_set(
             hint = "Remove it; fleetctl apply --applyset NAME writes it"
             yield item.document.problem(place, "is written by fleetctl's verbs", hint)
     owner = claim if before is None else apply_sets.apply_set_of(before)
-    if mode.apply_set and owner not in ("", mode.apply_set) and not mode.takes_over:
-        message = (
-            f"belongs to the apply set {owner}; the apply set {mode.apply_set} cannot have it too"
-        )
+    if options.apply_set and owner not in ("", options.apply_set) and not options.takes_over:
+        message = f"belongs to the apply set {owner}; the apply set {options.apply_set} cannot have it too"
         hint = (
             f"Remove it from the manifests of one of them. If it is removed from those of {owner}, the "
             "next prune there deletes it, unless another GitSource of the same repository has it"

@@ -108,7 +108,7 @@ class DemandScraper:
                 self._totals, self._reported = DemandTotals(), {}
             return
         leases = self._leases()
-        urls = self._urls()
+        urls = {id_: lease.url for id_, lease in leases.items()}
         self._untrusted &= set(urls.values())
         async with asyncio.TaskGroup() as group:
             scrapes = {
@@ -181,10 +181,6 @@ class DemandScraper:
         gateway_leases: Mapping[str, GatewayLease] = self._gateways.items
         named = sorted((key.rpartition("/")[2], key) for key in gateway_leases)
         return {id_: gateway_leases[key] for id_, key in named[:_GATEWAYS]}
-
-    def _urls(self) -> dict[str, str]:
-        named = sorted((id_, lease.url) for id_, lease in self._leases().items())
-        return dict(named[:_GATEWAYS])
 
 
 def is_significant(last: Demand, now: Demand, *, since_s: float) -> bool:

@@ -36,14 +36,9 @@ def change_cause(
 
 
 def new_cause(deployment: ModelDeployment, newest: Revision | None) -> str:
-    """Return the change cause that was annotated after the newest revision; empty if there is none.
-
-    Earlier releases recorded only the cause of a revision, and not its annotation.
-    """
+    """Return the change cause that was annotated after the newest revision; empty if there is none."""
     given = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
-    if newest is None:
-        return given
-    return "" if given == (restored_cause(newest) or newest.spec.change_cause) else given
+    return "" if newest is not None and given == restored_cause(newest) else given
 
 
 def restored_cause(revision: Revision) -> str:
