@@ -8,8 +8,8 @@ import click
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import targets
-from fleetctl.objects.polling import poll
 from fleetctl.objects.targets import Selection
+from fleetctl.objects.waits import poll
 from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree
 from schemas.gitsource import DIFF_REQUESTED, GitSource, SourcePreview

@@ -9,7 +9,7 @@ import click
 from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import with_store
 from fleetctl.objects.kind_args import parse_one
-from fleetctl.objects.polling import follow
+from fleetctl.objects.waits import follow
 from fleetctl.output import printers
 from fleetctl.output.documents import list_tree, print_tree, tree_text
 from insight.changes import (

@@ -13,9 +13,9 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
 from fleetctl.objects import git_warnings, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS
-from fleetctl.objects.polling import poll
 from fleetctl.objects.results import ResultPrinter
 from fleetctl.objects.targets import Selection
+from fleetctl.objects.waits import poll
 from machinery.clock import Clock, SystemClock
 from manifests import apply_sets, ownership
 from manifests import delete as deleting

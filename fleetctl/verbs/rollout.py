@@ -11,8 +11,8 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.objects import deployments, reader
 from fleetctl.objects.change import change_objects, change_options, select_of_kind, take_action
-from fleetctl.objects.polling import poll
 from fleetctl.objects.targets import Selection
+from fleetctl.objects.waits import poll
 from fleetctl.output import printers
 from fleetctl.output.documents import list_tree, print_tree
 from insight import edits, rollouts

@@ -8,7 +8,7 @@ from fleetctl.cli.arguments import parse_duration, timeout_option
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import targets
 from fleetctl.objects.change import change_objects, change_options
-from fleetctl.objects.polling import poll
+from fleetctl.objects.waits import poll
 from insight import actions
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment

@@ -13,7 +13,7 @@ from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import git_preview, reader, targets
 from fleetctl.objects.change import change_options, select_of_kind, take_action
 from fleetctl.objects.kind_args import kind_of, parse_names
-from fleetctl.objects.polling import poll
+from fleetctl.objects.waits import poll
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import Condition, ConditionStatus, find_condition

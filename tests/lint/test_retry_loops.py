@@ -57,7 +57,7 @@ PERIODS = {
     "fleetctl/mac_report/collect.py": "measures how soon launchd loads a job again",
     "fleetctl/mac_report/engine_load.py": "polls the start of its own engine",
     "fleetctl/mac_report/mac_programs.py": "polls the end of own jobs and their files",
-    "fleetctl/objects/polling.py": "polls the progress of a command until its timeout",
+    "fleetctl/objects/waits.py": "polls the progress of a command until its timeout",
     "fleetctl/services/installer.py": "polls whether a program that it started goes on",
     "fleetctl/services/launchd.py": "polls the start and end of a job",
     "fleetctl/simulate/simulated_fleet.py": "lets simulated time pass",
