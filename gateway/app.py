@@ -4,7 +4,6 @@ Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 """
 
 import difflib
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +20,11 @@ from starlette.types import Scope
 from compat import names
 from compat import routes as compat
 from gateway import errors
+from gateway.admin import openapi_routes
 from gateway.admin.admin_context import AdminContext, endpoints_of
 from gateway.admin.fleet_facts import GatewayFacts
 from gateway.admin.in_flight import InFlightSource, endpoint_of
 from gateway.admin.model_facts import read_facts
-from gateway.admin.openapi_routes import make_openapi_router
 from gateway.admin.routes import make_admin_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
@@ -35,8 +34,8 @@ from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, principal_of
 from gateway.auth.roles import check_role
-from gateway.batches import routes as batches
 from gateway.batches.database import BatchStore
+from gateway.batches.routes import BatchRoutes
 from gateway.http.request_context import RequestContext
 from gateway.metrics.vllm_metrics import vllm_families
 from gateway.responses.routes import ResponseRoutes
@@ -128,12 +127,13 @@ def make_app(
     )
     ollama.OllamaRoutes(loads=loads, facts=partial(read_facts, context)).add_to(app)
     LocalServerRoutes(loads=loads).add_to(app)
-    batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
+    BatchRoutes(store=batch_store, clock=context.clock).add_to(app)
     responses = responses or StatefulResponses(None, context.clock)
     ResponseRoutes(responses).add_to(app)
     app.include_router(compat.make_router(facts))
     app.include_router(make_admin_router(context, requests))
-    app.include_router(make_openapi_router())
+    app.add_api_route("/openapi.json", openapi_routes.openapi, methods=["GET"])
+    app.add_api_route("/docs", openapi_routes.docs, methods=["GET"])
     app.add_exception_handler(HTTPException, on_http_error)
     rename = names.rename if has_compat_names else None
     app.add_exception_handler(RefusedError, partial(on_refused, rename=rename))

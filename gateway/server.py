@@ -339,18 +339,11 @@ class Gateway:
 
     def _batch_runner(self, store: BatchStore, model_states: ModelStates) -> BatchRunner:
         """Return what runs the batches of the state folder while Macs are idle."""
-        fleet = self.fleet_state
         gateway = BatchGateway(
             handler=self.handler,
-            table_cache=self.table_cache,
+            fleet_state=self.fleet_state,
             load_tracker=self.load_tracker,
             model_states=model_states,
-            activator=self.activator,
-            access=fleet.access,
-            keyring=fleet.keyring,
-            knows_keys=fleet.key_cache.is_current,
-            responses=self.handler.responses.database,
-            clock=self._clock,
         )
         return BatchRunner(store, gateway, gone_key_s=self._limits.gone_key_s)
 

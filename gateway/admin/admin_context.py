@@ -153,8 +153,7 @@ class AdminContext:
 
 def endpoints_of(model: ServedModel) -> Iterator[tuple[EngineEndpoint, bool]]:
     """Yield each endpoint of the model and whether it is leased; an endpoint may occur more than once."""
-    ruled = (backend for rule in model.rules for backend in rule.backends)
-    for backend in (*model.backends, *ruled, *model.fallbacks):
+    for backend in model.all_backends():
         for endpoint in backend.leased:
             yield endpoint, True
         for endpoint in backend.orphans:

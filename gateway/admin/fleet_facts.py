@@ -5,7 +5,6 @@ memory in use, uptime) are null; docs/reference/http-api.md lists them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from compat.shapes import Worker
@@ -17,20 +16,6 @@ from schemas.wire.engine_address import EngineAddress
 from schemas.wire.requests import EndedRequest
 
 Json = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInputs:
-    """Input of the list of Macs."""
-
-    nodes: NodeList
-    endpoints: Mapping[EngineEndpoint, bool]
-    """Endpoints, and whether they are leased."""
-    names: Mapping[str, AbstractSet[str]]
-    """Names of the models that each replica serves."""
-    health: EndpointHealth
-    served: Mapping[str, tuple[int, float]]
-    """Requests since the gateway started and their total duration in seconds, by replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +31,56 @@ class GatewayFacts:
 
     async def workers(self) -> list[Worker]:
         """Return every Mac, by name."""
-        context = self.context
-        endpoints: dict[EngineEndpoint, bool] = {}
+        context, nodes = self.context, await self.context.nodes.nodes()
+        leases: dict[EngineEndpoint, bool] = {}
         names: dict[str, set[str]] = {}
+        by_node: dict[str, list[EngineEndpoint]] = {
+            name: [] for name in (*nodes.statuses, *nodes.alive)
+        }
         for model in context.fleet_state.table_cache.table.models.values():
             for endpoint, is_leased in endpoints_of(model):
-                endpoints[endpoint] = is_leased
+                if endpoint not in leases:
+                    by_node.setdefault(endpoint.node, []).append(endpoint)
+                leases[endpoint] = is_leased
                 names.setdefault(endpoint.replica, set()).add(model.name)
-        inputs = WorkerInputs(
-            nodes=await context.nodes.nodes(),
-            endpoints=endpoints,
-            names=names,
-            health=context.load_tracker.health(context.clock.monotonic()),
-            served=context.recorder.metrics.served.by_replica(),
-        )
-        return list_workers(inputs)
+        served = context.recorder.metrics.served.by_replica()
+        health = context.load_tracker.health(context.clock.monotonic())
+
+        def worker(name: str, endpoints: list[EngineEndpoint]) -> Worker:
+            report = nodes.statuses.get(name)
+            status, why = _status(name, endpoints, nodes, leases, health)
+            handled = [served.get(endpoint.replica, (0, 0.0)) for endpoint in endpoints]
+            # The engines' host, if there is one: they may listen on sockets.
+            host = endpoints[0].origin.host or None if endpoints else None
+            return Worker(
+                name=name,
+                status=status,
+                report=report,
+                hostname=None if report is None else report.hostname,
+                address=host if report is None else report.address,
+                models=sorted(set[str]().union(*(names[one.replica] for one in endpoints))),
+                active=sum(_active(endpoint.origin, health) for endpoint in endpoints),
+                handled=sum(requests for requests, _ in handled),
+                whole_s=sum(seconds for _, seconds in handled),
+                details={
+                    "statusReason": why or None,
+                    "endpoints": [
+                        {
+                            "replica": endpoint.replica,
+                            "deployment": endpoint.deployment,
+                            "url": endpoint.origin.url,
+                            "site": endpoint.site or None,
+                            "hasLease": leases[endpoint],
+                            "isEjected": endpoint.origin in health.ejected,
+                            "activeRequests": _active(endpoint.origin, health),
+                            "concurrency": endpoint.concurrency,
+                        }
+                        for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.replica)
+                    ],
+                },
+            )
+
+        return [worker(name, by_node[name]) for name in sorted(by_node)]
 
     def over(self, seconds: float) -> IntervalSums:
         """Return the sums over the last seconds."""
@@ -119,65 +139,22 @@ class GatewayFacts:
         }
 
 
-def list_workers(inputs: WorkerInputs) -> list[Worker]:
-    """Return all Macs that have a report, a lease or an endpoint, by name."""
-    by_node: dict[str, list[EngineEndpoint]] = {name: [] for name in inputs.nodes.statuses}
-    for name in inputs.nodes.alive:
-        by_node.setdefault(name, [])
-    for endpoint in inputs.endpoints:
-        by_node.setdefault(endpoint.node, []).append(endpoint)
-    return [_worker(name, by_node[name], inputs) for name in sorted(by_node)]
-
-
-def _worker(name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs) -> Worker:
-    report, health = inputs.nodes.statuses.get(name), inputs.health
-    status, why = _status(name, endpoints_here, inputs)
-    served = [inputs.served.get(endpoint.replica, (0, 0.0)) for endpoint in endpoints_here]
-    replicas = [inputs.names.get(endpoint.replica, frozenset()) for endpoint in endpoints_here]
-    # The engines' host, if there is one: they may listen on sockets.
-    host = endpoints_here[0].origin.host or None if endpoints_here else None
-    return Worker(
-        name=name,
-        status=status,
-        report=report,
-        hostname=None if report is None else report.hostname,
-        address=host if report is None else report.address,
-        models=sorted(set[str]().union(*replicas)),
-        active=sum(_active(endpoint.origin, health) for endpoint in endpoints_here),
-        handled=sum(requests for requests, _ in served),
-        whole_s=sum(seconds for _, seconds in served),
-        details={
-            "statusReason": why or None,
-            "endpoints": [
-                {
-                    "replica": endpoint.replica,
-                    "deployment": endpoint.deployment,
-                    "url": endpoint.origin.url,
-                    "site": endpoint.site or None,
-                    "hasLease": inputs.endpoints[endpoint],
-                    "isEjected": endpoint.origin in health.ejected,
-                    "activeRequests": _active(endpoint.origin, health),
-                    "concurrency": endpoint.concurrency,
-                }
-                for endpoint in sorted(endpoints_here, key=lambda endpoint: endpoint.replica)
-            ],
-        },
-    )
-
-
 def _status(
-    name: str, endpoints_here: list[EngineEndpoint], inputs: WorkerInputs
+    name: str,
+    endpoints: list[EngineEndpoint],
+    nodes: NodeList,
+    leases: Mapping[EngineEndpoint, bool],
+    health: EndpointHealth,
 ) -> tuple[str, str]:
-    if inputs.nodes.error and name not in inputs.nodes.alive:
+    """Return the status of a Mac, and the reason if it is not online."""
+    if nodes.error and name not in nodes.alive:
         # The agent's lease is unknown, so the leases of its engines decide.
-        is_there = any(inputs.endpoints[endpoint] for endpoint in endpoints_here)
+        is_there = any(leases[endpoint] for endpoint in endpoints)
     else:
-        is_there = name in inputs.nodes.alive
-    failing = [
-        endpoint.replica for endpoint in endpoints_here if endpoint.origin in inputs.health.ejected
-    ]
+        is_there = name in nodes.alive
+    failing = [one.replica for one in endpoints if one.origin in health.ejected]
     if not is_there:
-        if not endpoints_here:
+        if not endpoints:
             return "offline", "its agent does not renew its lease"
         return "degraded", "its agent does not renew its lease; its engines may still answer"
     if failing:

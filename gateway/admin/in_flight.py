@@ -150,7 +150,12 @@ async def describe_all(
     shown = tuple(shown)
     progress = await _ask_engines(shown, links)
     now_s = clock.monotonic()
-    return [describe(context, now_s, _told(context, progress)) for context in shown]
+    requests = []
+    for context in shown:
+        endpoint, id_ = endpoint_of(context), context.http_request.request_id.decode("ascii")
+        report = None if endpoint is None else progress.get((endpoint.origin, id_))
+        requests.append(describe(context, now_s, report))
+    return requests
 
 
 async def _ask_engines(shown: Iterable[RequestContext], links: EngineLinks | None) -> Progress:
@@ -171,13 +176,6 @@ async def _ask_engines(shown: Iterable[RequestContext], links: EngineLinks | Non
         for endpoint, answer in zip(asked, answers, strict=True)
         for request in answer.requests
     }
-
-
-def _told(context: RequestContext, progress: Progress) -> InFlightRequest | None:
-    endpoint = endpoint_of(context)
-    if endpoint is None:
-        return None
-    return progress.get((endpoint.origin, context.http_request.request_id.decode("ascii")))
 
 
 async def _ask(

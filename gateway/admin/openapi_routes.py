@@ -8,28 +8,21 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from machinery.openapi_page import docs_page
 
 DOCUMENT: Final = Path(__file__).parent / "openapi.json"
 
 
-def make_openapi_router() -> APIRouter:
-    """Return the routes."""
-    router = APIRouter()
+async def openapi() -> Response:
+    """Return the OpenAPI document of the gateway."""
+    return Response(_document(), media_type="application/json")
 
-    async def openapi() -> Response:
-        """Return the OpenAPI document of the gateway."""
-        return Response(_document(), media_type="application/json")
 
-    async def docs() -> Response:
-        """Return the documentation of all routes as a page."""
-        return Response(_page(), media_type="text/html; charset=utf-8")
-
-    router.add_api_route("/openapi.json", openapi, methods=["GET"])
-    router.add_api_route("/docs", docs, methods=["GET"])
-    return router
+async def docs() -> Response:
+    """Return the documentation of all routes as a page."""
+    return Response(_page(), media_type="text/html; charset=utf-8")
 
 
 @cache

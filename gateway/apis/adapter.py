@@ -110,12 +110,7 @@ class ApiAdapter(Protocol):
         ...
 
 
-def decode(
-    decoder: msgspec.json.Decoder[_B],
-    kind: type[_B],
-    body: bytes,
-    meant: Mapping[str, str] = _NONE,
-) -> _B:
+def decode(decoder: msgspec.json.Decoder[_B], body: bytes, meant: Mapping[str, str] = _NONE) -> _B:
     """Return the decoded body, in which null is the same as leaving a field out.
 
     `meant`: names of other APIs for fields of this one.
@@ -128,11 +123,11 @@ def decode(
     check_values(body)
     try:
         try:
-            return _with_model(decoder.decode(body), kind)
+            return _with_model(decoder.decode(body), decoder.type)
         except msgspec.ValidationError:
             if b"null" not in body:
                 raise
-            return _with_model(decoder.decode(_without_nulls(body)), kind)
+            return _with_model(decoder.decode(_without_nulls(body)), decoder.type)
     except msgspec.ValidationError as error:
         text = str(error)
         if len(text) > _LONGEST_ERROR:  # it has a name or a value of the client
@@ -141,14 +136,14 @@ def decode(
         raise invalid(f"The body is not valid JSON: {error}") from error
     except RecursionError:
         raise invalid("The body's JSON is nested too deeply.") from None
-    if _NO_MODEL_TEXT.fullmatch(text) and _needs_model(kind):
+    if _NO_MODEL_TEXT.fullmatch(text) and _needs_model(decoder.type):
         raise ModelMissingError(NO_MODEL)
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
         name, where = unknown[1], unknown[2]
         if where:
             raise invalid(f"Unknown field '{name[:100]}' in '{where[:200]}'.", param=name[:100])
-        message = unknown_name("field", name, kind.__struct_fields__, meant)
+        message = unknown_name("field", name, decoder.type.__struct_fields__, meant)
         raise invalid(message, param=name[:100])
     wrong = _WRONG.match(text)
     assert wrong is not None

@@ -91,7 +91,7 @@ class AudioAdapter(ApiAdapter):
 def _read_speech(
     http_request: HttpRequest,
 ) -> tuple[InferenceRequest, ResponseTranslator | None]:
-    fields = decode(_BODY, SpeechBody, http_request.body)
+    fields = decode(_BODY, http_request.body)
     body, translator = http_request.body, None
     if fields.stream_format == "audio" and fields.response_format in _MEDIA:
         body = msgspec.json.encode({**decode_members(body), "stream_format": "sse"})

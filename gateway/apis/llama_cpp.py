@@ -49,7 +49,7 @@ def to_openai(body: bytes) -> tuple[InfillBody, dict[str, Any]]:
         RefusedError: the body is invalid.
 
     """
-    given = decode(_DECODER, InfillBody, body)
+    given = decode(_DECODER, body)
     if given.n_predict < -1:
         raise invalid("'n_predict' must be -1 or more.", param="n_predict")
     own = InfillBody.__struct_fields__

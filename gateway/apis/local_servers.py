@@ -47,7 +47,7 @@ class LocalServerRoutes:
 
     async def load(self, request: Request) -> Response:
         """Load a model as LM Studio does: answer when it is ready."""
-        body_fields, loads = decode(_LOAD, _Load, await read_body(request)), self.loads
+        body_fields, loads = decode(_LOAD, await read_body(request)), self.loads
         began_s, name = loads.clock.monotonic(), loads.ask(request, body_fields.model)
         self._check_context(name, body_fields.context_length)
         async for _ in loads.load(request, name):
@@ -78,7 +78,7 @@ class LocalServerRoutes:
 
     async def unload_instance(self, request: Request) -> Response:
         """Unload a model as LM Studio does; a model's instance has its name."""
-        body_fields = decode(_UNLOAD, _Unload, await read_body(request))
+        body_fields = decode(_UNLOAD, await read_body(request))
         model = self.loads.find(request, body_fields.instance_id)
         self.loads.unload((model,))
         return _json({"instance_id": model.name})

@@ -1,10 +1,11 @@
 """`/v1/files` and `/v1/batches`, as OpenAI's API has them; each API key sees its own."""
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Annotated, Final, TypeVar
 
 import msgspec
@@ -59,8 +60,9 @@ class BatchRoutes:
     store: BatchStore | None
     """None: this gateway keeps no batches."""
     clock: Clock
-    new_id: Callable[[], str]
-    uploads: dict[str, int]
+    new_id: Callable[[], str] = lambda: secrets.token_hex(12)
+    """Makes names that no other gateway makes."""
+    uploads: dict[str, int] = field(default_factory=dict)
     """Bytes received of the uploads in progress, by owner: one at a time of each."""
 
     def add_to(self, app: FastAPI) -> None:
@@ -222,11 +224,6 @@ class BatchRoutes:
 
     def _now_s(self) -> int:
         return int(self.clock.now().timestamp())
-
-
-def make_routes(store: BatchStore | None, clock: Clock, new_id: Callable[[], str]) -> BatchRoutes:
-    """Return the routes; `new_id` makes names that no other gateway makes."""
-    return BatchRoutes(store=store, clock=clock, new_id=new_id, uploads={})
 
 
 def _found(found: _T | None, name: str, *, param: str = "id") -> _T:

@@ -10,15 +10,14 @@ import itertools
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import orjson
 
-from gateway.auth.access_control import AccessControl
-from gateway.auth.keyring import Keyring, Principal
+from gateway.auth.keyring import Principal
 from gateway.batches import internal_request, records
 from gateway.batches.database import (
     COMPLETED,
@@ -27,16 +26,13 @@ from gateway.batches.database import (
     DuplicateIdError,
 )
 from gateway.batches.records import BatchLine, LineError, StoredBatch, StoredFile
-from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.router import LoadTracker
 from gateway.handler import InferenceHandler
-from gateway.responses.database import ResponseDatabase
 from gateway.routing.table import EngineEndpoint, ServedModel
-from gateway.state.table_cache import TableCache
+from gateway.state.fleet_state import FleetState
 from machinery import files
 from machinery.backoff import Backoff, Retries
-from machinery.clock import Clock
 from machinery.sqlite_file import DatabaseError
 from schemas.wire.errors import RefusedError
 
@@ -64,17 +60,9 @@ class BatchGateway:
     """The parts of the gateway that serve the requests of batches."""
 
     handler: InferenceHandler
-    table_cache: TableCache
+    fleet_state: FleetState
     load_tracker: LoadTracker
     model_states: ModelStates
-    activator: Activator
-    access: AccessControl
-    keyring: Keyring
-    knows_keys: Callable[[], bool]
-    """Returns whether the keyring is as in the store now."""
-    responses: ResponseDatabase | None
-    """Those of the same keys."""
-    clock: Clock
 
 
 @dataclass(slots=True, eq=False)
@@ -106,9 +94,10 @@ class BatchRunner:
         self, store: BatchStore, gateway: BatchGateway, *, gone_key_s: float = GONE_KEY_S
     ) -> None:
         self.store = store
-        self._owned = (store, gateway.responses) if gateway.responses else (store,)
+        responses = gateway.handler.responses.database
+        self._owned = (store,) if responses is None else (store, responses)
         self._gateway = gateway
-        self._clock = gateway.clock
+        self._clock = gateway.handler.clock
         self._runs: dict[tuple[str, int], _Run] = {}
         self._retries: dict[tuple[str, int], _Retry] = {}
         self._delayed: dict[str, _Retry] = {}
@@ -152,7 +141,7 @@ class BatchRunner:
 
     async def _tick(self) -> bool:
         """Take each open batch a step further; return whether there is one."""
-        if not self._gateway.table_cache.is_synced:
+        if not self._gateway.fleet_state.table_cache.is_synced:
             return False
         await self._delete_gone()
         batches = await asyncio.to_thread(self.store.open_batches)
@@ -162,7 +151,7 @@ class BatchRunner:
         gateway, now_s = self._gateway, self._clock.monotonic()
         waiting = gateway.model_states.waiting()
         for name in {run.line.model for run in self._runs.values()}:
-            model = gateway.table_cache.table.models.get(name)
+            model = gateway.fleet_state.table_cache.table.models.get(name)
             own = [run for run in self._runs.values() if run.line.model == name]
             is_crowded = model is not None and any(
                 gateway.load_tracker.is_overbooked(endpoint) for endpoint in _endpoints(model)
@@ -178,11 +167,11 @@ class BatchRunner:
     async def _delete_gone(self) -> None:
         """Delete what belonged to keys that have been gone for long."""
         gateway, now_s = self._gateway, self._clock.monotonic()
-        if now_s < self._gone_check_s or not gateway.knows_keys():
+        if now_s < self._gone_check_s or not gateway.fleet_state.key_cache.is_current():
             return
         self._gone_check_s = now_s + min(_GONE_CHECK_S, self._gone_key_s)
         owners = [await asyncio.to_thread(store.owners) for store in self._owned]
-        gone = set[str]().union(*owners) - gateway.keyring.identities() - {""}
+        gone = set[str]().union(*owners) - gateway.fleet_state.keyring.identities() - {""}
         self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in gone}
         for owner, since_s in self._gone_since_s.items():
             if now_s - since_s >= self._gone_key_s:
@@ -254,7 +243,7 @@ class BatchRunner:
     def _has_room(self, name: str) -> bool:
         """Return whether a Mac of the model is idle, apart from requests of batches."""
         gateway = self._gateway
-        model = gateway.table_cache.table.models.get(name)
+        model = gateway.fleet_state.table_cache.table.models.get(name)
         if model is None:
             return True  # the refusal is the result
         own = sum(run.line.model == name for run in self._runs.values())
@@ -310,8 +299,8 @@ class BatchRunner:
             return 503, _error(f"The input file of the batch cannot be read: {error}"), ""
         except msgspec.MsgspecError as error:
             return 400, _error(f"The input file of the batch is damaged: {error}"), ""
-        if batch.owner or self._gateway.access.is_on:
-            principal = self._gateway.keyring.owner(batch.owner)
+        if batch.owner or self._gateway.fleet_state.access.is_on:
+            principal = self._gateway.fleet_state.keyring.owner(batch.owner)
             if principal is None:
                 name = batch.owner.partition(" ")[0]
                 message = f"The API key '{name}' of this batch exists no longer, or has expired."

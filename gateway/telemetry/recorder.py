@@ -119,7 +119,9 @@ class RequestRecorder:
             if request.model != model:
                 name = truncate(request.model)
             if request.session:
-                session = _session_label(request.session)
+                # A long name is replaced by its digest.
+                is_long = len(request.session) > _LONGEST_NAME
+                session = session_digest(request.session) if is_long else request.session
         prompt_tokens, cached_tokens, output_tokens = state.usage
         # By place: names would take longer.
         entry = JournalEntry(
@@ -202,8 +204,3 @@ class RequestRecorder:
 
     def _set_clock(self) -> None:
         self._epoch_s = self.clock.now().timestamp() - self.clock.monotonic()
-
-
-def _session_label(session: str) -> str:
-    """Return the session for the journal; a long name is replaced by its digest."""
-    return session if len(session) <= _LONGEST_NAME else session_digest(session)

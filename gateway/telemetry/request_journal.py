@@ -100,11 +100,6 @@ class RequestJournal:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: JournalEntry) -> None:
-        """Record a finished request."""
-        self._entries.append(entry)
-        self._count += 1
-
     def extend(self, entries: Sequence[JournalEntry]) -> None:
         """Record finished requests, oldest first."""
         self._entries.extend(entries)
@@ -301,17 +296,11 @@ class JournalWriter:
         name, help_ = "fleet_gateway_journal_lost_total", "Requests missing from the journal file."
         return Gauge(name, help_, lambda: self.lost, "counter").lines()
 
-    def add(self, entry: JournalEntry) -> None:
-        """Add the entry to the next batch."""
-        if len(self._waiting) < _WAITING_LIMIT:
-            self._waiting.append(entry)
-        else:
-            self._not_queued += 1
-
-    def extend(self, entries: Iterable[JournalEntry]) -> None:
-        """Add the entries to the next batch."""
-        for entry in entries:
-            self.add(entry)
+    def extend(self, entries: Sequence[JournalEntry]) -> None:
+        """Add the entries to the next batch, as many as may wait."""
+        room = _WAITING_LIMIT - len(self._waiting)
+        self._waiting += entries[:room]
+        self._not_queued += len(entries[room:])
 
     async def run(self, collect: Callable[[], None] = lambda: None) -> None:
         """Write batches forever; at the end, write the rest if the disk is fast enough.

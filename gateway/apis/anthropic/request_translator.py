@@ -339,7 +339,7 @@ def read_messages(body: bytes) -> MessagesBody:
         RefusedError: the body is invalid or asks for something unsupported.
 
     """
-    body_fields = decode(_MESSAGES, MessagesBody, body, _MEANT)
+    body_fields = decode(_MESSAGES, body, _MEANT)
     if body_fields.max_tokens < 1:
         raise invalid("'max_tokens' must be at least 1.", param="max_tokens")
     if body_fields.temperature is not None and not 0 <= body_fields.temperature <= 1:
@@ -356,7 +356,7 @@ def read_count(body: bytes) -> CountBody:
         RefusedError: the body is invalid.
 
     """
-    return decode(_COUNT, CountBody, body, _MEANT_OF_COUNTS)
+    return decode(_COUNT, body, _MEANT_OF_COUNTS)
 
 
 def edit_context(body_fields: CountBody) -> list[AppliedEdit] | None:

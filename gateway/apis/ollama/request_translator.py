@@ -358,7 +358,7 @@ def read_chat(body: bytes) -> ChatBody:
         RefusedError: the body is invalid.
 
     """
-    return decode(_CHAT, ChatBody, body, _RENAMED_FIELDS)
+    return decode(_CHAT, body, _RENAMED_FIELDS)
 
 
 def read_generate(body: bytes) -> GenerateBody:
@@ -368,7 +368,7 @@ def read_generate(body: bytes) -> GenerateBody:
         RefusedError: the body is invalid or has an unsupported field.
 
     """
-    body_fields = decode(_GENERATE, GenerateBody, body, _RENAMED_FIELDS)
+    body_fields = decode(_GENERATE, body, _RENAMED_FIELDS)
     for name, why in _UNSUPPORTED.items():
         if getattr(body_fields, name):
             raise invalid(why, param=name)
@@ -382,7 +382,7 @@ def read_embed(body: bytes) -> EmbedBody:
         RefusedError: the body is invalid.
 
     """
-    return decode(_EMBED, EmbedBody, body, _OPTIONS)
+    return decode(_EMBED, body, _OPTIONS)
 
 
 def read_embeddings(body: bytes) -> EmbeddingsBody:
@@ -392,7 +392,7 @@ def read_embeddings(body: bytes) -> EmbeddingsBody:
         RefusedError: the body is invalid.
 
     """
-    return decode(_EMBEDDINGS, EmbeddingsBody, body, _OPTIONS)
+    return decode(_EMBEDDINGS, body, _OPTIONS)
 
 
 def chat_to_openai(body_fields: ChatBody) -> dict[str, Any]:

@@ -101,13 +101,13 @@ class OllamaRoutes:
 
     async def show(self, request: Request) -> Response:
         """Describe one model."""
-        body_fields = decode(_NAMED, _NamedModel, await read_body(request))
+        body_fields = decode(_NAMED, await read_body(request))
         model = self.loads.find(request, body_fields.model or body_fields.name)
         return _json(response_translator.show_body(model, await self._facts(model)))
 
     async def pull(self, request: Request) -> Response:
         """Wait until a model is ready, with the progress as lines; start it if it is at zero, ask for it if a policy allows it."""
-        body_fields = decode(_NAMED, _NamedModel, await read_body(request))
+        body_fields = decode(_NAMED, await read_body(request))
         name = self.loads.ask(request, body_fields.model or body_fields.name)
         lines = self._pull_lines(name, request)
         if body_fields.stream is not False:
@@ -140,7 +140,7 @@ class OllamaRoutes:
 
     async def copy(self, request: Request) -> Response:
         """Confirm a name that is declared for the model already; else answer with the manifest that declares it."""
-        body_fields = decode(_COPIED, _CopiedModel, await read_body(request))
+        body_fields = decode(_COPIED, await read_body(request))
         source = self.loads.find(request, body_fields.source)
         wanted = resolve_name(self.loads.table_cache, body_fields.destination)
         if not wanted:
@@ -152,7 +152,7 @@ class OllamaRoutes:
 
     async def delete(self, request: Request) -> Response:
         """Refuse to delete a declared model, with the command that does."""
-        body_fields = decode(_NAMED, _NamedModel, await read_body(request))
+        body_fields = decode(_NAMED, await read_body(request))
         model = self.loads.find(request, body_fields.model or body_fields.name)
         named = " ".join(f"modeldeployment/{name}" for name in model.deployments())
         raise invalid(

@@ -15,7 +15,6 @@ from gateway.routing.table import (
     RoutingTable,
 )
 from gateway.state.build_table import (
-    EndpointMove,
     TableBuilder,
     TableInputs,
     build_table,
@@ -23,7 +22,6 @@ from gateway.state.build_table import (
 )
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import (
-    CanaryStatus,
     ModelDeployment,
     ModelDeploymentStatus,
     ModelSource,
@@ -36,7 +34,6 @@ from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, Rout
 from schemas.routing import CacheSharing, PrefixAffinity, Routing, Sessions
 from schemas.wire.engine_address import EngineAddress
 from tests.support.gateway_world import deployment, endpoint, route, target
-from tests.support.sampling import samples
 
 
 def seen(
@@ -344,71 +341,6 @@ def test_an_adapter_is_a_model_of_the_engines_that_have_it() -> None:
         "fast:law": "a",
     }
     assert serving(build_table(seen(adapted, old), ()), "a:law") == []
-
-
-NAMES, REPLICAS = ("a", "b", "c"), ("a-0", "a-1", "b-0", "c-0", "c-1")
-
-
-def moved(replica: str, dice: random.Random) -> EngineEndpoint | None:
-    """Return a new state of an endpoint: published anew, of another version or deployment, or gone."""
-    if dice.random() < 0.3:
-        return None
-    engine_endpoint = target(replica, dice.choice((replica[0], replica[0], "b")))
-    return replace(
-        engine_endpoint,
-        version=dice.randrange(1, 3),
-        template=dice.choice("xy"),
-        site=dice.choice(("", "s")),
-    )
-
-
-@pytest.mark.parametrize("seed", range(samples(30)))
-def test_a_changed_table_is_like_a_new_one(seed: int) -> None:
-    dice = random.Random(seed)
-    made = (
-        *(deployment("a", "fast", "b"), deployment("b", "fast"), deployment("c")),
-        *(route("r", "x", a=2, c=1), route("s", "c", b=1), route("t", "y", gone=1)),
-    )
-    inputs = seen(*made)
-    orphans: dict[str, EngineEndpoint] = {}
-    builder = TableBuilder(inputs, (), site="s")
-    for _ in range(12):
-        moves: dict[bool, list[EndpointMove]] = {True: [], False: []}
-        leased, statuses = dict(inputs.leased), dict(inputs.statuses)
-        for replica in dice.sample(REPLICAS, 2):
-            is_leased = dice.random() < 0.6
-            known = leased if is_leased else orphans
-            before, after = known.pop(replica, None), moved(replica, dice)
-            known |= {} if after is None else {replica: after}
-            moves[is_leased].append((before, after))
-        name = dice.choice(NAMES)
-        canary = CanaryStatus(
-            template=dice.choice("xy"), weight=20, since=datetime(2026, 1, 1, tzinfo=UTC)
-        )
-        statuses[name] = ModelDeploymentStatus(canary=dice.choice((None, canary)))
-        inputs = replace(
-            inputs,
-            leased=leased,
-            statuses=statuses,
-            seen_serving={
-                *inputs.seen_serving,
-                *(engine_endpoint.deployment for engine_endpoint in leased.values()),
-            },
-        )
-        builder.change(inputs, leased=moves[True], orphans=moves[False], statuses=(name,))
-        assert builder.table() == build_table(inputs, orphans.values(), site="s")
-
-
-def test_a_change_leaves_other_models_as_they_are() -> None:
-    inputs = seen(deployment("a"), deployment("b"), target("a-0", "a"), target("b-0", "b"))
-    builder = TableBuilder(inputs, ())
-    before, second = builder.table(), target("a-1", "a")
-    inputs = replace(inputs, leased={**inputs.leased, "a-1": second})
-    builder.change(inputs, leased=[(None, second)])
-    after = builder.table()
-    assert serving(after, "a") == ["a-0", "a-1"]
-    assert serving(before, "a") == ["a-0"]
-    assert after.models["b"] is before.models["b"]
 
 
 def test_endpoints_have_the_checks_of_their_deployment_and_external_ones_those_of_the_route() -> (

@@ -207,7 +207,10 @@ async def test_a_gateway_that_loses_the_right_to_read_replicas_uses_new_endpoint
 
 
 def why_ignored(
-    access: Path | EngineAccess | None, url: str, caplog: pytest.LogCaptureFixture
+    access: Path | EngineAccess | None,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
+    writer: str = "mac-1",
 ) -> str:
     """Return why a gateway with that access or folder ignores an endpoint of node mac-1; empty if it uses it."""
     if not isinstance(access, EngineAccess):
@@ -215,16 +218,22 @@ def why_ignored(
     endpoint_filter = EndpointFilter(
         MemoryTransport(FakeClock()), FakeClock(), lambda _: None, access
     )
-    key = keys.endpoint_key("mac-1", "m-0")
+    key = keys.endpoint_key(writer, "m-0")
     endpoint_filter.filter({key: (endpoint("m-0", "m", url, node="mac-1"), 1)})
     told = [r.why for r in caplog.records if r.message == "endpoint ignored"]  # type: ignore[attr-defined]  # extra
     assert (len(endpoint_filter.used), len(endpoint_filter.refused)) == ((0, 1) if told else (1, 0))
     return told[0] if told else ""
 
 
+def test_an_agent_speaks_for_its_own_node_only(caplog: pytest.LogCaptureFixture) -> None:
+    why = why_ignored(None, "http://127.0.0.1:4100", caplog, writer="mac-2")
+    assert why == "it was written below the key of another node"
+
+
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
+        pytest.param("ftp:/tmp/x", "is not https://HOST:PORT, http://HOST:PORT or unix:/PATH", id="no-url"),
         pytest.param("unix:{0}/mac-1/4100.sock", "", id="its-node"),
         pytest.param("unix:/var/run/docker.sock", "is not in {0}/mac-1, the folder of node mac-1", id="docker"),
         pytest.param("unix:{0}/mac-2/4100.sock", "is not in {0}/mac-1", id="of-another-node"),

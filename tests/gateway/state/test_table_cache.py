@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from gateway.routing.table import RoutingTable
 from gateway.state.orphan_endpoints import ORPHAN_S
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
-from schemas.deployment import ModelDeploymentStatus
+from schemas.deployment import CanaryStatus, ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus
 from store import codec, keys
 from store.etcd.address import EtcdAddress
@@ -115,36 +116,6 @@ async def test_an_orphan_ends_with_its_failure_its_return_or_its_deployment(worl
         assert orphans(table_cache, "m") == []
 
 
-async def test_unusable_addresses_get_nothing(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    await world.put(deployment("m"), endpoint("m-0", "m", "ftp:/tmp/x"))
-    async with keeping(world.transport) as (table_cache, _):
-        await until(lambda: table_cache.is_synced, what="the first list")
-        assert ready(table_cache, "m") == 0
-        assert [(r.message, r.why) for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
-            (
-                "endpoint ignored",
-                "its url: 'ftp:/tmp/x' is not https://HOST:PORT, http://HOST:PORT or unix:/PATH",
-            )
-        ]
-
-
-async def test_an_agent_speaks_for_its_own_node_only(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    await world.put(deployment("m"))
-    stolen = endpoint("m-0", "m", "http://127.0.0.1:4100", node="mac-1")
-    put = Put(key=keys.endpoint_key("mac-2", "m-0"), value=codec.encode(stolen))
-    await world.transport.commit([], [put])
-    async with keeping(world.transport) as (table_cache, _):
-        await until(lambda: table_cache.is_synced, what="the first list")
-        assert ready(table_cache, "m") == 0
-        assert [r.why for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
-            "it was written below the key of another node"
-        ]
-
-
 @pytest.mark.ci
 async def test_a_live_engine_serves_without_its_agent() -> None:
     async with running_gateway() as gateway:
@@ -230,9 +201,12 @@ def operation(dice: random.Random) -> Operation:
     name, of = f"m-{dice.randrange(4)}", dice.choice(("m", "n"))
     node, port = dice.choice(("mac-1", "mac-2")), dice.choice((4100, 4101))
     published = endpoint(name, of, f"http://127.0.0.1:{port}", node=node)
+    template = {"template": dice.choice("xy")}
+    published = published.model_copy(update={"spec": published.spec.model_copy(update=template)})
     key = keys.endpoint_key(node, name)
     say = Condition(type="Placed", status=ConditionStatus.FALSE, reason=f"R{port}", message="no")
-    status = ModelDeploymentStatus(conditions=(say,))
+    canary = CanaryStatus(template="x", weight=20, since=datetime(2026, 1, 1, tzinfo=UTC))
+    status = ModelDeploymentStatus(conditions=(say,), canary=dice.choice((None, canary)))
     return dice.choice(
         (
             Put(key=key, value=codec.encode(published)),

@@ -173,12 +173,11 @@ async def test_entries_are_saved_while_it_runs_and_at_its_end(tmp_path: Path) ->
     saver, journal = saved(path, size=1000)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(saver.run())
-        for number in range(200):
-            journal.add(entry(number))
+        journal.extend([entry(number) for number in range(200)])
         await until(
             lambda: path.exists() and path.read_bytes().count(b"\n") == 200, what="200 lines"
         )
-        journal.add(entry(200))
+        journal.extend([entry(200)])
         task.cancel()
     again, restored = saved(path, size=1000)
     assert again.restore() == 201
@@ -186,7 +185,7 @@ async def test_entries_are_saved_while_it_runs_and_at_its_end(tmp_path: Path) ->
     # What was restored is not written again.
     async with asyncio.TaskGroup() as group:
         task = group.create_task(again.run())
-        restored.add(entry(201))
+        restored.extend([entry(201)])
         await until(lambda: path.read_bytes().count(b"\n") == 202, what="one more line")
         task.cancel()
     assert path.read_bytes().count(b"\n") == 202
