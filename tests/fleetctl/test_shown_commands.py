@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from insight.actions import Action, prepare
+from insight.actions import Action, Verb, prepare
 from insight.fleet_caches import make_fleet_caches
 from insight.root_cause import Problem, find_problems
 from machinery.clock import SystemClock
-from schemas.deployment import NodeRefusal
+from reconciler.deployments.rollout.revisions import template_hash
+from schemas.deployment import CanaryStatus, ModelDeploymentStatus, NodeRefusal
 from schemas.gitsource import GitSource, GitSourceSpec
 from schemas.meta import ApiObject, ObjectMeta, Status
 from schemas.node import Node, Taint
@@ -29,12 +30,13 @@ from schemas.reasons import (
     sources,
 )
 from schemas.reasons.reason import Reason, ReasonSection
-from schemas.rollout import Rollout
+from schemas.rollout import Canary, CanaryStep, Rollout
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
-from store import codec, keys
+from store import codec, keys, objects
 from store.errors import EditRefusedError
 from store.port import Put
+from tests.support import world
 from tests.support.broken_objects import LEADER, condition, put_deployment, put_replica
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.gateway_world import deployment
@@ -170,3 +172,53 @@ async def test_the_command_of_an_action_does_the_same() -> None:
         done = await fleet.ctl(*shlex.split(action.command)[1:])
         assert done.code == 0, (action.command, done.err)
         assert await is_done(fleet, action), action
+
+
+async def put_trial(fleet: MemoryFleet) -> None:
+    """Write `qwen` in its second revision, which a canary tries."""
+    trial = Rollout(canary=Canary(steps=(CanaryStep(weight=50),)))
+    old, new = (world.deployment(rollout=trial, context_length=1024 * one) for one in (1, 2))
+    old_hash, new_hash = template_hash(old), template_hash(new)
+    status = ModelDeploymentStatus(
+        observed_generation=new.metadata.generation,
+        template=new_hash,
+        stable_template=old_hash,
+        canary=CanaryStatus(template=new_hash, since=SystemClock().now()),
+    )
+    key = keys.status_key("ModelDeployment", "qwen")
+    revisions = [codec.put_spec(world.revision(one, at)) for at, one in enumerate((old, new), 1)]
+    puts = [codec.put_spec(new), *revisions, Put(key=key, value=codec.encode(status))]
+    await fleet.store.commit([], puts)
+
+
+# What others complete after the write is not waited for.
+_NOT_WAITED = ("drain", "sync", "delete")
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        ("drain", "mac-1"),
+        ("sync", "x"),
+        *((verb, "qwen") for verb in ("restart", "promote", "abort", "undo", "delete")),
+    ],
+)
+async def test_the_command_of_a_lasting_action_writes_the_same(verb: Verb, name: str) -> None:
+    action = Action(verb=verb, name=name)
+    fleet = MemoryFleet()
+    for puts in broken("GitSource", Reason(name="Refused", title="", meaning="", cure="")):
+        await fleet.store.commit([], puts)
+    await put_trial(fleet)
+    assert (await fleet.ctl("resume", "gs/x")).code == 0
+    after = (await prepare(fleet.store, SystemClock(), action)).after
+    assert after is not None
+    more = ["--no-wait"] if verb in _NOT_WAITED else []
+    done = await fleet.ctl(*shlex.split(action.command)[1:], *more)
+    assert done.code == 0, (action.command, done.err)
+    obj = await objects.get(fleet.store, action.kind, action.name)
+    if verb == "delete":
+        assert obj is None or obj.metadata.deletion_timestamp is not None
+        return
+    assert obj is not None
+    assert obj.spec == after.spec
+    assert set(obj.metadata.annotations) == set(after.metadata.annotations)
