@@ -1,7 +1,7 @@
 """The writes of an apply: the changed objects, their order, and their transactions. Pure."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
@@ -36,8 +36,6 @@ MAX_OBJECTS = min(100, MAX_OPERATIONS)
 # etcd takes 1.5 MiB a request. As base64 in JSON this stays below 1 MiB, from which on the HTTP client warns that it
 # blocks the event loop.
 MAX_BYTES = 700 * 2**10
-
-UidOf: TypeAlias = Callable[[str, str, datetime], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +119,6 @@ def plan_changes(
     existing: Mapping[ObjectKey, ApiObject],
     *,
     now: datetime,
-    uid_of: UidOf = uid_of,
     options: ApplyOptions = _BY_FLEETCTL,
 ) -> list[Change]:
     """Return the change of each object, in the order in which they may be written.

@@ -39,7 +39,6 @@ from schemas.meta import ObjectKey
 from store import keys
 from store.errors import StoreError
 from store.events import EventRecorder
-from store.informer import AnyInformer
 from store.leases import Election, Leadership
 from store.model_listings import read_listings
 from store.port import Delete, ModRevisionGuard, Transport
@@ -145,21 +144,18 @@ class Controller:
     @property
     def is_synced(self) -> bool:
         """True once the state of the fleet is known."""
-        return all(informer.synced for informer in self._informers())
+        return all(informer.synced for informer in self._caches.all())
 
     @property
     def refusal(self) -> str:
         """The reason why the store refuses this process; empty if it does not."""
-        return next(filter(None, (informer.refusal for informer in self._informers())), "")
+        return next(filter(None, (informer.refusal for informer in self._caches.all())), "")
 
     def lag_s(self) -> float | None:
         """Return the seconds since the slowest cache heard from the store; None before each has."""
-        ages = [informer.staleness_s() for informer in self._informers()]
+        ages = [informer.staleness_s() for informer in self._caches.all()]
         known = [age for age in ages if age is not None]
         return max(known) if len(known) == len(ages) else None
-
-    def _informers(self) -> tuple[AnyInformer, ...]:
-        return self._caches.all()
 
     async def run(self) -> None:
         """Run forever."""

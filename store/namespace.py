@@ -6,21 +6,17 @@ a role per prefix (`etcdctl role grant-permission --prefix`), not from this modu
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import assert_never
+from dataclasses import replace
 
 from typing_extensions import override
 
 from store.forwarding import ForwardedCalls
 from store.port import (
-    CreateRevisionGuard,
-    Delete,
     Guard,
     KeyChange,
     KeyValue,
     Listing,
-    ModRevisionGuard,
     Operation,
-    Put,
     Transport,
     WatchBatch,
 )
@@ -57,14 +53,13 @@ class NamespacedTransport(ForwardedCalls):
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         async with aclosing(self.inner.pages(self._outside(prefix))) as pages:
             async for page in pages:
-                items = tuple([self._inside(item) for item in page.items])
-                yield Listing(revision=page.revision, items=items, store=page.store)
+                yield page._replace(items=tuple(map(self._inside, page.items)))
 
     @override
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         return await self.inner.commit(
-            [self._guard(guard) for guard in guards],
-            [self._operation(operation) for operation in operations],
+            [replace(guard, key=self._outside(guard.key)) for guard in guards],
+            [replace(operation, key=self._outside(operation.key)) for operation in operations],
         )
 
     @override
@@ -72,8 +67,7 @@ class NamespacedTransport(ForwardedCalls):
         watch = self.inner.watch(self._outside(prefix), after_revision=after_revision)
         async with aclosing(watch):
             async for batch in watch:
-                changes = tuple([self._change(change) for change in batch.changes])
-                yield WatchBatch(revision=batch.revision, changes=changes, store=batch.store)
+                yield replace(batch, changes=tuple(map(self._change, batch.changes)))
 
     def _outside(self, key: str) -> str:
         if not key.startswith("/"):
@@ -81,35 +75,8 @@ class NamespacedTransport(ForwardedCalls):
         return self._prefix + key
 
     def _inside(self, item: KeyValue) -> KeyValue:
-        return KeyValue(
-            key=item.key[len(self._prefix) :],
-            value=item.value,
-            create_revision=item.create_revision,
-            mod_revision=item.mod_revision,
-            lease=item.lease,
-        )
+        return item._replace(key=item.key[len(self._prefix) :])
 
     def _change(self, change: KeyChange) -> KeyChange:
-        return KeyChange(
-            key=change.key[len(self._prefix) :],
-            mod_revision=change.mod_revision,
-            now=None if change.now is None else self._inside(change.now),
-        )
-
-    def _guard(self, guard: Guard) -> Guard:
-        match guard:
-            case ModRevisionGuard(key=key, mod_revision=revision):
-                return ModRevisionGuard(key=self._outside(key), mod_revision=revision)
-            case CreateRevisionGuard(key=key, create_revision=revision):
-                return CreateRevisionGuard(key=self._outside(key), create_revision=revision)
-            case _:
-                assert_never(guard)
-
-    def _operation(self, operation: Operation) -> Operation:
-        match operation:
-            case Put(key=key, value=value, lease=lease):
-                return Put(key=self._outside(key), value=value, lease=lease)
-            case Delete(key=key):
-                return Delete(key=self._outside(key))
-            case _:
-                assert_never(operation)
+        now = None if change.now is None else self._inside(change.now)
+        return change._replace(key=change.key[len(self._prefix) :], now=now)

@@ -3,7 +3,7 @@
 It uses a stack instead of recursion, and refuses documents beyond its limits.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from manifests.errors import ManifestError
@@ -95,16 +95,7 @@ class Builder:
         if self._wants_key():
             self._take_key(mark, node.content, node.text, is_plain=False)
             return
-        self._take(
-            YamlNode(
-                mark=mark,
-                content=node.content,
-                text=node.text,
-                size=node.size,
-                height=node.height,
-            ),
-            None,
-        )
+        self._take(replace(node, mark=mark), None)
 
     def open(self, mark: Mark, *, is_mapping: bool, anchor: str | None) -> None:
         """Begin a mapping or a list."""

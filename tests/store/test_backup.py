@@ -17,21 +17,14 @@ from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.leases import Election
 from store.port import Delete, Guard, Operation, Put, Transport
+from tests.support.clock import HastyClock
 from tests.support.etcd import running_etcd
 from tests.support.store_faults import FaultyTransport
 
 pytestmark = pytest.mark.etcd
 
 
-class Hasty(SystemClock):
-    """Does not wait between two attempts."""
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-
-CLOCK = Hasty()
+CLOCK = HastyClock()
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,14 @@ class FakeClock:
         await _settle()
 
 
+class HastyClock(SystemClock):
+    """The machine's clocks, but every sleep is over at once."""
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
 class HurriedClock(SystemClock):
     """The machine's clocks, but who sleeps is woken soon: for giving up after many pauses."""
 

@@ -9,7 +9,12 @@ import orjson
 
 from reconciler.deployments.actions import RemoveRevision, SaveRevision
 from reconciler.deployments.observe import DeploymentView
-from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    Revision,
+    RevisionTemplate,
+)
 from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
 
 Given = TypeVar("Given")
@@ -101,23 +106,10 @@ def _remembered(function: Callable[[Given], Found]) -> Callable[[Given], Found]:
 @_remembered
 def content_of(deployment: ModelDeployment) -> RevisionTemplate:
     """Return everything that the deployment's engines are started with."""
-    spec = deployment.spec
-    return RevisionTemplate(
-        model=spec.model,
-        served_names=spec.served_names,
-        context_length=spec.context_length,
-        concurrency=spec.concurrency,
-        queue_depth=spec.queue_depth,
-        kv_cache=spec.kv_cache,
-        prefixes=spec.prefixes,
-        memory=spec.memory,
-        sampling=spec.sampling,
-        unknown_parameters=spec.unknown_parameters,
-        performance=spec.performance,
-        resources=spec.resources,
-        sharding=spec.sharding,
-        restarted_at=deployment.metadata.annotations.get(RESTARTED_AT, ""),
-    )
+    names = RevisionTemplate.model_fields.keys() & ModelDeploymentSpec.model_fields.keys()
+    fields = {name: getattr(deployment.spec, name) for name in names}
+    restarted_at = deployment.metadata.annotations.get(RESTARTED_AT, "")
+    return RevisionTemplate(**fields, restarted_at=restarted_at)
 
 
 @_remembered

@@ -56,7 +56,6 @@ __all__ = [
     "Json",
     "b64",
     "change",
-    "dumps",
     "error_of_body",
     "field_at",
     "is_object",
@@ -64,10 +63,6 @@ __all__ = [
     "loads",
     "transaction",
 ]
-
-
-def dumps(body: Json) -> bytes:
-    return orjson.dumps(body)
 
 
 def loads(raw: bytes) -> Json:
@@ -224,7 +219,7 @@ class JsonGateway:
         )
 
     async def _exchange(self, path: str, body: Json, limit_s: float, token: str | None) -> Json:
-        raw = dumps(body)
+        raw = orjson.dumps(body)
         total_s = limit_s + len(raw) * _SECONDS_A_BYTE
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=min(limit_s, CONNECT_S))
         headers = {"Content-Type": "application/json"}
@@ -354,7 +349,7 @@ class JsonGateway:
                 async with asyncio.timeout(self._idle_s):
                     response = await stack.enter_async_context(
                         route.call_rpc(
-                            path, dumps(body), raw=True, timeout=timeout, headers=headers
+                            path, orjson.dumps(body), raw=True, timeout=timeout, headers=headers
                         )
                     )
                 yield self._lines(response, turn)

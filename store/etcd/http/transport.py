@@ -11,6 +11,7 @@ from store.errors import (
     TooLargeError,
     UnavailableError,
 )
+from store.etcd import json_values
 from store.etcd.adapter import IDLE_S, RENEW_S, drop_seen_changes
 from store.etcd.address import EtcdAddress
 from store.etcd.authentication import Authentication
@@ -133,7 +134,7 @@ class HttpTransport:
 
     def _batch(self, frame: json_api.Json, after_revision: int) -> WatchBatch | None:
         if "error" in frame:
-            raise error_from_status(*json_api.error_of_body(json_api.dumps(frame)))
+            raise error_from_status(*json_values.error_body(frame))
         result = frame.get("result", {})
         if result.get("canceled"):
             if int(result.get("compact_revision", 0)):

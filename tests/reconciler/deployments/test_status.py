@@ -180,13 +180,6 @@ def test_the_wait_for_the_first_replica_is_told_and_changes_only_by_more_than_pe
     assert told(replica(0), why=None, old=load, after_s=30) is None, "it serves"
 
 
-def test_twenty_refusals_are_enough() -> None:
-    verdict = unplaced(
-        request_for(deployment()), *(node(f"n{i}", is_ready=False) for i in range(50))
-    )
-    assert len(of_deployment(why=verdict).refusals) == 20
-
-
 @pytest.mark.parametrize(
     ("before", "after", "moves"), [(True, True, False), (False, False, False), (True, False, True)]
 )

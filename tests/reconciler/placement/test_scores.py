@@ -15,7 +15,6 @@ from reconciler.deployments.rollout.revisions import content_of, template_hash
 from reconciler.placement.concurrency import MOST, DecodeCost, requests_at_pace
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import describe_concurrency, describe_proof, proof_of, prove
-from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.scores import is_preferred, machine
 from reconciler.placement.table import NodeTable
 from schemas.deployment import ModelDeployment
@@ -208,15 +207,6 @@ def test_the_tier_of_a_30b_model_counts_memory_in_gib() -> None:
     mac = sized("a", gpu_cores=40, gib=64)
     assert is_preferred(make_request(), mac)
     assert not is_preferred(make_request(), replace(mac, memory_bytes=65 * 10**9))
-
-
-def test_a_placement_carries_its_proof_and_takes_its_room() -> None:
-    placer = Placer(NodeTable([node("a", memory_gib=6)]))
-    placed = placer.place(make_request())
-    assert isinstance(placed, Assignment)
-    assert placed.memory == prove(GEOMETRY, context_length=1024, concurrency=1)
-    assert isinstance(placer.place(make_request()), Assignment)
-    assert isinstance(placer.place(make_request()), Unschedulable)
 
 
 def test_an_explanation_has_it_all() -> None:

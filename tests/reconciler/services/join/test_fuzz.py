@@ -16,25 +16,16 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typing_extensions import override
 
 from fleetctl.fleets.join_client import JoinAddress
 from identity.authority import new_key
 from identity.token_store import TokenOptions
-from machinery.clock import SystemClock
 from schemas.wire.join import CA_PATH, JOIN_PATH, REQUESTS_PATH
+from tests.support.clock import HastyClock
 from tests.support.join import JoinStand, join_body
 
 _LIMIT_S = 20.0
 _GROWTH_BYTES = 100 << 20
-
-
-class HastyClock(SystemClock):
-    """A clock whose sleeps are over at once: refusals need not take their time here."""
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True)
