@@ -342,8 +342,6 @@ class Service:
         with self._worker.expecting():
             choices = await self._unless_stopped(work)
             self.admit()  # a drain may have begun while the prompt was tokenized
-            if isinstance(choices, RefusedError):
-                raise choices
             unenforced = output_format.unenforced_format(request, processor.ready.codec.traits)
             if unenforced is not None:
                 self.metrics.unenforced_calls.add(unenforced)
@@ -393,8 +391,6 @@ class Service:
             embeddings.build_job(request, processor, job_id=self._count)
         )
         self.admit()
-        if isinstance(job, RefusedError):
-            raise job
         return job, self.place([job], model=request.model)
 
     async def decode_audio(self, upload: memoryview) -> PcmFile:
@@ -404,10 +400,7 @@ class Service:
             RefusedError: it is no audio, too long or too costly, or the engine stops.
 
         """
-        audio = await self._unless_stopped(self._decoder.decode(upload))
-        if isinstance(audio, RefusedError):
-            raise audio
-        return audio
+        return await self._unless_stopped(self._decoder.decode(upload))
 
     def enter_speech(self, make_job: Callable[[int], SpeechJob], *, model: str) -> Ticket:
         """Give a job of speech, made from its id, a slot or a place in the queue.
@@ -427,10 +420,7 @@ class Service:
             RefusedError: the engine cannot take the request now, or never can.
 
         """
-        tokens = await self._unless_stopped(self.admit().tokens(request))
-        if isinstance(tokens, RefusedError):
-            raise tokens
-        return tokens
+        return await self._unless_stopped(self.admit().tokens(request))
 
     async def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; this needs no slot.
@@ -439,10 +429,7 @@ class Service:
             RefusedError: the engine cannot take the request now, or never can.
 
         """
-        text = await self._unless_stopped(self.admit().text(tokens))
-        if isinstance(text, RefusedError):
-            raise text
-        return text
+        return await self._unless_stopped(self.admit().text(tokens))
 
     def claim_body(self) -> ClaimedBytes:
         """Return the claim of the current HTTP request on the memory of bodies."""
@@ -537,15 +524,23 @@ class Service:
         message = f"This replica is not ready: {self.message}."
         raise errors.unavailable(message, code, retry_after_s=5)
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | RefusedError:
-        """Wait for a result, but not beyond the stop: a huge prompt takes seconds to tokenize."""
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a result, but not beyond the stop: a huge prompt takes seconds to tokenize.
+
+        Raises:
+            RefusedError: `work` raised it, or the engine stops.
+
+        """
         async with asyncio.TaskGroup() as group:
             working = group.create_task(_as_value(work))
             waits: list[asyncio.Task[Any]] = [working, group.create_task(self._stop.wait())]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        return errors.draining() if working.cancelled() else working.result()
+        result = errors.draining() if working.cancelled() else working.result()
+        if isinstance(result, RefusedError):
+            raise result
+        return result
 
     async def _drain(self) -> None:
         log.info("draining", extra={"in_flight": self.admission.in_flight})

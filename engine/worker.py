@@ -141,12 +141,13 @@ class Worker:
         # Not at the top: the imports take seconds, while the port answers, and need the BLAS in place.
         from engine import model_rank  # noqa: PLC0415 - see above
 
-        if facts.speech is not None:
-            self._speak(facts, listener)
-            model_rank.free(self.config.wired)
-            return
-        if facts.encoder is not None:
-            self._encode(facts, listener)
+        if facts.speech is not None or facts.encoder is not None:
+            load = self._load_encoder if facts.speech is None else self._load_speech
+            runner, served = load(facts)
+            listener.on_ready(served)
+            self._serve(runner, listener)
+            runner.close()
+            del runner
             model_rank.free(self.config.wired)
             return
 
@@ -166,33 +167,25 @@ class Worker:
         del rank
         model_rank.free(self.config.wired)
 
-    def _speak(self, facts: ModelFacts, listener: WorkerListener) -> None:
-        """Load a speech model and run its jobs."""
+    def _load_speech(self, facts: ModelFacts) -> tuple[JobRunner, ServedSpeech]:
         if importlib.util.find_spec("mlx_audio") is None:
             raise ModelUnusableError(
                 f"{self.config.model_dir}: speech needs mlx-audio: pip install 'mlx-fleet[audio]'"
             )
         from engine.speech import loader  # noqa: PLC0415 - as above
 
-        runner, served = loader.load(self.config, facts, self.gauges)
-        listener.on_ready(served)
-        self._serve(runner, listener)
-        runner.close()
+        return loader.load(self.config, facts, self.gauges)
 
-    def _encode(self, facts: ModelFacts, listener: WorkerListener) -> None:
-        """Load an encoder and run its jobs."""
+    def _load_encoder(self, facts: ModelFacts) -> tuple[JobRunner, ServedModel]:
         from engine.encoder import loader  # noqa: PLC0415 - as above
 
-        runner, served = loader.load(
+        return loader.load(
             self.config,
             facts,
             self.gauges,
             clock=self.clock,
             is_stopping=self._stopping.is_set,
         )
-        listener.on_ready(served)
-        self._serve(runner, listener)
-        runner.close()
 
     def _serve(self, runner: JobRunner, listener: WorkerListener) -> None:
         while not self._stopping.is_set():

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import mlx.core as mx
-
 from engine.batch.decode import DecodeRow, DecodeStage
 from engine.batch.hidden_states import HiddenStates
 from engine.batch.prefill import PrefilledPrompts, PrefillStage
@@ -234,9 +232,7 @@ class StepExecutor:
 def update_gauges(gauges: Gauges, executor: StepExecutor) -> None:
     """Write memory, sequence counts and prefix cache statistics into the gauges, after a step."""
     prefix = executor.prefix.stats
-    gauges.active_bytes = mx.get_active_memory()
-    gauges.buffer_bytes = mx.get_cache_memory()
-    gauges.peak_bytes = mx.get_peak_memory()
+    allocation.read_memory(gauges)
     gauges.running = len(executor.decode_stage.rows)
     gauges.prefilling = len(executor.jobs) - gauges.running
     gauges.prompt_positions = executor.prompt_positions()

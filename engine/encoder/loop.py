@@ -68,9 +68,7 @@ class EncoderLoop:
         gauges.steps += 1
         gauges.prefill_tokens += sum(len(text.tokens) for text in texts)
         gauges.prefill_seconds += self.clock.monotonic() - start_s
-        gauges.active_bytes = mx.get_active_memory()
-        gauges.buffer_bytes = mx.get_cache_memory()
-        gauges.peak_bytes = mx.get_peak_memory()
+        allocation.read_memory(gauges)
         if self.is_idle:
             allocation.clear_buffers()
 

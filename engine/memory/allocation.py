@@ -106,6 +106,13 @@ def clear_buffers() -> None:
     mx.clear_cache()
 
 
+def read_memory(gauges: Gauges) -> None:
+    """Write what MLX holds into the gauges."""
+    gauges.active_bytes = mx.get_active_memory()
+    gauges.buffer_bytes = mx.get_cache_memory()
+    gauges.peak_bytes = mx.get_peak_memory()
+
+
 def release_wired_memory() -> None:
     """Unwire all memory, before the model is freed: memory that is wired when a process ends may stay wired."""
     _set_wired_limit(0)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
-
 from engine.errors import summarize
 from engine.gauges import Gauges
 from engine.jobs import EmbedJob, Job, JobFailure, SpeechJob, WorkerEvent
@@ -67,9 +65,7 @@ class SpeechLoop:
                 yield [output]
         self.gauges.steps += 1
         self.gauges.running = len(self._jobs)
-        self.gauges.active_bytes = mx.get_active_memory()
-        self.gauges.buffer_bytes = mx.get_cache_memory()
-        self.gauges.peak_bytes = mx.get_peak_memory()
+        allocation.read_memory(self.gauges)
         if self.is_idle:
             allocation.clear_buffers()
 

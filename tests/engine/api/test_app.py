@@ -92,14 +92,6 @@ def test_a_streamed_completion_equals_the_whole(client: openai.OpenAI) -> None:
     assert whole.usage.completion_tokens == 16
 
 
-def test_a_list_as_a_prompt(client: openai.OpenAI) -> None:
-    by_text = client.completions.create(model="tiny", prompt=["truths"], temperature=0)
-    by_tokens = client.completions.create(model="tiny", prompt=[10, 20, 30], temperature=0)
-    assert by_text.usage is not None
-    assert by_tokens.usage is not None
-    assert by_tokens.usage.prompt_tokens == 3
-
-
 def test_a_batch_gives_the_same_answers_as_single_requests(client: openai.OpenAI) -> None:
     texts = [f"number {n} " + "and more words " * n for n in range(8)]
     alone = [complete(client, text) for text in texts]
@@ -153,12 +145,6 @@ def test_a_request_over_the_context_is_refused(engine: Engine, client: openai.Op
     assert caught.value.code == "context_length_exceeded"
     reply = engine.chat("abc " * 6000)
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
-
-
-def test_an_unknown_model_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="serves: tiny, fast") as caught:
-        client.completions.create(model="/etc", prompt="x")
-    assert caught.value.code == "model_not_found"
 
 
 # Each of these ends the generation thread or the process of mlx_lm.server.

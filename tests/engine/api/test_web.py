@@ -44,19 +44,6 @@ def is_idle(engine: Engine) -> bool:
     return engine.busy() == (0, 0)
 
 
-def test_a_disconnect_while_decoding(engine: Engine) -> None:
-    """It costs one step. mlx_lm.server computes a request that is not streamed to its end."""
-    before = steps(engine)
-    connection = engine.begin(max_tokens=1000)
-    eventually(lambda: steps(engine) > before + 10)
-    connection.close()
-    eventually(lambda: is_idle(engine))
-    after = steps(engine)
-    assert after < before + 1000
-    # The worker finishes its current step, and removes the sequence in the next one.
-    assert steps(engine) <= after + 2
-
-
 def test_a_disconnect_while_in_prefill(engine: Engine) -> None:
     text = "one two three " * 1500  # thousands of tokens: many chunks
     before = steps(engine)

@@ -173,26 +173,6 @@ def test_prompts_read_together_give_the_answers_of_single_sequences(
     assert [row[1:] for row in batch.rows] == alone
 
 
-def test_left_padded_prompts_give_the_answers_of_single_sequences(model: Any) -> None:
-    options = KvOptions(bits=8)
-    alone = [
-        greedy(model, layer_caches.make_caches(model, options), prompt, 8) for prompt in PROMPTS
-    ]
-    padding = [40 - len(prompt) for prompt in PROMPTS]
-    caches: list[Any] = [
-        quantized_kv.BatchQuantizedKVCache([0] * 4, bits=8, group_size=64) for _ in model.layers
-    ]
-    for cache in caches:
-        cache.prepare(left_padding=padding)
-    rows = [[0] * pad + prompt for prompt, pad in zip(PROMPTS, padding, strict=True)]
-    logits = model(mx.array(rows), cache=caches)
-    batch = Batch(model, options)
-    batch.caches = caches
-    batch.rows = [[token] for token in mx.argmax(logits[:, -1], axis=-1).tolist()]
-    batch.step(7)
-    assert batch.rows == alone
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 def test_values_survive_and_take_less_memory(bits: int) -> None:
     plain: Any = stepped_kv.SteppedKVCache()

@@ -11,7 +11,7 @@ from engine.openai import request_body, responses
 from engine.openai.request_body import Conversation, RequestPolicy
 from engine.openai.responses import ResponsesRequest
 from schemas.wire.errors import Refusal, RefusedError
-from tests.support.engine_process import Engine, eventually
+from tests.support.engine_process import Engine
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -227,12 +227,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_a_call_that_was_cut_is_accepted_as_history() -> None:
-    cut = {**HISTORY[5], "arguments": '{"city": "Par'}
-    (*_, call) = messages(parse(input=[HISTORY[4], cut]))
-    assert call["tool_calls"][-1]["function"]["arguments"] == {"arguments": '{"city": "Par'}
-
-
 @pytest.mark.parametrize(("param", "fields"), REFUSED, ids=lambda value: str(value)[:50])
 def test_unsupported_values_are_refused_under_their_own_names(
     param: str, fields: dict[str, Any]
@@ -350,17 +344,3 @@ def test_late_refusals_have_their_own_names_too(engine: Engine) -> None:
     assert (reply.status, reply.error["param"]) == (400, "fleet")
     reply = engine.post("/v1/responses", input="x", model="other")
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
-
-
-@pytest.mark.mlx
-def test_a_client_that_disconnects_frees_its_slot(engine: Engine) -> None:
-    connection = engine.connect()
-    connection.request(
-        "POST", "/v1/responses", json.dumps({"model": "tiny", "input": "x", "stream": True})
-    )
-    response = connection.getresponse()
-    assert response.readline() == b"event: response.created\n"
-    assert engine.busy() == (1, 0)
-    connection.close()
-    response.close()
-    eventually(lambda: engine.busy() == (0, 0))
