@@ -25,7 +25,7 @@ from engine.jobs import (
     TranscriptSegment,
 )
 from engine.openai import audio
-from engine.openai.audio import SpeechRequest, TranscriptionRequest
+from engine.openai.audio import SpeechBody, TranscriptionRequest
 from engine.service import Service
 from engine.speech import audio_encoder
 from engine.speech.audio_encoder import AudioEncoder
@@ -68,8 +68,8 @@ class SpeechRoutes:
         deadline, raw = await self._read(request, "Speak", limit=LEAST_LIMIT)
         parsed = audio.parse_speech(raw)
         self._check_model(request, parsed.model)
-        audio_encoder.check_format(parsed.format)
-        media = _EVENTS if parsed.is_events else audio_encoder.MEDIA[parsed.format]
+        audio_encoder.check_format(parsed.response_format)
+        media = _EVENTS if parsed.is_events else audio_encoder.MEDIA[parsed.response_format]
         return SpeechResponse(_speak(self.service, parsed, deadline), media, parsed.is_events)
 
     async def _transcribe(self, request: Request, *, translates: bool) -> "SpeechResponse":
@@ -175,18 +175,18 @@ async def _transcribe(
 
 
 async def _speak(
-    service: Service, request: SpeechRequest, deadline: Deadline | None
+    service: Service, request: SpeechBody, deadline: Deadline | None
 ) -> AsyncGenerator[bytes, None]:
     """Yield speech, piece by piece: events, or the bytes of a file."""
     voice = audio.check_voice(request.voice, service.speech("Speak"))
-    job = partial(SpeakJob, sentences=request.sentences, voice=voice)
+    job = partial(SpeakJob, sentences=audio.split_sentences(request.input), voice=voice)
     encoder: AudioEncoder | None = None
     async for output in _outputs(service, lambda id_: job(id=id_), request.model, deadline):
         if output is None:
             continue
         assert isinstance(output, AudioOutput)
         if encoder is None:
-            encoder = audio_encoder.make_encoder(request.format, output.rate)
+            encoder = audio_encoder.make_encoder(request.response_format, output.rate)
         piece = await asyncio.to_thread(encoder.encode, output.samples)
         if output.finish is not None:
             piece += await asyncio.to_thread(encoder.end)

@@ -86,18 +86,10 @@ class SpeechBody(BaseModel):
     stream_format: Literal["audio", "sse"] = "audio"
     user: str | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechRequest:
-    """One checked request for speech."""
-
-    model: str
-    sentences: tuple[str, ...]
-    voice: str
-    """Empty for the model's first."""
-    format: AudioFormat
-    is_events: bool
-    """True for server-sent events, false for the bytes of a file."""
+    @property
+    def is_events(self) -> bool:
+        """True for server-sent events, false for the bytes of a file."""
+        return self.stream_format == "sse"
 
 
 TRANSLATION_PARAMETERS: Final = EndpointParameters(model=TranslationForm)
@@ -167,8 +159,8 @@ def _texts(value: object) -> list[str]:
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
-def parse_speech(raw: bytes) -> SpeechRequest:
-    """Parse a body.
+def parse_speech(raw: bytes) -> SpeechBody:
+    """Parse a body, which has something to say.
 
     Raises:
         RefusedError: a value is wrong or not supported.
@@ -177,16 +169,9 @@ def parse_speech(raw: bytes) -> SpeechRequest:
     fields = request_body.read_object(raw)
     SPEECH_PARAMETERS.check(fields)
     body = request_body.validate(SpeechBody, fields)
-    sentences = split_sentences(body.input)
-    if not sentences:
+    if not split_sentences(body.input):
         raise invalid("'input' has nothing to say.", param="input")
-    return SpeechRequest(
-        model=body.model,
-        sentences=sentences,
-        voice=body.voice,
-        format=body.response_format,
-        is_events=body.stream_format == "sse",
-    )
+    return body
 
 
 def split_sentences(text: str) -> tuple[str, ...]:
