@@ -23,7 +23,7 @@ class AnswerContext:
 
 
 class FamilySign(NamedTuple):
-    """What shows that a model is of a family: all of these."""
+    """Marks of a family, all of which a model has."""
 
     texts: tuple[str, ...] = ()
     """Texts of the chat template."""
