@@ -1,6 +1,6 @@
 """One attempt: sends a request to one endpoint and checks the response. Selects no endpoint and retries nothing.
 
-An attempt is driven by the connection, without a task or a future. `AttemptRunner.run` awaits one, for requests that
+An attempt is driven by the connection, without a task or a future. An `AttemptWaiter` awaits one, for requests that
 wait anyway.
 """
 
@@ -287,6 +287,20 @@ class AttemptWaiter(AttemptOwner):
         if not self.result.done():
             self.result.set_exception(error)
 
+    async def wait(self, attempt: EngineAttempt) -> AttemptResult:
+        """Return the result: a stream once its first event has arrived. One that is not awaited is abandoned.
+
+        Raises:
+            UnreachableError: the endpoint accepts no connection.
+            BrokenResponseError: the response is missing or incomplete.
+
+        """
+        try:
+            return await self.result
+        except asyncio.CancelledError:
+            attempt.abandon()
+            raise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRunner:
@@ -358,34 +372,6 @@ class AttemptRunner:
             attempt.is_trial = outliers.begin_trial(endpoint, now_s)
         self.upstream.send(attempt)
         return attempt
-
-    async def run(
-        self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState
-    ) -> AttemptResult:
-        """Send the request to one endpoint; a stream is returned once its first event has arrived.
-
-        Raises:
-            UnreachableError: the endpoint accepts no connection.
-            BrokenResponseError: the response is missing or incomplete.
-
-        """
-        waiter = AttemptWaiter()
-        attempt = self.start(request, endpoint, state, waiter)
-        return await self.wait(attempt, waiter)
-
-    async def wait(self, attempt: EngineAttempt, waiter: AttemptWaiter) -> AttemptResult:
-        """Return the result of an attempt; one that is not awaited to its end is abandoned.
-
-        Raises:
-            UnreachableError: the endpoint accepts no connection.
-            BrokenResponseError: the response is missing or incomplete.
-
-        """
-        try:
-            return await waiter.result
-        except asyncio.CancelledError:
-            attempt.abandon()
-            raise
 
     def blame(self, endpoint: EngineEndpoint, fault: Fault, *, pause_s: float = PAUSE_S) -> None:
         """Record the failure of an endpoint, so that others are preferred for a while."""

@@ -489,7 +489,7 @@ class Forwarder(AttemptOwner):
         attempt = self._attempts.start(request, endpoint, state, waiter)
         state.started += 1
         try:
-            result = await self._attempts.wait(attempt, waiter)
+            result = await waiter.wait(attempt)
         except (UnreachableError, BrokenResponseError) as error:
             self._record_error(attempt, error)
             return None

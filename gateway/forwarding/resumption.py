@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
+from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner, AttemptWaiter
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.resume_log import ResumeLog, ResumePoint
 from gateway.forwarding.retry_state import (
@@ -228,7 +228,9 @@ class Resumption:
         began_s = resumer.clock.monotonic()
         outcome, why, result = "abandoned", "", None
         try:
-            result = await resumer.attempts.run(self.request, endpoint, state)
+            waiter = AttemptWaiter()
+            attempt = resumer.attempts.start(self.request, endpoint, state, waiter)
+            result = await waiter.wait(attempt)
             outcome = "resumed" if self._is_fit(result) else "turned_away"
             why = "" if outcome == "resumed" else self._last_reason
         except UnreachableError as error:

@@ -15,6 +15,7 @@ from gateway.upstream.tls import EngineTls, message_of, new_failures, reason_of
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.tcp_keepalive import enable_keepalive
 from schemas import local_network
 from schemas.wire.engine_address import EngineAddress
 
@@ -135,13 +136,4 @@ class Dialer:
 
 def set_keepalive(sock: socket.socket) -> None:
     """Find out within 8 s that the other machine is gone: without it a request to it waits for its full time limit."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "darwin":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, 5)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if sys.platform == "linux":
-        # Keep-alive probes stop while sent data is unacknowledged; this covers that case.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 8000)
+    enable_keepalive(sock, idle_s=5, interval_s=1)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from typing_extensions import override
 
-from gateway.forwarding.attempt import AttemptRunner
+from gateway.forwarding.attempt import AttemptRunner, AttemptWaiter
 from gateway.forwarding.engine_stream import EngineStream, StreamReceiver
 from gateway.forwarding.model_state import RequestTerms
 from gateway.forwarding.policy import DEFAULT_POLICY
@@ -226,7 +226,9 @@ class Carried:
             is_streamed=True,
             is_resumable=True,
         )
-        result = await self._resumer.attempts.run(ask, self._targets[0], state)
+        waiter = AttemptWaiter()
+        attempt = self._resumer.attempts.start(ask, self._targets[0], state, waiter)
+        result = await waiter.wait(attempt)
         assert isinstance(result, EngineStream)
         self._resumer.watch(result, ask, state)
         return result, state
