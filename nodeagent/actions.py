@@ -110,6 +110,9 @@ class ActionPlan:
     requeue_after_s: float | None = None
 
 
-def withdraw_then(seen: ObservedReplica, *more: Action) -> tuple[Action, ...]:
-    """Return the actions, after the withdrawal of the endpoint if it is published."""
-    return (*((WithdrawEndpoint(),) if seen.is_published else ()), *more)
+def withdraw_then(
+    seen: ObservedReplica, *more: Action, requeue_s: float | None = None
+) -> ActionPlan:
+    """Return a plan of the actions, after the withdrawal of the endpoint if it is published."""
+    withdraw = (WithdrawEndpoint(),) if seen.is_published else ()
+    return ActionPlan(actions=(*withdraw, *more), requeue_after_s=requeue_s)

@@ -75,9 +75,8 @@ def _step(seen: ObservedReplica) -> ActionPlan:
         # Stop nothing while the store cannot say whether it is wanted; withdraw only an endpoint
         # without an engine.
         has_ended = seen.engine is not None and not seen.engine.is_running
-        return ActionPlan(
-            actions=withdraw_then(seen) if has_ended else (), requeue_after_s=SLOW_REQUEUE_S
-        )
+        idle = ActionPlan(requeue_after_s=SLOW_REQUEUE_S)
+        return withdraw_then(seen, requeue_s=SLOW_REQUEUE_S) if has_ended else idle
     if not _is_wanted(seen.replica):
         return _wind_down(seen)
     assert seen.replica is not None
@@ -107,18 +106,18 @@ def _fetch_model(seen: ObservedReplica) -> ActionPlan | None:
     wait_s = 0.0 if fetch.next_attempt is None else fetch.next_attempt.in_s
     start: tuple[Action, ...] = () if wait_s > 0 else (FetchModel(),)
     requeue_s = min(wait_s, _MAX_FETCH_WAIT_S) if wait_s > 0 else SLOW_REQUEUE_S
-    return ActionPlan(actions=withdraw_then(seen, *start), requeue_after_s=requeue_s)
+    return withdraw_then(seen, *start, requeue_s=requeue_s)
 
 
 def _start_engine(seen: ObservedReplica, engine: ObservedEngine | None) -> ActionPlan:
     """Start the engine once its backoff is over and it is its turn."""
     wait_s = start_delay_s(seen, engine)
     if wait_s > 0:
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
+        return withdraw_then(seen, requeue_s=wait_s)
     if seen.start_place > 0:
         wait_s = min(max(SLOW_REQUEUE_S, seen.start_place * _PLACE_S), _MAX_PLACE_WAIT_S)
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
-    return ActionPlan(actions=withdraw_then(seen, StartEngine()), requeue_after_s=FAST_REQUEUE_S)
+        return withdraw_then(seen, requeue_s=wait_s)
+    return withdraw_then(seen, StartEngine(), requeue_s=FAST_REQUEUE_S)
 
 
 def start_delay_s(seen: ObservedReplica, engine: ObservedEngine | None) -> float:
@@ -131,22 +130,17 @@ def _tend_engine(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
     """Bring a running engine into service, or end it because of a fault."""
     fault = engine_health.find_fault(engine)
     if fault is not None:
-        return ActionPlan(
-            actions=withdraw_then(seen, *_stop_faulty(engine, fault)),
-            requeue_after_s=FAST_REQUEUE_S,
-        )
+        return withdraw_then(seen, *_stop_faulty(engine, fault), requeue_s=FAST_REQUEUE_S)
     # It can be published and not Ready: the store was unreachable when the engine before this one ended.
     if engine.silent_s > _SILENT_WITHDRAW_S or engine.state != "Ready":
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
+        return withdraw_then(seen, requeue_s=FAST_REQUEUE_S)
+    if engine.probe is ProbeState.RUNNING:
+        return withdraw_then(seen, requeue_s=FAST_REQUEUE_S)
     if engine.probe is not ProbeState.PASSED:
-        if engine.probe is ProbeState.RUNNING:
-            return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
         if engine.probe is ProbeState.FAILED and engine.probe_again_in_s > 0:
             wait_s = min(engine.probe_again_in_s, SLOW_REQUEUE_S)
-            return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
-        return ActionPlan(
-            actions=withdraw_then(seen, ProbeEngine()), requeue_after_s=FAST_REQUEUE_S
-        )
+            return withdraw_then(seen, requeue_s=wait_s)
+        return withdraw_then(seen, ProbeEngine(), requeue_s=FAST_REQUEUE_S)
     return ActionPlan(actions=_publish(seen), requeue_after_s=SLOW_REQUEUE_S)
 
 
@@ -171,14 +165,14 @@ def _plan_rank(seen: ObservedReplica) -> ActionPlan:
     # Bring a rank into service; epoch_health decides whether it can be.
     assert seen.engine.rank is not None
     if seen.engine.state != "Ready":
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=FAST_REQUEUE_S)
+        return withdraw_then(seen, requeue_s=FAST_REQUEUE_S)
     requeue_s = FAST_REQUEUE_S if seen.engine.rank.unanswered_s > 0 else _RANK_REQUEUE_S
     if seen.rank > 0:
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=requeue_s)
+        return withdraw_then(seen, requeue_s=requeue_s)
     if seen.engine.probe is not ProbeState.PASSED:
         is_due = seen.engine.probe is not ProbeState.RUNNING and seen.engine.probe_again_in_s == 0
         probe: tuple[Action, ...] = (ProbeEngine(),) if is_due else ()
-        return ActionPlan(actions=withdraw_then(seen, *probe), requeue_after_s=FAST_REQUEUE_S)
+        return withdraw_then(seen, *probe, requeue_s=FAST_REQUEUE_S)
     return ActionPlan(actions=_publish(seen), requeue_after_s=requeue_s)
 
 
@@ -187,26 +181,24 @@ def _begin_rank(seen: ObservedReplica, formation: Formation) -> ActionPlan:
     if fetching is not None:
         return fetching
     if formation.awaits_files:  # the change of the spec wakes this agent
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=_MAX_FETCH_WAIT_S)
+        return withdraw_then(seen, requeue_s=_MAX_FETCH_WAIT_S)
     has_whole = seen.fetch is None or not seen.fetch.is_partial
     wants_reference = formation.golden is None and formation.fits_single
     needs_reference = seen.rank == 0 and wants_reference and has_whole
     if needs_reference and seen.reference is ReferenceState.NOT_TRIED:
-        return ActionPlan(
-            actions=withdraw_then(seen, MakeReference()), requeue_after_s=FAST_REQUEUE_S
-        )
+        return withdraw_then(seen, MakeReference(), requeue_s=FAST_REQUEUE_S)
     if seen.reference is ReferenceState.RUNNING:
         # Reference and rank do not fit into memory together.
         stop: tuple[Action, ...] = () if needs_reference else (StopReference(),)
-        return ActionPlan(actions=withdraw_then(seen, *stop), requeue_after_s=FAST_REQUEUE_S)
-    return ActionPlan(actions=withdraw_then(seen, StartEngine()), requeue_after_s=FAST_REQUEUE_S)
+        return withdraw_then(seen, *stop, requeue_s=FAST_REQUEUE_S)
+    return withdraw_then(seen, StartEngine(), requeue_s=FAST_REQUEUE_S)
 
 
 def _end_epoch(seen: ObservedReplica, epoch_end: EpochEnd) -> ActionPlan:
     """Stop the rank, and keep its state until the end of the epoch is reported."""
     engine = seen.engine
     if engine is None:
-        return ActionPlan(actions=withdraw_then(seen))
+        return withdraw_then(seen)
     assert engine.rank is not None
     is_recorded = engine.rank.epoch_end is not None
     give_up: tuple[Action, ...] = () if is_recorded else (GiveUpEpoch(epoch_end=epoch_end),)
@@ -217,8 +209,10 @@ def _end_epoch(seen: ObservedReplica, epoch_end: EpochEnd) -> ActionPlan:
         )
     reported = epoch_health.current_report(seen)
     if reported is not None and is_true(reported.conditions, epoch_health.EPOCH_OVER):
-        return ActionPlan(actions=withdraw_then(seen, ForgetEngine()), requeue_after_s=0.0)
-    return ActionPlan(actions=(*give_up, *withdraw_then(seen)), requeue_after_s=SLOW_REQUEUE_S)
+        return withdraw_then(seen, ForgetEngine(), requeue_s=0.0)
+    return ActionPlan(
+        actions=(*give_up, *withdraw_then(seen).actions), requeue_after_s=SLOW_REQUEUE_S
+    )
 
 
 # The end of an engine.
@@ -228,19 +222,15 @@ def _wind_down(seen: ObservedReplica) -> ActionPlan:
     """Withdraw the endpoint first, so that no new request comes, then stop the engine."""
     engine = seen.engine
     if engine is None and seen.reference is ReferenceState.RUNNING:
-        return ActionPlan(
-            actions=withdraw_then(seen, StopReference()), requeue_after_s=FAST_REQUEUE_S
-        )
+        return withdraw_then(seen, StopReference(), requeue_s=FAST_REQUEUE_S)
     if engine is None:
         release: tuple[Action, ...] = () if seen.fetch is None else (ReleaseFetch(),)
-        return ActionPlan(actions=withdraw_then(seen, *release))
+        return withdraw_then(seen, *release)
     if engine.rank is not None:
         return _wind_down_rank(seen, engine, is_doomed=_has_nothing_to_finish(seen, engine))
     if not engine.is_running:
-        return ActionPlan(actions=withdraw_then(seen, ForgetEngine()), requeue_after_s=0.0)
-    return ActionPlan(
-        actions=withdraw_then(seen, *_stop_engine(engine)), requeue_after_s=FAST_REQUEUE_S
-    )
+        return withdraw_then(seen, ForgetEngine(), requeue_s=0.0)
+    return withdraw_then(seen, *_stop_engine(engine), requeue_s=FAST_REQUEUE_S)
 
 
 def _has_nothing_to_finish(seen: ObservedReplica, engine: ObservedEngine) -> bool:
@@ -276,14 +266,13 @@ def _wind_down_rank(
 ) -> ActionPlan:
     """Stop a rank; `is_doomed` says that its requests are lost anyway."""
     if not engine.is_running:
-        return ActionPlan(actions=withdraw_then(seen, ForgetEngine()), requeue_after_s=0.0)
+        return withdraw_then(seen, ForgetEngine(), requeue_s=0.0)
     rank = engine.rank
     assert rank is not None
     if rank.killed_s is not None:
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=SLOW_REQUEUE_S)
-    return ActionPlan(
-        actions=withdraw_then(seen, *_stop_rank(engine, rank, is_doomed=is_doomed)),
-        requeue_after_s=FAST_REQUEUE_S,
+        return withdraw_then(seen, requeue_s=SLOW_REQUEUE_S)
+    return withdraw_then(
+        seen, *_stop_rank(engine, rank, is_doomed=is_doomed), requeue_s=FAST_REQUEUE_S
     )
 
 
