@@ -201,12 +201,15 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     splits = SplitInspector(config.state_dir / "splitting", clock)
     uses = ModelUses(transport, clock)
     replicas = _assigned_replicas(transport, clock, config)
-    snapshots = _snapshots(transport, clock)
+    snapshots = Informer(
+        transport, keys.SNAPSHOT_PREFIX, lambda item: codec.decode(ModelSnapshot, item), clock
+    )
     assigned = preload_cache(transport, clock, config.name)
     collector = _model_collector(transport, clock, config, assigned)
     limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
     fetcher = ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
     fetches = _model_fetches(transport, clock, config, fetcher, snapshots)
+    exchange = fetches.exchange
     preloads = ModelPreloads(assigned, fetches)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
@@ -226,7 +229,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
         return await asyncio.to_thread(report)
 
-    tls, preflight = _node_tls(config, clock), metal.preflight_of(clock, config.state_dir)
+    tls = None if config.credentials is None else NodeTls(config.credentials, clock)
+    preflight = metal.preflight_of(clock, config.state_dir)
     wiring, is_mac = WiringPolicy(), sys.platform == "darwin"
     assertion = PowerAssertion() if is_mac else None
     # Before the first reading of the machine, which engines do not wait for.
@@ -245,28 +249,47 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         replicas=replicas,
         fetches=fetches,
         preloads=preloads,
-        pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
-        quantizations=_quantizations(collector, clock, fetches.exchange),
-        limits=replace(
-            _pool_limits(transport, clock, config, fetches, collector, wiring), assertion=assertion
+        pulls=ModelPulls(
+            fetcher,
+            config.hubs,
+            clock,
+            exchange=exchange,
+            grants=HubGrants(store=transport, node=config.name, hubs=config.hubs),
+        ),
+        quantizations=Quantizations(
+            collector,
+            clock,
+            available_bytes=available_memory_bytes,
+            on_published=lambda: None if exchange is None else exchange.rescan(),
+        ),
+        limits=PoolLimits(
+            transport=transport,
+            clock=clock,
+            node=config.name,
+            status=config.status,
+            download=fetches.bandwidth,
+            uploads=None if exchange is None else exchange.uploads,
+            collector=collector,
+            wiring=wiring,
+            assertion=assertion,
         ),
         wiring=wiring,
         sleeper=MacSleeper(clock) if is_mac else None,
         assertion=assertion,
-        prefixes=_prefix_folders(config, uses, clock),
+        prefixes=PrefixFolders(
+            config.prefixes_dir, lambda: uses.items.values() if uses.synced else None, clock
+        ),
         collector=collector,
         snapshots=snapshots,
-        warmup=_cache_warmup(config, tls, StoredSiblings(transport), fetches.exchange),
+        warmup=_cache_warmup(config, tls, StoredSiblings(transport), exchange),
         last_assignment=replicas,
         uses=uses,
         is_inspecting=splits.is_inspecting,
         readings=SystemMachineReader(config.models_dir, state_dir=config.state_dir),
-        fabric=_fabric_tests(transport, clock, config),
+        fabric=NodeFabricTests(
+            transport, clock, node=config.name, folder=config.state_dir / "fabric"
+        ),
     )
-
-
-def _node_tls(config: AgentConfig, clock: Clock) -> NodeTls | None:
-    return None if config.credentials is None else NodeTls(config.credentials, clock)
 
 
 def _engine_processes(
@@ -283,10 +306,6 @@ def _engine_processes(
         refusal=lambda: preflight.refusal if preflight else "",
         variables=config.engine_variables,
     )
-
-
-def _fabric_tests(transport: Transport, clock: Clock, config: AgentConfig) -> NodeFabricTests:
-    return NodeFabricTests(transport, clock, node=config.name, folder=config.state_dir / "fabric")
 
 
 def _adapter_reporter(config: AgentConfig) -> ReportAdapters:
@@ -349,28 +368,6 @@ def _model_fetches(
     )
 
 
-def _model_pulls(
-    transport: Transport,
-    clock: Clock,
-    config: AgentConfig,
-    fetcher: ModelFetcher,
-    exchange: ModelExchange | None,
-) -> ModelPulls:
-    grants = HubGrants(store=transport, node=config.name, hubs=config.hubs)
-    return ModelPulls(fetcher, config.hubs, clock, exchange=exchange, grants=grants)
-
-
-def _quantizations(
-    collector: ModelCollector, clock: Clock, exchange: ModelExchange | None
-) -> Quantizations:
-    return Quantizations(
-        collector,
-        clock,
-        available_bytes=available_memory_bytes,
-        on_published=lambda: None if exchange is None else exchange.rescan(),
-    )
-
-
 def _cache_warmup(
     config: AgentConfig,
     tls: NodeTls | None,
@@ -385,43 +382,6 @@ def _cache_warmup(
         addresses=exchange,
         peers=HttpPeerPrompts(Dialer(config.credentials)),
         engines=EngineHttp(tls),
-    )
-
-
-def _pool_limits(
-    transport: Transport,
-    clock: Clock,
-    config: AgentConfig,
-    fetches: ModelFetches,
-    collector: ModelCollector,
-    wiring: WiringPolicy,
-) -> PoolLimits:
-    return PoolLimits(
-        transport=transport,
-        clock=clock,
-        node=config.name,
-        status=config.status,
-        download=fetches.bandwidth,
-        uploads=None if fetches.exchange is None else fetches.exchange.uploads,
-        collector=collector,
-        wiring=wiring,
-    )
-
-
-def _prefix_folders(
-    config: AgentConfig, uses: ObjectCache[ModelUse], clock: Clock
-) -> PrefixFolders:
-    """Return the removal of cached prompts that no deployment needs."""
-    return PrefixFolders(
-        config.prefixes_dir,
-        lambda: uses.items.values() if uses.synced else None,
-        clock,
-    )
-
-
-def _snapshots(transport: Transport, clock: Clock) -> Informer[ModelSnapshot]:
-    return Informer(
-        transport, keys.SNAPSHOT_PREFIX, lambda item: codec.decode(ModelSnapshot, item), clock
     )
 
 
