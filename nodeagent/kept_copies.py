@@ -6,7 +6,9 @@ docs/adr/0004-one-writer-per-key.md has the rules.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
+
+from typing_extensions import override
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -51,6 +53,7 @@ class CacheView(Generic[T]):
 
     def __init__(self, cache: ObjectCache[T]) -> None:
         self._cache = cache
+        self._handlers: list[Callable[[str], None]] = []
 
     @property
     def synced(self) -> bool:
@@ -63,6 +66,13 @@ class CacheView(Generic[T]):
     def staleness_s(self) -> float | None:
         return self._cache.staleness_s()
 
+    def on_change(self, handler: Callable[[str], None]) -> None:
+        self._handlers.append(handler)
+
+    def _tell(self, key: str) -> None:
+        for handler in self._handlers:
+            handler(key)
+
     async def wait_synced(self) -> None:
         await self._cache.wait_synced()
 
@@ -74,15 +84,11 @@ class RenamedCache(CacheView[T]):
         super().__init__(cache)
         self._rename = rename
         self._items: dict[str, T] = {}
-        self._handlers: list[Callable[[str], None]] = []
         cache.on_change(self._changed)
 
     @property
     def items(self) -> Mapping[str, T]:
         return self._items
-
-    def on_change(self, handler: Callable[[str], None]) -> None:
-        self._handlers.append(handler)
 
     async def run(self) -> None:
         """Keep the cache in sync until cancelled."""
@@ -94,11 +100,10 @@ class RenamedCache(CacheView[T]):
             self._items.pop(name, None)
         else:
             self._items[name] = found
-        for handler in self._handlers:
-            handler(name)
+        self._tell(name)
 
 
-class KeptCopies(Generic[T]):
+class KeptCopies(CacheView[T]):
     """A cache (`ObjectCache`) that reads the leader's copies while they are kept, and all objects else."""
 
     def __init__(
@@ -116,16 +121,15 @@ class KeptCopies(Generic[T]):
         `mark` is the key that exists while the leader keeps the copies. Both caches have the same keys. `look`: the waits
         before a missing mark means that the leader keeps no copies.
         """
+        self._mark = Informer(transport, mark, lambda item: item.key, clock)
+        super().__init__(cast("ObjectCache[T]", self._mark))  # until the first list
         self._transport = transport
         self._mark_key = mark
         self._copies = copies
         self._everything = everything
         self._looks = Retries(look, clock)
-        self._handlers: list[Callable[[str], None]] = []
-        self._mark = Informer(transport, mark, lambda item: item.key, clock)
         self._mark_changed = asyncio.Event()
         self._mark.on_change(lambda _: self._mark_changed.set())
-        self._cache: ObjectCache[Any] = self._mark
         self._served: ObjectCache[T] | None = None
         self._items: Mapping[str, T] = {}
         self._synced = asyncio.Event()
@@ -137,20 +141,12 @@ class KeptCopies(Generic[T]):
         return self._items
 
     @property
+    @override
     def synced(self) -> bool:
         """True once the first list is complete."""
         return self._synced.is_set()
 
-    @property
-    def refusal(self) -> str:
-        return self._cache.refusal
-
-    def staleness_s(self) -> float | None:
-        return self._cache.staleness_s()
-
-    def on_change(self, handler: Callable[[str], None]) -> None:
-        self._handlers.append(handler)
-
+    @override
     async def wait_synced(self) -> None:
         await self._synced.wait()
 
@@ -203,10 +199,6 @@ class KeptCopies(Generic[T]):
         cache = self._copies() if is_narrow else self._everything()
         cache.on_change(lambda key: self._tell(key) if cache is self._served else None)
         return cache
-
-    def _tell(self, key: str) -> None:
-        for handler in self._handlers:
-            handler(key)
 
     async def _until_kept(self) -> None:
         while not self._is_kept:

@@ -125,26 +125,27 @@ class NodeCache(CacheView[T]):
         super().__init__(cache)
         self._node = node
         self._items = items
-        self._handlers = handlers
+        self._handlers_by_node = handlers
 
     @property
     def items(self) -> Mapping[str, T]:
         return self._items()
 
+    @override
     def on_change(self, handler: Callable[[str], None]) -> None:
-        self._handlers[self._node] = handler
+        self._handlers_by_node[self._node] = handler
 
     async def run(self) -> None:
         """Wait to be cancelled: SharedCaches runs the cache. A later agent of the node may have replaced the handler."""
-        mine = self._handlers.get(self._node)
+        mine = self._handlers_by_node.get(self._node)
         if self.synced and mine is not None:
             for key in self.items:  # a cache that is synced already sends no events for its items
                 mine(key)
         try:
             await asyncio.Event().wait()
         finally:
-            if self._handlers.get(self._node) is mine:
-                self._handlers.pop(self._node, None)
+            if self._handlers_by_node.get(self._node) is mine:
+                self._handlers_by_node.pop(self._node, None)
 
 
 class _NodeItems(Mapping[str, T]):

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import orjson
+from typing_extensions import override
 
 from machinery.clock import Clock
 from machinery.files import write_atomically
 from nodeagent.engines import group_launch
+from nodeagent.kept_copies import CacheView
 from nodeagent.replicas.node_replicas import NodeReplicas
 from schemas.replica import Replica
 from store import codec, keys
@@ -139,44 +141,30 @@ def is_kept(replica: Replica, node: str) -> bool:
     return is_wanted and group_launch.rank_of_node(replica, node) is not None
 
 
-class AssignedReplicas:
+class AssignedReplicas(CacheView[Replica]):
     """A cache of replicas (`ObjectCache`) that can show the last assignment until the store has answered."""
 
     def __init__(
         self, store: NodeReplicas | Informer[Replica], file: AssignmentFile, clock: Clock
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._file = file
         self._clock = clock
         self._last: Mapping[str, Replica] = {}
         """The last assignment, if it is served."""
         self._saved: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
-        self._handlers: list[Callable[[str], None]] = []
         self._complaint = ""
         store.on_change(self._note_change)
 
     @property
     def items(self) -> Mapping[str, Replica]:
-        return self._store.items if self._store.synced else self._last
+        return self._cache.items if self._cache.synced else self._last
 
-    @property
-    def synced(self) -> bool:
-        return self._store.synced
-
-    @property
-    def refusal(self) -> str:
-        return self._store.refusal
-
-    def staleness_s(self) -> float | None:
-        return self._store.staleness_s()
-
+    @override
     def on_change(self, handler: Callable[[str], None]) -> None:
-        self._handlers.append(handler)
-        self._store.on_change(handler)
-
-    async def wait_synced(self) -> None:
-        await self._store.wait_synced()
+        super().on_change(handler)
+        self._cache.on_change(handler)
 
     def stand_alone(self) -> int:
         """Serve the last assignment until the store answers; return the number of its replicas."""
@@ -192,19 +180,21 @@ class AssignedReplicas:
             "the store does not answer; serving the last assignment",
             extra={"replicas": len(self._last)},
         )
-        self._tell(self._last)
+        for key in self._last:
+            self._tell(key)
         return len(self._last)
 
     async def run(self) -> None:
         """Keep the cache in sync, and the file up to date."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._store.run())
+            group.create_task(self._cache.run())
             group.create_task(self._keep())
 
     async def _keep(self) -> None:
-        await self._store.wait_synced()
+        await self._cache.wait_synced()
         # The store's first list tells of the replicas that it has, and not of those that were withdrawn.
-        self._tell(key for key in self._last if key not in self._store.items)
+        for key in [key for key in self._last if key not in self._cache.items]:
+            self._tell(key)
         self._last = {}
         while True:
             self._changed.clear()
@@ -216,8 +206,8 @@ class AssignedReplicas:
                 continue
 
     async def _save(self) -> None:
-        replicas = {k: one for k, one in self._store.items.items() if is_kept(one, self._file.node)}
-        age = timedelta(seconds=self._store.staleness_s() or 0.0)
+        replicas = {k: one for k, one in self._cache.items.items() if is_kept(one, self._file.node)}
+        age = timedelta(seconds=self._cache.staleness_s() or 0.0)
         confirmed_at = self._clock.now() - age
         try:
             await asyncio.to_thread(self._file.save, tuple(replicas.values()), confirmed_at)
@@ -233,11 +223,6 @@ class AssignedReplicas:
         self._saved = frozenset(replicas)
 
     def _note_change(self, key: str) -> None:
-        item = self._store.items.get(key)
+        item = self._cache.items.get(key)
         if key in self._saved or (item is not None and is_kept(item, self._file.node)):
             self._changed.set()
-
-    def _tell(self, changed: Iterable[str]) -> None:
-        for key in list(changed):
-            for handler in self._handlers:
-                handler(key)
