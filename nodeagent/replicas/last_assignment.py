@@ -209,6 +209,8 @@ class AssignedReplicas(CacheView[Replica]):
         replicas = {k: one for k, one in self._cache.items.items() if is_kept(one, self._file.node)}
         age = timedelta(seconds=self._cache.staleness_s() or 0.0)
         confirmed_at = self._clock.now() - age
+        # Before the file is written: a replica may be withdrawn meanwhile.
+        self._saved = frozenset(replicas)
         try:
             await asyncio.to_thread(self._file.save, tuple(replicas.values()), confirmed_at)
         except OSError as error:
@@ -220,7 +222,6 @@ class AssignedReplicas(CacheView[Replica]):
             self._complaint = str(error)
             return
         self._complaint = ""
-        self._saved = frozenset(replicas)
 
     def _note_change(self, key: str) -> None:
         item = self._cache.items.get(key)

@@ -1,9 +1,10 @@
 """The last assignment on the agent's disk: what is kept, what is refused, and when the store takes over."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,28 @@ async def test_the_file_follows_the_store(tmp_path: Path) -> None:
         await until(lambda: saved() == ["qwen-0"])
         await store.commit([], [codec.put_spec(wanted(is_deleting=True))])
         await until(lambda: saved() == [])
+
+
+async def test_a_replica_that_is_withdrawn_while_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, file = FaultyTransport(MemoryTransport(CLOCK)), file_in(tmp_path)
+    save, is_written, may_end = AssignmentFile.save, threading.Event(), threading.Event()
+
+    def save_slowly(self: AssignmentFile, replicas: tuple[Replica, ...], at: datetime) -> None:
+        save(self, replicas, at)
+        if replicas:
+            is_written.set()
+            may_end.wait(10)
+
+    monkeypatch.setattr(AssignmentFile, "save", save_slowly)
+    async with running(store, file) as replicas:
+        await store.commit([], [codec.put_spec(wanted())])
+        await until(is_written.is_set)
+        await store.commit([], [codec.put_spec(wanted(is_deleting=True))])
+        await until(lambda: replicas.items[KEY].metadata.deletion_timestamp is not None)
+        may_end.set()
+        await until(lambda: not file.read(CLOCK.now()))
 
 
 async def test_the_store_takes_over_when_it_is_back(tmp_path: Path) -> None:
