@@ -1,7 +1,7 @@
 """Tables of usage rows. Pure."""
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from fleetctl.output import printers
 from insight.usage import Figure, ModelRow, NodeRow
@@ -9,50 +9,47 @@ from schemas import sizes
 
 _UNKNOWN_TEXT: Final = "?"
 
+Row = TypeVar("Row", NodeRow, ModelRow)
+Columns: TypeAlias = Mapping[str, Callable[[Row], str]]
+"""The cell of each column, by its title."""
+
 
 def node_table(rows: Sequence[NodeRow], *, headers: bool = True) -> str:
     """Return the table of node rows."""
-    titles = (
-        *("NAME", "MEMORY", "MEMORY%", "MODELS", "MODELS%", "ENGINES"),
-        *("IN FLIGHT", "QUEUE", "TOKENS/S"),
-    )
-    cells = [
-        (
-            row.name,
-            figure_text(row.used_bytes, _size_text),
-            _share_text(row.used_bytes, row.total_bytes),
-            figure_text(row.models_bytes, _size_text),
-            _share_text(row.models_bytes, row.allocatable_bytes),
-            figure_text(row.engines, _count_text),
-            figure_text(row.in_flight, _count_text),
-            figure_text(row.queue, _count_text),
-            figure_text(row.tokens_per_second, _rate_text),
-        )
-        for row in rows
-    ]
-    return printers.align_columns(cells, titles if headers else ())
+    columns: Columns[NodeRow] = {
+        "NAME": lambda row: row.name,
+        "MEMORY": lambda row: figure_text(row.used_bytes, _size_text),
+        "MEMORY%": lambda row: _share_text(row.used_bytes, row.total_bytes),
+        "MODELS": lambda row: figure_text(row.models_bytes, _size_text),
+        "MODELS%": lambda row: _share_text(row.models_bytes, row.allocatable_bytes),
+        "ENGINES": lambda row: figure_text(row.engines, _count_text),
+        "IN FLIGHT": lambda row: figure_text(row.in_flight, _count_text),
+        "QUEUE": lambda row: figure_text(row.queue, _count_text),
+        "TOKENS/S": lambda row: figure_text(row.tokens_per_second, _rate_text),
+    }
+    return _table(rows, columns, headers=headers)
 
 
 def model_table(rows: Sequence[ModelRow], *, headers: bool = True) -> str:
     """Return the table of model rows."""
-    titles = (
-        *("NAME", "READY", "MEMORY", "IN FLIGHT", "QUEUE"),
-        *("REQUESTS/S", "TOKENS/S", "FIRST TOKEN"),
-    )
-    cells = [
-        (
-            row.name,
-            f"{row.ready}/{row.wanted}",
-            figure_text(row.memory_bytes, _size_text),
-            figure_text(row.in_flight, _count_text),
-            figure_text(row.queue, _count_text),
-            figure_text(row.requests_per_second, _rate_text),
-            figure_text(row.tokens_per_second, _rate_text),
-            "-" if row.first_token_s.value is None else figure_text(row.first_token_s, _time_text),
-        )
-        for row in rows
-    ]
-    return printers.align_columns(cells, titles if headers else ())
+    columns: Columns[ModelRow] = {
+        "NAME": lambda row: row.name,
+        "READY": lambda row: f"{row.ready}/{row.wanted}",
+        "MEMORY": lambda row: figure_text(row.memory_bytes, _size_text),
+        "IN FLIGHT": lambda row: figure_text(row.in_flight, _count_text),
+        "QUEUE": lambda row: figure_text(row.queue, _count_text),
+        "REQUESTS/S": lambda row: figure_text(row.requests_per_second, _rate_text),
+        "TOKENS/S": lambda row: figure_text(row.tokens_per_second, _rate_text),
+        "FIRST TOKEN": lambda row: (
+            "-" if row.first_token_s.value is None else figure_text(row.first_token_s, _time_text)
+        ),
+    }
+    return _table(rows, columns, headers=headers)
+
+
+def _table(rows: Sequence[Row], columns: Columns[Row], *, headers: bool) -> str:
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return printers.align_columns(cells, tuple(columns) if headers else ())
 
 
 def figure_text(figure: Figure, render: Callable[[float], str]) -> str:
