@@ -11,10 +11,10 @@ SECTION: Final = ReasonSection(
         problem(
             "InsufficientMemory",
             "no Mac has enough memory",
-            "The memory proof needs more than the Mac has left for models.",
+            "The memory proof needs more than the Mac has left for models. For a mixture of experts the message has the rate "
+            "that experts on the disk would allow, as the agent measured it; engines keep all experts in memory.",
             "Lower `contextLength` or `concurrency`, choose a smaller or more quantised model, or free memory "
-            "on a Mac. If no Mac is large enough, use a ShardGroup. For a mixture of experts the message has the rate that "
-            "experts on the disk would allow, as the agent measured it; engines keep all experts in memory.",
+            "on a Mac. If no Mac is large enough, use a ShardGroup.",
         ),
         problem(
             "ModelNotFound",
