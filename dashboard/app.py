@@ -30,13 +30,13 @@ from dashboard.api.routes import StateRoutes
 from dashboard.api.usage_routes import UsageRoutes
 from dashboard.assets import Assets
 from dashboard.auth import DashboardAuth, is_navigation, refusal_response
-from dashboard.change_log import ChangeLog
 from dashboard.fleet_figures import FleetFigures
 from dashboard.fleet_model import FleetModel
 from dashboard.history.moments import MomentReader
 from dashboard.history.queries import HistoryReader
 from dashboard.history.writer import HistoryWriter
 from dashboard.objectives import ObjectiveMonitor
+from dashboard.record_views import ChangeLog
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dashboard.app import AppContext, make_app
 from dashboard.auth import login_required
-from dashboard.change_log import ChangeLog
 from dashboard.collector import FigureCollector
 from dashboard.energy import ShareCounter
 from dashboard.fleet_figures import FleetFigures
@@ -17,8 +16,8 @@ from dashboard.history.database import HistoryLimits, Restored
 from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
-from dashboard.join_requests import JoinRequests
 from dashboard.objectives import ObjectiveMonitor
+from dashboard.record_views import ChangeLog, show_join_requests
 from dashboard.saved_keys import SavedKeys
 from dashboard.sessions import Sessions
 from dashboard.store_probe import StoreProbe
@@ -127,7 +126,6 @@ class Dashboard:
             dialer=settings.dialer,
         )
         self.changes = ChangeLog(transport, self.model, clock)
-        self._joins = JoinRequests(transport, self.model, clock)
         self.objectives = ObjectiveMonitor(self.model, clock)
         self.shares = ShareCounter()
         self._collector.on_ended = self._record_requests
@@ -226,7 +224,7 @@ class Dashboard:
             group.create_task(self._collect())
             group.create_task(self._updates.run())
             group.create_task(self.changes.run())
-            group.create_task(self._joins.run())
+            group.create_task(show_join_requests(self._transport, self.model, self._clock))
             group.create_task(self.objectives.run())
             leased = hold_published(self._transport, self._clock, self._lease_key, self._lease)
             group.create_task(leased)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 
 from dashboard.api.routes import json_response
 from dashboard.api.time_parameters import parse_range
-from dashboard.change_log import ChangeLog
+from dashboard.record_views import ChangeLog
 from insight.changes import ChangeFilter, change_tree
 from machinery.clock import Clock
 from schemas.wire.errors import Refusal, RefusedError
