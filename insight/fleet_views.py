@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from insight import conditions, root_cause
 from insight.conditions import ObjectCondition, Row, condition_row, names_text
 from insight.fleet_caches import FleetCaches
-from insight.mac_state import mac_state, silent_since
+from insight.mac_state import is_connected, mac_state, silent_since
 from insight.memory_fills import fills_of
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE, REVISIONS
 from schemas.deployment import (
@@ -529,7 +529,7 @@ def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) ->
     """Return the headline, such as `3 of 3 Macs online. 2 of 3 models do not answer: nomodel, tiny`."""
     if not macs and not models:
         return "The fleet is empty: no Mac has joined, and nothing is deployed."
-    online = sum(mac["state"] == "online" for mac in macs)
+    online = sum(is_connected(mac) for mac in macs)
     others = any(mac["osVersion"] and not str(mac["osVersion"]).startswith("macOS") for mac in macs)
     asleep = sum(mac["state"] == "asleep" for mac in macs)
     rest = f", {asleep} asleep" if asleep else ""

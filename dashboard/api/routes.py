@@ -85,7 +85,7 @@ class StateRoutes:
             "version": version(),
             "epoch": self.model.epoch,
             **StoreView(caches.staleness_s(), caches.refusal).fields(),
-            "worldSize": macs["online"] if isinstance(macs, dict) else 0,
+            "worldSize": macs["online"] + macs["degraded"] if isinstance(macs, dict) else 0,
             "queueDepth": sum(self.figures.waiting().values()),
             "summary": summary or None,
             "streams": self.slots.count,

@@ -70,10 +70,10 @@ async def test_a_snapshot_has_the_whole_fleet(store: Transport) -> None:
         assert (warm["object"], warm["isProblem"]) == ("mac-2", True)
         assert "Cool the Mac" in warm["cure"]
         assert found["views"]["events"][0]["reason"] == "NodeNotReady"
-        assert found["summary"]["sentence"] == "1 of 3 Macs online. qwen is starting."
+        assert found["summary"]["sentence"] == "2 of 3 Macs online. qwen is starting."
         assert found["summary"]["leader"] == "mac-1/7 1.0"
         health = await running.get("/health")
-        assert (health["status"], health["worldSize"], health["store"]) == ("ok", 1, "ok")
+        assert (health["status"], health["worldSize"], health["store"]) == ("ok", 2, "ok")
         only = await running.get("/api/v1/snapshot?view=gateways")
         assert list(only["views"]) == ["gateways"]
 
