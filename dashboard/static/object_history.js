@@ -1,9 +1,9 @@
 /** The recorded changes of an object within 24 hours, and how it differs between any two of them. */
 
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { clock } from "./format.js";
-import { Diff, Table } from "./parts.js";
+import { Diff, Table, useRead } from "./parts.js";
 
 const MOST_FIELDS = 5;
 const COLUMNS = [
@@ -13,12 +13,9 @@ const COLUMNS = [
 ];
 
 export function ObjectHistory({ kind, name }) {
-  const [changes, setChanges] = useState(null);
-  const [problem, setProblem] = useState("");
   const path = `/api/v1/objects/${kind}/${encodeURIComponent(name)}`;
-  useEffect(() => {
-    getJson(`${path}/changes`).then((found) => setChanges(found.changes), (error) => setProblem(error.message));
-  }, [path]);
+  const [found, problem] = useRead(() => getJson(`${path}/changes`), [path]);
+  const changes = found?.changes;
   if (!changes) return html`<p class=${problem ? "problem" : "quiet"} role="status">${problem || "Loading…"}</p>`;
   const rows = changes.map((one) => ({ ...one, name: `${one.revision} ${one.part}` }));
   const choices = [["now", "now"], ...[...new Set(changes.map((one) => one.at))].map((at) => [at, clock(at)])];
@@ -31,18 +28,13 @@ export function ObjectHistory({ kind, name }) {
 export function Comparison({ choices, first, last, read }) {
   const [from, setFrom] = useState(first);
   const [to, setTo] = useState(last);
-  const [found, setFound] = useState(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    let isOver = false;
-    read(from, to).then((answer) => isOver || (setFound(answer.diff), setProblem("")), (error) => isOver || setProblem(error.message));
-    return () => void (isOver = true);
-  }, [from, to, first, last]);
+  const [answer, problem] = useRead(() => read(from, to), [from, to, first, last]);
+  const diff = answer?.diff;
   const choose = (label, value, set) => html`<label>${label} <select value=${value} onChange=${(event) => set(event.target.value)}>
     ${choices.map(([one, title]) => html`<option key=${one} value=${one}>${title}</option>`)}</select></label>`;
   return html`<div class="row toolbar">${choose("Difference from", from, setFrom)}${choose("to", to, setTo)}</div>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
-    ${found === "" ? html`<p class="quiet">They are the same.</p>` : found !== null && html`<div data-difference><${Diff} text=${found} /></div>`}`;
+    ${diff === "" ? html`<p class="quiet">They are the same.</p>` : diff && html`<div data-difference><${Diff} text=${diff} /></div>`}`;
 }
 
 function fieldsText(one) {

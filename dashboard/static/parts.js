@@ -98,6 +98,9 @@ export function Table({ caption, columns, rows, empty }) {
   </table>`;
 }
 
+/** The column of reasons, if any row has one. */
+export const reasonColumn = (rows) => (rows.some((row) => row.reason) ? [["Reason", (row) => html`<${Text} text=${row.reason} />`, "wide"]] : []);
+
 const Titles = ({ columns }) => html`<thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr></thead>`;
 const Cells = ({ columns, row }) => columns.map(([title, cell, kind]) => html`<td key=${title} data-title=${title} class=${kind ?? ""}>${cell(row)}</td>`);
 
@@ -209,7 +212,11 @@ function CopyButton({ text }) {
 export function Text({ text }) {
   const parts = (text ?? "").split("`");
   if (parts.length % 2 === 0) return text; // a lone backtick begins no code
-  return parts.map((part, at) => (at % 2 === 0 ? part : html`<code key=${at}>${part}</code>${COMMAND.test(part) && html` <${CopyButton} text=${part} />`}`));
+  return parts.map((part, at) => {
+    if (at % 2 === 0) return at ? part.replace(/^[.,;:]/, "") : part;
+    const [mark = ""] = parts[at + 1].match(/^[.,;:]/) ?? []; // before the button, not after it
+    return html`<code key=${at}>${part}</code>${mark}${COMMAND.test(part) && html` <${CopyButton} text=${part} />`}`;
+  });
 }
 
 /** Views of one place, each with its address. `tabs`: [`tab` in the address, title, role, component]; the component gets the other properties. */
@@ -316,29 +323,29 @@ export function matching(rows, text) {
   return wanted ? rows.filter((row) => JSON.stringify(row).toLowerCase().includes(wanted)) : rows;
 }
 
-/** Return the newest result of `read`, which is called again and again while the page is shown, and its problem. */
-export function usePolled(read, everyMs) {
+/** Return the newest result of `read` and its problem. It is called for each value of `keys`, and again every `everyMs` while the page is shown. */
+export function useRead(read, keys = [], everyMs = 0) {
   const [result, setResult] = useState([null, ""]);
   useEffect(() => {
     let isOver = false;
     let timer = 0;
     const poll = async () => {
-      if (!document.hidden) {
+      if (!document.hidden || !everyMs) {
         try {
-          const found = await read();
-          if (!isOver) setResult([found, ""]);
+          const answer = await read();
+          if (!isOver) setResult([answer, ""]);
         } catch (error) {
           if (!isOver) setResult(([before]) => [before, error.message]);
         }
       }
-      if (!isOver) timer = setTimeout(poll, everyMs);
+      if (everyMs && !isOver) timer = setTimeout(poll, everyMs);
     };
     void poll();
     return () => {
       isOver = true;
       clearTimeout(timer);
     };
-  }, []);
+  }, keys);
   return result;
 }
 

@@ -1,28 +1,19 @@
 /** A model as a tree: its revisions, their replicas, and the Macs of these; and how two revisions differ. */
 
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { age, bytes, count } from "./format.js";
 import { Comparison } from "./object_history.js";
-import { Badge, Diff, MacState, ObjectLink } from "./parts.js";
+import { Badge, Diff, MacState, ObjectLink, useRead } from "./parts.js";
 
 /** The revisions are read again when the one that the fleet runs moves. */
 export function RolloutTree({ store, model, replicas }) {
   const { name, revision } = model;
-  const [recorded, setRecorded] = useState(null); // the revisions; null until they are read, and in the past
-  const [progress, setProgress] = useState("");
-  const [problem, setProblem] = useState("");
   const [isCompared, setCompared] = useState(false);
-  useEffect(() => {
-    let isOver = false;
-    if (store.at) setRecorded(null); // the record is that of now
-    else getJson(`/api/v1/revisions/${encodeURIComponent(name)}`).then(
-      (answer) => isOver || (setRecorded(answer.revisions), setProgress(answer.progress), setProblem("")),
-      (error) => isOver || setProblem(error.message),
-    );
-    return () => void (isOver = true);
-  }, [name, revision, model.updated, model.ready, model.isPaused, store.at]);
-  const revisions = recorded ?? [];
+  // Null until it is read, and in the past: the record is that of now.
+  const read = async () => (store.at ? null : getJson(`/api/v1/revisions/${encodeURIComponent(name)}`));
+  const [recorded, problem] = useRead(read, [name, revision, model.updated, model.ready, model.isPaused, store.at]);
+  const revisions = recorded?.revisions ?? [];
   const branches = branchesOf(revisions, replicas);
   const live = branches.filter((branch) => branch.isCurrent || branch.replicas.length);
   const earlier = branches.filter((branch) => !live.includes(branch));
@@ -30,7 +21,7 @@ export function RolloutTree({ store, model, replicas }) {
   const draw = (branch) => html`<${Branch} key=${branch.template} store=${store} name=${name} branch=${branch} isRecorded=${recorded !== null} missing=${branch.isCurrent ? missing : 0} />`;
   return html`<section aria-labelledby="rollout"><h2 id="rollout">Rollout</h2>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
-    ${recorded && progress && html`<p>${progress}</p>`}
+    ${recorded?.progress && html`<p>${recorded.progress}</p>`}
     <ul class="tree" aria-label=${`Revisions of ${name} with their replicas`}>${live.map(draw)}</ul>
     ${!live.length && html`<p class="quiet">No replica is placed.</p>`}
     ${earlier.length > 0 && html`<details><summary>${count(earlier.length, "earlier revision")}</summary><ul class="tree">${earlier.map(draw)}</ul></details>`}

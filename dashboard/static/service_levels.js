@@ -3,7 +3,7 @@
 import { html } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { number, short } from "./format.js";
-import { Badge, Table, Text, usePolled } from "./parts.js";
+import { Badge, Table, Text, useRead } from "./parts.js";
 
 const EVERY_MS = 30_000;
 const TITLES = {
@@ -22,7 +22,7 @@ const OBJECTIVES = [
 
 /** The objectives of a deployment; nothing if it declares none. */
 export function Objectives({ name }) {
-  const [found] = usePolled(() => getJson("/api/v1/objectives"), EVERY_MS);
+  const [found] = useRead(() => getJson("/api/v1/objectives"), [], EVERY_MS);
   const rows = (found?.objectives ?? []).filter((one) => one.deployment === name);
   if (!rows.length) return null;
   return html`<section aria-labelledby="objectives" data-objectives>
@@ -33,7 +33,7 @@ export function Objectives({ name }) {
 
 /** Joules of a Mac or a model, for a request and for 1,000 tokens; the reason where the power is not known. */
 export function Energy({ subject }) {
-  const [found] = usePolled(() => getJson(`/api/v1/energy?subject=${encodeURIComponent(subject)}&from=24h`), EVERY_MS);
+  const [found] = useRead(() => getJson(`/api/v1/energy?subject=${encodeURIComponent(subject)}&from=24h`), [], EVERY_MS);
   const energy = found?.energy[0];
   if (!energy) return html`<span class="quiet">-</span>`;
   if (energy.joules === null) return html`<span class="quiet"><${Text} text=${energy.reason} /></span>`;

@@ -1,9 +1,10 @@
 /** Figures of a Mac or of a model over the last hour, six hours or day. */
 
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useState } from "./vendor/htm-preact.js";
 import { Chart } from "./charts.js";
 import { getJson } from "./fleet_store.js";
 import { bytes, span } from "./format.js";
+import { useRead } from "./parts.js";
 
 const RANGES = ["1h", "6h", "24h"];
 const READ_MS = 15_000;
@@ -48,28 +49,13 @@ export function ModelCharts({ name, at }) {
 
 function SubjectCharts({ subject, charts, at, hint }) {
   const [range, setRange] = useState(RANGES[0]);
-  const [found, setFound] = useState(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    let isOver = false;
+  const read = () => {
     const metrics = charts.flatMap(([, , , lines]) => lines.map(([metric]) => metric)).join(",");
-    const end = at ? Date.parse(at) : null;
-    const read = () => {
-      if (document.hidden) return;
-      const hours = Number.parseInt(range, 10);
-      const times = end ? `from=${new Date(end - hours * 3_600_000).toISOString()}&to=${at}` : `from=${range}`;
-      getJson(`/api/v1/series?subject=${encodeURIComponent(subject)}&metric=${metrics}&${times}`).then(
-        (body) => isOver || (setFound(body), setProblem("")),
-        (error) => isOver || setProblem(error.message),
-      );
-    };
-    read();
-    const timer = setInterval(read, READ_MS);
-    return () => {
-      isOver = true;
-      clearInterval(timer);
-    };
-  }, [subject, range, at]);
+    const hours = Number.parseInt(range, 10);
+    const times = at ? `from=${new Date(Date.parse(at) - hours * 3_600_000).toISOString()}&to=${at}` : `from=${range}`;
+    return getJson(`/api/v1/series?subject=${encodeURIComponent(subject)}&metric=${metrics}&${times}`);
+  };
+  const [found, problem] = useRead(read, [subject, range, at], READ_MS);
   const isMeasured = (lines) => lines.some(([metric]) => found.metrics[metric].mean.some((value) => value !== null));
   const missing = found ? charts.filter(([, , , lines]) => !isMeasured(lines)).map(([title]) => title.toLowerCase()) : [];
   const count = Object.values(found?.metrics ?? {})[0]?.mean.length ?? 0;

@@ -3,6 +3,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { moment } from "./format.js";
+import { useRead } from "./parts.js";
 import { note } from "./router.js";
 
 const RANGES = [[900, "15 min"], [3600, "1 h"], [86_400, "24 h"]];
@@ -13,11 +14,8 @@ export function TimeBar({ store, onClose }) {
   const [base] = useState(() => Date.now());
   const [seconds, setSeconds] = useState(() => (store.at ? (Date.parse(store.at) - base) / 1000 : 0));
   const [range, setRange] = useState(() => (RANGES.find(([length]) => -seconds <= length) ?? RANGES[2])[0]);
-  const [known, setKnown] = useState([]);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    getJson("/api/v1/history?from=24h").then((history) => setKnown(history.known), (error) => setProblem(error.message));
-  }, []);
+  const [record, problem] = useRead(() => getJson("/api/v1/history?from=24h"));
+  const known = record?.known ?? [];
   const begin = known.length ? (Date.parse(known[0][0]) - base) / 1000 : -86_400;
   const first = Math.max(-range, begin);
   useEffect(() => {

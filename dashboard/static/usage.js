@@ -3,7 +3,7 @@
 import { html, useState } from "./vendor/htm-preact.js";
 import { bytes, short, span } from "./format.js";
 import { getJson } from "./fleet_store.js";
-import { Command, ObjectLink, Table, usePolled } from "./parts.js";
+import { Command, ObjectLink, Table, useRead } from "./parts.js";
 
 const EVERY_MS = 5_000;
 const COLUMNS = {
@@ -37,7 +37,7 @@ export function Usage({ what }) {
 }
 
 function Sampled({ what }) {
-  const [found, problem] = usePolled(() => getJson(`/api/v1/top/${what}`), EVERY_MS);
+  const [found, problem] = useRead(() => getJson(`/api/v1/top/${what}`), [], EVERY_MS);
   if (!found) return html`<p class=${problem ? "problem" : "quiet"}>${problem || "Sampling…"}</p>`;
   return html`<${Table} caption=${`Usage of ${what}`} columns=${[...COLUMNS[what], ...SHARED]} rows=${found.items} empty=${`There are no ${what}.`} />
     ${problem && html`<p class="problem">${problem}</p>`}

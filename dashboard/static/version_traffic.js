@@ -3,7 +3,7 @@
 import { html } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { span } from "./format.js";
-import { Table, usePolled } from "./parts.js";
+import { Table, useRead } from "./parts.js";
 
 const READ_MS = 5_000;
 const MOST_NAMES = 8;
@@ -14,7 +14,7 @@ export function VersionTraffic({ name, servedNames, replicas }) {
     getJson(`/api/v1/revisions/${encodeURIComponent(name)}`),
     ...servedNames.slice(0, MOST_NAMES).map((one) => getJson(`/api/v1/requests?${new URLSearchParams({ from: "10m", limit: MOST_REQUESTS, model: one })}`)),
   ]);
-  const [found, problem] = usePolled(read, READ_MS);
+  const [found, problem] = useRead(read, [], READ_MS);
   if (!found) return problem ? html`<p class="quiet" role="status">${problem}</p>` : null;
   const [{ revisions }, ...answers] = found;
   const requests = answers.flatMap((one) => one.requests).filter((one) => one.deployment === name);

@@ -1,18 +1,20 @@
 /** Changes: who changed what, when and why, with the fields that differ. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html, useState } from "../vendor/htm-preact.js";
 import { age } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Command, Filter, matching, ObjectLink } from "../parts.js";
+import { Command, Filter, matching, ObjectLink, useRead } from "../parts.js";
 
 const MOST = 200;
 
-export function Changes({ store, query }) {
-  const about = ["kind", "object"].map((key) => [key, query.get(key)]).filter(([, value]) => value);
+export function Changes({ store, query: address }) {
+  const about = ["kind", "object"].map((key) => [key, address.get(key)]).filter(([, value]) => value);
   const [text, setText] = useState("");
   const newest = store.rows("changes").sort((a, b) => b.revision - a.revision);
-  const [chosen, problem] = useChosen(store, about, newest[0]?.name);
-  const changes = chosen ?? (about.length || store.at ? null : newest);
+  // The changes of one object, or before a moment: the server chooses them, again with each new change.
+  const query = new URLSearchParams([...about, ...(store.at ? [["to", store.at]] : [])]).toString();
+  const [chosen, problem] = useRead(async () => query && (await getJson(`/api/v1/changes?limit=${MOST}&${query}`)).changes, [query, newest[0]?.name]);
+  const changes = query ? chosen || null : newest;
   const shown = matching(changes ?? [], text);
   return html`
     ${about.length > 0
@@ -32,18 +34,4 @@ export function Changes({ store, query }) {
     </li>`)}</ol>
     <${Command} text="fleetctl changes" />
   `;
-}
-
-/** The changes of one object, or before a moment: the server chooses them, again with each new change. */
-function useChosen(store, about, newest) {
-  const [found, setFound] = useState([null, ""]);
-  const query = new URLSearchParams([...about, ...(store.at ? [["to", store.at]] : [])]).toString();
-  useEffect(() => {
-    if (!query) return setFound([null, ""]);
-    let isOver = false;
-    const take = (value) => isOver || setFound(value);
-    getJson(`/api/v1/changes?limit=${MOST}&${query}`).then(({ changes }) => take([changes, ""]), (error) => take([[], error.message]));
-    return () => (isOver = true);
-  }, [query, newest]);
-  return query ? found : [null, ""];
 }

@@ -5,7 +5,7 @@ import { keptText, newTurn, requestOf, restored, stream } from "../conversation.
 import { getJson } from "../fleet_store.js";
 import { number, span } from "../format.js";
 import { CandidateTable } from "../candidates.js";
-import { Announced, copyText, lazy, ModelState } from "../parts.js";
+import { Announced, copyText, lazy, ModelState, useRead } from "../parts.js";
 import { note } from "../router.js";
 
 const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
@@ -387,14 +387,8 @@ async function scaled(file, maxPixels) {
 
 /** What becomes of a request before its first token: its place, how much of the prompt is read, and about how long yet. */
 function Progress({ store, id, note }) {
-  const [request, setRequest] = useState(null);
-  useEffect(() => {
-    if (!id || !store.may("viewer")) return undefined;
-    const read = () => getJson("/api/v1/in-flight").then(({ requests }) => setRequest(requests.find((row) => row.id === id) ?? null), () => {});
-    read();
-    const timer = setInterval(read, PROGRESS_MS);
-    return () => clearInterval(timer);
-  }, [id]);
+  const [found] = useRead(async () => id && store.may("viewer") && getJson("/api/v1/in-flight"), [id], PROGRESS_MS);
+  const request = found?.requests?.find((row) => row.id === id);
   const { phase, promptTokens: all, prefilledTokens: done, seconds, resumptions } = request ?? {};
   if (phase !== "prefill" || !all || !done) return html`<p class="quiet">${note || (phase === "queued" ? "waiting for an engine" : "…")}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
   const rest = done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
@@ -403,11 +397,7 @@ function Progress({ store, id, note }) {
 
 /** The engines that the next question could get, with the parts of their scores: why one of them is chosen. */
 function Candidates({ model }) {
-  const [route, setRoute] = useState(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    if (model) getJson(`/api/v1/explain/route?model=${encodeURIComponent(model)}`).then(setRoute, (error) => setProblem(error.message));
-  }, []);
+  const [route, problem] = useRead(async () => model && getJson(`/api/v1/explain/route?model=${encodeURIComponent(model)}`));
   return html`<section class="panel" aria-label=${PANELS.routing}>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${route && html`<p class="quiet">Which engine the next question gets, as gateway ${route.gateway} sees it, best first. A session or a cached prompt may lead elsewhere.</p>

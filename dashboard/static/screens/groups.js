@@ -1,9 +1,9 @@
 /** Shard groups, and one group: its Macs by rank, the cables between them, the split of models, checks and epochs. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, MacState, ObjectLink, Table } from "../parts.js";
+import { Badge, Command, Events, MacState, ObjectLink, Table, useRead } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const READ_MS = 5_000;
@@ -25,7 +25,7 @@ export function Groups({ store }) {
 
 export function Group({ store, name }) {
   const group = store.row("groups", name);
-  const [found, problem] = useDetail(name);
+  const [found, problem] = useRead(() => getJson(`/api/v1/groups/${encodeURIComponent(name)}`), [name], READ_MS);
   if (!group) return html`<${NotFound} what="group" name=${name} command="fleetctl get shardgroups" />`;
   const isAbout = (one) => one.kind === "ShardGroup" && one.object === name;
   const members = found?.members.length ? found.members : group.listed;
@@ -49,21 +49,6 @@ export function Group({ store, name }) {
     <${Source} kind="ShardGroup" name=${name} />
     <${Command} text=${`fleetctl fabric bench ${name}`} />
   `;
-}
-
-function useDetail(name) {
-  const [result, setResult] = useState([null, ""]);
-  useEffect(() => {
-    let isOver = false;
-    const read = () => document.hidden || getJson(`/api/v1/groups/${encodeURIComponent(name)}`).then((body) => isOver || setResult([body, ""]), (error) => isOver || setResult(([before]) => [before, error.message]));
-    read();
-    const timer = setInterval(read, READ_MS);
-    return () => {
-      isOver = true;
-      clearInterval(timer);
-    };
-  }, [name]);
-  return result;
 }
 
 /** The cables from each Mac to each other, and what the last checks measured over all of them. */

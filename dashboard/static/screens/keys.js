@@ -1,16 +1,12 @@
 /** API keys with their rights, limits and the use of 24 hours; without the role admin, one's own alone. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html } from "../vendor/htm-preact.js";
 import { age, number } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Table } from "../parts.js";
+import { Badge, Command, Table, useRead } from "../parts.js";
 
 export function Keys() {
-  const [found, setFound] = useState(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    getJson("/api/v1/keys").then(setFound, (error) => setProblem(error.message));
-  }, []);
+  const [found, problem] = useRead(() => getJson("/api/v1/keys"));
   const sum = (key, field) => number(key.use.reduce((total, one) => total + one[field], 0));
   const columns = [
     ["Key", (key) => key.name],

@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { Sparkline } from "../charts.js";
 import { getJson } from "../fleet_store.js";
 import { age, bytes, clock, count, short, span } from "../format.js";
-import { Announced, Command, Figure, lazy, ModelState, ObjectLink, Problems, usePolled } from "../parts.js";
+import { Announced, Command, Figure, lazy, ModelState, ObjectLink, Problems, useRead } from "../parts.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
 const MAX_MODELS = 12;
@@ -54,7 +54,7 @@ function FirstSteps({ macs, models }) {
 /** One row of figures, each with the time over which it was measured, and why if there is none. */
 function Figures({ store, macs }) {
   const now = store.row("traffic", "fleet");
-  const [hour] = usePolled(() => getJson(`/api/v1/series?subject=fleet&metric=${METRICS.join(",")}&from=1h&step=60s`), SERIES_MS);
+  const [hour] = useRead(() => getJson(`/api/v1/series?subject=fleet&metric=${METRICS.join(",")}&from=1h&step=60s`), [], SERIES_MS);
   if (store.at) return html`<p class="quiet">Requests of that time are under <a href="/requests?tab=ended">Requests</a>.</p>`;
   if (!now) return null;
   const { gatewaysSilent = {}, gateways } = store.summary;
@@ -90,7 +90,7 @@ function lastOf(hour, metric) {
 function Line({ hour, metric, what }) {
   const values = hour?.metrics[metric].mean ?? [];
   const begin = values.findIndex((value) => value !== null);
-  if (begin < 0) return null;
+  if (values.filter((value) => value !== null).length < 2) return null;
   const shown = values.slice(begin);
   return html`<${Sparkline} values=${shown} label=${`${what}, the last ${count(Math.round((shown.length * hour.stepSeconds) / 60), "minute")}`} />`;
 }

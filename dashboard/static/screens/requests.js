@@ -4,7 +4,7 @@ import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-pre
 import { Chart } from "../charts.js";
 import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Badge, Command, Figure, ObjectLink, Table, Tabs, usePolled } from "../parts.js";
+import { Badge, Command, Figure, ObjectLink, Table, Tabs, useRead } from "../parts.js";
 import { note } from "../router.js";
 import { Waterfall } from "../waterfall.js";
 import { brokenText } from "./overview.js";
@@ -34,7 +34,7 @@ export function Requests(props) {
   const now = store.row("traffic", "fleet");
   return html`
     <h1>Requests</h1>
-    ${now && html`<div class="cards">
+    ${now && html`<div class="cards figures-row">
       <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
       <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
       <${Figure} title="Time to first token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
@@ -58,7 +58,7 @@ function Flow({ now, limit }) {
     ${limit > 0 && html`<div><span class="title">Queue</span>
       <span class="queue" role="meter" aria-label="Queue" aria-valuemin="0" aria-valuemax=${limit} aria-valuenow=${Math.min(limit, now.queueDepth)} aria-valuetext=${`${now.queueDepth} of ${limit} waiting`}><span class=${tone} style=${{ width: `${100 * share}%` }}></span></span>
       <span class="note">${now.queueDepth} of ${limit}</span></div>`}
-    ${speeds.length > 0 && html`<div><span class="title">Last responses</span>
+    ${speeds.length > 0 && html`<div><span class="title">Speed of the last responses</span>
       <span class="speeds" role="img" aria-label=${`Tokens per second of the last ${count(speeds.length, "response")}: ${short(speeds.at(-1))} now, at most ${short(top)}`}>${speeds.map((one, at) => html`<span key=${at} style=${{ height: `${Math.max(6, (100 * one) / top)}%` }}></span>`)}</span>
       <span class="note">${short(speeds.at(-1))} tokens/s</span></div>`}
   </div>`;
@@ -175,7 +175,7 @@ const endOf = (one) => Date.parse(one.time) + one.latencyMs;
 
 /** Rates and times of the last hour. */
 function Charts() {
-  const [found, problem] = usePolled(readSeries, SERIES_MS);
+  const [found, problem] = useRead(readSeries, [], SERIES_MS);
   if (!found) return html`<p class="quiet">${problem || "Loading…"}</p>`;
   return html`<section aria-label="The last hour"><div class="charts">
     ${SERIES.map(([metric, title, format, kind], at) => html`<${Chart} key=${metric} title=${title} format=${format} group="requests"

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { bytes, count, number } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Command, Diff, Filter, ManifestErrors, ObjectLink, Table } from "../parts.js";
+import { Command, Diff, Filter, ManifestErrors, ObjectLink, Table, useRead } from "../parts.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
 
 const FIRST_ROWS = 20;
@@ -11,12 +11,8 @@ const REPOSITORY = String.raw`\s*[\w.\-]+\/[\w.\-]+\s*`;
 
 /** The catalogue, or the one model of it that the address names. */
 export function RunModel({ store, query }) {
-  const [catalogue, setCatalogue] = useState(null);
-  const [problem, setProblem] = useState("");
+  const [catalogue, problem] = useRead(() => getJson("/api/v1/catalogue"));
   const repo = query.get("repo") ?? "";
-  useEffect(() => {
-    getJson("/api/v1/catalogue").then(setCatalogue, (error) => setProblem(error.message));
-  }, []);
   const rows = (catalogue?.models ?? []).map(rowOf).sort((a, b) => Number(canRun(b)) - Number(canRun(a)));
   return html`
     ${repo ? html`<p class="trail"><a href="/run">Run a model</a></p><h1>${repo}</h1>` : html`<h1>Run a model</h1>`}
@@ -56,9 +52,9 @@ function Catalogue({ store, rows, date }) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = rows.filter((row) => (isAll || row.variants.length > 0) && words.every((word) => row.text.includes(word)));
   const fitting = rows.filter((row) => row.variants.length > 0).length;
-  if (!rows.length) return html`<p class="empty">No Mac has joined, so nothing can be compared. <a href="/macs/add">Add a Mac</a></p>`;
+  if (!rows.length) return html`<p class="empty">No Mac has joined, so nothing can be compared. <a href="/macs?tab=add">Add a Mac</a></p>`;
   return html`
-    <p class="quiet">${fitting} of ${count(rows.length, "model")} of the catalogue of ${date} fit beside what runs now. Speeds are computed from the memory bandwidth, and are upper bounds for one request.</p>
+    <p class="quiet">${fitting} of ${count(rows.length, "model")} of the catalogue of ${date} fit beside what runs. Speeds are upper bounds for one request, by memory bandwidth.</p>
     <p><${Filter} value=${text} onInput=${setText} label="Words: qwen, tools, image, mit" />
       <label class="check"><input type="checkbox" checked=${isAll} onChange=${(event) => setAll(event.target.checked)} /> Also what does not fit</label></p>
     <${Table} caption="Models of the catalogue" columns=${columns(store)} rows=${isWhole ? shown : shown.slice(0, FIRST_ROWS)} empty="No model matches." />

@@ -1,25 +1,16 @@
 /** Why a replica is pending: each Mac with its reason, what it needs and has, and what would help. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html } from "../vendor/htm-preact.js";
 import { bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
 import { Legend, partsOf, proofText, StackedBar } from "../memory_bars.js";
-import { Badge, Command, ObjectLink, Table } from "../parts.js";
+import { Badge, Command, ObjectLink, Table, useRead } from "../parts.js";
 
 // Reasons whose amounts are not bytes, as fleetctl prints them.
 const COUNTS = ["TooFewGpuCores", "ContextTooLong", "ReplicaLimit"];
 
 export function WhyPending({ name, revision }) {
-  const [report, setReport] = useState(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    let isOver = false;
-    getJson(`/api/v1/explain/deployment/${encodeURIComponent(name)}`).then(
-      (found) => !isOver && (setReport(found), setProblem("")),
-      (error) => !isOver && setProblem(error.message),
-    );
-    return () => (isOver = true);
-  }, [name, revision]);
+  const [report, problem] = useRead(() => getJson(`/api/v1/explain/deployment/${encodeURIComponent(name)}`), [name, revision]);
   if (problem) return html`<p class="problem" role="alert">${problem}</p>`;
   if (!report) return html`<p class="quiet">Asking the planner…</p>`;
   const rows = report.nodes.map((one) => ({ ...one, name: one.node, memory: one.memory ?? report.proofs[one.node] }));
