@@ -249,7 +249,7 @@ function FillText({ place, block, isAway: isFaint }) {
   const note = isDown ? `${fill.percent} %` : bytes(fill.bytes);
   return html`<g fill=${color} pointer-events="none" aria-hidden="true">
     <text x=${place.x + 7} y=${block.y + 18} font-size="12" font-weight="600">${name}</text>
-    ${block.height > 40 && html`<text x=${place.x + 7} y=${block.y + 34} font-size="11">${fitText(note, space, 11)}</text>`}
+    ${block.height > 40 && textWidth(note, 11) <= space && html`<text x=${place.x + 7} y=${block.y + 34} font-size="11">${note}</text>`}
   </g>`;
 }
 
@@ -271,7 +271,7 @@ function MacCell({ cell, form, id, isCurrent, onFocus }) {
 function MacText({ cell, form }) {
   const { mac, x, y, width } = cell;
   const base = y + (form === "large" ? 15 : 13);
-  const state = mac.isCordoned ? "cordoned" : mac.state === "online" ? "" : mac.state;
+  const state = mac.isCordoned ? "cordoned" : mac.state === "degraded" ? mac.state : ""; // the rest stands for the free memory
   const space = width - textWidth(mac.title, 13) - 8;
   const free = isAway(mac) ? [mac.state] : mac.roomBytes ? [`${bytes(freeBytes(mac))} free`, bytes(freeBytes(mac))] : ["not reported", "?"];
   const [chip, room] = [mac.chip.replace(/^Apple /, ""), mac.roomBytes ? bytes(mac.roomBytes) : ""];

@@ -111,7 +111,7 @@ async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Sit
         await show(page, "/try", "Try a change")
         await page.get_by_label("Manifest, YAML").fill(f"kind: '{HOSTILE}'")
         await expect(page.get_by_role("alert")).to_be_visible()
-        await show(page, f"/try?model={quote(HOSTILE)}", "Try a change")
+        await show(page, f"/try?kind=ModelDeployment&name={quote(HOSTILE)}", "Try a change")
         name = HOSTILE.replace("/", "")
         await show(page, f"/macs/{quote(name)}", name)
         for path in ("/", "/macs/mac-2", "/events"):
@@ -157,7 +157,7 @@ async def test_a_change_appears_without_a_reload(browser: Browser) -> None:
         await site.store.commit([], mac("mac-3"))
         drawn = page.get_by_role("link", name="mac-3, online")
         await expect(drawn).to_be_visible()
-        await expect(page.locator("[data-sentence]")).to_contain_text("2 of 3 Macs online")
+        await expect(page.locator("[data-sentence]")).to_contain_text("3 of 3 Macs online")
         await site.store.commit([], [Delete(key=keys.node_lease_key("mac-3"))])
         await expect(page.get_by_role("link", name="mac-3, offline")).to_be_visible()
         assert await page.evaluate("window.isOld")

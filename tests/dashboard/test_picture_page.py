@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -17,6 +17,7 @@ from schemas.replica import MemoryProof, ReplicaStatus
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
+from tests.support.broken_objects import put_asleep
 from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
@@ -148,7 +149,19 @@ async def test_the_picture_is_walked_by_keys_and_says_all_in_words(
         await expect(page.locator("h1")).to_have_text("mac-2")
 
 
-async def test_a_request_in_flight_is_on_the_block_of_its_replica(browser: Browser) -> None:
+_COUNT_DOTS = """
+(drawing) => {
+  window.dots = 0;
+  const count = (changes) => changes.forEach(({ addedNodes }) => (window.dots += [...addedNodes].filter((node) => node.tagName === "circle").length));
+  new MutationObserver(count).observe(drawing, { subtree: true, childList: true });
+}
+"""
+
+
+@pytest.mark.parametrize(("motion", "dots"), [("no-preference", 1), ("reduce", 0)])
+async def test_a_request_in_flight_falls_on_its_replica_unless_motion_is_reduced(
+    browser: Browser, motion: Literal["no-preference", "reduce"], dots: int
+) -> None:
     may_end = asyncio.Event()
 
     async def answer(call: Call) -> None:
@@ -175,14 +188,17 @@ async def test_a_request_in_flight_is_on_the_block_of_its_replica(browser: Brows
         url = f"http://127.0.0.1:{engine.port}"
         await World(store).put(owner, endpoint("qwen-0", "qwen", url, node="mac-1"))
         await gateway.knows("qwen", ready=1)
+        await page.emulate_media(reduced_motion=motion)
         await page.goto(_PICTURE)
         block, caption = page.locator(".drawing a[data-mac]"), page.locator("figcaption")
         await expect(block).to_have_attribute("aria-label", re.compile("qwen-0 4 B"))
         await expect(caption).not_to_contain_text("in flight")
+        await page.locator(".drawing").evaluate(_COUNT_DOTS)
         body = {"model": "qwen", "messages": [{"role": "user", "content": "x"}], "stream": True}
         asking = group.create_task(read_answer(dashboard.http, gateway.url + CHAT, body))
         await expect(caption).to_contain_text("1 request in flight")
         await expect(block).to_have_attribute("aria-label", re.compile("1 request in flight"))
+        assert await page.evaluate("window.dots") == dots
         may_end.set()
         await expect(caption).not_to_contain_text("in flight")
         assert await asking == 200
@@ -192,6 +208,25 @@ async def read_answer(http: aiohttp.ClientSession, url: str, body: object) -> in
     async with http.post(url, json=body) as response:
         await response.read()
         return response.status
+
+
+async def test_a_mac_that_sleeps_has_a_moon_and_commands_are_copied(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], [*mac("mac-1"), *put_asleep("mac-2")])
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto(_PICTURE)
+        asleep, awake = (page.get_by_role("link", name=f"{one},") for one in ("mac-2", "mac-1"))
+        await expect(asleep).to_have_attribute("aria-label", re.compile("mac-2, asleep"))
+        await expect(asleep.locator("path[d^='M6 0A6']")).to_have_count(1)
+        await expect(awake.locator("path[d^='M6 0A6']")).to_have_count(0)
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.goto("/macs")
+        await page.get_by_role("button", name="Copy: fleetctl get nodes").click()
+        await expect(page.get_by_text("Copied")).to_be_visible()
+        assert await page.evaluate("navigator.clipboard.readText()") == "fleetctl get nodes"
 
 
 async def test_a_picture_for_others_has_no_names_and_both_themes(

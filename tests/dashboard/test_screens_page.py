@@ -355,8 +355,11 @@ async def test_an_earlier_moment_is_shown_without_actions(browser: Browser, tmp_
         await expect(page.locator("[data-state='past']")).to_contain_text("as it was")
         await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
         await check_access(page)
+        await page.get_by_role("link", name="Picture").click()  # the picture is of that moment, too
+        assert "at=" in page.url
+        await expect(page.locator(".drawing a[data-mac=mac-3]")).to_be_visible()
         # The moment is in the address: it stays over links and a load.
-        await page.get_by_role("link", name="mac-1").first.click()
+        await page.locator(".drawing a[data-mac=mac-1]").click()
         await page.reload()
         await expect(page.locator("[data-past]")).to_contain_text("Actions are off")
         await expect(page.get_by_role("button", name="Cordon", exact=True)).to_have_count(0)

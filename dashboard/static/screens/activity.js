@@ -20,11 +20,8 @@ function EventList({ store, query }) {
   const [onlyWarnings, setOnlyWarnings] = useState(false);
   const shown = matching(store.rows("events"), text).filter((one) => !onlyWarnings || one.type === "Warning");
   return html`
-    <${Filter} value=${text} onInput=${setText} label="Filter events" />
-    <label class="check">
-      <input type="checkbox" checked=${onlyWarnings} onChange=${(event) => setOnlyWarnings(event.target.checked)} />
-      Warnings only
-    </label>
+    <p><${Filter} value=${text} onInput=${setText} label="Filter events" />
+      <label class="check"><input type="checkbox" checked=${onlyWarnings} onChange=${(event) => setOnlyWarnings(event.target.checked)} /> Warnings only</label></p>
     <${Events} events=${shown} empty=${text || onlyWarnings ? "No event matches." : undefined} />
     <${Command} text="fleetctl events -w" />
   `;

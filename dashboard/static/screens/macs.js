@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes, figureText, taintText } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table, Tabs, Text } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, reasonColumn, Table, Tabs, Text } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
@@ -24,6 +24,7 @@ export function Macs(props) {
 
 function MacTable({ store }) {
   const [text, setText] = useState("");
+  const rows = matching(store.rows("macs"), text);
   const isMeasured = [...store.views.figures.values()].some((one) => one.gpuPercent !== null || one.active > 0);
   const columns = [
     ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
@@ -35,9 +36,8 @@ function MacTable({ store }) {
     ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
     ["Site", (mac) => mac.site ?? "-"],
     ["Release", (mac) => mac.agentVersion ?? "-"],
-    ["Reason", (mac) => html`<${Text} text=${mac.reason} />`, "wide"],
+    ...reasonColumn(rows),
   ];
-  const rows = matching(store.rows("macs"), text);
   return html`
     <${Filter} value=${text} onInput=${setText} label="Filter Macs" />
     <${Table} caption="Macs" columns=${columns} rows=${rows} empty=${text ? "No Mac matches." : "No Mac has joined."} />

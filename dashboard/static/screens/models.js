@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table, Text, tryPath } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, reasonColumn, Table, tryPath } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -17,6 +17,7 @@ const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
 export function Models({ store }) {
   const [text, setText] = useState("");
+  const rows = matching(store.rows("models"), text);
   const columns = [
     ["Model", (model) => html`<${ObjectLink} kind="ModelDeployment" name=${model.name} />`],
     ["State", (model) => html`<${ModelState} model=${model} /><${RolloutState} model=${model} />`],
@@ -25,9 +26,8 @@ export function Models({ store }) {
     ["Macs", (model) => model.macs.join(", ") || "-"],
     ["Context", (model) => model.contextLength ?? "-", "number"],
     ["Revision", (model) => model.revision, "number"],
-    ["Reason", (model) => html`<${Text} text=${model.reason} />`, "wide"],
+    ...reasonColumn(rows),
   ];
-  const rows = matching(store.rows("models"), text);
   return html`
     <div class="section-head"><h1>Models</h1><a href="/run">Run a model</a></div>
     <${Filter} value=${text} onInput=${setText} label="Filter models" />
@@ -93,7 +93,8 @@ export function Model({ store, name, query }) {
 
 /** How far the newest revision is. */
 function RolloutState({ model }) {
-  if (!model.desired || (model.updated >= model.desired && !model.isPaused)) return null;
+  const isFirst = model.revision <= 1; // then those that are ready say it all
+  if (!model.desired || ((model.updated >= model.desired || isFirst) && !model.isPaused)) return null;
   const text = `${model.updated} of ${model.desired} ${model.desired === 1 ? "runs" : "run"} revision ${model.revision}`;
   return html`<span data-rollout>
     ${model.updated < model.desired && html`${" "}<progress max=${model.desired} value=${model.updated} aria-label=${text}></progress> ${text}`}

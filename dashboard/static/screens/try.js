@@ -33,7 +33,7 @@ const SLIDERS = [
 const FULL_BITS = 16;
 
 export function Try({ store, query }) {
-  const [subject, setSubject] = useState(() => subjectOf(query));
+  const [subject, setSubject] = useState({ kind: query.get("kind") ?? "", name: query.get("name") ?? "" });
   const [base, setBase] = useState(""); // the object as it is now
   const [text, setText] = useState("");
   const [fields, setFields] = useState(() => Object.fromEntries(SLIDERS.filter(([name]) => query.has(name)).map(([name]) => [name, Number(query.get(name))])));
@@ -116,11 +116,6 @@ export function Try({ store, query }) {
   `;
 }
 
-function subjectOf(query) {
-  const model = query.get("model"); // of earlier releases, as a remedy of "Why pending?" had it
-  return model ? { kind: "ModelDeployment", name: model } : { kind: query.get("kind") ?? "", name: query.get("name") ?? "" };
-}
-
 /** Return a manifest with the values of sliders. */
 function withFields(text, fields) {
   return SLIDERS.filter(([name]) => name in fields).reduce((now, [name, , path]) => withField(now, path, fields[name] === FULL_BITS && name === "kvBits" ? null : fields[name]) ?? now, text);
@@ -149,7 +144,7 @@ function Sliders({ text, model, onSlide }) {
   return SLIDERS.map(([name, title, path, column, usual, { min, max, of, value: valueOf }, unit]) => {
     const written = Number(fieldOf(text, path) ?? Number.NaN);
     const value = Number.isFinite(written) ? written : model?.[column] ?? usual;
-    const label = `${number(value)} ${unit}`.trim();
+    const label = `${number(value)} ${value === 1 ? unit.replace(/s$/, "") : unit}`.trim();
     const isOff = withField(text, path, value) === null || (name === "replicas" && isAutoscaled);
     return html`<label class="slider" key=${name}>${title}
       <input type="range" min=${min} max=${name === "replicas" ? Math.max(max, 2 * (model?.desired ?? 0), value) : max} step="1" disabled=${isOff} title=${isOff ? "Change it in the text" : ""}
@@ -275,7 +270,7 @@ function useAddress(change, isLoaded) {
     const timer = setTimeout(async () => {
       const { subject, fields, lost, added, text, isFree } = change;
       const query = new URLSearchParams(location.search);
-      for (const name of ["model", "kind", "name", "lost", "add", "chip", "memory", ...SLIDERS.map(([field]) => field)]) query.delete(name);
+      for (const name of ["kind", "name", "lost", "add", "chip", "memory", ...SLIDERS.map(([field]) => field)]) query.delete(name);
       if (subject.name) query.set("kind", subject.kind), query.set("name", subject.name);
       for (const name of lost) query.append("lost", name);
       if (added.count) query.set("add", added.count), query.set("chip", added.chip), query.set("memory", added.memory);
