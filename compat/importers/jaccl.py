@@ -5,7 +5,6 @@ the head of a Makefile.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from compat.importers.drafts import (
@@ -45,36 +44,27 @@ _TOOL = EnvTool(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JacclContext:
-    """Context of the conversion."""
-
-    make_group: GroupMaker
-    name: str
-    """Name of the ShardGroup."""
-    model: str = ""
-    """The model folder, for files that do not set MODEL_DIR."""
-
-
-def convert(text: str, source: str, context: JacclContext) -> str:
+def convert(text: str, source: str, *, make_group: GroupMaker, name: str, model: str = "") -> str:
     """Convert the variables and the host file to manifests.
+
+    `name`: of the ShardGroup. `model`: the model folder, for files that do not set MODEL_DIR.
 
     Raises:
         ManifestErrors: all problems of either file, with their lines.
 
     """
     env = Source(read_env(text, source, _TOOL))
-    draft = _deployment(env, context)
+    draft = _deployment(env, model)
     host_file = _given(env, "HOSTFILE") or _HOSTFILE
     # The variables of every rank; the tool passes them with --env.
     fast = env.text("MLX_METAL_FAST_SYNCH")
     omitted = env.omission_lines(_REASONS)
     env.raise_problems()
     # The tool starts every host file with this backend.
-    has_several, group = context.make_group(
-        host_file, group=context.name, pool=context.name, backend="jaccl", fast_synch=fast
+    has_several, group = make_group(
+        host_file, group=name, pool=name, backend="jaccl", fast_synch=fast
     )
-    draft.put_group(group=context.name if has_several else "", pool=context.name)
+    draft.put_group(group=name if has_several else "", pool=name)
     return join_manifests(header(source, _TOOL.name, omitted), [group, draft])
 
 
@@ -87,8 +77,8 @@ def _given(env: Source, name: str) -> str | None:
     return text
 
 
-def _deployment(env: Source, context: JacclContext) -> ManifestDraft:
-    folder = _given(env, "MODEL_DIR") or context.model
+def _deployment(env: Source, model: str) -> ManifestDraft:
+    folder = _given(env, "MODEL_DIR") or model
     if not folder:
         env.refuse((), "names no model: MODEL_DIR is not set", "Add MODEL_DIR=..., or give --model")
     bare = folder.rstrip("/").rpartition("/")[2] or "model"

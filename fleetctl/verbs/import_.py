@@ -153,12 +153,13 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None, **fleet: 
 @_file_options
 def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
     """Convert mlx-jaccl-cluster's variables (.env or Makefile) and host file to a ShardGroup and a ModelDeployment."""
-    context = jaccl_importer.JacclContext(
+    convert = partial(
+        jaccl_importer.convert,
         make_group=_group_maker(file, options["host_file"], _node_names(nodes, options)),
         name=_object_name(file, name, fallback="jaccl"),
         model=options["model"],
     )
-    _convert(file, output, partial(jaccl_importer.convert, context=context))
+    _convert(file, output, convert)
 
 
 @importing.command()
