@@ -9,7 +9,7 @@ import json
 import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue, WorkQueue
@@ -21,7 +21,7 @@ from manifests.errors import ApplyError, InUseError, ManifestErrors, NotFoundErr
 from manifests.load import parse_texts, read_objects
 from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.remote_inspection import RepositoryFacts, describe_repository
-from reconciler.deployments.demand.gateway_metrics import Demand
+from reconciler.deployments.demand.scraper import DemandScraper
 from reconciler.deployments.execute import Executor
 from reconciler.leader_loop import run_as_leader
 from reconciler.listers.caches import wait_for_revision
@@ -61,18 +61,6 @@ _PASSING: Final = frozenset({"SourceUnreachable", "RateLimited", "TooManyModels"
 # The key of the queue that stands for the sweep; no repository is called so.
 _SWEEP: Final = ""
 _MAX_MESSAGE: Final = 500
-
-
-class RequestedModels(Protocol):
-    """The repositories that clients ask for, and the demand for deployments, as gateways report them."""
-
-    def requested(self) -> frozenset[str]:
-        """Return the repositories that clients of any gateway ask for."""
-        ...
-
-    def demand(self, deployment: str) -> Demand | None:
-        """Return the demand for a deployment; None if it is not known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +129,7 @@ class OnDemandController:
     lister: Lister
     recorder: EventRecorder
     executor: Executor
-    gateways: RequestedModels
+    gateways: DemandScraper
     hubs: HubSettings
     clock: Clock
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
