@@ -117,7 +117,7 @@ class DemandScraper:
             }
         now_s = self._clock.monotonic()
         answers = {id_: task.result() for id_, task in scrapes.items()}
-        self._totals.record(answers, urls, needed, now_s)
+        self._totals.record(answers, urls=urls, needed=needed, now_s=now_s)
         self._reported = {
             name: reported for name, reported in self._reported.items() if name in needed
         }
