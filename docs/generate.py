@@ -20,11 +20,11 @@ from docs import (
     model_sizes,
     reason_tables,
 )
+from docs.json_schemas import json_schema, user_kinds
 from engine import lifecycle
 from nodeagent.doctor.checks import CHECKS
 from nodeagent.replicas import engine_tracker
 from reconciler.groups import epochs
-from schemas.json_schema import json_schema, user_kinds
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from schemas.json_schema import json_schema, user_kinds
+from docs.json_schemas import json_schema, user_kinds
 from schemas.kinds import KINDS, Kind
 
 ROOT = Path(__file__).parent.parent

@@ -10,12 +10,12 @@ import pytest
 
 from docs import kind_pages
 from docs.generate import generated, sections
+from docs.json_schemas import json_schema, user_kinds
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from manifests.yaml import nodes
 from schemas import kinds
-from schemas.json_schema import json_schema, user_kinds
 from schemas.routing import Routing
 from tests.support.command_lines import problems
 from tests.support.fleetctl_runner import MemoryFleet
