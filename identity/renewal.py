@@ -86,16 +86,14 @@ class Renewal:
         folder: IdentityFolder,
         applicant: Applicant,
         *,
-        jitter: Callable[[], float] = random.random,
         spread_s: float = SPREAD_S,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._folder = folder
         self._applicant = applicant
-        self._jitter = jitter
         self._spread_s = spread_s
-        self._retries = Retries(_BACKOFF, clock, jitter=jitter)
+        self._retries = Retries(_BACKOFF, clock)
         self._seen: tuple[object, ...] = ()
         self._due = clock.now()
         self.failure = ""
@@ -155,10 +153,10 @@ class Renewal:
         pem = self._folder.certificate()
         certificate = load_certificate(pem)
         start, end = life_of(certificate)
-        due = start + (end - start) * _RENEW_AT * (1 - _JITTER * self._jitter())
+        due = start + (end - start) * _RENEW_AT * (1 - _JITTER * random.random())
         first = load_authorities(self._folder.read_authorities())[0]
         if not any(is_signed_by(authority, first) for authority in load_authorities(pem)):
-            due = min(due, now + timedelta(seconds=self._spread_s * self._jitter()))
+            due = min(due, now + timedelta(seconds=self._spread_s * random.random()))
         identity = identity_of(certificate)
         asked = {_canonical(address) for address in allowed_addresses(identity, seen[1])}
         if asked - addresses_of(certificate):
@@ -257,7 +255,7 @@ class Renewal:
         """Wait for the answer of a signer."""
         identity = pending.identity
         refused = keys.refused_key(identity.role, identity.name)
-        polls = Retries(_ANSWER_BACKOFF, self._clock, jitter=self._jitter)
+        polls = Retries(_ANSWER_BACKOFF, self._clock)
         deadline = self._clock.monotonic() + _ANSWER_S
         while self._clock.monotonic() < deadline:
             issued_certificate = await self._issued(key, pending)

@@ -71,22 +71,20 @@ def _iterate_model_folders(cache: Path) -> Iterator[CachedSnapshot]:
 
 def snapshot_size(snapshot: CachedSnapshot) -> int:
     """Return the bytes of the files that an import takes. Raises ImportRefusedError, as the import would."""
-    return sum(source.stat().st_size for _, source in _chosen_files(snapshot, DEFAULT_PATTERNS))
+    return sum(source.stat().st_size for _, source in _chosen_files(snapshot))
 
 
 def snapshot_problem(snapshot: CachedSnapshot) -> str:
     """Return why an import would refuse a snapshot, as far as is known before a byte is read; "" if nothing is."""
     try:
-        paths = [path for path, _ in _chosen_files(snapshot, DEFAULT_PATTERNS)]
+        paths = [path for path, _ in _chosen_files(snapshot)]
     except ImportRefusedError as error:
         return str(error)
     is_model = any(path.endswith(".safetensors") for path in paths)
     return "" if is_model else _unusable(snapshot)
 
 
-def import_snapshot(
-    store: ModelStore, snapshot: CachedSnapshot, patterns: tuple[str, ...] = DEFAULT_PATTERNS
-) -> StoredModel:
+def import_snapshot(store: ModelStore, snapshot: CachedSnapshot) -> StoredModel:
     """Import one snapshot; return the model. Reads every byte, and writes none where the disk can share them.
 
     A content is named by what was read. Where the cache names a file by its own digest, both must agree: huggingface_hub
@@ -100,21 +98,19 @@ def import_snapshot(
     """
     store.prepare()
     files: dict[str, BlobDigest] = {}
-    for path, source in _chosen_files(snapshot, patterns):
+    for path, source in _chosen_files(snapshot):
         files[path] = _import_file(store, source, path)
     if not any(path.endswith(".safetensors") for path in files):
         raise ImportRefusedError(_unusable(snapshot))
     commit = snapshot.commit or contents_version(files)
-    return store.publish(snapshot.repo, commit, files, patterns)
+    return store.publish(snapshot.repo, commit, files, DEFAULT_PATTERNS)
 
 
 def _unusable(snapshot: CachedSnapshot) -> str:
     return f"{snapshot.folder} has no *.safetensors: the download was not finished, or it is no MLX model"
 
 
-def _chosen_files(
-    snapshot: CachedSnapshot, patterns: tuple[str, ...]
-) -> Iterator[tuple[str, Path]]:
+def _chosen_files(snapshot: CachedSnapshot) -> Iterator[tuple[str, Path]]:
     count = 0
     for folder, _, names in os.walk(snapshot.folder):
         for name in sorted(names):
@@ -123,7 +119,7 @@ def _chosen_files(
                 raise ImportRefusedError(f"{snapshot.folder} has more than {_MAX_FILES} files")
             source = Path(folder, name)
             path = source.relative_to(snapshot.folder).as_posix()
-            if not is_selected(path, patterns):
+            if not is_selected(path, DEFAULT_PATTERNS):
                 continue
             if problem := path_problem(path):
                 raise ImportRefusedError(f"{source} {problem}")

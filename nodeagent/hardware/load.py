@@ -247,10 +247,9 @@ class LoadSampler:
     def __init__(
         self,
         clock: Clock,
-        counters: Callable[[float], MachineCounters] = read_counters,
         sensors: ReadSensors = read_mac_sensors if sys.platform == "darwin" else read_linux_sensors,
     ) -> None:
-        self._clock, self._counters, self._sensors = clock, counters, sensors
+        self._clock, self._sensors = clock, sensors
         self._latest: LoadReading | None = None
         self._sampled_at = 0.0
 
@@ -260,15 +259,14 @@ class LoadSampler:
         while True:
             try:
                 sensors = await self._sensors()
-                after, now = await self._count(), self._clock.monotonic()
+                unix_s = self._clock.now().timestamp()
+                after = await asyncio.to_thread(read_counters, unix_s)
+                now = self._clock.monotonic()
                 self._latest = compare(before, after, now - counted_at, sensors)
                 before, counted_at, self._sampled_at = after, now, now
             except (OSError, RuntimeError, ValueError, psutil.Error) as error:
                 log.warning("load not sampled", extra={"why": str(error)})
             await self._clock.sleep(PERIOD_S)
-
-    async def _count(self) -> MachineCounters:
-        return await asyncio.to_thread(self._counters, self._clock.now().timestamp())
 
     def latest(self) -> LoadReading:
         """Return the latest sample; everything is unknown if there is none, or it is too old."""

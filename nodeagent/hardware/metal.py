@@ -130,12 +130,10 @@ class MetalPreflight:
         clock: Clock,
         argv: Sequence[str] = (sys.executable, "-m", engine_config.DEVICE_CHECK_MODULE),
         *,
-        needs_metal: bool = True,
         limit_s: float = LIMIT_S,
     ) -> None:
         self._clock = clock
         self._argv = tuple(argv)
-        self._needs_metal = needs_metal
         self._limit_s = limit_s
         self._verdict: MetalVerdict | None = None
         self._has_verdict = asyncio.Event()
@@ -160,9 +158,7 @@ class MetalPreflight:
         """Check until a check succeeds; call `on_change` for each new verdict."""
         retries = Retries(_BACKOFF, self._clock)
         while True:
-            verdict = await check_device(
-                self._argv, needs_metal=self._needs_metal, limit_s=self._limit_s
-            )
+            verdict = await check_device(self._argv, limit_s=self._limit_s)
             if verdict != self._verdict:
                 level = logging.INFO if verdict.is_available else logging.ERROR
                 log.log(
