@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 import orjson
@@ -17,11 +18,9 @@ from fleetctl.doctor import (
     observe_control,
     observe_links,
     observe_models,
-    observe_multicast,
     observe_security,
 )
 from fleetctl.doctor.observe_control import SETTLE_S
-from fleetctl.doctor.observe_machines import examine_machines
 from fleetctl.objects import reader
 from identity.dialer import Dialer, UntrustedAddressError, is_local
 from insight import process_client, version_skew
@@ -29,6 +28,8 @@ from insight.doctor.checks import CONDITION_KINDS, FleetObservation, StoreHealth
 from insight.doctor.control_plane import ProbeResult
 from insight.doctor.group_admission import check_admission
 from insight.doctor.lost_nodes import try_lost_nodes
+from insight.doctor.machines import MachineReport
+from insight.errors import ProcessRefusedError, ProcessUnreachableError
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from insight.version_skew import ComponentVersion
@@ -42,6 +43,7 @@ from schemas.meta import ApiObject
 from schemas.node import Node
 from schemas.replica import Endpoint, EndpointSpec, Replica
 from schemas.shardgroup import ShardGroup
+from schemas.wire import findings as wire
 from schemas.wire import health
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.health import StoreView
@@ -91,7 +93,7 @@ async def observe_fleet(
     (probed, engines), machines, multicast = await asyncio.gather(
         _probe_all(transport, dialer, (*agents, *gateways), endpoints, clock),
         examine_machines(transport, agents),
-        observe_multicast.read_multicast(leases, clock),
+        observe_links.read_multicast(leases, clock),
     )
     if not reading.is_settled:
         # The probes above took a part of this time.
@@ -277,3 +279,40 @@ def _cause(error: Exception) -> str:
     inner = getattr(error, "os_error", error)
     reason = inner.strerror if isinstance(inner, OSError) else ""
     return (reason or str(error) or type(error).__name__).lower()
+
+
+_MAX_EXAMINED: Final = 32
+# An agent's readers take eight seconds at most, and a second time for the system's log.
+_EXAMINE_S: Final = 20.0
+
+
+async def examine_machines(
+    transport: Transport, addresses: Sequence[ProcessAddress]
+) -> list[MachineReport]:
+    """Ask agents for the findings about their machines; those without an address are left out."""
+    asked = {address.key.partition("/")[2]: address for address in addresses if address.url}
+    slots = asyncio.Semaphore(_MAX_EXAMINED)
+
+    async def examine(node: str, address: ProcessAddress, bearer: str) -> MachineReport:
+        async with slots:
+            try:
+                document = await process_client.fetch(
+                    address, wire.PATH, bearer=bearer, limit_s=_EXAMINE_S
+                )
+                findings = wire.parse_findings(document)
+            except (ProcessRefusedError, ProcessUnreachableError, ValueError) as error:
+                return MachineReport(node=node, error=str(error))
+        # Whom we asked is what we know; an agent could name any node.
+        return MachineReport(
+            node=node, findings=tuple(replace(finding, node=node) for finding in findings)
+        )
+
+    if not asked:
+        return []
+    try:
+        async with issue_tickets(transport, [address.key for address in asked.values()]) as bearers:
+            examinations = (examine(*item, bearers[item[1].key]) for item in asked.items())
+            return list(await asyncio.gather(*examinations))
+    except StoreError as error:
+        why = f"no ticket can be written for it: {error}"
+        return [MachineReport(node=node, error=why) for node in asked]

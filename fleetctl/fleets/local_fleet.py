@@ -23,7 +23,6 @@ from fleetctl.fleets.local_programs import (
     reconciler_program,
 )
 from fleetctl.fleets.local_trust import LocalTrust
-from fleetctl.fleets.readiness import wait_for_control_plane
 from machinery import processes
 from machinery.clock import Clock
 from machinery.supervisor import Supervisor
@@ -31,8 +30,11 @@ from machinery.unix_sockets import SocketFolderError
 from nodeagent.engines.engine_processes import stop_all
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
+from schemas.deployment import ModelDeployment
+from schemas.meta import is_true
+from schemas.replica import Replica
 from schemas.wire.engine_address import is_loopback
-from store import keys
+from store import keys, objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -42,6 +44,7 @@ from store.etcd.member.embedded import (
     EmbeddedEtcdError,
 )
 from store.etcd.member.maintenance import MemberMaintenance
+from store.port import Transport
 
 log = logging.getLogger(__name__)
 
@@ -351,3 +354,43 @@ async def _wait_for_gateway(url: str) -> None:
             except (aiohttp.ClientError, TimeoutError, OSError):
                 pass
             await asyncio.sleep(0.1)
+
+
+async def wait_for_control_plane(etcd: EtcdAddress, names: list[str]) -> None:
+    """Wait until the nodes hold their leases, and a reconciler has written what is true since."""
+    transport = connect(etcd)
+    try:
+        while True:
+            try:
+                listing = await transport.list(keys.NODE_LEASE_PREFIX)
+                leader = await transport.get(keys.ELECTION_RECONCILER)
+                is_current = await is_readiness_current(transport)
+            except StoreError:
+                await asyncio.sleep(0.1)
+                continue
+            present = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
+            if present >= set(names) and leader is not None and is_current:
+                return
+            await asyncio.sleep(0.1)
+    finally:
+        await transport.close()
+
+
+async def is_readiness_current(transport: Transport) -> bool:
+    """Return whether all replicas that count as ready have an endpoint: statuses outlive the death of all processes."""
+    serving = {
+        item.key.rpartition("/")[2] for item in (await transport.list(keys.ENDPOINT_PREFIX)).items
+    }
+    replicas = await objects.list_all(transport, Replica)
+    ready = {
+        replica.name
+        for replica in replicas
+        if replica.status and is_true(replica.status.conditions, "Ready")
+    }
+    deployments = await objects.list_all(transport, ModelDeployment)
+    counted = sum(
+        deployment.status.ready_replicas
+        for deployment in deployments
+        if deployment.status is not None
+    )
+    return ready <= serving and counted <= len(serving)

@@ -7,24 +7,19 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final
 
 from fleetctl.services import commands, definition_files, macos_network, macos_settings
 from fleetctl.services.changes import (
     BridgeChange,
     Change,
-    ExclusionChange,
     FileChange,
-    FirewallChange,
     FolderChange,
     FolderMode,
-    MembershipChange,
     NetworkServiceChange,
     NetworkSwitchChange,
-    PowerChange,
     ServiceChange,
     UserChange,
-    WiredLimitChange,
 )
 from fleetctl.services.port import ServiceError, Services
 from machinery import macos_commands
@@ -78,20 +73,12 @@ class Host:
                 return None if old == change.content else change.model_copy(update={"old": old})
             case UserChange():
                 return change if await find_user(change.name) is None else None
-            case (
-                PowerChange()
-                | FirewallChange()
-                | ExclusionChange()
-                | MembershipChange()
-                | WiredLimitChange()
-            ):
-                return await macos_settings.with_old(change)
             case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
                 return await macos_network.with_old(change)
             case ServiceChange():
                 return change
             case _:
-                assert_never(change)
+                return await macos_settings.with_old(change)
 
     async def make(self, change: Change) -> None:
         """Make a change that is recorded; nothing happens if it is made already.
@@ -117,20 +104,12 @@ class Host:
                     definition_files.write(Path(change.path), change.content.encode())
                 case UserChange():
                     await self._add_user(change.name)
-                case (
-                    PowerChange()
-                    | FirewallChange()
-                    | ExclusionChange()
-                    | MembershipChange()
-                    | WiredLimitChange()
-                ):
-                    await macos_settings.make(change)
                 case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
                     await macos_network.make(change)
                 case ServiceChange():
                     pass  # the caller installs it: it knows the definition
                 case _:
-                    assert_never(change)
+                    await macos_settings.make(change)
         except OSError as error:
             raise ServiceError(f"cannot make the change {change}: {error.strerror}") from error
 
@@ -157,14 +136,6 @@ class Host:
                     return ""
                 case UserChange():
                     await self._delete_user(change.name)
-                case (
-                    PowerChange()
-                    | FirewallChange()
-                    | ExclusionChange()
-                    | MembershipChange()
-                    | WiredLimitChange()
-                ):
-                    return await macos_settings.undo(change)
                 case BridgeChange() | NetworkServiceChange() | NetworkSwitchChange():
                     return await macos_network.undo(change)
                 case ServiceChange():
@@ -172,7 +143,7 @@ class Host:
                     if change.engines:
                         await stop_all(Path(change.engines), self._clock, grace_s=_ENGINE_GRACE_S)
                 case _:
-                    assert_never(change)
+                    return await macos_settings.undo(change)
         except OSError as error:
             raise ServiceError(f"cannot undo the change {change}: {error.strerror}") from error
         return ""

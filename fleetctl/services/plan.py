@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
-from fleetctl.services import launchd_plist, link_plan
+from fleetctl.services import launchd, link_plan
 from fleetctl.services.changes import (
     BridgeChange,
     Change,
@@ -158,7 +158,7 @@ def _settings_of_macos(settings: InstallSettings) -> Iterator[Change]:
         command = macos_commands.WIRED_LIMIT_SET.argv(mebibytes=str(settings.wired_limit_mib))
         yield FileChange(
             path=str(settings.layout.definitions / f"{label}.plist"),
-            content=launchd_plist.command_plist(wired_limit.JOB_NAME, command).decode(),
+            content=launchd.command_plist(wired_limit.JOB_NAME, command).decode(),
         )
 
 

@@ -1,19 +1,29 @@
-"""The file fleet.yaml: the Macs and models of a simulated fleet. Estimates model shapes that the file leaves out."""
+"""The file fleet.yaml: the Macs and models of a simulated fleet. Estimates model shapes that the file leaves out.
+
+Models of hubs that the file does not describe are looked up there: a few kilobytes of each, and no weights. They are
+simulated as folders.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self, cast
 
+import orjson
 from pydantic import Field, StringConstraints, model_validator
 
 from insight.simulated_macs import FleetNode
+from manifests import trees
 from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject, load_documents, read_model
-from models import inspection as model_folders
-from schemas.deployment import ModelDeployment, ModelSource
+from models import inspection
+from models.hub.hub_settings import HubFactory, HubSettings
+from reconciler.services.model_lookup import LOOKUP_ERRORS, look_up, reason_of
+from schemas.deployment import HubReference, ModelDeployment, ModelSource
 from schemas.meta import ApiModel, ModelPath
 from schemas.node import ModelGeometry
 
@@ -189,7 +199,7 @@ def _read_geometry(model: FleetModel) -> ModelGeometry | str:
     """Return the geometry of a model, or the reason why there is none."""
     if model.dir is not None:
         folder = Path(model.dir).expanduser().absolute()
-        report = model_folders.report_model(str(folder), folder, casts_to_float32=False)
+        report = inspection.report_model(str(folder), folder, casts_to_float32=False)
         return report.geometry or report.message
     assert model.parameters is not None
     count = int(float(model.parameters.rstrip("KMBT")) * _SCALES.get(model.parameters[-1], 1))
@@ -228,3 +238,87 @@ def _model_errors(fleet: FleetFile, document: Document) -> Iterator[ManifestErro
         if isinstance(geometry, str):
             field = "dir" if model.dir is not None else "parameters"
             yield document.problem(("models", number, field), geometry)
+
+
+# Nothing is below it: only what the hub says counts.
+_NO_FOLDER: Final = Path(os.devnull)
+_HINT: Final = (
+    "The hub was asked without a token. To simulate without it, describe the model in fleet.yaml: "
+    '{{path: "{repo}", parameters: 8B}}'
+)
+
+
+async def hub_geometries(
+    loaded: Sequence[LoadedObject], described: Mapping[str, ModelGeometry], hubs: HubSettings
+) -> dict[str, ModelGeometry]:
+    """Return the geometries of all hub models, by their path in the simulation.
+
+    Those in `described`, by repository, are taken from there; hubs are asked for the others, without a token.
+
+    Raises:
+        ManifestErrors: a hub does not tell; each problem is at the place of its model.
+
+    """
+    model_geometries: dict[str, ModelGeometry] = {}
+    problems = []
+    wanted = []
+    for item in loaded:
+        source = item.obj.spec.model.hub if isinstance(item.obj, ModelDeployment) else None
+        if source is not None and source.repo in described:
+            model_geometries[_path(source)] = described[source.repo]
+        elif source is not None:
+            wanted.append((item, source))
+    if wanted:
+        async with hubs.open() as factory:
+            for item, source in wanted:
+                assert isinstance(item.obj, ModelDeployment)
+                geometry = await _look_up(item.obj, factory, hubs)
+                if isinstance(geometry, ModelGeometry):
+                    model_geometries[_path(source)] = geometry
+                else:
+                    hint = _HINT.format(repo=source.repo)
+                    problems.append(item.document.problem(("spec", "model", "hub"), geometry, hint))
+    if problems:
+        raise ManifestErrors(problems)
+    return model_geometries
+
+
+async def _look_up(
+    deployment: ModelDeployment, factory: HubFactory, hubs: HubSettings
+) -> ModelGeometry | str:
+    """Return the geometry of the deployment's model, or why there is none."""
+    source = deployment.spec.model.hub
+    assert source is not None
+    endpoint, now = hubs.endpoint_of(source), datetime.fromtimestamp(0, tz=UTC)
+    try:
+        snapshot = await look_up(factory(source, ""), deployment, endpoint=endpoint, now=now)
+    except LOOKUP_ERRORS as error:
+        return ": ".join(reason_of(error))
+    (report,) = inspection.report_models(
+        (), _NO_FOLDER, casts_to_float32=False, snapshots={snapshot.folder: snapshot}
+    )
+    return report.geometry or f"{report.reason}: {report.message}"
+
+
+def as_folders(loaded: Sequence[LoadedObject]) -> list[LoadedObject]:
+    """Return the manifests with a folder in the place of each hub model; simulated Macs fetch nothing."""
+    return [
+        replace(item, obj=_as_folder(item.obj)) if isinstance(item.obj, ModelDeployment) else item
+        for item in loaded
+    ]
+
+
+def _as_folder(deployment: ModelDeployment) -> ModelDeployment:
+    hub = deployment.spec.model.hub
+    if hub is None:
+        return deployment
+    tree = trees.declared_tree(deployment)
+    spec = cast("dict[str, Any]", tree["spec"])
+    spec.pop("preload", None)
+    del spec["model"]["hub"]
+    spec["model"]["path"] = _path(hub)
+    return ModelDeployment.model_validate_json(orjson.dumps(tree))
+
+
+def _path(source: HubReference) -> str:
+    return f"{source.repo}@{source.revision}"

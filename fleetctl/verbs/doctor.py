@@ -11,7 +11,7 @@ import click
 from fleetctl.cli import errors
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
-from fleetctl.doctor import fixes, local, observe, observe_machines, report
+from fleetctl.doctor import fixes, local, observe, report
 from fleetctl.doctor.fixes import Fix, FixContext, FixResult
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.output.documents import print_tree
@@ -184,7 +184,7 @@ async def _examine_nodes(options: dict[str, Any], nodes: Sequence[str]) -> list[
         dialer = await open_dialer(options, transport)
         names = list(dict.fromkeys(nodes))
         addresses = [await process_client.find_agent(transport, name, dialer) for name in names]
-        reports = await observe_machines.examine_machines(transport, addresses)
+        reports = await observe.examine_machines(transport, addresses)
     return [
         finding
         for machine_report in reports

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.services import launchd_plist, link_plan, macos_network
+from fleetctl.services import launchd, link_plan, macos_network
 from fleetctl.services.changes import Change, FileChange
 from fleetctl.services.link_plan import LinkPlan
 from fleetctl.services.plan import sentence
@@ -125,7 +125,7 @@ def _print_changes(head: str, changes: list[Change]) -> None:
 
 def _boot_job(plan: LinkPlan, installation: Installation) -> Iterator[FileChange]:
     if plan.changes:
-        job = launchd_plist.command_plist(link_plan.PART, link_plan.boot_command(plan))
+        job = launchd.command_plist(link_plan.PART, link_plan.boot_command(plan))
         path = installation.layout.definitions / f"{label_of(link_plan.PART)}.plist"
         yield FileChange(path=str(path), content=job.decode())
 

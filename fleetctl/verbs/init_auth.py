@@ -18,8 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleetctl.cli.connect import cluster_options, run
 from fleetctl.cli.errors import FleetctlError, from_store_error
-from fleetctl.fleets.etcd_accounts import ROOT_FILE, AccountSetup, PasswordFolder
-from fleetctl.fleets.store_clients import StoreClient, list_clients
+from fleetctl.fleets.etcd_accounts import (
+    ROOT_FILE,
+    AccountSetup,
+    PasswordFolder,
+    StoreClient,
+    list_clients,
+)
 from schemas.meta import ObjectName
 from store.errors import StoreError
 from store.etcd import users as etcd_users

@@ -15,7 +15,7 @@ from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.output.documents import print_tree
-from fleetctl.simulate import fleet_file, hub_models, report, week
+from fleetctl.simulate import fleet_file, report, week
 from fleetctl.simulate.fleet_file import FleetFile
 from fleetctl.simulate.report import LossOutcome, SimulationStep
 from fleetctl.simulate.simulated_fleet import SimulatedFleet, run_fleet
@@ -105,8 +105,8 @@ def simulate(
         fleet_file.check_models(loaded, fleet, document.source)
         hubs = hub_settings(options)
         described = fleet_file.geometries(fleet)
-        of_hubs = run(hub_models.hub_geometries(loaded, described, hubs))
-        folders = hub_models.as_folders(loaded)
+        of_hubs = run(fleet_file.hub_geometries(loaded, described, hubs))
+        folders = fleet_file.as_folders(loaded)
         scenario = Scenario(fleet=fleet, geometries={**described, **of_hubs}, loaded=folders)
         newcomers = [_parse_added_node(text, number) for number, text in enumerate(added, start=1)]
         names = [name for node in fleet.nodes for name in node.names()]

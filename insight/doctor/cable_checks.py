@@ -11,7 +11,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
 from insight.doctor.findings import Finding
-from nodeagent.doctor.check import ok, warn
+from nodeagent.doctor.check import fail, ok, warn
 from nodeagent.hardware.rdma_failures import QUEUE_PAIRS, RESTART, find_failure
 from schemas import local_network
 from schemas.meta import ConditionStatus, find_condition
@@ -188,3 +188,42 @@ def _known_failures(replicas: Sequence[Replica]) -> Iterator[Finding]:
                 since=condition.last_transition_time,
             )
             break
+
+
+_MAX_NAMES = 5
+
+
+def check_bridges(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Yield the loops of cables through the bridges of nodes; nothing where no cable joins two bridges."""
+    ports = [
+        (node.name, port)
+        for node in nodes
+        if node.status is not None
+        for port in node.status.fabric.ports
+    ]
+    owners = {port.domain: name for name, port in ports if port.is_bridged and port.domain}
+    # Each once, though both ends report it.
+    cables = {
+        (min(port.domain, port.peer), max(port.domain, port.peer))
+        for _, port in ports
+        if port.domain in owners and port.peer in owners
+    }
+    if not cables:
+        return
+    # A group of bridges that has more cables than a tree has a loop.
+    groups = {name: frozenset((name,)) for name in owners.values()}
+    looped: set[str] = set()
+    for first, second in sorted(cables):
+        group, other = groups[owners[first]], groups[owners[second]]
+        if group is other:
+            looped.add(owners[first])
+        else:
+            groups.update(dict.fromkeys(group | other, group | other))
+    for names in sorted({tuple(sorted(groups[name])) for name in looped}):
+        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
+        yield fail(
+            f"cables between the Thunderbolt Bridges of {shown} make a loop, which floods all their networks",
+            "on each of them: `sudo fleetctl fabric setup`",
+        )
+    if not looped:
+        yield ok(f"{len(cables)} cables join bridges, without a loop")

@@ -7,8 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from insight.doctor import cable_checks, control_plane, model_checks, network_checks
-from insight.doctor.bridge_loops import check_bridges
-from insight.doctor.cable_checks import LinkProbe
+from insight.doctor.cable_checks import LinkProbe, check_bridges
 from insight.doctor.control_plane import EtcdHealth, ForeignEndpoint, ProbeResult, UnobservedChange
 from insight.doctor.findings import Finding, Level
 from insight.doctor.group_admission import GroupAdmission

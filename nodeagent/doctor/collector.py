@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from machinery.clock import Clock
-from nodeagent.doctor import macos_facts, process_facts, service_facts
+from nodeagent.doctor import macos_facts, process_facts
 from nodeagent.doctor.host_facts import (
     ClockFacts,
     EngineFacts,
@@ -43,7 +43,7 @@ async def collect_facts(
     folders = scope.engine_folders
 
     async def read_services() -> tuple[ServiceFacts, ...]:
-        read = service_facts.read_jobs if is_mac else service_facts.read_units
+        read = process_facts.read_jobs if is_mac else process_facts.read_units
         return await read(run, scope.root, scope.home, now)
 
     async def read_engines() -> Sequence[EngineFacts]:

@@ -4,7 +4,7 @@ import plistlib
 from pathlib import Path
 from typing import Any
 
-from fleetctl.services import launchd_plist
+from fleetctl.services import launchd
 from fleetctl.services.port import ServiceSpec
 
 SPEC = ServiceSpec(
@@ -15,5 +15,5 @@ SPEC = ServiceSpec(
 
 def job(**different: Any) -> bytes:
     """Return the property list of the agent's job with other values; None leaves a key out."""
-    tree = plistlib.loads(launchd_plist.service_plist(SPEC)) | different
+    tree = plistlib.loads(launchd.service_plist(SPEC)) | different
     return plistlib.dumps({key: value for key, value in tree.items() if value is not None})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fleetctl.discovery.local_network import read_records
 from fleetctl.discovery.suggestions import Findings
 from fleetctl.doctor.local import check_announcements
-from fleetctl.doctor.observe_multicast import LISTEN_S, listen, networks_to_hear, read_multicast
+from fleetctl.doctor.observe_links import LISTEN_S, listen, networks_to_hear, read_multicast
 from insight.doctor.network_checks import ListenedNetwork, check_multicast
 from machinery import virtual_time
 from machinery.mdns import ServiceRecord

@@ -1,6 +1,6 @@
 """The readiness of a local fleet: what etcd says after the death of all processes is not taken for the present."""
 
-from fleetctl.fleets.readiness import is_readiness_current
+from fleetctl.fleets.local_fleet import is_readiness_current
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus

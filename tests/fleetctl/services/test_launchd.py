@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from fleetctl.services import launchd_plist
+from fleetctl.services import launchd as launchd_adapter
 from fleetctl.services.launchd import LaunchdServices
 from fleetctl.services.port import ServiceError, ServiceSpec
 from machinery.clock import SystemClock
@@ -76,14 +76,14 @@ PRINTED = """system/com.example.agent = {
 
 
 def test_the_plist_of_the_agent_is_the_specified_one() -> None:
-    written = plistlib.loads(launchd_plist.service_plist(SPEC))
+    written = plistlib.loads(launchd_adapter.service_plist(SPEC))
     assert written == EXPECTED
-    launchd_plist.check(written)
+    launchd_adapter.check(written)
 
 
 def test_the_log_is_truncated_and_not_renamed() -> None:
-    written = plistlib.loads(launchd_plist.rotation_plist(SPEC))
-    launchd_plist.check(written)
+    written = plistlib.loads(launchd_adapter.rotation_plist(SPEC))
+    launchd_adapter.check(written)
     assert written["StartInterval"] == 60
     assert written["ProgramArguments"][1:] == ["-m", "machinery.log_rotation", str(SPEC.log)]
     assert "KeepAlive" not in written
@@ -101,12 +101,12 @@ def test_the_log_is_truncated_and_not_renamed() -> None:
 )
 def test_a_key_that_launchd_would_ignore_is_refused(key: str, value: object, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        launchd_plist.check({**EXPECTED, key: value})
+        launchd_adapter.check({**EXPECTED, key: value})
 
 
 @pytest.mark.mac
 def test_plutil_accepts_the_plists(tmp_path: Path) -> None:
-    for content in (launchd_plist.service_plist(SPEC), launchd_plist.rotation_plist(SPEC)):
+    for content in (launchd_adapter.service_plist(SPEC), launchd.rotation_plist(SPEC)):
         path = tmp_path / "job.plist"
         path.write_bytes(content)
         subprocess.run(["plutil", "-lint", str(path)], check=True, timeout=30)

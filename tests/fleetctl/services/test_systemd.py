@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetctl.services.port import ServiceSpec
-from fleetctl.services.systemd_unit import check, quote, service_unit
+from fleetctl.services.systemd import check, quote, service_unit
 
 SPEC = ServiceSpec(
     name="nodeagent",

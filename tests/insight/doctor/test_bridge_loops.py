@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from insight.doctor.bridge_loops import check_bridges
+from insight.doctor.cable_checks import check_bridges
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeFabric, ThunderboltPort
 from tests.support.agent_api import STATUS

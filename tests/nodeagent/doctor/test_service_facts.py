@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.services.systemd_unit import service_unit
+from fleetctl.services.systemd import service_unit
 from nodeagent.doctor.host_facts import ServiceFacts, ServiceKind
-from nodeagent.doctor.service_facts import read_units
+from nodeagent.doctor.process_facts import read_units
 from tests.support.clock import FakeClock
 from tests.support.launchd_jobs import SPEC
 

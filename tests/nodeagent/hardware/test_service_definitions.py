@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from fleetctl.services import systemd_unit
+from fleetctl.services import systemd
 from nodeagent.hardware.service_definitions import job_differences, service_name, unit_differences
 from tests.support.launchd_jobs import SPEC, job
 
-UNIT = systemd_unit.service_unit(SPEC, is_user=False)
+UNIT = systemd.service_unit(SPEC, is_user=False)
 
 
 def test_what_fleetctl_installs_has_no_difference() -> None:
