@@ -13,6 +13,7 @@ from fleetctl.remote.errors import RemoteError
 from fleetctl.remote.session import RemoteMac
 from machinery import macos_commands
 from machinery.clock import Clock
+from nodeagent.hardware import macos, macos_settings
 from nodeagent.hardware.linux import parse_machine_id
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
 
@@ -121,15 +122,7 @@ async def read_facts(mac: RemoteMac, clock: Clock) -> MachineFacts:
 def parse_macos(architecture: str, out: Mapping[str, str], offset_s: float | None) -> MachineFacts:
     """Return the facts in outputs of macOS. Pure."""
     versions, sysctl = parse_pairs(out.get("sw_vers", "")), parse_pairs(out.get("sysctl", ""))
-    uuid = re.search(r'"IOPlatformUUID" = "([0-9A-Fa-f-]{36})"', out.get("ioreg", ""))
-    pmset = out.get("power", "")
-    section, power = "", {}
-    for line in pmset.splitlines():
-        if line and not line[0].isspace():
-            section = line.strip()
-        elif section == "AC Power:" and len(fields := line.split()) >= 2:
-            power[fields[0]] = fields[1]
-    low = power.get("lowpowermode", power.get("powermode"))
+    power = out.get("power", "")
     return MachineFacts(
         system="Darwin",
         architecture=architecture,
@@ -138,16 +131,16 @@ def parse_macos(architecture: str, out: Mapping[str, str], offset_s: float | Non
         model=sysctl.get("hw.model", ""),
         hostname=out.get("hostname", "").strip(),
         home=out.get("home", "").strip(),
-        hardware_uuid=uuid[1].lower() if uuid else "",
+        hardware_uuid=(macos.parse_platform_uuid(out.get("ioreg", "")) or "").lower(),
         memory_bytes=parse_positive(sysctl.get("hw.memsize")),
         free_bytes=_free_bytes(out.get("disk", "")),
         clock_offset_s=offset_s,
         is_translated=out.get("rosetta", "").strip() == "1",
         listening=_macos_ports(out.get("sockets", "")),
         programs=_programs(out.get("processes", "")),
-        is_encrypted=_word(out.get("filevault", ""), yes="FileVault is On", no="FileVault is Off"),
-        sleep_minutes=int(power["sleep"]) if power.get("sleep", "").isdigit() else None,
-        is_low_power=None if low is None else low == "1",
+        is_encrypted=macos_settings.parse_filevault(out.get("filevault", "")),
+        sleep_minutes=macos_settings.parse_sleep_minutes(power),
+        is_low_power=macos_settings.parse_low_power(power),
         updates_itself=_word(out.get("updates", ""), yes="1", no="0"),
         has_firewall=_word(out.get("firewall", ""), yes="enabled", no="disabled"),
         is_on_wifi=_is_wifi(out.get("route", ""), out.get("ports", "")),
