@@ -1,6 +1,7 @@
-"""Pictures of every screen of the dashboard, light, dark and as on a phone: `make screenshots`.
+"""Pictures of every screen of the dashboard, wide and as on a phone, light and dark: `make screenshots`.
 
-All go to the folder build/screens; the best, to docs/images. `python -m docs.screenshots FOLDER NAME...` makes some.
+Places are taken of a fleet that is well, with one fault, and with many; other screens of the last. All go to the folder
+build/screens, as SCREEN-TROUBLE-FORM.png; the best, to docs/images. `python -m docs.screenshots FOLDER NAME...` makes some.
 """
 
 import asyncio
@@ -13,65 +14,80 @@ from typing import Final
 
 from playwright.async_api import Browser, Page, async_playwright
 
-from docs.showcase import running_showcase
+from docs.showcase import TROUBLES, Trouble, running_showcase
 from tests.support.browser import PROGRAM
 from tests.support.dashboard_fleets import MANIFEST
 
 IMAGES: Final = Path(__file__).parent / "images"
-SCREENS: Final = {
-    "fleet": "/",
+PLACES: Final = {
+    "overview": "/",
     "models": "/models",
+    "macs": "/macs",
+    "requests": "/requests",
+    "chat": "/chat",
+    "activity": "/activity",
+    "settings": "/settings",
+    "try": "/try",
+    "run": "/run",
+}
+"""The path of each place."""
+SCREENS: Final = PLACES | {
     "model": "/models/qwen-coder",
     "why": "/models/long?why",
-    "run": "/run",
     "preview": "/run?repo=mlx-community/Qwen3-30B-A3B-4bit",
-    "macs": "/macs",
     "picture": "/macs?tab=picture",
     "groups": "/macs?tab=groups",
     "add": "/macs?tab=add",
     "mac": "/macs/studio-1",
     "group": "/groups/studios",
-    "requests": "/requests",
     "ended": "/requests?tab=ended",
     "metrics": "/requests?tab=metrics",
-    "chat": "/chat",
     "whatif": "/try?kind=ModelDeployment&name=long&kvBits=4&lost=studio-3",
-    "apply": "/try",
-    "events": "/activity",
     "changes": "/activity?tab=changes",
     "git": "/activity?tab=git",
     "logs": "/activity?tab=logs",
-    "keys": "/settings",
     "versions": "/settings?tab=fleet",
     "time": "/macs",
 }
 """The path of each screen."""
-SHAPES: Final = {"light": (1200, 800), "dark": (1200, 800), "phone": (390, 844)}
-BEST: Final = (
-    *("fleet-light", "fleet-phone", "why-light", "whatif-dark", "apply-light", "chat-dark"),
-    *("run-light", "preview-light"),
-)
-"""The pictures of the documentation."""
+FORMS: Final = {
+    f"{width}-{theme}": (size, theme)
+    for width, size in (("wide", (1280, 800)), ("phone", (390, 844)))
+    for theme in ("light", "dark")
+}
+"""The size of the window and the theme, by the name of the form."""
+BEST: Final = {
+    "overview-none-wide-light": "overview-light",
+    "overview-many-wide-dark": "overview-dark",
+    "overview-one-phone-dark": "overview-phone",
+    "why-many-wide-light": "why-light",
+    "whatif-many-wide-dark": "whatif-dark",
+    "try-none-wide-light": "apply-light",
+    "chat-none-wide-dark": "chat-dark",
+    "run-none-wide-light": "run-light",
+    "preview-many-wide-light": "preview-light",
+}
+"""The pictures of the documentation, and their names there."""
 PICTURE: Final = "fleet.svg"
 """The picture that the page exports."""
 _WAIT_MS: Final = 60_000
 _REST_MS: Final = 1_200
 
 
-async def shoot(browser: Browser, url: str, name: str, shape: str, folder: Path) -> None:
+async def shoot(browser: Browser, url: str, name: str, form: str, path: Path) -> None:
     """Write the picture of one screen."""
-    width, height = SHAPES[shape]
+    (width, height), theme = FORMS[form]
     page = await browser.new_page(
         base_url=url,
         viewport={"width": width, "height": height},
-        color_scheme="light" if shape == "light" else "dark",
+        color_scheme="light" if theme == "light" else "dark",
     )
     page.set_default_timeout(_WAIT_MS)
     await page.goto(SCREENS[name])
     await page.locator("[data-state=live]").wait_for()
     await prepare(page, name)
     await page.wait_for_timeout(_REST_MS)
-    await page.screenshot(path=folder / f"{name}-{shape}.png")
+    await page.screenshot(path=path)
     await page.close()
 
 
@@ -79,7 +95,7 @@ async def prepare(page: Page, name: str) -> None:
     """Bring a screen into the state that is worth a picture."""
     if name == "run":
         await page.locator("tbody tr").first.wait_for()
-    if name in ("fleet", "picture", "preview", "whatif"):
+    if name in ("overview", "picture", "preview", "whatif"):
         await page.locator(".drawing").wait_for()
     if name == "chat":
         await page.locator("option").first.wait_for(state="attached")
@@ -88,7 +104,7 @@ async def prepare(page: Page, name: str) -> None:
         await page.get_by_role("button", name="Send").wait_for()
     if name == "ended":
         await page.locator("[data-ended] tbody button").first.click()
-    if name == "apply":
+    if name == "try":
         await page.get_by_label("Manifest, YAML").fill(MANIFEST)
         await page.locator("[data-plan]").wait_for()
     if name == "logs":
@@ -117,24 +133,34 @@ async def export(browser: Browser, url: str, path: Path) -> None:
     await page.close()
 
 
+async def shoot_fleet(
+    browser: Browser, trouble: Trouble, names: Sequence[str], folder: Path
+) -> None:
+    """Write the pictures of some screens, and the exported picture, of a fleet in one state."""
+    with tempfile.TemporaryDirectory() as state:
+        async with running_showcase(Path(state), trouble) as running:
+            for name in names:
+                for form in FORMS:
+                    path = folder / f"{name}-{trouble}-{form}.png"
+                    await shoot(browser, running.url, name, form, path)
+            await export(browser, running.url, folder / PICTURE)
+
+
 async def main(folder: Path, names: Sequence[str]) -> None:
     """Write the pictures of some screens into a folder; of all screens also the best to docs/images."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as state:
-        async with running_showcase(Path(state)) as running, async_playwright() as playwright:
-            program = await playwright.chromium.launch(
-                executable_path=PROGRAM, args=["--no-sandbox"]
-            )
-            for name in names or SCREENS:
-                for shape in SHAPES:
-                    await shoot(program, running.url, name, shape, folder)
-            await export(program, running.url, folder / PICTURE)
-            await program.close()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
+        for trouble in TROUBLES:
+            shown = SCREENS if trouble == TROUBLES[-1] else PLACES
+            chosen = [name for name in shown if not names or name in names]
+            await shoot_fleet(browser, trouble, chosen, folder)
+        await browser.close()
     if names:
         return
     IMAGES.mkdir(exist_ok=True)
-    for name in BEST:
-        shutil.copy(folder / f"{name}.png", IMAGES / f"dashboard-{name}.png")
+    for name, title in BEST.items():
+        shutil.copy(folder / f"{name}.png", IMAGES / f"dashboard-{title}.png")
     shutil.copy(folder / PICTURE, IMAGES / PICTURE)
 
 

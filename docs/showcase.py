@@ -1,4 +1,4 @@
-"""A fleet that shows something on every screen of the dashboard, for its pictures."""
+"""A fleet that shows something on every screen of the dashboard, for its pictures: well, with one fault, or with many."""
 
 import asyncio
 import math
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
 
 import orjson
 
@@ -14,7 +15,7 @@ from gateway.limits import GatewayLimits
 from machinery.process_log import LogRing
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from reconciler.deployments.rollout.revisions import template_hash
-from schemas.deployment import ModelDeploymentStatus
+from schemas.deployment import ModelDeploymentStatus, NodeRefusal
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus, InventoryEntry
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
@@ -25,6 +26,7 @@ from schemas.trust import PendingJoin
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
+from tests.support.broken_objects import condition, put_asleep, put_away
 from tests.support.dashboard_fleets import pending
 from tests.support.dashboard_groups import fabric, put_epoch, put_group
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
@@ -42,6 +44,9 @@ from tests.support.gateway_world import deployment as gateway_deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.world import GIB, deployment, revision
 
+Trouble: TypeAlias = Literal["none", "one", "many"]
+TROUBLES: Final[tuple[Trouble, ...]] = get_args(Trouble)
+"""How much is wrong with the fleet."""
 _MACS = (
     ("studio-1", 192, "Apple M3 Ultra", "berlin"),
     ("studio-2", 192, "Apple M3 Ultra", "berlin"),
@@ -60,7 +65,7 @@ _HOT = Condition(
     type="ThermalPressure",
     status=ConditionStatus.TRUE,
     reason="TooWarm",
-    message="the system throttles its processors",
+    message="CPU die was at 98 °C; the machine slows down at 95 °C",
     last_transition_time=None,
 )
 _COMMIT = "4f2c9a1be0d37c5568f1a2b3c4d5e6f708192a3b"
@@ -91,37 +96,44 @@ _PIECE_S = 0.03
 _ASKED = 24
 
 
-async def put_showcase(store: Transport) -> None:
+async def put_showcase(store: Transport, trouble: Trouble) -> None:
     """Write the fleet."""
+    has_many = trouble == "many"
     for name, gib, chip, site in _MACS:
         metadata = ObjectMeta(
             name=name, uid=f"uid-{name}", generation=1, labels={"site": site, "team": "core"}
         )
-        spec = NodeSpec(unschedulable=name == "mini-3")
+        spec = NodeSpec(unschedulable=has_many and name == "mini-3")
         status = node_status(name, memory_gib=gib * 0.75, chip=chip).model_copy(
             update={
                 "memory_bytes": gib * GIB,
-                "conditions": (_HOT,) if name == "book-anna" else (),
+                "agent_version": "0.1.0",
+                "conditions": (_HOT,) if has_many and name == "book-anna" else (),
                 "labels": {"site": site},
                 "fabric": fabric(name),
             }
         )
-        puts = [codec.put_spec(Node(metadata=metadata, spec=spec)), put_node(name, status)]
-        await store.commit([], [*puts, *([put_lease(name)] if name != "mini-2" else [])])
-    await _put_models(store)
+        life = {"mini-2": put_away, "mini-3": put_asleep}.get(name) if has_many else None
+        alive = [put_lease(name)] if life is None else life(name)[1:]
+        await store.commit(
+            [], [codec.put_spec(Node(metadata=metadata, spec=spec)), put_node(name, status), *alive]
+        )
+    await _put_models(store, crashing="qwen-coder-1" if has_many else "")
+    if trouble != "none":
+        await _put_pending(store)
     await put_group(store)
     await _put_git(store)
-    await _put_events(store)
+    await _put_events(store, trouble)
     await _put_people(store)
 
 
-def _available(replicas: int, *, revision: int = 1) -> ModelDeploymentStatus:
-    """Return the status of a deployment whose replicas are all ready."""
+def _available(replicas: int, *, revision: int = 1, failing: int = 0) -> ModelDeploymentStatus:
+    """Return the status of a deployment whose replicas are ready, but for some."""
     return ModelDeploymentStatus(
         observed_generation=1,
         desired_replicas=replicas,
         replicas=replicas,
-        ready_replicas=replicas,
+        ready_replicas=replicas - failing,
         updated_replicas=replicas,
         revision=revision,
         conditions=(
@@ -130,14 +142,18 @@ def _available(replicas: int, *, revision: int = 1) -> ModelDeploymentStatus:
     )
 
 
-def _serving(replica: str) -> Put:
-    """Return the write of the status of a replica that serves."""
-    ready = Condition(type="Ready", status=ConditionStatus.TRUE, reason="Serving")
+def _reported(replica: str, *, is_crashing: bool = False) -> Put:
+    """Return the write of the status of a replica that serves, or whose engine ends again and again."""
+    ready = (
+        condition("Ready", "EngineEnded", "exit code 137 after 41 s: killed by the system")
+        if is_crashing
+        else condition("Ready", "Serving", status=ConditionStatus.TRUE)
+    )
     value = codec.encode(ReplicaStatus(conditions=(ready,)))
     return Put(key=keys.status_key("Replica", replica), value=value)
 
 
-async def _put_models(store: Transport) -> None:
+async def _put_models(store: Transport, *, crashing: str) -> None:
     for name, size, macs in (
         ("llama-70b", 40, ("studio-1", "studio-2")),
         ("qwen-coder", 18, ("studio-3", "mini-1")),
@@ -155,8 +171,10 @@ async def _put_models(store: Transport) -> None:
             put_replica(owner, at, mac, memory=proof, template=template)
             for at, mac in enumerate(macs)
         ]
-        states = [_serving(f"{name}-{at}") for at in range(len(macs))]
+        names = [f"{name}-{at}" for at in range(len(macs))]
+        states = [_reported(replica, is_crashing=replica == crashing) for replica in names]
         key = keys.status_key("ModelDeployment", name)
+        status = _available(2, revision=2, failing=names.count(crashing))
         revisions = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(owner, 2))]
         await store.commit(
             [],
@@ -165,12 +183,42 @@ async def _put_models(store: Transport) -> None:
                 *replicas,
                 *states,
                 *revisions,
-                Put(key=key, value=codec.encode(_available(2, revision=2))),
+                Put(key=key, value=codec.encode(status)),
             ],
         )
+
+
+async def _put_pending(store: Transport) -> None:
+    """Write a deployment that fits on no Mac."""
     long = pending()
     spec = long.spec.model_copy(update={"concurrency": 640})
-    await store.commit([], [codec.put_spec(long.model_copy(update={"spec": spec}))])
+    refusals = tuple(
+        NodeRefusal(
+            node=name,
+            reason="InsufficientMemory",
+            message=f"needs 162.8 GiB, {name} has {gib * 0.75:.1f} GiB for models",
+        )
+        for name, gib, *_ in _MACS
+    )
+    message = "0/7 nodes fit: 7 too small even when empty"
+    status = ModelDeploymentStatus(
+        observed_generation=1,
+        revision=1,
+        desired_replicas=1,
+        refusals=refusals,
+        conditions=(
+            condition("Available", "Unschedulable", f"0 of 1 replicas ready; {message}"),
+            condition("Placed", "Unschedulable", message),
+        ),
+    )
+    key = keys.status_key("ModelDeployment", long.name)
+    await store.commit(
+        [],
+        [
+            codec.put_spec(long.model_copy(update={"spec": spec})),
+            Put(key=key, value=codec.encode(status)),
+        ],
+    )
 
 
 async def _put_git(store: Transport) -> None:
@@ -226,14 +274,15 @@ async def _put_people(store: Transport) -> None:
     await store.commit([], [Put(key=request_key, value=codec.encode(waiting))])
 
 
-async def _put_events(store: Transport) -> None:
-    for number, (kind, name, type_, reason, message) in enumerate(
-        (
-            ("Node", "mini-2", "Warning", "NodeNotReady", "its agent does not renew its lease"),
-            ("Replica", "qwen-coder-1", "Normal", "ReplicaPlaced", "placed on mini-1"),
-            ("ModelDeployment", "qwen-coder", "Normal", "NewRevision", "revision 2"),
-        )
-    ):
+async def _put_events(store: Transport, trouble: Trouble) -> None:
+    events = [
+        ("Replica", "qwen-coder-1", "Normal", "ReplicaPlaced", "placed on mini-1"),
+        ("ModelDeployment", "qwen-coder", "Normal", "NewRevision", "revision 2"),
+    ]
+    if trouble == "many":
+        message = "its agent does not renew its lease"
+        events.append(("Node", "mini-2", "Warning", "NodeNotReady", message))
+    for number, (kind, name, type_, reason, message) in enumerate(events):
         spec = EventSpec(
             about=ObjectReference(kind=kind, name=name),
             type="Warning" if type_ == "Warning" else "Normal",
@@ -303,10 +352,12 @@ async def _ask(found: RunningDashboard) -> None:
 
 
 @asynccontextmanager
-async def running_showcase(folder: Path) -> AsyncIterator[RunningDashboard]:
+async def running_showcase(
+    folder: Path, trouble: Trouble = "many"
+) -> AsyncIterator[RunningDashboard]:
     """Run a dashboard with a history over the fleet, a gateway, and an engine that answers as `chat`."""
     store = MemoryTransport(CLOCK)
-    await put_showcase(store)
+    await put_showcase(store, trouble)
     with decisions_in(ring := LogRing()):
         async with (
             running_gateway(store, GatewayLimits(drain_timeout_s=0.0, ring=ring)) as gateway,
@@ -337,6 +388,6 @@ async def _showing(
         await put_epoch(store, 1)
         await asyncio.sleep(_BETWEEN_S)
         await put_epoch(store, 2)
-        await store.commit([], [_serving("deep-0")])
+        await store.commit([], [_reported("deep-0")])
         await _ask(dashboard)
         yield dashboard
