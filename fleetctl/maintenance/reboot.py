@@ -16,13 +16,13 @@ from fleetctl.maintenance.reboot_plan import (
     RebootFacts,
     hosts_of_urls,
     parse_file_vault,
-    parse_wired_bytes,
 )
 from fleetctl.remote.errors import RemoteError, UnreachableHostError
 from fleetctl.remote.prompts import Prompts
 from fleetctl.remote.session import RemoteMac
 from identity.dialer import is_local
 from machinery import macos_commands
+from nodeagent.hardware.macos import parse_mac_memory
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import Node, NodeLease, NodeStatus
 from schemas.replica import Replica
@@ -228,4 +228,5 @@ async def wired_bytes(mac: RemoteMac) -> int | None:
         done = await mac.run(macos_commands.VM_STAT.words())
     except RemoteError:
         return None
-    return parse_wired_bytes(done.out) if done.is_ok else None
+    memory = parse_mac_memory(done.out, "") if done.is_ok else None
+    return None if memory is None else memory.wired_bytes

@@ -1,17 +1,14 @@
 """The plan of a restart: the refusals, and what the person is told before. Pure."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from fleetctl.maintenance.rolling_run import PlanRefusal
+from nodeagent.hardware.macos_settings import parse_filevault
 
 FileVault: TypeAlias = Literal["Off", "On", "Unknown"]
-
-_PAGES: Final = re.compile(r"^Pages wired down:\s+(\d+)\.", re.MULTILINE)
-_PAGE_SIZE: Final = re.compile(r"page size of (\d+) bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,15 +138,8 @@ def parse_file_vault(code: int, text: str) -> FileVault:
     """Return what `fdesetup status` says; Off where there is no such program (exit code 127)."""
     if code == 127:
         return "Off"
-    if "FileVault is On" in text:
-        return "On"
-    return "Off" if "FileVault is Off" in text else "Unknown"
-
-
-def parse_wired_bytes(text: str) -> int | None:
-    """Return the wired memory in the output of vm_stat; None if it has another form."""
-    pages, size = _PAGES.search(text), _PAGE_SIZE.search(text)
-    return int(pages[1]) * int(size[1]) if pages and size else None
+    state = parse_filevault(text)
+    return "Unknown" if state is None else ("On" if state else "Off")
 
 
 def hosts_of_urls(urls: Sequence[str]) -> frozenset[str]:

@@ -12,7 +12,6 @@ from fleetctl.maintenance.reboot_plan import (
     RebootWishes,
     hosts_of_urls,
     parse_file_vault,
-    parse_wired_bytes,
     plan_reboot,
 )
 from fleetctl.maintenance.rolling_run import PlanRefusal
@@ -82,16 +81,6 @@ def test_file_vault_s_password_is_asked_only_of_a_person() -> None:
 )
 def test_the_state_of_file_vault(code: int, text: str, state: str) -> None:
     assert parse_file_vault(code, text) == state
-
-
-def test_wired_memory_in_the_output_of_vm_stat() -> None:
-    text = (
-        "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
-        "Pages free:                               14021.\n"
-        "Pages wired down:                        262144.\n"
-    )
-    assert parse_wired_bytes(text) == 4 << 30
-    assert parse_wired_bytes("") is None
 
 
 def test_hosts_of_members() -> None:
