@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.jobs import TranscriptSegment
 from engine.openai import request_body
-from engine.openai.parameters import EndpointParameters, LimitedParameter
+from engine.openai.parameters import EndpointParameters, LenientModel, LimitedParameter
 from engine.ports import ServedSpeech
 from engine.speech.audio_encoder import AudioFormat
 from machinery import multipart
@@ -74,10 +74,8 @@ class TranscriptionRequest:
         return _MEDIA[self.format]
 
 
-class SpeechBody(BaseModel):
+class SpeechBody(LenientModel):
     """Body of `/v1/audio/speech`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     input: Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS)]

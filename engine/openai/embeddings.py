@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from engine.jobs import EmbeddingOutput, EmbedJob
 from engine.model import pooler
@@ -19,7 +19,7 @@ from engine.model.pooler import PoolerConfig
 from engine.openai import limits, parameters, request_body
 from engine.openai.input_processor import InputProcessor, lane_of
 from engine.openai.input_tasks import PreparedPrompt, TextsTask
-from engine.openai.parameters import EndpointParameters
+from engine.openai.parameters import EndpointParameters, LenientModel
 from engine.openai.prompts import Prompt, context_exceeded
 from schemas.wire import errors
 
@@ -32,10 +32,8 @@ Truncation: TypeAlias = Annotated[int, Field(ge=-1)]
 MAX_INPUTS, _MAX_TOKENS = 2048, 300_000
 
 
-class EmbeddingBody(BaseModel):
+class EmbeddingBody(LenientModel):
     """Body of `/v1/embeddings`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     input: Prompt

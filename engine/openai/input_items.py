@@ -9,32 +9,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
 from engine.openai import messages, parameters
+from engine.openai.parameters import LenientModel
 from engine.openai.response_tools import chat_name, freeform_arguments, type_discriminator
 from engine.vision.image_reader import NO_IMAGES
 from schemas.wire import errors
 
 Json: TypeAlias = dict[str, Any]
 
-_LENIENT = ConfigDict(strict=True, extra="ignore")
 _PART_TYPES = ("input_text", "output_text", "refusal", "input_image")
 
 
-class InputText(BaseModel):
+class InputText(LenientModel):
     """Text for the model."""
-
-    model_config = _LENIENT
 
     type: Literal["input_text"]
     text: str
 
 
-class InputImage(BaseModel):
+class InputImage(LenientModel):
     """An image, in the URL itself."""
-
-    model_config = _LENIENT
 
     type: Literal["input_image"]
     image_url: Annotated[str, Field(min_length=1)]
@@ -42,28 +38,22 @@ class InputImage(BaseModel):
     """OpenAI's price classes; the model's own preprocessing chooses the size."""
 
 
-class OutputText(BaseModel):
+class OutputText(LenientModel):
     """Text of the model. Annotations and log probabilities are not part of a prompt."""
-
-    model_config = _LENIENT
 
     type: Literal["output_text"]
     text: str
 
 
-class RefusalText(BaseModel):
+class RefusalText(LenientModel):
     """Refusal text of the model."""
-
-    model_config = _LENIENT
 
     type: Literal["refusal"]
     refusal: str
 
 
-class ReasoningText(BaseModel):
+class ReasoningText(LenientModel):
     """Reasoning of the model."""
-
-    model_config = _LENIENT
 
     text: str = ""
 
@@ -81,20 +71,16 @@ ResultPart: TypeAlias = Annotated[
 ]
 
 
-class MessageItem(BaseModel):
+class MessageItem(LenientModel):
     """One message."""
-
-    model_config = _LENIENT
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
 
 
-class CallItem(BaseModel):
+class CallItem(LenientModel):
     """A call by the model."""
-
-    model_config = _LENIENT
 
     type: Literal["function_call"]
     call_id: str
@@ -103,10 +89,8 @@ class CallItem(BaseModel):
     arguments: str
 
 
-class FreeformCallItem(BaseModel):
+class FreeformCallItem(LenientModel):
     """A call of a freeform tool by the model."""
-
-    model_config = _LENIENT
 
     type: Literal["custom_tool_call"]
     call_id: str
@@ -115,24 +99,20 @@ class FreeformCallItem(BaseModel):
     input: str
 
 
-class ResultItem(BaseModel):
+class ResultItem(LenientModel):
     """The result of a call."""
-
-    model_config = _LENIENT
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[ResultPart]
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(LenientModel):
     """Reasoning that led to the next item. Encrypted reasoning cannot be read; a summary stands for a missing text."""
 
-    model_config = _LENIENT
-
     type: Literal["reasoning"]
-    content: list[ReasoningText] = []
-    summary: list[ReasoningText] = []
+    content: list[ReasoningText] = Field(default=[])
+    summary: list[ReasoningText] = Field(default=[])
 
     @property
     def text(self) -> str:
@@ -140,10 +120,8 @@ class ReasoningItem(BaseModel):
         return "".join(part.text for part in self.content or self.summary)
 
 
-class LeftOutItem(BaseModel):
+class LeftOutItem(LenientModel):
     """The place of an item that is left out, so that the paths of the others stay right."""
-
-    model_config = _LENIENT
 
     type: Literal["left_out"]
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from engine.openai import parameters
+from engine.openai.parameters import LenientModel
 from engine.text.interface import Message
 from engine.vision.image_reader import NO_IMAGES
 from schemas.wire import errors
 
-_LENIENT = ConfigDict(strict=True, extra="ignore")
 # Parts in which other servers answer with reasoning; templates take none in the text.
 _REASONING_PARTS = frozenset({"reasoning", "redacted_thinking", "thinking"})
 _NO_IMAGE_NOTE = "[An image was left out here: this model reads text only.]"
@@ -32,37 +32,29 @@ TAGS = (*ROLES, "text", *MEDIA)
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextPart(BaseModel):
+class TextPart(LenientModel):
     """Text of a message."""
-
-    model_config = _LENIENT
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(LenientModel):
     """An image, in the URL itself."""
-
-    model_config = _LENIENT
 
     url: Annotated[str, Field(min_length=1)]
     detail: Literal["auto", "low", "high"] | None = None
     """OpenAI's price classes; the model's own preprocessing chooses the size."""
 
 
-class MediaUrl(BaseModel):
+class MediaUrl(LenientModel):
     """A video, in the URL itself."""
-
-    model_config = _LENIENT
 
     url: Annotated[str, Field(min_length=1)]
 
 
-class ImagePart(BaseModel):
+class ImagePart(LenientModel):
     """Image of a message."""
-
-    model_config = _LENIENT
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -73,37 +65,29 @@ class ImagePart(BaseModel):
         return {"url": value} if isinstance(value, str) else value
 
 
-class VideoPart(BaseModel):
+class VideoPart(LenientModel):
     """Frames of a video, as vLLM takes them."""
-
-    model_config = _LENIENT
 
     type: Literal["video_url"]
     video_url: MediaUrl
 
 
-class AudioData(BaseModel):
+class AudioData(LenientModel):
     """A recording in base64."""
-
-    model_config = _LENIENT
 
     data: Annotated[str, Field(min_length=1)]
     format: Annotated[str, Field(min_length=1, max_length=20)]
 
 
-class AudioPart(BaseModel):
+class AudioPart(LenientModel):
     """Recording of a message."""
-
-    model_config = _LENIENT
 
     type: Literal["input_audio"]
     input_audio: AudioData
 
 
-class RefusalPart(BaseModel):
+class RefusalPart(LenientModel):
     """Refusal text of an assistant."""
-
-    model_config = _LENIENT
 
     type: Literal["refusal"]
     refusal: str
@@ -114,29 +98,23 @@ PromptPart: TypeAlias = Annotated[
 ]
 
 
-class PromptMessage(BaseModel):
+class PromptMessage(LenientModel):
     """Message of a system, a developer or a user."""
-
-    model_config = _LENIENT
 
     role: Literal["system", "developer", "user"]
     content: str | list[PromptPart]
     name: Name | None = None
 
 
-class MessageFunction(BaseModel):
+class MessageFunction(LenientModel):
     """Function and arguments of a call."""
-
-    model_config = _LENIENT
 
     name: Annotated[str, Field(min_length=1)]
     arguments: str
 
 
-class MessageToolCall(BaseModel):
+class MessageToolCall(LenientModel):
     """One tool call of an assistant."""
-
-    model_config = _LENIENT
 
     id: str
     type: Literal["function"] = "function"
@@ -145,10 +123,8 @@ class MessageToolCall(BaseModel):
     """Of a streamed call; clients that join the pieces leave it there."""
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(LenientModel):
     """Earlier message of the assistant."""
-
-    model_config = _LENIENT
 
     role: Literal["assistant"]
     content: str | list[TextPart | RefusalPart] | None = None
@@ -158,10 +134,8 @@ class AssistantMessage(BaseModel):
     name: Name | None = None
 
 
-class ToolMessage(BaseModel):
+class ToolMessage(LenientModel):
     """Result of a tool call."""
-
-    model_config = _LENIENT
 
     role: Literal["tool"]
     tool_call_id: str

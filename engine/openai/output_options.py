@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from engine.errors import GrammarError
 from engine.grammar import json_schema, lark
 from engine.grammar.lark import FunctionSchema, ValueRules
+from engine.openai.parameters import StrictModel
 from schemas.wire import errors
 
 Json: TypeAlias = Any
@@ -20,24 +21,19 @@ Json: TypeAlias = Any
 OpenAIName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 FunctionNameText: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
 _CHOICE_ERROR = "A 'tool_choice' is 'none', 'auto', 'required', or an object of the type 'function' or 'allowed_tools'."
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class PlainResponseFormat(BaseModel):
+class PlainResponseFormat(StrictModel):
     """Text, or any JSON object."""
-
-    model_config = _STRICT
 
     type: Literal["text", "json_object"]
 
 
-class JsonSchemaSpec(BaseModel):
+class JsonSchemaSpec(StrictModel):
     """A JSON schema with a name and a description."""
-
-    model_config = _STRICT
 
     name: OpenAIName
     description: str | None = None
@@ -45,10 +41,8 @@ class JsonSchemaSpec(BaseModel):
     strict: bool | None = None
 
 
-class SchemaResponseFormat(BaseModel):
+class SchemaResponseFormat(StrictModel):
     """JSON that matches a schema."""
-
-    model_config = _STRICT
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaSpec
@@ -127,10 +121,8 @@ def _format_instruction(spec: JsonSchemaSpec, body: Json) -> str:
     )
 
 
-class FunctionSignature(BaseModel):
+class FunctionSignature(StrictModel):
     """The name and the parameters of a function."""
-
-    model_config = _STRICT
 
     name: FunctionNameText
     description: str | None = None
@@ -138,45 +130,35 @@ class FunctionSignature(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(StrictModel):
     """A tool that the model may call; functions are the only supported type."""
-
-    model_config = _STRICT
 
     type: Literal["function"]
     function: FunctionSignature
 
 
-class FunctionName(BaseModel):
+class FunctionName(StrictModel):
     """The name of a function."""
-
-    model_config = _STRICT
 
     name: str
 
 
-class FunctionChoice(BaseModel):
+class FunctionChoice(StrictModel):
     """One function that must be called."""
-
-    model_config = _STRICT
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedToolSet(BaseModel):
+class AllowedToolSet(StrictModel):
     """The functions that may be called, and whether one must be."""
-
-    model_config = _STRICT
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[FunctionChoice], Field(min_length=1)]
 
 
-class AllowedToolsChoice(BaseModel):
+class AllowedToolsChoice(StrictModel):
     """A subset of the functions. All of them stay in the prompt, so that its cached prefix stays valid."""
-
-    model_config = _STRICT
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedToolSet

@@ -10,11 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from schemas.wire import errors
 
 Json: TypeAlias = Any  # parsed, not validated
+
+
+class StrictModel(BaseModel):
+    """A part of a body; unknown fields are refused. Strict types, so that "0.5" is no number."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class LenientModel(BaseModel):
+    """A body, whose unknown fields were refused before, or a part of one, in which they are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 def check_count(value: Json, most: int, param: str) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from engine.openai import parameters
+from engine.openai.parameters import LenientModel
 from engine.text.infill import InfillFile
 from schemas.wire import errors
 
@@ -88,10 +89,8 @@ def prompt_contents(
     )
 
 
-class ExtraFile(BaseModel):
+class ExtraFile(LenientModel):
     """llama.cpp's form of another file of the project."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     text: str
     filename: str = "file"

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from engine.jobs import SamplingParams
 from engine.openai import (
@@ -22,7 +22,7 @@ from engine.openai import (
     template_variables,
 )
 from engine.openai.output_options import Tools
-from engine.openai.parameters import EndpointParameters
+from engine.openai.parameters import EndpointParameters, LenientModel, StrictModel
 from engine.openai.prompts import Infill, Prompt
 from engine.openai.resume_point import ResumePoint, Seed
 from engine.openai.structured_outputs import GuidedBody
@@ -45,15 +45,12 @@ CacheSalt: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 """vLLM's field: prompts with different values share no cached prefixes."""
 
 _NO_SAMPLING = Sampling()
-_STRICT = ConfigDict(strict=True, extra="forbid")
 # Logits divided by a lower temperature overflow float32; the sampled token is the most probable one anyway.
 _MIN_TEMPERATURE = 1e-4
 
 
-class SamplingBody(BaseModel):
+class SamplingBody(LenientModel):
     """Sampling parameters. Strict, so that "0.5" is no number; unknown names were refused before."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -68,9 +65,7 @@ class SamplingBody(BaseModel):
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
 
 
-class _StreamOptions(BaseModel):
-    model_config = _STRICT
-
+class _StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import Discriminator, Tag
 
 from engine.openai import parameters
 from engine.openai.output_options import MAX_TOOLS
+from engine.openai.parameters import StrictModel
 from schemas.wire import errors
 
 Json: TypeAlias = dict[str, Any]
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
 # By type, without the date that some have at their end.
 HOSTED = frozenset(
     {
@@ -54,10 +54,8 @@ def type_discriminator(default: str | None = None) -> Discriminator:
     )
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(StrictModel):
     """A function that the model may call."""
-
-    model_config = _STRICT
 
     type: Literal["function"]
     name: str
@@ -69,20 +67,16 @@ class FunctionTool(BaseModel):
     output_schema: Json | None = None
 
 
-class FreeformFormat(BaseModel):
+class FreeformFormat(StrictModel):
     """The form of a freeform tool's input: any text, or one that a grammar describes."""
-
-    model_config = _STRICT
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
 
-class FreeformTool(BaseModel):
+class FreeformTool(StrictModel):
     """A tool whose input is a text, not JSON."""
-
-    model_config = _STRICT
 
     type: Literal["custom"]
     name: str
@@ -91,10 +85,8 @@ class FreeformTool(BaseModel):
     defer_loading: bool | None = None
 
 
-class NamespaceTool(BaseModel):
+class NamespaceTool(StrictModel):
     """A group of tools under one name."""
-
-    model_config = _STRICT
 
     type: Literal["namespace"]
     name: str

@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from engine.openai import input_items, request_body, response_tools
 from engine.openai.input_items import ChatTranscript, Item, ItemOrigin
-from engine.openai.parameters import LIMITED_CHAT, EndpointParameters, LimitedParameter
+from engine.openai.parameters import (
+    LIMITED_CHAT,
+    EndpointParameters,
+    LenientModel,
+    LimitedParameter,
+    StrictModel,
+)
 from engine.openai.request_body import USUAL_POLICY, GenerationRequest, RequestPolicy
 from engine.openai.response_tools import AnyTool, ResponseTool, type_discriminator
 from schemas.sampling import Sampling
@@ -25,24 +31,19 @@ from schemas.wire.streams import RESUME_FIELD
 
 Json: TypeAlias = dict[str, Any]
 
-_STRICT = ConfigDict(strict=True, extra="forbid", serialize_by_alias=True)
 _STATELESS = "An engine does not store responses or conversations; send the whole input."
 
 
-class NamedTool(BaseModel):
+class NamedTool(StrictModel):
     """The function or the freeform tool that must be called."""
-
-    model_config = _STRICT
 
     type: Literal["function", "custom"]
     name: str
     namespace: str | None = None
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(StrictModel):
     """The tools that may be called."""
-
-    model_config = _STRICT
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -57,26 +58,22 @@ ToolChoice: TypeAlias = Annotated[
 ]
 
 
-class PlainFormat(BaseModel):
+class PlainFormat(StrictModel):
     """Text."""
-
-    model_config = _STRICT
 
     type: Literal["text"]
 
 
-class ObjectFormat(BaseModel):
+class ObjectFormat(StrictModel):
     """Any JSON object."""
-
-    model_config = _STRICT
 
     type: Literal["json_object"]
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(StrictModel):
     """JSON that matches a schema."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["json_schema"]
     name: str
@@ -93,37 +90,29 @@ AnyFormat: TypeAlias = Annotated[
 ]
 
 
-class TextConfig(BaseModel):
+class TextConfig(StrictModel):
     """Format and length of the text."""
-
-    model_config = _STRICT
 
     format: AnyFormat | None = None
     verbosity: str | None = None
 
 
-class ReasoningConfig(BaseModel):
+class ReasoningConfig(StrictModel):
     """Reasoning effort; the reasoning itself is in the answer, so that a summary adds nothing."""
-
-    model_config = _STRICT
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictModel):
     """Options of a stream; events are never padded."""
-
-    model_config = _STRICT
 
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(LenientModel):
     """Body of `/v1/responses`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     input: str | Annotated[list[Item], Field(min_length=1)]

@@ -2,24 +2,25 @@
 
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from engine.openai.parameters import StrictModel
 from engine.openai.prompts import Tokens
 
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class ResumePoint(BaseModel):
+class ResumePoint(StrictModel):
     """The field `fleet`: the sum of the resume records of an engine that was lost."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     tokens: Tokens | None = None
     """Those of the only choice."""
     choices: Annotated[list[Tokens], Field(min_length=2, fail_fast=True)] | None = None
     """Those of each choice, if there are several."""
-    finished: Annotated[list[int], Field(max_length=1024)] = []
+    finished: list[int] = Field(default=[], max_length=1024)
     """Indexes of choices whose end the client has; it is not sent again."""
     seed: Seed
     """That of the first choice; those of the others follow it."""

@@ -11,24 +11,21 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from engine.model import pooler
 from engine.model.pooler import PoolerConfig
 from engine.openai import embeddings, parameters, request_body
 from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest, Truncation
-from engine.openai.parameters import EndpointParameters
+from engine.openai.parameters import EndpointParameters, LenientModel, StrictModel
 from schemas.wire import errors
 
-_STRICT = ConfigDict(strict=True, extra="ignore")
 # A request's texts are embedded together; one place is for the query.
 _MAX_DOCUMENTS = embeddings.MAX_INPUTS - 1
 
 
-class ScoreBody(BaseModel):
+class ScoreBody(LenientModel):
     """Body of `/v1/score`: one text against one or several, or texts in pairs."""
-
-    model_config = _STRICT
 
     model: str
     text_1: str | list[str]
@@ -37,18 +34,14 @@ class ScoreBody(BaseModel):
     user: str | None = None
 
 
-class DocumentText(BaseModel):
+class DocumentText(StrictModel):
     """A document in its longer form."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     text: str
 
 
-class RerankBody(BaseModel):
+class RerankBody(LenientModel):
     """Body of `/v1/rerank`."""
-
-    model_config = _STRICT
 
     model: str
     query: str

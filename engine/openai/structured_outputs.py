@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from engine.errors import GrammarError
 from engine.grammar import client_grammar, json_schema, lark
 from engine.openai.output_options import RequiredText
+from engine.openai.parameters import StrictModel
 from schemas.wire import errors
 
 Json: TypeAlias = Any
@@ -26,10 +27,8 @@ Choices: TypeAlias = Annotated[
 Grammar: TypeAlias = Annotated[str, Field(min_length=1, max_length=client_grammar.MAX_CHARACTERS)]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(StrictModel):
     """The text that an answer must be; one of the fields."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     json_: JsonSchema | None = Field(default=None, alias="json")
     regex: Pattern | None = None

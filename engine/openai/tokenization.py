@@ -8,22 +8,20 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from engine.openai import prompts, request_body
 from engine.openai.messages import AnyMessage
 from engine.openai.output_options import Tools
-from engine.openai.parameters import EndpointParameters
+from engine.openai.parameters import EndpointParameters, LenientModel
 from engine.openai.prompts import Token, Tokens
 from engine.openai.request_body import GenerationRequest, RequestPolicy
 from engine.openai.template_variables import TemplateVariables
 from schemas.wire import errors
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(LenientModel):
     """Body of `/tokenize`: the fields of a chat, or a prompt."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     messages: Annotated[list[AnyMessage], Field(min_length=1)] | None = None
@@ -52,10 +50,8 @@ class TokenizeRequest:
         return self.request.model
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(LenientModel):
     """Body of `/detokenize`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
     tokens: Tokens
