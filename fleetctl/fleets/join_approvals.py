@@ -8,13 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets.join_material import MAKE_AUTHORITY
+from fleetctl.fleets.join_material import authority_hash
 from fleetctl.output.columns import age
 from identity import join_requests
-from identity.authority import AuthorityError, load_certificate, spki_hash
 from identity.join_code import join_code
-from schemas.trust import FleetTrust, JoinDecision, PendingJoin
-from store import codec, keys
+from schemas.trust import JoinDecision, PendingJoin
 from store.port import Transport
 
 TITLES = ("ID", "NAME", "CHIP", "MEMORY", "ADDRESS", "CONDITION", "AGE")
@@ -67,14 +65,7 @@ async def list_machines(transport: Transport) -> list[WaitingMachine]:
     requests = await join_requests.list_requests(transport)
     if not requests:
         return []
-    item = await transport.get(keys.FLEET_TRUST)
-    if item is None:
-        raise FleetctlError(f"this fleet has no certificate authority yet. {MAKE_AUTHORITY}")
-    try:
-        authority = load_certificate(codec.decode(FleetTrust, item).authorities)
-    except AuthorityError as error:
-        raise FleetctlError(f"the fleet's authority cannot be read: {error}") from error
-    hashed = spki_hash(authority.public_key())
+    hashed = await authority_hash(transport)
     sources = Counter(request.source for request in requests)
     machines = []
     for request in requests:
