@@ -46,7 +46,7 @@ from tests.support.world import GIB, deployment, revision
 
 Trouble: TypeAlias = Literal["none", "one", "many"]
 TROUBLES: Final[tuple[Trouble, ...]] = get_args(Trouble)
-"""How much is wrong with the fleet."""
+"""The states of the fleet: well, with one fault, with many."""
 _MACS = (
     ("studio-1", 192, "Apple M3 Ultra", "berlin"),
     ("studio-2", 192, "Apple M3 Ultra", "berlin"),
