@@ -1,5 +1,6 @@
 """Edits objects of the store as text: notes at its top, three-way merges with other writers' changes, and the write."""
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.patches import apply_merge_patch, create_merge_patch
 from fleetctl.objects.results import ResultPrinter
-from fleetctl.output.documents import list_tree, tree_text
+from fleetctl.output.documents import list_tree
 from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import ownership, trees
@@ -187,7 +188,8 @@ class EditSession:
         """Return the text of the objects for the editor, as yaml or json."""
         trees = list(self.bases.values())
         if form == "json":
-            return tree_text(trees[0] if len(trees) == 1 else list_tree(trees), form)
+            # In ASCII: a raw control character, such as DEL, cannot be read again.
+            return json.dumps(trees[0] if len(trees) == 1 else list_tree(trees), indent=2) + "\n"
         return "---\n".join(parser.dump(tree) for tree in trees)
 
     def read(self, text: str, suffix: str) -> list[LoadedObject]:
