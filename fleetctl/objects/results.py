@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import click
 import orjson
 
-from fleetctl.output.documents import print_tree, tree_text
+from fleetctl.cli.documents import print_tree, tree_text
 from manifests.trees import Tree, object_tree
 from schemas.meta import ApiObject
 

@@ -6,10 +6,10 @@ from typing import NamedTuple, TypeAlias
 
 import click
 
+from fleetctl.cli.documents import list_tree, tree_text
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
-from fleetctl.output.documents import list_tree, tree_text
 from fleetctl.output.printers import TableOptions
 from store import object_trees
 from store.object_trees import Tree

@@ -15,13 +15,13 @@ from fleetctl.cli.arguments import (
     tree_option,
 )
 from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.documents import tree_text
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.objects import git_preview, git_warnings, selectors, targets
 from fleetctl.objects.change import change_objects
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.objects.results import ResultPrinter
 from fleetctl.objects.targets import Selection
-from fleetctl.output.documents import tree_text
 from insight.deployment_warnings import deployment_warnings
 from insight.edits import ObjectEdit
 from machinery.clock import SystemClock

@@ -8,10 +8,10 @@ import click
 
 from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import with_store
+from fleetctl.cli.documents import list_tree, print_tree, tree_text
 from fleetctl.objects.kind_args import parse_one
 from fleetctl.objects.waits import follow
 from fleetctl.output import printers
-from fleetctl.output.documents import list_tree, print_tree, tree_text
 from insight.changes import (
     ChangeFilter,
     RecordedChange,

@@ -21,12 +21,12 @@ from fleetctl.cli.contexts import (
     load,
     parse_configuration,
 )
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from machinery import files
 from machinery.clock import SystemClock
 from schemas.wire import identity_files

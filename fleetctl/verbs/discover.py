@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from fleetctl.cli.arguments import output_option
+from fleetctl.cli.documents import print_tree
 from fleetctl.discovery import suggestions
 from fleetctl.discovery.sources import make_sources, read_options, source_options
 from fleetctl.discovery.suggestions import Findings, Suggestion
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from machinery.clock import SystemClock
 
 _TITLES = ("ROLE", "NAME", "ADDRESS", "FLEET", "SOURCE", "AGE", "NOTE")

@@ -11,10 +11,10 @@ import click
 from fleetctl.cli import errors
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
+from fleetctl.cli.documents import print_tree
 from fleetctl.doctor import fixes, local, observe, report
 from fleetctl.doctor.fixes import Fix, FixContext, FixResult
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.output.documents import print_tree
 from insight import process_client
 from insight.doctor import checks, findings, machines
 from insight.doctor.findings import Finding

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as pathlib_Path
 
+from fleetctl.cli.documents import list_tree
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.patches import apply_merge_patch, create_merge_patch
 from fleetctl.objects.results import ResultPrinter
-from fleetctl.output.documents import list_tree
 from insight.edits import ObjectEdit
 from machinery.clock import Clock
 from manifests import ownership, trees

@@ -10,11 +10,11 @@ import click
 
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import with_store
+from fleetctl.cli.documents import list_tree, tree_text
 from fleetctl.objects.kind_args import parse_one
 from fleetctl.objects.table_context import TableContext
 from fleetctl.objects.waits import follow
 from fleetctl.output import printers
-from fleetctl.output.documents import list_tree, tree_text
 from fleetctl.output.printers import TableOptions
 from machinery.clock import SystemClock
 from store import keys, object_trees

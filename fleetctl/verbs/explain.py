@@ -9,8 +9,8 @@ import orjson
 
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import run, store_options
+from fleetctl.cli.documents import tree_text
 from fleetctl.objects.kind_schema import FieldSchema, KindSchema, find_field, schema_of
-from fleetctl.output.documents import tree_text
 from schemas.meta import API_VERSION
 
 # As kubectl explain folds.

@@ -5,9 +5,9 @@ from typing import Any
 import click
 
 from fleetctl.cli.connect import open_store
+from fleetctl.cli.documents import tree_text
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects.kind_args import kind_of
-from fleetctl.output.documents import tree_text
 from insight.placement import explain_placement, placement_tree, report_text
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message

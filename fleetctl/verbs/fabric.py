@@ -9,10 +9,10 @@ import click
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import store_options
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.program import LazyGroup
 from fleetctl.fabric import admission
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from insight.doctor.group_admission import (
     AdmissionMember,
     GroupAdmission,

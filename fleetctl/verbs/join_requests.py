@@ -8,12 +8,12 @@ import click
 
 from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, with_store
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.discovery.suggestions import Suggestion
 from fleetctl.fleets import join_approvals
 from fleetctl.fleets.join_approvals import TITLES, WaitingMachine
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from identity import join_requests
 from identity.join_code import normalize_code
 from identity.names import Identity, Role

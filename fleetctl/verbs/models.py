@@ -12,13 +12,13 @@ from click.core import ParameterSource
 
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import process_options, run
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
-from fleetctl.output.documents import print_tree
 from fleetctl.verbs import models_fleet
 from fleetctl.verbs.models_export import export_model, find_local_model
 from fleetctl.verbs.models_fit import fit

@@ -10,11 +10,11 @@ import click
 from fleetctl.catalogue_file import current_catalogue
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from fleetctl.verbs.models_fit_catalogue import catalogue_lines
 from fleetctl.verbs.models_search import mac_memory
 from fleetctl.verbs.run_hub_model import is_hub_id

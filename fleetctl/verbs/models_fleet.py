@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import click
 
 from fleetctl.cli.connect import run
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_reference, pinned_hub, read_token
 from fleetctl.cli.terminal import ProgressLine, confirm, paint
@@ -18,7 +19,6 @@ from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, documents, op
 from fleetctl.objects.model_folders import TITLES, ModelFolder, model_folders
 from fleetctl.output import printers
 from fleetctl.output.columns import age
-from fleetctl.output.documents import print_tree
 from machinery.clock import SystemClock
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import hub_settings

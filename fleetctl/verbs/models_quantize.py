@@ -7,10 +7,10 @@ import click
 
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import process_options, run
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, documents, open_agents
-from fleetctl.output.documents import print_tree
 from fleetctl.verbs.models_fleet import quantization_progress
 from machinery.clock import SystemClock
 from models import quantization

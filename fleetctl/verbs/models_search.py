@@ -6,8 +6,8 @@ import click
 
 from fleetctl.catalogue_file import current_catalogue
 from fleetctl.cli.arguments import output_option
+from fleetctl.cli.documents import print_tree
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from insight.catalogue_fit import entry_tree
 from manifests.trees import Tree
 from models import model_files

@@ -10,9 +10,9 @@ import click
 
 from fleetctl.cli.arguments import manifests_option, recursive_option, tree_option
 from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.documents import tree_text
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.output import printers
-from fleetctl.output.documents import tree_text
 from insight import memory_proof
 from insight.conditions import names_text
 from insight.mac_blocks import blocks_text

@@ -7,6 +7,7 @@ import click
 
 from fleetctl.cli.arguments import output_option, parse_duration, timeout_option
 from fleetctl.cli.connect import with_store
+from fleetctl.cli.documents import list_tree, print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.objects import deployments, reader
@@ -14,7 +15,6 @@ from fleetctl.objects.change import change_objects, change_options, select_of_ki
 from fleetctl.objects.targets import Selection
 from fleetctl.objects.waits import poll
 from fleetctl.output import printers
-from fleetctl.output.documents import list_tree, print_tree
 from insight import edits, rollouts
 from insight.edits import ObjectEdit
 from machinery.clock import Clock, SystemClock

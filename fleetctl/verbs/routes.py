@@ -10,11 +10,11 @@ import msgspec
 
 from fleetctl.cli.arguments import output_option, parse_urls
 from fleetctl.cli.connect import api_key_options, gateway_option, process_options
+from fleetctl.cli.documents import list_tree, print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
 from fleetctl.output import printers
-from fleetctl.output.documents import list_tree, print_tree
 from schemas.wire.metrics import REQUEST_OUTCOMES
 from schemas.wire.requests import EndedRequest, RunningRequest
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import click
 
 from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from fleetctl.services import link_plan
 from fleetctl.services.changes import ChangeRecord
 from fleetctl.services.host import ROLE_USER, Host, find_user

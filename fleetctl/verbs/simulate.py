@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from fleetctl.cli.arguments import manifests_option, output_option, recursive_option
 from fleetctl.cli.connect import run
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.output.documents import print_tree
 from fleetctl.simulate import fleet_file, report, week
 from fleetctl.simulate.fleet_file import FleetFile
 from fleetctl.simulate.report import LossOutcome, SimulationStep

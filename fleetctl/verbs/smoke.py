@@ -13,9 +13,9 @@ from fleetctl.chat.conversation import ChatAnswer
 from fleetctl.chat.gateway_pool import GatewayPool
 from fleetctl.cli.arguments import output_option, timeout_option
 from fleetctl.cli.connect import gateway_options, run
+from fleetctl.cli.documents import print_tree
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.output import printers
-from fleetctl.output.documents import print_tree
 from fleetctl.verbs.chat import open_gateways
 from machinery.clock import SystemClock
 

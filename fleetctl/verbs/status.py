@@ -9,8 +9,8 @@ import click
 
 from fleetctl.cli.arguments import output_option
 from fleetctl.cli.connect import open_store, process_options, run
+from fleetctl.cli.documents import tree_text
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.output.documents import tree_text
 from fleetctl.output.printers import align_columns
 from fleetctl.output.problems import problem_text
 from fleetctl.verbs.top import open_screen

@@ -15,6 +15,7 @@ from rich.text import Text
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import output_option, parse_duration
 from fleetctl.cli.connect import open_store, process_options, run
+from fleetctl.cli.documents import tree_text
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.spellings import KIND_SYNONYMS
 from fleetctl.fleets.dialer import open_dialer
@@ -22,7 +23,6 @@ from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
 from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.output import usage_tables
-from fleetctl.output.documents import tree_text
 from identity.dialer import Dialer
 from insight import usage, usage_samples
 from insight.usage_samples import FleetInventory, FleetSample, SamplePair

@@ -5,10 +5,10 @@ from typing import Any
 import click
 
 from fleetctl.cli.connect import open_store, process_options
+from fleetctl.cli.documents import print_tree, tree_text
 from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
-from fleetctl.output.documents import print_tree, tree_text
 from fleetctl.output.printers import align_columns
 from insight import version_skew
 from insight.version_skew import ComponentVersion
