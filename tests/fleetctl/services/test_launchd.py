@@ -106,7 +106,7 @@ def test_a_key_that_launchd_would_ignore_is_refused(key: str, value: object, mat
 
 @pytest.mark.mac
 def test_plutil_accepts_the_plists(tmp_path: Path) -> None:
-    for content in (launchd_adapter.service_plist(SPEC), launchd.rotation_plist(SPEC)):
+    for content in (launchd_adapter.service_plist(SPEC), launchd_adapter.rotation_plist(SPEC)):
         path = tmp_path / "job.plist"
         path.write_bytes(content)
         subprocess.run(["plutil", "-lint", str(path)], check=True, timeout=30)
