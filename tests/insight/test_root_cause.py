@@ -80,7 +80,7 @@ def test_a_mac_that_is_away_is_the_cause_of_what_ran_there() -> None:
     (problem,) = find_problems(caches)
     assert titles([problem]) == [("bad", "2 Macs: off, asleep or cut off")]
     assert (problem.kind, problem.name) == ("Node", "mac-1")
-    assert problem.cause == "it is silent; long, qwen do not answer"
+    assert problem.cause == "its agent does not renew its lease; long, qwen do not answer"
     assert set(problem.affected) == {
         "Node/mac-2",
         "ModelDeployment/qwen",

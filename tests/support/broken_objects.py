@@ -77,5 +77,6 @@ def put_asleep(name: str) -> list[Put]:
 
 
 def put_away(name: str) -> list[Put]:
-    life = NodeLifeStatus(conditions=(condition("Ready", "LeaseLost", "it is silent"),))
+    lost = condition("Ready", "LeaseLost", "its agent does not renew its lease")
+    life = NodeLifeStatus(conditions=(lost,))
     return [put_status(name), Put(key=keys.node_life_key(name), value=codec.encode(life))]

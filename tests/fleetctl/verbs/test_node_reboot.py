@@ -2,6 +2,7 @@
 
 import asyncio
 import plistlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from store.port import Delete, Put, Transport
 from tests.support.agent_api import CLOCK, STATUS
 from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.mac_transcripts import CAPTURES
 from tests.support.ssh_server import Answers, SshServer, ssh_server
 from tests.support.waiting import until
 
@@ -40,9 +42,8 @@ def tool(server: SshServer, name: str, script: str) -> None:
 
 
 def wired(server: SshServer, pages: int) -> None:
-    text = (
-        f"Mach Virtual Memory Statistics: (page size of 16384 bytes)\nPages wired down: {pages}.\n"
-    )
+    captured = (CAPTURES / "vm_stat.txt").read_text()
+    text = re.sub(r"(Pages wired down:) +\d+", rf"\1 {pages}", captured)
     (server.home / "VM_STAT").write_text(text)
 
 
