@@ -101,6 +101,7 @@ function App() {
   const allowed = ([, , , role]) => store.may(role);
   const places = PLACES.filter(allowed);
   const further = FURTHER.filter(allowed);
+  const isInSettings = isWithin("/settings");
   const commands = {
     "Look at an earlier time": actions["["],
     "Light or dark": nextTheme,
@@ -113,12 +114,12 @@ function App() {
       <a class="brand" href="/">mlx-fleet</a>
       <nav aria-label="Places">
         ${places.map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
-        <button type="button" class="more" popovertarget="account">More</button>
+        <button type="button" class="more" aria-current=${isWithin("/activity") || isInSettings ? "true" : undefined} popovertarget="account">More</button>
       </nav>
       <${Connection} />
       <button type="button" class="small wide-only" title="Find anything (: or Ctrl-K)" aria-label="Command line" onClick=${actions[":"]}><kbd>:</kbd></button>
       ${store.may("viewer") && html`<button type="button" class="small wide-only" aria-pressed=${isTimeOpen} onClick=${() => (isTimeOpen ? closeTime() : setTimeOpen(true))}>Time</button>`}
-      <button type="button" class="small wide-only account-button" popovertarget="account">${store.me.name || "Settings"}</button>
+      <button type="button" class="small wide-only account-button" aria-current=${isInSettings ? "true" : undefined} popovertarget="account">${store.me.name || "Settings"}</button>
     </header>
     <${AccountMenu} store=${store} places=${places} onHelp=${actions["?"]} onSearch=${actions[":"]} onTime=${() => setTimeOpen(true)} />
     <${Announced} text=${stateText()} />

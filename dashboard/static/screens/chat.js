@@ -46,6 +46,7 @@ export function Chat({ store, query }) {
   const aborts = useRef(new Map()); // of the answers under way, by model
   const asked = useRef(new Set()); // the models that were asked in this visit: their answers are announced
   const isAtEnd = useRef(true);
+  const wasAsking = useRef(false);
   const isAsking = names.some((name) => aborts.current.has(name));
   const rows = names.map((name) => store.rows("models").find((row) => row.servedNames.includes(name)));
   const imageLimit = Math.min(...rows.map((row) => row?.vision?.maxImages ?? 0));
@@ -73,7 +74,9 @@ export function Chat({ store, query }) {
     };
   }, []);
   useLayoutEffect(() => {
-    if (isAsking && isAtEnd.current) scrollTo(0, document.documentElement.scrollHeight);
+    // Also once after the answer: its figures and buttons come at the end.
+    if ((isAsking || wasAsking.current) && isAtEnd.current) scrollTo(0, document.documentElement.scrollHeight);
+    wasAsking.current = isAsking;
   });
   const count = Object.values(turns).reduce((sum, of) => sum + of.length, 0);
   useLayoutEffect(() => keep(storageKey, settings, turns), [settings, count, aborts.current.size]);
