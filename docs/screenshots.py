@@ -1,7 +1,8 @@
 """Pictures of every screen of the dashboard, wide and as on a phone, light and dark: `make screenshots`.
 
 Places are taken of a fleet that is well, with one fault, and with many; other screens of the last. All go to the folder
-build/screens, as SCREEN-TROUBLE-FORM.png; the best, to docs/images. `python -m docs.screenshots FOLDER NAME...` makes some.
+build/screens, as SCREEN-TROUBLE-FORM.png; the best, and a sheet of each place in all states and forms, to docs/images.
+`python -m docs.screenshots FOLDER NAME...` makes some.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from tests.support.browser import PROGRAM
 from tests.support.dashboard_fleets import MANIFEST
 
 IMAGES: Final = Path(__file__).parent / "images"
+SHEETS: Final = IMAGES / "places"
 PLACES: Final = {
     "overview": "/",
     "models": "/models",
@@ -146,6 +148,21 @@ async def shoot_fleet(
             await export(browser, running.url, folder / PICTURE)
 
 
+async def compose(browser: Browser, name: str, folder: Path) -> None:
+    """Write one sheet of a place: a row for each state of the fleet, with the place in all forms."""
+    rows = [
+        "".join(f'<img src="{name}-{trouble}-{form}.png">' for form in FORMS)
+        for trouble in TROUBLES
+    ]
+    source = folder / f"{name}.html"
+    style = "img { height: 400px; margin: 4px } body { background: gray; margin: 0; width: max-content }"
+    source.write_text(f"<style>{style}</style>" + "<br>".join(rows))
+    page = await browser.new_page(viewport={"width": 1720, "height": 1230})
+    await page.goto(source.as_uri())
+    await page.locator("body").screenshot(path=folder / f"{name}.png")
+    await page.close()
+
+
 async def main(folder: Path, names: Sequence[str]) -> None:
     """Write the pictures of some screens into a folder; of all screens also the best to docs/images."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,10 +172,15 @@ async def main(folder: Path, names: Sequence[str]) -> None:
             shown = SCREENS if trouble == TROUBLES[-1] else PLACES
             chosen = [name for name in shown if not names or name in names]
             await shoot_fleet(browser, trouble, chosen, folder)
+        sheets = [name for name in PLACES if not names or name in names]
+        for name in sheets:
+            await compose(browser, name, folder)
         await browser.close()
     if names:
         return
-    IMAGES.mkdir(exist_ok=True)
+    SHEETS.mkdir(parents=True, exist_ok=True)
+    for name in sheets:
+        shutil.copy(folder / f"{name}.png", SHEETS)
     for name, title in BEST.items():
         shutil.copy(folder / f"{name}.png", IMAGES / f"dashboard-{title}.png")
     shutil.copy(folder / PICTURE, IMAGES / PICTURE)
