@@ -165,6 +165,26 @@ async def test_a_turn_is_edited_regenerated_and_kept(browser: Browser) -> None:
             await expect(page.locator(".about")).to_be_visible()
 
 
+async def test_the_end_of_an_answer_is_above_the_message_on_a_phone(browser: Browser) -> None:
+    async with running_site() as site, running(FakeEngine("count-0", counts_messages)) as engine:
+        await World(site.store).serve("count", engine)
+        await site.gateway.knows("count", ready=1)
+        async with open_page(browser, site.url, width=390) as (page, _):
+            await page.goto("/models/count")
+            await page.get_by_role("link", name="Chat with it").click()
+            await expect(page.get_by_label("Model")).to_have_value("count")
+            for number in range(5):
+                await ask(page, f"question {number}")
+                await expect(page.locator("[data-trace]")).to_have_count(number + 1)
+                await expect(page.get_by_role("button", name="Send")).to_be_visible()
+            assert await page.evaluate("scrollY") > 0
+            end = await page.get_by_role("button", name="Regenerate").bounding_box()
+            field = await page.get_by_label("Message", exact=True).bounding_box()
+            assert end is not None
+            assert field is not None
+            assert end["y"] + end["height"] <= field["y"]
+
+
 async def test_reasoning_tool_calls_and_cached_tokens_are_shown(browser: Browser) -> None:
     async with (
         running_site() as site,

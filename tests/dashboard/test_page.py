@@ -257,6 +257,8 @@ async def test_a_phone_has_the_whole_overview_with_two_broken_models(browser: Br
         await page.locator("#account").get_by_role("link", name="Activity").click()
         await expect(page.locator("h1")).to_have_text("Activity")
         await expect(page.locator("#account")).to_be_hidden()
+        marked = page.locator("header [aria-current]:visible")
+        await expect(marked).to_have_text(["More"])
 
 
 async def test_a_missing_object_and_a_missing_page_say_so(browser: Browser, site: Site) -> None:
