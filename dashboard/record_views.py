@@ -66,9 +66,9 @@ class ChangeLog:
     def _newest(self) -> dict[str, Row]:
         # Keys begin with the time of the write; the order of two writers is that of the store.
         newest = sorted(self._records.items)[-MOST_SHOWN:]
-        found = (read_change(self._records.items[key]) for key in newest)
-        known = [change_tree(change) for change in found if change is not None]
-        return {str(one["id"]): {"name": one["id"], **one} for one in known}
+        changes = (read_change(self._records.items[key]) for key in newest)
+        trees = [change_tree(change) for change in changes if change is not None]
+        return {str(tree["id"]): {"name": tree["id"], **tree} for tree in trees}
 
 
 async def show_join_requests(transport: Transport, model: FleetModel, clock: Clock) -> None:

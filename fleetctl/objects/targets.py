@@ -75,8 +75,8 @@ def parse_selections(
         if words or labels or is_all:
             raise click.UsageError("give names, or files with -f, but not both")
         head, recursive = "nothing was changed:\n", options["recursive"]
-        found = targets_in_files(options["files"], recursive=recursive, head=head)
-        return [selection(_writable_kind(kind.name, verb), names) for kind, names in found]
+        targets = targets_in_files(options["files"], recursive=recursive, head=head)
+        return [selection(_writable_kind(kind.name, verb), names) for kind, names in targets]
     if options.get("recursive"):
         raise click.UsageError("-R applies to the folders of -f; give -f as well")
     if not words:

@@ -106,8 +106,8 @@ async def events(
     requested, clock = _parse_filter(about, types), SystemClock()
     printed = EventPrinter(output=output, headers=not options["no_headers"])
     if not watch:
-        found = await object_trees.list_all(transport, "Event")
-        chosen = [event for event in found if requested.has(event)]
+        events = await object_trees.list_all(transport, "Event")
+        chosen = [event for event in events if requested.has(event)]
         if not chosen and output in ("table", "wide"):
             click.echo(requested.text, err=True)
             return

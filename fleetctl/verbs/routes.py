@@ -77,14 +77,14 @@ async def routes(last: int, output: str, gateway: tuple[str, ...], **options: An
             "--outcome: a request in flight has none; leave it or --in-flight out"
         )
     if is_running:
-        found = (await _fetch_in_flight(named, query, options))[:last]
+        requests = (await _fetch_in_flight(named, query, options))[:last]
     else:
-        found = (await _fetch_requests(named, query, options))[-last:]
+        requests = (await _fetch_requests(named, query, options))[-last:]
     if output == "json":
-        print_tree(list_tree(found), "json")
-    elif found:
+        print_tree(list_tree(requests), "json")
+    elif requests:
         table = in_flight_table if is_running else request_table
-        click.echo(table(found, is_wide=output == "wide", headers=not options["no_headers"]))
+        click.echo(table(requests, is_wide=output == "wide", headers=not options["no_headers"]))
     else:
         click.echo("no requests found", err=True)
 

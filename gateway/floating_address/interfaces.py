@@ -1,10 +1,10 @@
 """The network interfaces of this machine, and the one that a floating address belongs to."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -50,18 +50,25 @@ def parse_address(text: str) -> IPv4Interface:
 
 def list_interfaces() -> list[NetworkInterface]:
     """Return the Ethernet interfaces of this machine that are up. Raises OSError."""
-    states, interfaces = psutil.net_if_stats(), list[NetworkInterface]()
-    for name, addresses in psutil.net_if_addrs().items():
-        state = states.get(name)
-        texts = [one.address for one in addresses if one.family == psutil.AF_LINK]
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return ethernet_interfaces(psutil.net_if_addrs(), up)
+
+
+def ethernet_interfaces(
+    addresses_of: Mapping[str, Sequence[Any]], up: Collection[str]
+) -> list[NetworkInterface]:
+    """Return those interfaces that are Ethernet and up. The addresses are psutil's, whose type is private."""
+    interfaces = list[NetworkInterface]()
+    for name, addresses in addresses_of.items():
+        texts = [address.address for address in addresses if address.family == psutil.AF_LINK]
         mac = bytes.fromhex(texts[0].replace(":", "")) if texts else b""
         is_ethernet = len(mac) == _MAC_BYTES and any(mac)  # the loopback has zeros, tunnels nothing
-        if not is_ethernet or state is None or not state.isup:
+        if not is_ethernet or name not in up:
             continue
         ipv4 = tuple(
-            IPv4Interface(f"{one.address}/{one.netmask or 32}")
-            for one in addresses
-            if one.family == socket.AF_INET
+            IPv4Interface(f"{address.address}/{address.netmask or 32}")
+            for address in addresses
+            if address.family == socket.AF_INET
         )
         interfaces.append(NetworkInterface(name=name, mac=mac, addresses=ipv4))
     return interfaces

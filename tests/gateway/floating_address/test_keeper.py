@@ -161,9 +161,7 @@ def test_frames_are_read_from_a_packet_filter_buffer_of_macos() -> None:
     assert list(arp.bpf_frames(b"\xff" * 64)) == []
 
 
-def test_the_interface_is_the_one_in_whose_network_the_address_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_interface_is_the_one_in_whose_network_the_address_is() -> None:
     loopback, tunnel, up, down = "lo", "tun0", "en0", "en5"
     addresses = {
         loopback: [nic("127.0.0.1", "255.0.0.0"), link_address("00:00:00:00:00:00")],
@@ -175,10 +173,7 @@ def test_the_interface_is_the_one_in_whose_network_the_address_is(
         ],
         down: [link_address("02:00:00:00:00:09")],
     }
-    states = {name: SimpleNamespace(isup=name != down) for name in addresses}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    known = interfaces.list_interfaces()
+    known = interfaces.ethernet_interfaces(addresses, {loopback, tunnel, up})
     address = interfaces.parse_address("192.168.1.50/24")
     chosen = interfaces.choose_interface(known, address, "")
     assert (chosen.name, chosen.mac, len(known)) == (up, OWN, 1)

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from machinery.clock import SystemClock
 from nodeagent.replicas.last_assignment import (
@@ -131,25 +133,31 @@ async def test_the_file_follows_the_store(tmp_path: Path) -> None:
         await until(lambda: saved() == [])
 
 
-async def test_a_replica_that_is_withdrawn_while_the_file_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, file = FaultyTransport(MemoryTransport(CLOCK)), file_in(tmp_path)
-    save, is_written, may_end = AssignmentFile.save, threading.Event(), threading.Event()
+@dataclass(frozen=True, kw_only=True)
+class SlowFile(AssignmentFile):
+    """A file on a disk that is slow to confirm: writing it ends when the test says so."""
 
-    def save_slowly(self: AssignmentFile, replicas: tuple[Replica, ...], at: datetime) -> None:
-        save(self, replicas, at)
+    is_written: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    @override
+    def save(self, replicas: Iterable[Replica], confirmed_at: datetime) -> None:
+        replicas = tuple(replicas)
+        super().save(replicas, confirmed_at)
         if replicas:
-            is_written.set()
-            may_end.wait(10)
+            self.is_written.set()
+            self.may_end.wait(10)
 
-    monkeypatch.setattr(AssignmentFile, "save", save_slowly)
+
+async def test_a_replica_that_is_withdrawn_while_the_file_is_written(tmp_path: Path) -> None:
+    store = FaultyTransport(MemoryTransport(CLOCK))
+    file = SlowFile(path=tmp_path / "assignment.json", node="a", uid="n1")
     async with running(store, file) as replicas:
         await store.commit([], [codec.put_spec(wanted())])
-        await until(is_written.is_set)
+        await until(file.is_written.is_set)
         await store.commit([], [codec.put_spec(wanted(is_deleting=True))])
         await until(lambda: replicas.items[KEY].metadata.deletion_timestamp is not None)
-        may_end.set()
+        file.may_end.set()
         await until(lambda: not file.read(CLOCK.now()))
 
 
