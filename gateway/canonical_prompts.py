@@ -172,6 +172,8 @@ _NAMES: Final = tuple(
 _BILLING_NAME: Final = b"x-anthropic-billing-header:"
 _AIDER: Final = b"Act as an expert software developer"
 _LOOKED_AT: Final = 256
+# The beginnings of most prompts without a system message.
+_USER_FIRST: Final = (b'[{"role":"user"', b'[{"role": "user"')
 # Agents' system prompts are below 64 KiB.
 _LONGEST_SYSTEM: Final = 256 << 10
 _MOVED: Final = "<system-context>\n{}\n</system-context>\n\n"
@@ -194,7 +196,7 @@ def canonicalize(request: InferenceRequest) -> tuple[str, ...]:
     if request.content_type != JSON:
         return ()
     start = bytes(memoryview(request.prompt or request.body)[:_LOOKED_AT])
-    if not (
+    if start.startswith(_USER_FIRST) or not (
         start.startswith(_NAMES, start.find(_YOU_ARE)) or _BILLING_NAME in start or _AIDER in start
     ):
         return ()

@@ -1,7 +1,6 @@
 """Affinity: the bounded map, conversations, and beginnings of prompts."""
 
 import json
-import random
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.request import InferenceRequest
-from gateway.routing.affinity import FIRST_BLOCK, AffinityMemory, BoundedMap, blocks_of, opening_of
+from gateway.routing.affinity import FIRST_BLOCK, AffinityMemory, RecentMap, blocks_of, opening_of
 from gateway.routing.table import RoutingQuery, ServedModel
 from tests.support.gateway_world import target
 
@@ -47,7 +46,7 @@ def recalled(
 
 
 def small() -> AffinityMemory:
-    return AffinityMemory(sessions_log2=8, blocks_log2=8)
+    return AffinityMemory(sessions=2_000, blocks=2_000)
 
 
 def asked(memory: AffinityMemory, one: InferenceRequest, now_s: float = 100.0) -> None:
@@ -194,38 +193,22 @@ def test_blocks_are_few_and_equal_for_equal_beginnings(
         assert (key == their_key) is same
 
 
-keys = st.integers(1, 2**64 - 1)
+keys = st.integers(-(2**63), 2**63 - 1)
 
 
-def test_a_map_grows_by_its_entries_and_keeps_them() -> None:
-    cells, entropy = BoundedMap(14), random.Random(1)
-    keys = [entropy.getrandbits(64) or 1 for _ in range(10_000)]
-    sizes = []
-    for number, key in enumerate(keys, 1):
-        cells.put(key, number, 1.0)
-        sizes.append(cells.sets)
-    found = [cells.get(key, 0.0) for key in keys]
-    assert [one for one in found if one] == [n for n, one in enumerate(found, 1) if one]
-    assert found.count(0) < 10, "a full set replaces its oldest entry"
-    assert sizes[0] == 256
-    assert sizes == sorted(sizes)
-    assert 9_900 <= sizes[-1] <= 10_000
-    for key in (entropy.getrandbits(64) or 1 for _ in range(100_000)):
-        cells.put(key, 7, 2.0)
-    assert cells.sets == 1 << 14, "never larger"
-
-
-@given(st.lists(st.tuples(keys, st.integers(1, 2**32 - 1)), max_size=60))
-def test_cells_forget_the_oldest_of_a_set_and_nothing_else(puts: list[tuple[int, int]]) -> None:
-    cells = BoundedMap(1)
-    kept: dict[int, dict[int, int]] = {0: {}, 1: {}}
-    for now, (key, mark) in enumerate(puts):
-        cells.put(key, mark, float(now))
-        ways = kept[key & 1]
-        ways.pop(key, None)
-        ways[key] = mark
-        if len(ways) > 8:
-            del ways[next(iter(ways))]
-    for key, _ in puts:
-        assert cells.get(key, 0.0) == kept[key & 1].get(key, 0)
-        assert cells.get(key, len(puts) + 1.0) == 0
+@given(st.integers(1, 6), st.lists(st.tuples(keys, st.integers(1, 2**40)), max_size=60))
+def test_a_map_keeps_the_latest_and_at_most_twice_as_many(
+    size: int, puts: list[tuple[int, int]]
+) -> None:
+    recent = RecentMap(size)
+    latest: dict[int, int] = {}
+    for key, value in puts:
+        recent.put(key, value)
+        latest.pop(key, None)
+        latest[key] = value
+        assert recent.get(key) == value
+    order = list(latest)
+    for key in order[-size:]:
+        assert recent.get(key) == latest[key]
+    assert all(recent.get(key) in (0, latest[key]) for key in order)
+    assert sum(recent.get(key) != 0 for key in order) <= 2 * size
