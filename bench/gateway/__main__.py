@@ -30,6 +30,7 @@ from bench.gateway.peers import (
     ROUTERS,
     SLOW,
     Peer,
+    compiled_python,
     open_files,
     proof,
     start,
@@ -302,6 +303,7 @@ async def main() -> None:
         "idle_streams": idle_count,
         "idle_stream_kib": {name: round(kib, 1) for name, kib in idle.items()},
         "everything_on": signs,
+        "python": compiled_python(),
         "peers": {
             name: {
                 "rss_mb": memory[name],
