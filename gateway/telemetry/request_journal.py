@@ -26,7 +26,6 @@ _LONGEST = 128
 # 64 MB hold some 100,000 requests.
 _FILE_BYTES = 64 << 20
 _OLD_FILES = 4
-_SLICE = 50
 _BATCH_S = 1.0
 # The limit of entries that wait for the disk: 10 s of the fastest gateway, some 60 MB.
 _WAITING_LIMIT = 50_000
@@ -278,7 +277,6 @@ class JournalWriter:
             lambda batch: _ROWS.encode_lines(render_entries(batch, gateway)),
             file_bytes=file_bytes,
             older_files=_OLD_FILES,
-            slice_size=_SLICE,
             failure="cannot write the journal; requests are served without it",
         )
         self.write = self._file.write
@@ -314,12 +312,12 @@ class JournalWriter:
                 collect()
                 # While the disk hangs, entries wait here, where they are counted.
                 if self._file.is_idle:
-                    self._flush()
+                    await self._file.put(self._take())
         finally:
             collect()
-            self._flush()
+            self._file.put_at_once(self._take())
             self._file.close()
 
-    def _flush(self) -> None:
+    def _take(self) -> Sequence[JournalEntry]:
         batch, self._waiting = self._waiting, []
-        self._file.put(batch)
+        return batch

@@ -4,8 +4,8 @@
     saved.restore()
     group.create_task(saved.run())
 
-Requests pay nothing for it: new entries are taken from the journal four times a second, and a thread writes them in
-small slices. What ended in the last quarter of a second before a kill is lost. A full, hanging or damaged disk costs
+New entries are taken from the journal four times a second, encoded in slices between other work, and written by a
+thread. What ended in the last quarter of a second before a kill is lost. A full, hanging or damaged disk costs
 entries, one log line and nothing else.
 """
 
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.25
 _ENTRY_BYTES: Final = 512
-_SLICE: Final = 400
 _LEAST_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 64 << 10
 _REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
@@ -71,7 +70,6 @@ class SavedJournal:
             encode_entries,
             file_bytes=self._file_bytes,
             older_files=1,
-            slice_size=_SLICE,
             failure="cannot save the journal; a restart forgets requests",
         )
         self.write = self._file.write
@@ -137,18 +135,18 @@ class SavedJournal:
                 await self._clock.sleep(_INTERVAL_S)
                 # While the disk hangs, entries wait in the journal, as many as it keeps.
                 if self._file.is_idle:
-                    self._take()
+                    await self._file.put(self._take())
         finally:
             collect()
-            self._take()
+            self._file.put_at_once(self._take())
             self._file.close()
 
-    def _take(self) -> None:
-        """Hand the entries that ended since the last call to the thread."""
+    def _take(self) -> Sequence[JournalEntry]:
+        """Return the entries that ended since the last call."""
         page = self._journal.page_after(self._cursor, self._size)
         self._cursor = page.cursor
         self._not_queued += page.lost or 0
-        self._file.put(page.entries)
+        return page.entries
 
 
 def encode_entries(entries: Sequence[JournalEntry]) -> bytes:
