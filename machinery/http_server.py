@@ -32,6 +32,7 @@ from machinery import host_header
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.connection_limits import AddressLimit, ConnectionLimiter, is_loopback
+from machinery.listener import Listener, PlainListener
 from machinery.tcp_keepalive import enable_keepalive
 from machinery.websocket import MAX_MESSAGE_BYTES, WebSocketProtocol
 
@@ -89,34 +90,24 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
 
 
-class ConnectionAcceptor(Protocol):
-    """Accepts connections on a listening socket until it is closed (`machinery.tls_server.TlsListener` is one)."""
-
-    def close(self) -> None: ...
-
-    async def wait_closed(self) -> None: ...
-
-
-MakeAcceptor: TypeAlias = Callable[
-    [socket.socket, Callable[[], asyncio.Protocol]], ConnectionAcceptor
-]
+MakeListener: TypeAlias = Callable[[socket.socket, Callable[[], asyncio.Protocol]], Listener]
 """From a listening socket and the protocol of its connections to what accepts them."""
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that does not stop at signals, and whose connections an acceptor may accept."""
+    """A uvicorn server that does not stop at signals, and whose connections a listener of its own accepts."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         on_signal: Callable[[], object] | None,
-        acceptor: MakeAcceptor | None = None,
+        make_listener: MakeListener = PlainListener,
     ) -> None:
         """`on_signal`: called at SIGTERM and SIGINT; None: signals stay the process's own."""
         super().__init__(config)
         self._on_signal = on_signal
-        self._make_acceptor = acceptor
-        self._acceptors: list[ConnectionAcceptor] = []
+        self._make_listener = make_listener
+        self._listeners: list[Listener] = []
 
     @override
     @contextmanager
@@ -141,12 +132,9 @@ class HttpServer(uvicorn.Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        make = self._make_acceptor
-        if make is None:
-            await super().startup(sockets)
-            return
         await super().startup(sockets=[])
-        self._acceptors = [make(listener, self._make_protocol) for listener in sockets or []]
+        make = self._make_listener
+        self._listeners = [make(listener, self._make_protocol) for listener in sockets or []]
 
     def _make_protocol(self) -> asyncio.Protocol:
         make: Callable[..., Any] = self.config.http_protocol_class
@@ -157,15 +145,15 @@ class HttpServer(uvicorn.Server):
 
     def close(self) -> None:
         """Accept no more connections."""
-        for acceptor in (*getattr(self, "servers", ()), *self._acceptors):
-            acceptor.close()
+        for listener in self._listeners:
+            listener.close()
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.close()
         # A client whose handshake is in progress has sent its request, or is about to.
         with contextlib.suppress(TimeoutError):
-            await asyncio.gather(*(acceptor.wait_closed() for acceptor in self._acceptors))
+            await asyncio.gather(*(listener.wait_closed() for listener in self._listeners))
         await super().shutdown(sockets)
 
 
@@ -415,9 +403,9 @@ class AdminHttpProtocol(BoundedHttpProtocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSecurity:
-    """Protection of a server: without an acceptor it listens on loopback only, unless the operator insists."""
+    """Protection of a server: without a listener of its own it listens on loopback only, unless the operator insists."""
 
-    acceptor: MakeAcceptor | None = None
+    make_listener: MakeListener | None = None
     """Accepts TLS connections, and plain ones where they are allowed; None: all connections are plain."""
     is_https: Callable[[], bool] = lambda: False
     """Returns whether clients should use TLS now."""
@@ -505,7 +493,7 @@ class AdminServer:
     def _is_open(self, address: str) -> bool:
         """Return whether other machines would use the server without TLS."""
         security = self._security
-        return not (security.acceptor or security.is_insecure or is_loopback(address))
+        return not (security.make_listener or security.is_insecure or is_loopback(address))
 
     async def _serve(self, listener: socket.socket) -> None:
         limits = self._limits
@@ -528,14 +516,13 @@ class AdminServer:
                 proxy_headers=False,
             ),
             on_signal=None,
-            acceptor=self._security.acceptor,
+            make_listener=self._security.make_listener or PlainListener,
         )
         try:
             await server.serve(sockets=[listener])
         finally:
             server.close()
-            if self._security.acceptor is not None:
-                listener.close()
+            listener.close()
             for connection in tuple(server.server_state.connections):
                 if isinstance(connection, AdminHttpProtocol):
                     connection.transport.abort()
