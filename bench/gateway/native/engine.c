@@ -187,11 +187,12 @@ static void answer(struct conn *c)
     whole(c, "200 OK", body, at, at);
 }
 
-/* Writes the length of a resume record and the record: one token, or none; in the first one what begins an answer. */
-static int put_record(struct conn *c, unsigned char *to, int has_token, uint32_t token)
+/* Writes the length of a resume record and the record: one token, or none; in the first one what begins an answer, in the last
+   one that its choice ends and the number of tokens. */
+static int put_record(struct conn *c, unsigned char *to, int has_token, uint32_t token, int is_last)
 {
     int at = 4, size = (int)strlen(c->id) & 31;
-    to[at++] = c->is_introduced ? 0x91 : 0x92;
+    to[at++] = is_last ? 0x94 : c->is_introduced ? 0x91 : 0x92;
     to[at++] = 0x80 | has_token;
     if (has_token) {
         uint32_t value = htonl(token);
@@ -205,7 +206,11 @@ static int put_record(struct conn *c, unsigned char *to, int has_token, uint32_t
         to[at++] = 0xce, memcpy(to + at, &created, 4), at += 4;
         to[at++] = 0xcc, to[at++] = 200, to[at++] = 64;
         c->is_introduced = 1;
+    } else if (is_last) {
+        to[at++] = 0xc0;
     }
+    if (is_last)
+        to[at++] = 0x91, to[at++] = 0, to[at++] = 0xcd, to[at++] = (unsigned char)(tokens >> 8), to[at++] = (unsigned char)tokens;
     uint32_t length = htonl((uint32_t)(at - 4));
     memcpy(to, &length, 4);
     return at;
@@ -244,7 +249,7 @@ static int event(struct conn *c)
     }
     if (is_recorded) {
         int has_token = i >= 1 && i <= (uint32_t)tokens;
-        at = put_record(c, (unsigned char *)text, has_token, has_token ? token_of(c->key, i - 1) : 0);
+        at = put_record(c, (unsigned char *)text, has_token, has_token ? token_of(c->key, i - 1) : 0, i == (uint32_t)tokens + 1);
     }
     at += sprintf(text + at, c->is_chat ? "data: {\"id\":\"%s\",\"object\":\"chat.completion.chunk\",\"created\":%ld,\"model\":\"bench\",\"system_fingerprint\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{%s},\"logprobs\":null,\"finish_reason\":%s}]}\n\n"
                                         : "data: {\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%ld,\"model\":\"bench\",\"system_fingerprint\":\"bench\",\"choices\":[{\"index\":0,\"text\":%s,\"logprobs\":null,\"finish_reason\":%s}]}\n\n",
