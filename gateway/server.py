@@ -370,9 +370,7 @@ class Gateway:
             max_files=limits.max_files,
             on_shed=partial(self.metrics.shed.add, "handshake"),
         )
-        return HttpServer(
-            config, self.stop, PlainListener if options is None else options.listener
-        )
+        return HttpServer(config, self.stop, PlainListener if options is None else options.listener)
 
     def stop(self) -> None:
         """Accept no more connections and finish running requests; if called again, cut them off."""

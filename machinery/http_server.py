@@ -32,7 +32,7 @@ from machinery import host_header
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.connection_limits import AddressLimit, ConnectionLimiter, is_loopback
-from machinery.listener import Listener, PlainListener
+from machinery.listener import ConnectionListener, PlainListener
 from machinery.tcp_keepalive import enable_keepalive
 from machinery.websocket import MAX_MESSAGE_BYTES, WebSocketProtocol
 
@@ -90,7 +90,9 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
 
 
-MakeListener: TypeAlias = Callable[[socket.socket, Callable[[], asyncio.Protocol]], Listener]
+MakeListener: TypeAlias = Callable[
+    [socket.socket, Callable[[], asyncio.Protocol]], ConnectionListener
+]
 """From a listening socket and the protocol of its connections to what accepts them."""
 
 
@@ -107,7 +109,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._on_signal = on_signal
         self._make_listener = make_listener
-        self._listeners: list[Listener] = []
+        self._listeners: list[ConnectionListener] = []
 
     @override
     @contextmanager

@@ -25,7 +25,7 @@ _OUT_OF_FILES_PAUSE_S: Final = 1.0
 log = logging.getLogger(__name__)
 
 
-class Listener(ABC):
+class ConnectionListener(ABC):
     """Accepts connections until it is closed, many in a turn of the event loop. Pauses while no file is free."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -77,7 +77,7 @@ class Listener(ABC):
             self.take(connection, peer)
 
 
-class PlainListener(Listener):
+class PlainListener(ConnectionListener):
     """Hands each connection over at once."""
 
     def __init__(

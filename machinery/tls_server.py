@@ -28,7 +28,7 @@ from machinery import process_secrets
 from machinery.client_hello import read_server_name
 from machinery.clock import Clock
 from machinery.connection_limits import client_network
-from machinery.listener import Listener
+from machinery.listener import ConnectionListener
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class _Unfinished:
         return self.connection.fileno() != -1
 
 
-class TlsListener(Listener):
+class TlsListener(ConnectionListener):
     """Accepts connections on a listening socket, and hands those over whose handshake succeeds.
 
     A connection costs little before its first byte has arrived. Then the addresses of clients take turns: a flood of

@@ -192,8 +192,12 @@ def test_a_piece_takes_as_long_as_some_tokens_of_a_stream() -> None:
     assert speed.chunk_tokens(running=0, waiting=1) == min(600, LARGEST_CHUNK)
     assert speed.chunk_tokens(running=2, waiting=1, factor=0) == 32
     assert StepSpeed(decode_s=0.01).chunk_tokens(running=2, waiting=1) == 50
-    crowd = StepSpeed(decode_s=0.05, prefill_tokens_per_s=500)
-    assert crowd.chunk_tokens(running=1, waiting=2) == 200
+    assert StepSpeed(decode_s=0.01).chunk_tokens(running=2, waiting=2) == 200, "within a second"
+    assert StepSpeed(prefill_tokens_per_s=500).chunk_tokens(running=3, waiting=2) == 256
+    crowd = StepSpeed(decode_s=0.05, prefill_tokens_per_s=400)
+    assert crowd.chunk_tokens(running=1, waiting=2) == 512, "a pass of the best speed"
+    crowd = StepSpeed(decode_s=0.05, prefill_tokens_per_s=100)
+    assert crowd.chunk_tokens(running=1, waiting=2) == 200, "within two seconds"
     speed = StepSpeed(decode_s=5, prefill_tokens_per_s=100)
     assert speed.chunk_tokens(running=2, waiting=1) == 100
     assert StepSpeed(prefill_tokens_per_s=1).chunk_tokens(running=2, waiting=1) == 32
