@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-_ACCEPTS_AT_ONCE: Final = 64
+# Few enough that processes with one listening socket share a burst of new clients.
+_ACCEPTS_AT_ONCE: Final = 8
 _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _OUT_OF_FILES_PAUSE_S: Final = 1.0
 
