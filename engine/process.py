@@ -30,7 +30,6 @@ from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
 from machinery.http_server import HttpServer, listen
-from machinery.listener import PlainListener
 from machinery.process_log import LogLevel
 from models import generation_config
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
@@ -177,8 +176,8 @@ async def serve(
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
     tls = None if credentials is None else EngineTls(credentials, service.metrics.tls)
-    make_listener = PlainListener if tls is None else tls.options().listener
-    server = HttpServer(config, service.request_stop, make_listener)
+    acceptor = None if tls is None else tls.options().acceptor
+    server = HttpServer(config, service.request_stop, acceptor)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener.socket]))
         following = None

@@ -57,7 +57,6 @@ from identity.upkeep import IdentityUpkeep
 from machinery.clock import Clock
 from machinery.connection_limits import AddressLimit, ConnectionLimiter
 from machinery.http_server import HttpServer
-from machinery.listener import PlainListener
 from machinery.prometheus import Gauge
 from machinery.state_disk import StateDisk
 from store import codec, keys
@@ -370,7 +369,7 @@ class Gateway:
             max_files=limits.max_files,
             on_shed=partial(self.metrics.shed.add, "handshake"),
         )
-        return HttpServer(config, self.stop, PlainListener if options is None else options.listener)
+        return HttpServer(config, self.stop, None if options is None else options.acceptor)
 
     def stop(self) -> None:
         """Accept no more connections and finish running requests; if called again, cut them off."""

@@ -77,12 +77,12 @@ class EtcdProxy:
             certificate=self._credentials.server(_CLIENTS, protocols=("h2", "http/1.1")),
             plain_response=_PLAIN,
         )
-        listener = TlsListener(self._listener, lambda: _ClientEnd(self), options)
+        acceptor = TlsListener(self._listener, lambda: _ClientEnd(self), options)
         log.info("etcd is reachable by other machines", extra={"socket": str(self._etcd)})
         try:
             await asyncio.Event().wait()
         finally:
-            listener.close()
+            acceptor.close()
             for client in tuple(self._clients):
                 client.abort()
 

@@ -39,7 +39,7 @@ def server_security(
         unfinished_handshakes=_ADMIN_HANDSHAKES,
     )
     return ServerSecurity(
-        make_listener=options.listener, is_https=lambda: credentials.mode is not TlsMode.PERMISSIVE
+        acceptor=options.acceptor, is_https=lambda: credentials.mode is not TlsMode.PERMISSIVE
     )
 
 

@@ -32,7 +32,6 @@ from machinery import host_header
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.connection_limits import AddressLimit, ConnectionLimiter, is_loopback
-from machinery.listener import ConnectionListener, PlainListener
 from machinery.tcp_keepalive import enable_keepalive
 from machinery.websocket import MAX_MESSAGE_BYTES, WebSocketProtocol
 
@@ -52,6 +51,9 @@ SSL_OBJECT: Final = "ssl_object"
 MAX_LOG_READERS = 16
 
 _LISTEN_BACKLOG = 2048
+# Copies of a listening socket. uvloop accepts one connection of each in a turn of the event loop: with one, the last of a
+# thousand new clients of a busy process waits for a thousand turns. Processes that share a socket share new clients.
+_ACCEPTS_AT_ONCE: Final = 4
 _BACKOFF = Backoff(first_s=2.0, limit_s=30.0)
 _SHUTDOWN_S = 1.0
 # For a client to read that it is refused.
@@ -90,26 +92,34 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
 
 
-MakeListener: TypeAlias = Callable[
-    [socket.socket, Callable[[], asyncio.Protocol]], ConnectionListener
+class ConnectionAcceptor(Protocol):
+    """Accepts connections on a listening socket until it is closed (`machinery.tls_server.TlsListener` is one)."""
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+MakeAcceptor: TypeAlias = Callable[
+    [socket.socket, Callable[[], asyncio.Protocol]], ConnectionAcceptor
 ]
 """From a listening socket and the protocol of its connections to what accepts them."""
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that does not stop at signals, and whose connections a listener of its own accepts."""
+    """A uvicorn server that does not stop at signals, and whose connections an acceptor may accept."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         on_signal: Callable[[], object] | None,
-        make_listener: MakeListener = PlainListener,
+        acceptor: MakeAcceptor | None = None,
     ) -> None:
         """`on_signal`: called at SIGTERM and SIGINT; None: signals stay the process's own."""
         super().__init__(config)
         self._on_signal = on_signal
-        self._make_listener = make_listener
-        self._listeners: list[ConnectionListener] = []
+        self._make_acceptor = acceptor
+        self._acceptors: list[ConnectionAcceptor] = []
 
     @override
     @contextmanager
@@ -134,9 +144,13 @@ class HttpServer(uvicorn.Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        make = self._make_acceptor
+        if make is None:
+            copies = [sock.dup() for sock in sockets or [] for _ in range(_ACCEPTS_AT_ONCE)]
+            await super().startup(copies)
+            return
         await super().startup(sockets=[])
-        make = self._make_listener
-        self._listeners = [make(listener, self._make_protocol) for listener in sockets or []]
+        self._acceptors = [make(listener, self._make_protocol) for listener in sockets or []]
 
     def _make_protocol(self) -> asyncio.Protocol:
         make: Callable[..., Any] = self.config.http_protocol_class
@@ -147,15 +161,15 @@ class HttpServer(uvicorn.Server):
 
     def close(self) -> None:
         """Accept no more connections."""
-        for listener in self._listeners:
-            listener.close()
+        for acceptor in (*getattr(self, "servers", ()), *self._acceptors):
+            acceptor.close()
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.close()
         # A client whose handshake is in progress has sent its request, or is about to.
         with contextlib.suppress(TimeoutError):
-            await asyncio.gather(*(listener.wait_closed() for listener in self._listeners))
+            await asyncio.gather(*(acceptor.wait_closed() for acceptor in self._acceptors))
         await super().shutdown(sockets)
 
 
@@ -405,9 +419,9 @@ class AdminHttpProtocol(BoundedHttpProtocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSecurity:
-    """Protection of a server: without a listener of its own it listens on loopback only, unless the operator insists."""
+    """Protection of a server: without an acceptor it listens on loopback only, unless the operator insists."""
 
-    make_listener: MakeListener | None = None
+    acceptor: MakeAcceptor | None = None
     """Accepts TLS connections, and plain ones where they are allowed; None: all connections are plain."""
     is_https: Callable[[], bool] = lambda: False
     """Returns whether clients should use TLS now."""
@@ -495,7 +509,7 @@ class AdminServer:
     def _is_open(self, address: str) -> bool:
         """Return whether other machines would use the server without TLS."""
         security = self._security
-        return not (security.make_listener or security.is_insecure or is_loopback(address))
+        return not (security.acceptor or security.is_insecure or is_loopback(address))
 
     async def _serve(self, listener: socket.socket) -> None:
         limits = self._limits
@@ -518,7 +532,7 @@ class AdminServer:
                 proxy_headers=False,
             ),
             on_signal=None,
-            make_listener=self._security.make_listener or PlainListener,
+            acceptor=self._security.acceptor,
         )
         try:
             await server.serve(sockets=[listener])

@@ -3,7 +3,7 @@
     certificate = ServerCertificate(Path("gateway.crt"), Path("gateway.key"))
     group.create_task(certificate.watch(clock))
     options = TlsOptions(certificate=certificate, plain_response=b"HTTP/1.1 400 ...")
-    server = HttpServer(config, on_signal, options.listener)
+    server = HttpServer(config, on_signal, options.acceptor)
 
 The listener reads the first byte of a connection before TLS begins. A plain connection is served if `accepts_plain`
 says so at that moment; otherwise it gets an answer that a person can read.
@@ -11,6 +11,7 @@ says so at that moment; otherwise it gets an answer that a person can read.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -28,7 +29,6 @@ from machinery import process_secrets
 from machinery.client_hello import read_server_name
 from machinery.clock import Clock
 from machinery.connection_limits import client_network
-from machinery.listener import ConnectionListener
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,10 @@ _HANDSHAKE_RECORD = b"\x16"
 _MAX_RECORD = 16 << 10
 # The rest waits for the next turn of the loop, so that requests are served in between. A flood of connections must not fill
 # the kernel's queue, in which those of all addresses wait. A handshake takes a millisecond.
+_ACCEPTS_AT_ONCE = 64
 _STARTS_AT_ONCE = 4
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OUT_OF_FILES_PAUSE_S = 1.0
 # Time for a client to read the answer to plain HTTP while it still sends.
 _PLAIN_LINGER_S = 2.0
 # The longest time for a client to read the rest of a response after which the connection is closed.
@@ -223,7 +226,7 @@ class TlsOptions:
     on_failure: Callable[[str], None] = lambda _: None
     """Called with the reason, as one word, when a handshake fails or a plain connection is refused."""
 
-    def listener(
+    def acceptor(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
     ) -> "TlsListener":
         """Return the listener that has these options."""
@@ -252,7 +255,7 @@ class _Unfinished:
         return self.connection.fileno() != -1
 
 
-class TlsListener(ConnectionListener):
+class TlsListener:
     """Accepts connections on a listening socket, and hands those over whose handshake succeeds.
 
     A connection costs little before its first byte has arrived. Then the addresses of clients take turns: a flood of
@@ -266,17 +269,26 @@ class TlsListener(ConnectionListener):
         make_protocol: Callable[[], asyncio.Protocol],
         options: TlsOptions,
     ) -> None:
+        self._listener = listener
         self._make_protocol = make_protocol
         self._options = options
+        self._loop = asyncio.get_running_loop()
         self._unfinished: dict[str, dict[_Unfinished, None]] = {}
         """By address, oldest first."""
         self._count = 0
         self._turns: dict[str, deque[_Unfinished]] = {}
         """The connections whose first byte has arrived, by address; the first address has the next turn."""
         self._is_drained = asyncio.Event()
-        super().__init__(listener)
+        self._pause: asyncio.TimerHandle | None = None
+        listener.settimeout(0)
+        self._resume()
 
-    @override
+    def close(self) -> None:
+        """Accept no more connections; handshakes in progress go on."""
+        self._loop.remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+
     async def wait_closed(self) -> None:
         """Give handshakes in progress a moment to finish, then end them."""
         if not self._count:
@@ -289,24 +301,36 @@ class TlsListener(ConnectionListener):
             for client in list(clients):
                 self._abort(client)
 
-    @override
-    def free_file(self) -> bool:
-        if not self._count:
-            return False
-        self._shed()
-        return True
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
 
-    @override
-    def take(self, connection: socket.socket, peer: object) -> None:
-        host = peer[0] if isinstance(peer, tuple) else ""
-        if self._count >= self._options.unfinished_handshakes:
-            self._shed()
-        deadline = self._loop.time() + self._options.handshake_s
-        client = _Unfinished(connection, client_network(host), deadline)
-        client.timer = self._loop.call_at(deadline, self._expire, client)
-        self._unfinished.setdefault(client.address, {})[client] = None
-        self._count += 1
-        self._loop.add_reader(connection, self._queue, client)
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connection, peer = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                if self._count:  # end one for its file; the loop calls again at once
+                    self._shed()
+                    return
+                log.warning("no connection accepted", extra={"why": error.strerror})
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(_OUT_OF_FILES_PAUSE_S, self._resume)
+                return
+            host = peer[0] if isinstance(peer, tuple) else ""
+            connection.settimeout(0)
+            if self._count >= self._options.unfinished_handshakes:
+                self._shed()
+            deadline = self._loop.time() + self._options.handshake_s
+            client = _Unfinished(connection, client_network(host), deadline)
+            client.timer = self._loop.call_at(deadline, self._expire, client)
+            self._unfinished.setdefault(client.address, {})[client] = None
+            self._count += 1
+            self._loop.add_reader(connection, self._queue, client)
 
     def _shed(self) -> None:
         """End the oldest connection of the address that has most."""

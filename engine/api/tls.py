@@ -1,7 +1,7 @@
 """TLS of an engine's listener: the identity of its node, and the peers and plain connections that it accepts.
 
     tls = EngineTls(Credentials(IdentityFolder(path), clock), service.metrics.tls)
-    server = HttpServer(config, on_signal, tls.options().listener)
+    server = HttpServer(config, on_signal, tls.options().acceptor)
     group.create_task(tls.run(clock, lambda: server.server_state.connections))
 
 Gateways of the fleet are accepted, and the agent of the engine's own node. The folder belongs to the agent, which keeps

@@ -15,7 +15,7 @@ another. idle: an idle connection, closed to free its file descriptor. refused: 
 was idle."""
 
 # Room for the journal, the saved state and connections to etcd and engines that open at the same moment.
-_LEAST_SPARE, _MOST_SPARE = 8, 256
+_LEAST_SPARE, _MOST_SPARE = 16, 256
 _LOG_INTERVAL_S = 10.0
 USUAL_CONNECTIONS: Final = 1024
 """Connections that one address of another machine may have, unless the operator says otherwise."""

@@ -110,7 +110,7 @@ async def serving_tls(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
-    server = HttpServer(config, lambda: None, tls.options().listener)
+    server = HttpServer(config, lambda: None, tls.options().acceptor)
     with listen(HOST, port) as listener:
         engine.port = listener.getsockname()[1]
         async with asyncio.TaskGroup() as group:
