@@ -1,7 +1,8 @@
 """Our engine beside the MLX servers of PyPI that run on Linux, and llama.cpp's: `make bench-engine-peers`, five minutes.
 
-The same SmolLM2 in float32 and prompts for all, one server at a time; the same BLAS for all that use MLX. Bursts of 1, 4 and 16 requests with prompts
-of 60 words and answers of 16 tokens, and of 64 with prompts of 4 to 40 words and answers of 3 to 16 tokens.
+The same SmolLM2 in float32 and prompts for all, one server at a time; the same BLAS for all that use MLX. Bursts of 1, 4
+and 16 requests with prompts of 60 words and answers of 16 tokens, and of 64 with prompts of 4 to 40 words and answers of
+3 to 16 tokens.
 
 The last line is one JSON object, ratios first: tokens/s of ours over those of the best MLX server, then over each.
 """

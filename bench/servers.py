@@ -305,8 +305,14 @@ def start_peer(
     server = Server(name=name, model=str(model), port=port, logs=[log])
     with log.open("ab") as output:
         # A launcher looks at its standard input all the time: a pipe on which nothing comes.
+        # Some write logs into the folder in which they run.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
         )
     server.started.append(process)
     return server

@@ -14,7 +14,8 @@ ShedReason: TypeAlias = Literal["address", "body_memory", "handshake", "idle", "
 another. idle: an idle connection, closed to free its file descriptor. refused: a new connection, because no connection
 was idle."""
 
-# Room for the journal, the saved state and connections to etcd and engines that open at the same moment.
+# Room for the journal, the saved state, connections to etcd and engines that open at the same moment, and clients that
+# are accepted before they are counted.
 _LEAST_SPARE, _MOST_SPARE = 16, 256
 _LOG_INTERVAL_S = 10.0
 USUAL_CONNECTIONS: Final = 1024
