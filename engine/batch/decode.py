@@ -116,9 +116,9 @@ class DecodeRow:
         return TokenSequence(self.job.id, self.job.prompt, self.outputs)
 
     @property
-    def tokens(self) -> tuple[int, ...]:
-        """The prompt and the new tokens."""
-        return self.job.prompt + tuple(self.outputs)
+    def newest(self) -> int:
+        """The last token of the prompt and the new tokens."""
+        return self.outputs[-1] if self.outputs else self.job.prompt[-1]
 
     def read(self, token: int, scores: TokenLogprobs | None, *, is_end: bool) -> TokenOutput:
         """Read the next chosen token; `is_end` says that it ends the text."""
@@ -191,7 +191,7 @@ class DecodeStage:
 
     def join(self, rows: Sequence[DecodeRow], caches: list[LayerCache]) -> None:
         """Add sequences. Their merged caches hold all tokens but the last one of each."""
-        tokens = mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
+        tokens = mx.array([row.newest for row in rows], dtype=mx.uint32)
         if self.rows:
             tokens = mx.concatenate([self._tokens, tokens])
         self._caches.join(caches)
@@ -309,7 +309,7 @@ class DecodeStage:
             return [*outputs, *self._step_plain()]
         if self._states is not None:
             self._states.keep_next(row.job.id, row.fed)
-        passed = [row.tokens[-1], *draft]
+        passed = [row.newest, *draft]
         count = len(passed)
         rollback = Rollback(self._caches.layers)
         logits = self._model(mx.array([passed]), cache=self._caches.layers)[0]
@@ -329,7 +329,7 @@ class DecodeStage:
             if made[-1].finish is not None:
                 break
         row.chosen = len(row.outputs)
-        self._tokens = mx.array([row.tokens[-1]], dtype=mx.uint32)
+        self._tokens = mx.array([row.newest], dtype=mx.uint32)
         if self._states is not None:
             self._states.trim(count - len(made))
         again = passed[: rollback.take_back(count, keep=len(made))]

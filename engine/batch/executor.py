@@ -165,7 +165,7 @@ class StepExecutor:
         if preempts or any(row.is_last for row in self.decode_stage.rows):
             # Otherwise the model would compute tokens beyond a job's limit, or lose those of a job that is stopped.
             outputs = self._remove_finished(self.decode_stage.read())
-        self._preempt([job_id for job_id in preempts if job_id in self.jobs])
+            self._preempt([job_id for job_id in preempts if job_id in self.jobs])
         if self.decode_stage.rows:
             outputs += self._remove_finished(self.decode_stage.step())
         if reads_on:

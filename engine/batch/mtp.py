@@ -5,7 +5,6 @@ the token after it; from its own hidden states it guesses further. Nothing shows
 been right, so a head that does not pay is tried again from time to time. Times arrive as arguments.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
 
@@ -166,7 +165,7 @@ class MtpProposer:
         start, hidden = found
         self._is_usual = hidden.shape[0] <= _USUAL_READ
         self._read = start + hidden.shape[0]
-        tokens = mx.array([_tokens_from(sequence, start + 1)])
+        tokens = mx.array([sequence.since(start + 1)])
         hidden = hidden[None]
         arrays: list[Any] = []
         for _ in range(count):
@@ -181,11 +180,3 @@ class MtpProposer:
 
 def _new_cache() -> LayerCache:
     return KVCache()  # type: ignore[no-untyped-call] # mlx-lm ships no types
-
-
-def _tokens_from(sequence: TokenSequence, position: int) -> Sequence[int]:
-    """Return the sequence's tokens from a position on."""
-    before = len(sequence.prompt)
-    if position >= before:
-        return sequence.outputs[position - before :]
-    return [*sequence.prompt[position:], *sequence.outputs]

@@ -29,6 +29,13 @@ class TokenSequence:
     prompt: Sequence[int]
     outputs: Sequence[int]
 
+    def since(self, position: int) -> Sequence[int]:
+        """Return the tokens from a position on."""
+        before = len(self.prompt)
+        if position >= before:
+            return self.outputs[position - before :]
+        return [*self.prompt[position:], *self.outputs]
+
 
 class TokenProposer(Protocol):
     """Proposes the next tokens of the only running sequence."""
@@ -67,6 +74,8 @@ class DraftProposer:
     accepted_tokens: int = 0
     """Those that the model would have chosen itself."""
     _caches: list[LayerCache] = field(default_factory=list)
+    _job_id: int = -1
+    """The job whose sequence it read last."""
     _read: list[int] = field(default_factory=list)
     _known: int = 0
     """Tokens of `_read` that were in the text; the others were proposed."""
@@ -91,10 +100,10 @@ class DraftProposer:
         count = min(self.count, most)
         if count < 1:
             return []
-        tokens = [*sequence.prompt, *sequence.outputs]
-        target = list(tokens[:-1])
-        known = 0
-        for ours, theirs in zip(self._read, target, strict=False):
+        # A sequence only grows: what was read of the same one is not compared again.
+        begin = self._known if sequence.job_id == self._job_id else 0
+        known = begin
+        for ours, theirs in zip(self._read[begin:], sequence.since(begin)[:-1], strict=False):
             if ours != theirs:
                 break
             known += 1
@@ -107,18 +116,20 @@ class DraftProposer:
         if not known:
             self._caches = make_caches(self.model, KvOptions())
             set_reserved(self._caches, 0)  # the memory of a row counts both models in small steps
-        for start in range(known, len(target), LARGEST_CHUNK):
-            self.model(mx.array([target[start : start + LARGEST_CHUNK]]), cache=self._caches)
+        *new, newest = sequence.since(known)
+        for start in range(0, len(new), LARGEST_CHUNK):
+            self.model(mx.array([new[start : start + LARGEST_CHUNK]]), cache=self._caches)
             mx.eval([cache.state for cache in self._caches])
-        self._read, self._known = target, len(target)
+        self._read[known:] = new
+        self._job_id, self._known = sequence.job_id, len(self._read)
         self._rollback = Rollback(self._caches, by_token=True)
-        last = mx.array([[tokens[-1]]])
+        last = mx.array([[newest]])
         arrays: list[Any] = []
         for _ in range(count):
             last = mx.argmax(self.model(last, cache=self._caches)[:, -1, :], axis=-1, keepdims=True)
             arrays.append(last)
             mx.async_eval(last)  # type: ignore[no-untyped-call] # mlx ships few types
         guesses = [int(array.item()) for array in arrays]
-        self._read += [tokens[-1], *guesses[:-1]]
+        self._read += [newest, *guesses[:-1]]
         self.proposed_tokens += count
         return guesses
