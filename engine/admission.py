@@ -24,6 +24,7 @@ from engine.jobs import (
     WorkerEvent,
 )
 from engine.metrics import CompletionRate
+from engine.wakeup import Wakeup
 from machinery.clock import Clock
 from machinery.prometheus import HistogramValue
 
@@ -57,7 +58,8 @@ class Ticket:
     """The reason why it did not finish."""
     _last_tokens: dict[int, float] = field(default_factory=dict)
     """The time of the latest token, by job."""
-    _events: asyncio.Queue[JobOutput | RefusedError] = field(default_factory=asyncio.Queue)
+    _events: deque[JobOutput | RefusedError] = field(default_factory=deque)
+    _arrival: Wakeup = field(default_factory=Wakeup)
 
     @property
     def prompt_tokens(self) -> int:
@@ -80,34 +82,39 @@ class Ticket:
             / (self.completion_tokens - len(self.jobs))
         )
 
-    async def next(self) -> JobOutput:
-        """Wait for the next event of any of its jobs.
+    async def next(self, timeout_s: float | None = None) -> JobOutput | None:
+        """Wait for the next event of any of its jobs; return None if there is none in time.
 
         Raises:
             RefusedError: there will be no further event.
 
         """
-        event = await self._events.get()
+        while not self._events:
+            if not await self._arrival.wait(timeout_s):
+                return None
+        event = self._events.popleft()
         if isinstance(event, RefusedError):
             raise event
         return event
 
     def ready(self) -> list[JobOutput]:
         """Return the events that have arrived, without waiting; a refusal stays for `next`."""
-        token_outputs: list[JobOutput] = []
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, RefusedError):
-                self._events.put_nowait(event)
-                break
-            token_outputs.append(event)
-        return token_outputs
+        arrived: list[JobOutput] = []
+        while self._events and not isinstance(event := self._events[0], RefusedError):
+            arrived.append(event)
+            self._events.popleft()
+        return arrived
 
     def put(self, event: JobOutput | RefusedError) -> None:
-        """Add an event for `next`. There are at most `max_tokens` a job, so the queue is bounded."""
+        """Add an event for `next`. There are at most `max_tokens` a job, so the memory is bounded."""
         if isinstance(event, RefusedError):
             self.refusal = event.refusal
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self._arrival.notify()
+
+    def close(self) -> None:
+        """End its timer: nothing waits for it any more."""
+        self._arrival.close()
 
     def take(self, event: JobOutput, now_s: float, gaps: HistogramValue | None = None) -> None:
         """Add an output, and record its time. `gaps` counts the times between tokens of one job."""
@@ -273,6 +280,7 @@ class Admission:
 
     def leave(self, ticket: Ticket) -> None:
         """Remove a request in any state, and cancel its unfinished jobs."""
+        ticket.close()
         if ticket in self._queue:
             self._queue.remove(ticket)
         for job in ticket.jobs:

@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
+import msgspec
+
 FinishReason: TypeAlias = Literal["stop", "length"]
 
 
@@ -184,8 +186,7 @@ class StopWorker:
 WorkerOrder: TypeAlias = Job | EmbedJob | SpeechJob | CancelJob | StopWorker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log probabilities by the model's own distribution (before penalties, bias and temperature)."""
 
     logprob: float
@@ -194,8 +195,7 @@ class TokenLogprobs:
     """(token, log probability) of the alternatives, likeliest first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOutput:
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One token of one job."""
 
     job_id: int

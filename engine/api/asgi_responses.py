@@ -7,8 +7,6 @@ A client that does not read makes `send` wait (uvicorn buffers 64 KiB), but the 
 the ticket meanwhile, at most `max_tokens` for each choice.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.api import web
 from engine.api.encoder import CompletionEncoder, ResponsesEncoder
 from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream, within
-from engine.api.link import FAILURE, RECORD
+from engine.api.link import FAILURE, RECORD, SEND_EVENTS
 from engine.api.progress import ProgressReporter
 from engine.openai import output_format
 from engine.openai.input_processor import InputProcessor
@@ -124,8 +122,7 @@ class GenerationResponse:
         except RefusedError as error:
             await self._refuse(error.refusal)(scope, receive, send)
             return
-        reporter = ProgressReporter.of(scope)
-        await _send_stream(encoder, deltas, send, more, reporter)
+        await _send_stream(encoder, deltas, scope, send, more)
 
     def _miss_header(self, stream: GenerationStream) -> dict[str, str]:
         """Return the header that explains to a gateway why tokens of the prompt were read again."""
@@ -153,35 +150,42 @@ async def _encode_whole(encoder: AnyEncoder, first: list[ChoiceDelta]) -> bytes:
 async def _send_stream(
     encoder: AnyEncoder,
     deltas: list[ChoiceDelta],
+    scope: Scope,
     send: Send,
     more: Mapping[str, str],
-    reporter: ProgressReporter | None,
 ) -> None:
+    async def send_part(events: bytes, record: bytes | None) -> None:
+        await send(_message(events, record, more_body=True))
+
     start: dict[str, Any] = {"type": "http.response.start", "status": 200}
     own = [(name.encode(), value.encode()) for name, value in more.items()]
     await send({**start, "headers": [*_STREAM_HEADERS, *own]})
-    pending = encoder.begin()
+    send_events = scope.get("state", {}).get(SEND_EVENTS, send_part)
+    reporter, pending = ProgressReporter.of(scope), encoder.begin()
+    # A gateway is told in a long pause that the engine advances.
+    quiet_s = None if reporter is None else QUIET_S
     try:
         while True:
             pending += encoder.chunks(deltas)
             if encoder.stream.is_over:
                 break
             if pending:
-                await send(_message(encoder, pending, more_body=True))
+                await send_events(pending, encoder.record())
             pending = b""
-            deltas = await _next_burst(encoder, send, reporter)
-        last = _message(encoder, pending + encoder.end(), more_body=False)
+            deltas = await encoder.stream.burst(quiet_s)
+            if not deltas and reporter is not None and reporter.has_advanced():
+                pending = WAITING
+        end = pending + encoder.end()
+        last = _message(end, encoder.record(), more_body=False)
     except RefusedError as error:
         # The status was sent already. No [DONE]: the client must not take this for the end of the text.
         last = _failed_message(encoder, error.refusal)
     await send(last)
 
 
-def _message(encoder: AnyEncoder, events: bytes, *, more_body: bool) -> Message:
+def _message(events: bytes, record: bytes | None, *, more_body: bool) -> Message:
     message = {"type": "http.response.body", "body": events, "more_body": more_body}
-    if encoder.recorder is not None:
-        message[RECORD] = encoder.record()
-    return message
+    return message if record is None else {**message, RECORD: record}
 
 
 def _failed_message(encoder: AnyEncoder, refusal: Refusal) -> Message:
@@ -192,19 +196,6 @@ def _failed_message(encoder: AnyEncoder, refusal: Refusal) -> Message:
         is_own = refusal.type == "server_error" and refusal.code != "request_timeout"
         message[FAILURE] = Failure(refusal.message, b"" if is_own else event)
     return message
-
-
-async def _next_burst(
-    encoder: AnyEncoder, send: Send, reporter: ProgressReporter | None
-) -> list[ChoiceDelta]:
-    """Wait for the next tokens, and tell a gateway in a long pause that the engine advances."""
-    while reporter is not None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_S):
-                return await encoder.stream.burst()
-        if reporter.has_advanced():
-            await send(_message(encoder, WAITING, more_body=True))
-    return await encoder.stream.burst()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ class ResumeRecorder:
     def take(self, events: int = 0) -> bytes:
         """Return the record of the events that were made since the last one; empty if they add nothing."""
         tokens = {}
-        for index, (sent, shown) in enumerate(zip(self._sent, self._shown, strict=True)):
-            if shown > sent:
+        for index, shown in enumerate(self._shown):
+            if shown > (sent := self._sent[index]):
                 tokens[index] = self.stream.choices[index].parser.tokens[sent:shown]
                 self._sent[index] = shown
         finished, self._finished = self._finished, []
@@ -149,8 +149,8 @@ class CompletionEncoder:
                 if self.recorder is not None:
                     self.recorder.show(delta.index)
                 out += self.formatter.delta_chunk(delta.index, delta.delta)
-        for index in dict.fromkeys(delta.index for delta in deltas):
-            if self.stream.choices[index].parser.is_over:
+        for index in dict.fromkeys([delta.index for delta in deltas]):
+            if self.stream.choices[index].parser.finish is not None:
                 out += self._finish(index)
         return out
 
@@ -158,9 +158,9 @@ class CompletionEncoder:
         """Return the end of a complete stream."""
         return self.formatter.stream_end(self._totals())
 
-    def record(self) -> bytes:
-        """Return the resume record of the chunks since the last one; empty if they add nothing."""
-        return b"" if self.recorder is None else self.recorder.take()
+    def record(self) -> bytes | None:
+        """Return the resume record of the chunks since the last one, empty if they add nothing; None without records."""
+        return None if self.recorder is None else self.recorder.take()
 
     def fail(self, refusal: Refusal) -> bytes:
         """Return the end of a stream that failed. Without `[DONE]`, so that clients see the text is incomplete."""
@@ -250,9 +250,9 @@ class ResponsesEncoder:
             self.recorder.finish(0)
         return self.event_builder.end(finish, self.stream.usage, now=self._now())
 
-    def record(self) -> bytes:
-        """Return the resume record of the events since the last one; empty if they add nothing."""
-        return b"" if self.recorder is None else self.recorder.take(self.event_builder.events)
+    def record(self) -> bytes | None:
+        """Return the resume record of the events since the last one, empty if they add nothing; None without records."""
+        return None if self.recorder is None else self.recorder.take(self.event_builder.events)
 
     def fail(self, refusal: Refusal) -> bytes:
         """Return the end of a stream that failed."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.admission import Ticket
 from engine.jobs import JobOutput, TokenOutput
@@ -48,8 +50,7 @@ async def within(service: Service, deadline: Deadline | None) -> AsyncIterator[N
         raise deadline.exceeded() from None
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True):
     """The addition of some tokens to one choice."""
 
     index: int
@@ -77,7 +78,7 @@ class GenerationStream:
     @property
     def is_over(self) -> bool:
         """Return whether every choice is complete."""
-        return all(choice.parser.is_over for choice in self.choices)
+        return all(choice.parser.finish is not None for choice in self.choices)
 
     @property
     def usage(self) -> Usage:
@@ -90,20 +91,8 @@ class GenerationStream:
             reasoning_tokens=sum(choice.parser.reasoning_tokens for choice in self.choices),
         )
 
-    async def next(self) -> ChoiceDelta:
-        """Wait for the next token of a choice that is not complete.
-
-        Raises:
-            RefusedError: no token will follow.
-
-        """
-        while True:
-            delta = self._parse(await self._next_output())
-            if delta is not None:
-                return delta
-
-    async def burst(self) -> list[ChoiceDelta]:
-        """Wait for the next token, and join all that are ready.
+    async def burst(self, quiet_s: float | None = None) -> list[ChoiceDelta]:
+        """Wait for the next token, and join all that are ready; return none if there is no token for `quiet_s`.
 
         A slow client thus gets larger pieces instead of a longer queue of small ones. There is one delta for each
         choice, or more where one would lose the order of its text and calls.
@@ -112,7 +101,16 @@ class GenerationStream:
             RefusedError: no token will follow.
 
         """
-        deltas = [await self.next(), *self._parse_all(self.ticket.ready())]
+        deltas: list[ChoiceDelta] = []
+        while not deltas:
+            output = await self._next_output(quiet_s)
+            if output is None:
+                return []
+            deltas = [
+                delta
+                for each in (output, *self.ticket.ready())
+                if (delta := self._parse(each)) is not None
+            ]
         if len(deltas) == 1:
             return deltas
         indexes = dict.fromkeys(delta.index for delta in deltas)
@@ -124,24 +122,18 @@ class GenerationStream:
             )
         ]
 
-    async def _next_output(self) -> JobOutput:
+    async def _next_output(self, quiet_s: float | None) -> JobOutput | None:
         if self.deadline is None:
-            return await self.ticket.next()
+            return await self.ticket.next(quiet_s)
         left_s = self.deadline.at_s - self.service.clock.monotonic()
         # `ticket.next` returns a ready token without a wait, so a timeout alone would never end a fast stream.
         if left_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    return await self.ticket.next()
+            output = await self.ticket.next(left_s if quiet_s is None else min(left_s, quiet_s))
+            if output is not None or (quiet_s is not None and quiet_s < left_s):
+                return output
         error = self.deadline.exceeded()
         self.ticket.refusal = error.refusal
         raise error
-
-    def _parse_all(self, outputs: Iterable[JobOutput]) -> Iterable[ChoiceDelta]:
-        for output in outputs:
-            delta = self._parse(output)
-            if delta is not None:
-                yield delta
 
     def _parse(self, output: JobOutput) -> ChoiceDelta | None:
         assert isinstance(output, TokenOutput)

@@ -39,6 +39,8 @@ _NO_UPGRADE: Final = Refusal(
 
 RECORD: Final = "record"
 """The key in a message of a response's body with the resume record of its events; without a link nothing reads it."""
+SEND_EVENTS: Final = "send_events"
+"""The key in an ASGI scope's `state` with `LinkStream.send_events`."""
 FAILURE: Final = "failure"
 """The key in the last message of a stream that failed, with the `Failure` that a link sends in place of its body."""
 
@@ -120,15 +122,27 @@ class LinkStream:
             self.fail(message[FAILURE])
             return
         body, more = message.get("body", b""), message.get("more_body", False)
-        if RECORD in message:
-            recorded, body = engine_link.encode_recorded(message[RECORD], body), b""
-            await self._send_parts(recorded, engine_link.RECORDED_PART, engine_link.RECORDED)
-        if body or not more:
-            last = engine_link.EVENTS if more else engine_link.END
-            await self._send_parts(body, engine_link.EVENTS, last)
+        if RECORD in message or more:
+            await self.send_events(body, message.get(RECORD))
+            body = b""
+        if not more:
+            await self._send_parts(body, engine_link.EVENTS, engine_link.END)
+
+    async def send_events(self, events: bytes, record: bytes | None) -> None:
+        """Send a part of the body after which more follows, past the middleware that every token would run through.
+
+        `record`: its resume record, which may be empty; None if no other engine can continue the response.
+        """
+        if record is not None:
+            events = engine_link.encode_recorded(record, events)
+            await self._send_parts(events, engine_link.RECORDED_PART, engine_link.RECORDED)
+        elif events:
+            await self._send_parts(events, engine_link.EVENTS, engine_link.EVENTS)
 
     async def _send_parts(self, data: bytes, kind: int, last_kind: int) -> None:
         """Send a part of the response in frames, as the window allows."""
+        if self.is_over:
+            return
         most = engine_link.MAX_RESPONSE_PAYLOAD
         for at in range(0, max(len(data), 1), most):
             if (self._window <= 0 or self._link.is_full) and not await self._may_send():
@@ -248,6 +262,7 @@ class EngineLink(asyncio.Protocol):
             "state": {
                 SSL_OBJECT: self.transport.get_extra_info("ssl_object"),
                 WRITE_PROGRESS: stream.write_progress,
+                SEND_EVENTS: stream.send_events,
                 IS_LINK: True,
             },
         }

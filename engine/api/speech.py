@@ -213,10 +213,8 @@ async def _outputs(
     ticket = service.enter_speech(make_job, model=model)
     try:
         while True:
-            output = None
             async with within(service, deadline):
-                with contextlib.suppress(TimeoutError):
-                    output = await asyncio.wait_for(ticket.next(), _PAUSE_S)
+                output = await ticket.next(_PAUSE_S)
             if output is None:
                 yield None
                 continue

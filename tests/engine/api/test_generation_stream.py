@@ -92,4 +92,13 @@ async def test_a_deadline_ends_a_wait() -> None:
     now_s = SystemClock().monotonic()
     stream = new_stream(deadline=Deadline(at_s=now_s + 0.01, timeout_s=0.01))
     with pytest.raises(RefusedError, match="x-request-timeout"):
-        await stream.next()
+        await stream.burst()
+
+
+async def test_a_pause_ends_a_wait_before_the_deadline() -> None:
+    later_s = SystemClock().monotonic() + 600
+    for deadline in (None, Deadline(at_s=later_s, timeout_s=600)):
+        stream = new_stream(deadline=deadline)
+        assert await stream.burst(0.01) == []
+        stream.ticket.take(output(7, "a"), 1.0)
+        assert [delta.delta.content for delta in await stream.burst(0.01)] == ["a"]

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,7 +91,7 @@ def joined(delta: Delta) -> list[ToolCallDelta]:
             tool_call_deltas.append(piece)
         else:
             assert piece.index == len(tool_call_deltas) - 1
-            tool_call_deltas[-1] = replace(
+            tool_call_deltas[-1] = msgspec.structs.replace(
                 tool_call_deltas[-1], arguments=tool_call_deltas[-1].arguments + piece.arguments
             )
     return tool_call_deltas
