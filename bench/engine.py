@@ -44,6 +44,7 @@ _BUDGET_S: Final = 250.0
 _STARTS: Final = sized(3, smoke=1)
 _PREFIX_WORDS: Final = 430
 """With the chat template's head some 462 tokens of SmolLM2's."""
+_CROWD: Final = 64
 _FAMILIES: Final = ("qwen3_next", "gemma3_text")
 """One with recurrent states and one with sliding windows."""
 _TURNS: Final = sized(30, smoke=3)
@@ -167,6 +168,10 @@ def overhead(bench: Bench) -> None:
     count = 16 * len(rounds)
     bench.compare("tiny_requests_per_s", *(count / seconds for seconds in wall))
     bench.compare("tiny_cpu_ms_per_request", *(1e3 * seconds / count for seconds in cpu))
+    texts, tokens = [prompt(bench.rng, 12) for _ in range(_CROWD)], sized(200, smoke=4)
+    ours, theirs = bench.bursts(texts, tokens)
+    each = [1e6 * burst.cpu_s / _CROWD / tokens for burst in (ours, theirs)]
+    bench.compare("tiny64_cpu_us_per_token", *each)
 
 
 def raw(bench: Bench, model: Path) -> None:
@@ -253,7 +258,8 @@ def run(bench: Bench, root: Path, wanted: Sequence[str]) -> None:
     if is_wanted("starts"):
         starts(bench, smol)
     for model in (tiny, smol):
-        with serving(start_ours(model), start_theirs(model)) as bench.both:
+        fields = {"concurrency": _CROWD} if model == tiny else None
+        with serving(start_ours(model, fields), start_theirs(model)) as bench.both:
             for server in bench.both:
                 server.ask("warm", 4)
             if model == tiny:
