@@ -27,7 +27,8 @@ def table() -> str:
         + " |",
         "|---" * (4 + 2 * len(loads)) + "|",
     ]
-    entries = [e for e in catalogue.entries(catalogue.shipped_catalogue()) if e.name in _MODELS]
+    listed = catalogue.entries(catalogue.shipped_catalogue())
+    entries = [e for e in listed if e.name in _MODELS and e.bits in catalogue.BITS]
     ordered = sorted(entries, key=lambda entry: (_MODELS.index(entry.name), entry.bits))
     return "\n".join((*head, *(_row(entry, loads) for entry in ordered)))
 

@@ -107,9 +107,13 @@ _Reports = NewType("_Reports", dict[tuple[str, int, str | None], Mapping[str, Mo
 def _fit_kind(
     entries: Sequence[CatalogueEntry], request: PlacementRequest, kind: MacKind, reports: _Reports
 ) -> MacFit:
-    """Return the answer with the most bits that fit and are fast enough, else with the fewest."""
+    """Return the answer with the most bits that fit and are fast enough, else with the fewest.
+
+    Bits that must be made are chosen only if no repository that fits has others.
+    """
     fits = [_fit(entry, request, kind, reports) for entry in entries]
     possible = [fit for fit in fits if fit.refusal is None]
+    possible = [fit for fit in possible if fit.entry.is_published] or possible
     fast = [fit for fit in possible if not fit.rates[0] or fit.rates[0] >= FAST_TOKENS_PER_S]
     return (fast or possible[-1:] or fits[-1:])[0]
 
@@ -192,10 +196,11 @@ def entry_tree(entry: CatalogueEntry) -> dict[str, Tree]:
     model = entry.model
     return {
         "repo": entry.repo,
-        "isQuantized": entry.is_quantized,
+        "isPublished": entry.is_published,
         "parameters": entry.facts.weights.parameters,
         "activeParameters": entry.active_parameters,
         "bits": entry.bits,
+        "packedExperts": model.packed_experts,
         "bytes": entry.facts.weight_bytes,
         "architecture": entry.facts.model_type,
         "maxContext": entry.facts.max_context,

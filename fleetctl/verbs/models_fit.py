@@ -55,8 +55,9 @@ _HELP = """Show which Macs and groups can serve a model, with which context and 
   fleetctl models fit
   fleetctl models fit --memory 16Gi --memory 512Gi
 
-Without MODEL it lists the catalogue of `fleetctl models search` against the Macs, with the most bits that fit and keep
-10 tokens a second, and the rate of one request that the memory bandwidth allows; no hub is asked.
+Without MODEL it lists the catalogue of `fleetctl models search` against the Macs, with the most bits that a repository
+has, that fit and that keep 10 tokens a second, and the rate of one request that the memory bandwidth allows; no hub is
+asked.
 
 MODEL is a repository ORGANISATION/NAME, of which config.json and the headers of the weight files are read; a folder on
 this machine, which begins with /, ./ or ~; or the name of a deployment, for one more replica of it. The fleet's own

@@ -52,8 +52,7 @@ def _row(model: ModelFit, count: int, *, is_wide: bool) -> list[str]:
     if not is_wide:
         return cells
     about = entry.model
-    repo = entry.repo + ("" if entry.is_quantized else " (quantize)")
-    return [*cells, about.format or "-", ",".join(about.inputs), about.license, repo]
+    return [*cells, about.format or "-", ",".join(about.inputs), about.license, entry.title]
 
 
 def _cell(fit: MacFit) -> str:

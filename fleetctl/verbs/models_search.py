@@ -28,7 +28,8 @@ _HELP = """Search a catalogue of well-known models. No hub and no fleet is asked
 Every word must be in the name, the architecture, the licence, the bits, the task (generate, embed, transcribe) or the inputs
 (text, image, video, audio). MEMORY is the proof with the default context and concurrency, and MAC the smallest Mac whose
 limit for models holds it; both are computed from the architecture. A name with (quantize) is the original:
-`fleetctl models quantize` makes the bits. `fleetctl models fit` says what fits on your Macs, and how fast it is.
+`fleetctl models quantize` makes the bits. One with (convert) has no safetensors. All others run as they are.
+`fleetctl models fit` says what fits on your Macs, and how fast it is.
 """
 
 
@@ -89,7 +90,7 @@ def parameters_text(entry: CatalogueEntry) -> str:
 
 def _row(entry: CatalogueEntry, need: int) -> list[str]:
     return [
-        entry.repo + ("" if entry.is_quantized else " (quantize)"),
+        entry.title,
         parameters_text(entry),
         str(entry.bits),
         quantity.show(entry.facts.weight_bytes),

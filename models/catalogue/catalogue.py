@@ -20,10 +20,12 @@ GROUP_SIZE: Final = 64
 MAX_CATALOGUE_BYTES: Final = 2 << 20
 BITS: Final = (4, 8)
 """Quantizations that the catalogue answers for; those that most repositories of mlx-community have."""
-WHOLE_BITS: Final = (16,)
-"""Models that transcribe or speak, and encoders, are small, and served as they are."""
+WHOLE_BITS: Final = 16
+"""Bits of weights as they were trained; models that transcribe or speak, and encoders, are small, and not quantized."""
 
 _HALF_BYTES: Final = 2
+# Bytes of 32 numbers, in all and in 16 bits: MXFP4 has a scale of one byte, mlx's integers a scale and a bias of two.
+_PACKED_BYTES: Final = {"MXFP4": (17, 0), "INT4": (20, 4)}
 _MAX_MODELS, _MAX_VALUES = 2_000, 200_000
 _Count = Annotated[int, Field(ge=0, le=2**48)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
@@ -68,8 +70,10 @@ class CatalogueModel(_Part):
     """True if it can think before it answers."""
     source: _Word
     """Origin of the figures."""
-    repositories: dict[Literal["4", "8", "16"], _Repo]
-    """Repositories with the model in the format of MLX, by bits."""
+    repositories: dict[Literal["4", "8", "16", "32"], _Repo]
+    """Repositories that engines run as they are, by bits: conversions for MLX, and originals in safetensors."""
+    packed_experts: Literal["MXFP4", "INT4"] | None = None
+    """Format of its routed experts as published, which conversions keep; None if they have the bits of the rest."""
     config: dict[str, Any]
     """The fields of its config.json that determine tensors and caches."""
     weights: WeightCounts
@@ -93,12 +97,18 @@ class CatalogueEntry:
 
     name: str
     repo: str
-    """The repository that has it, or the original one if no quantized one is known."""
-    is_quantized: bool
-    """True if the repository has the model in these bits; otherwise `fleetctl models quantize` makes them."""
+    """The repository that has it, or the original one if none is known."""
+    is_published: bool
+    """True if engines run the repository as it is, in these bits."""
     bits: int
     model: CatalogueModel
     facts: ModelFacts
+
+    @property
+    def title(self) -> str:
+        """The repository, with what must happen to it before it runs."""
+        remedy = "quantize" if self.bits < WHOLE_BITS else "convert"
+        return self.repo if self.is_published else f"{self.repo} ({remedy})"
 
     @property
     def active_parameters(self) -> int:
@@ -149,14 +159,14 @@ def entries(catalogue: CatalogueFile) -> Iterator[CatalogueEntry]:
 def _entries(models: Iterable[tuple[str, CatalogueModel]]) -> Iterator[CatalogueEntry]:
     for name, model in models:
         config = ModelConfig.model_validate(model.config)
-        facts = model_files.model_facts(config, quantized_weights(model, WHOLE_BITS[0]))
+        facts = model_files.model_facts(config, quantized_weights(model, WHOLE_BITS))
         is_whole = facts.speech is not None or facts.encoder is not None
-        for bits in WHOLE_BITS if is_whole else BITS:
-            repo = {int(key): value for key, value in model.repositories.items()}.get(bits)
+        published = {int(bits): repo for bits, repo in model.repositories.items()}
+        for bits in sorted({*published, *(() if is_whole else BITS)}) or (WHOLE_BITS,):
             yield CatalogueEntry(
                 name=name,
-                repo=repo or f"{model.org}/{name}",
-                is_quantized=repo is not None or is_whole,
+                repo=published.get(bits, f"{model.org}/{name}"),
+                is_published=bits in published,
                 bits=bits,
                 model=model,
                 facts=model_files.model_facts(config, quantized_weights(model, bits)),
@@ -177,13 +187,13 @@ def search(words: Sequence[str], catalogue: CatalogueFile) -> tuple[CatalogueEnt
 
 
 def find(repo: str, catalogue: CatalogueFile) -> CatalogueEntry | None:
-    """Return the entry of a repository with a quantized model; None if the list does not have it."""
+    """Return the entry of a repository that runs as it is; None if the list does not have it."""
     models = [
         (name, model)
         for name, model in catalogue.models.items()
-        if repo in model.repositories.values() or repo == f"{model.org}/{name}"
+        if repo in model.repositories.values()
     ]
-    listed = (entry for entry in _entries(models) if entry.is_quantized and entry.repo == repo)
+    listed = (entry for entry in _entries(models) if entry.is_published and entry.repo == repo)
     return next(listed, None)
 
 
@@ -192,19 +202,25 @@ def quantized_weights(model: CatalogueModel, bits: int) -> WeightTotals:
     counts = model.weights
 
     def part(packed: int, plain: int = 0) -> PartBytes:
-        if bits == 8 * _HALF_BYTES:
-            return PartBytes(_HALF_BYTES * (packed + plain), _HALF_BYTES * (packed + plain))
+        if bits >= WHOLE_BITS:
+            whole = bits // 8 * (packed + plain)
+            return PartBytes(whole, whole if bits == WHOLE_BITS else 0)
         half = _HALF_BYTES * (2 * packed // GROUP_SIZE + plain)
         return PartBytes(packed * bits // 8 + half, half)
 
-    whole = part(counts.packed, counts.plain + model.towers)
+    experts = part(counts.experts)
+    if model.packed_experts is not None:
+        bytes_of_32, half_bytes_of_32 = _PACKED_BYTES[model.packed_experts]
+        numbers = counts.experts // 32
+        experts = PartBytes(numbers * bytes_of_32, numbers * half_bytes_of_32)
+    rest = part(counts.packed - counts.experts, counts.plain + model.towers)
     replicated = part(counts.packed_replicated, counts.plain_replicated + model.towers)
     return WeightTotals(
-        total_bytes=whole.total,
-        half_bytes=whole.half,
+        total_bytes=rest.total + experts.total,
+        half_bytes=rest.half + experts.half,
         replicated_bytes=replicated.total,
         replicated_half_bytes=replicated.half,
         parameters=counts.packed + counts.plain + model.towers,
-        experts=part(counts.experts),
+        experts=experts,
         looked_up=part(counts.looked_up),
     )

@@ -55,6 +55,35 @@ def test_the_most_bits_that_fit_and_are_fast_are_chosen() -> None:
     assert 0.8 * bound < moe.rates[0] < bound  # the caches of one request are read, too
 
 
+def test_a_repository_that_runs_as_it_is_comes_before_bits_that_must_be_made() -> None:
+    models = fits_of(mac(64, bandwidth_gbps=800.0))
+    # Eight bits would fit and be fast, but nobody published them.
+    falcon = only(models["Falcon3-10B-Instruct"]).entry
+    assert (falcon.bits, falcon.title) == (4, "mlx-community/Falcon3-10B-Instruct-4bit")
+    # Originals that are small enough need no conversion.
+    for name, bits in (
+        ("SmolLM2-135M-Instruct", 16),
+        ("Qwen3-Embedding-0.6B", 16),
+        ("bge-small-en-v1.5", 32),
+    ):
+        entry = only(models[name]).entry
+        assert (entry.bits, entry.title) == (bits, f"{entry.model.org}/{name}")
+    # Experts that were published in MXFP4 stay so in every repository.
+    gpt = only(models["gpt-oss-20b"]).entry
+    assert (gpt.bits, gpt.repo) == (8, "mlx-community/gpt-oss-20b-MXFP4-Q8")
+    assert gpt.facts.weight_bytes < 0.6 * gpt.facts.weights.parameters
+    assert catalogue_fit.entry_tree(gpt)["packedExperts"] == "MXFP4"
+    # Only what no repository that fits has is to be made.
+    made = [
+        fit.entry.title
+        for model in models.values()
+        if (fit := only(model)).refusal is None and not fit.entry.is_published
+    ]
+    assert made == ["BAAI/bge-m3 (convert)"]
+    kimi = only(fits_of(mac(1536))["Kimi-K2.6"])
+    assert (kimi.refusal, kimi.entry.title) == (None, "moonshotai/Kimi-K2.6 (quantize)")
+
+
 def test_what_fits_comes_first_and_the_largest_of_it() -> None:
     models = list(fits_of(mac(24, bandwidth_gbps=120.0)).values())
     possible = [model.is_possible for model in models]

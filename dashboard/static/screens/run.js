@@ -31,14 +31,14 @@ function rowOf({ name, macs }) {
     if (!variants.has(id)) variants.set(id, { ...fit, fits: [] });
     variants.get(id).fits.push(fit);
   }
-  const best = [...variants.values()].sort((a, b) => Number(b.isQuantized) - Number(a.isQuantized) || b.bits - a.bits);
+  const best = [...variants.values()].sort((a, b) => Number(b.isPublished) - Number(a.isPublished) || b.bits - a.bits);
   const [about] = best.length ? best : macs;
   const words = [name, about.license, about.task, ...about.inputs, about.architecture, about.toolFormat && "tools", about.reasons && "reasoning"];
   return { name, about, variants: best, refusal: macs.map((one) => one.refusal).find(Boolean), text: words.filter(Boolean).join(" ").toLowerCase() };
 }
 
-/** Whether a repository has the model as it fits. */
-const canRun = (row) => row.variants.length > 0 && row.about.isQuantized;
+/** Whether a repository that fits runs as it is. */
+const canRun = (row) => row.variants.length > 0 && row.about.isPublished;
 
 function show(path) {
   history.pushState(null, "", path);
@@ -59,7 +59,7 @@ function Catalogue({ store, rows, date }) {
       <label class="check"><input type="checkbox" checked=${isAll} onChange=${(event) => setAll(event.target.checked)} /> Also what does not fit</label></p>
     <${Table} caption="Models of the catalogue" columns=${columns(store)} rows=${isWhole ? shown : shown.slice(0, FIRST_ROWS)} empty="No model matches." />
     ${!isWhole && shown.length > FIRST_ROWS && html`<p><button type="button" class="small" onClick=${() => setWhole(true)}>Show all ${shown.length}</button></p>`}
-    <p class="quiet">Quantize first: no repository is known that has the model in so few bits, and a Mac of the fleet can make one of the original.</p>
+    ${rows.some((row) => row.variants.length > 0 && !canRun(row)) && html`<p class="quiet">Quantize first: no repository that fits is known, and a Mac of the fleet can make one of the original. Convert first: the original has no safetensors.</p>`}
     <${AnyRepository} />
     <${Command} text="fleetctl models fit" />`;
 }
@@ -77,6 +77,7 @@ function AnyRepository() {
 const rate = ([low, high]) => (low === high ? `${number(low)} tokens/s` : `${number(low)} to ${number(high)} tokens/s`);
 const speedText = (fit) => (fit.tokensPerSecond ? rate(fit.tokensPerSecond) : "not known");
 const parametersText = ({ parameters, activeParameters }) => `${(parameters / 1e9).toFixed(parameters < 1e10 ? 1 : 0)} B${activeParameters < 0.9 * parameters ? `, ${(activeParameters / 1e9).toFixed(1)} B active` : ""}`;
+const qualityText = ({ bits, packedExperts }) => `${bits} bit${packedExperts ? `, experts ${packedExperts}` : ""}`;
 const abilities = ({ inputs, toolFormat, reasons, task }) => [task === "Generate" ? "" : task.toLowerCase(), ...inputs.filter((one) => one !== "Text").map((one) => one.toLowerCase()), toolFormat && "tools", reasons && "reasoning"].filter(Boolean).join(", ") || "text";
 
 function columns(store) {
@@ -84,7 +85,7 @@ function columns(store) {
   return [
     ["Model", (row) => html`<strong>${row.name}</strong><br /><span class="quiet">${parametersText(row.about)}</span>`],
     ["Abilities", (row) => abilities(row.about)],
-    ["Quality", (row) => `${row.about.bits} bit`],
+    ["Quality", (row) => qualityText(row.about)],
     ["On disk", (row) => bytes(row.about.bytes), "number"],
     ["Memory", (row) => bytes(row.about.memoryBytes), "number"],
     ["Fits on", (row) => (row.variants.length ? row.about.fits.map((fit) => fit.mac).join(", ") : html`<span class="quiet">${row.refusal?.message ?? "no Mac"}</span>`), "wide"],
@@ -98,7 +99,7 @@ function RunLink({ row, deployed }) {
   const running = row.variants.map((one) => deployed.get(one.repo)).find(Boolean);
   if (running) return html`<${ObjectLink} kind="ModelDeployment" name=${running} />`;
   if (!row.variants.length) return "";
-  if (!row.about.isQuantized) return html`<span class="quiet">quantize first</span>`;
+  if (!row.about.isPublished) return html`<span class="quiet">${row.about.bits < 16 ? "quantize" : "convert"} first</span>`;
   return html`<a href=${`/run?repo=${encodeURIComponent(row.about.repo)}`} aria-label=${`Run ${row.name}`}>Run</a>`;
 }
 
@@ -140,7 +141,7 @@ function Preview({ store, repo, row }) {
   const variant = row?.variants.find((one) => one.repo === repo);
   const change = answer?.changes.find((one) => one.result !== "unchanged");
   return html`
-    ${variant && html`<p>${parametersText(variant)}, ${variant.bits} bit, ${bytes(variant.bytes)} to download, ${bytes(variant.memoryBytes)} of memory, licence ${variant.license}. ${variant.tokensPerSecond && `At most ${speedText(variant)} on ${variant.fits[0].mac}.`}</p>`}
+    ${variant && html`<p>${parametersText(variant)}, ${qualityText(variant)}, ${bytes(variant.bytes)} to download, ${bytes(variant.memoryBytes)} of memory, licence ${variant.license}. ${variant.tokensPerSecond && `At most ${speedText(variant)} on ${variant.fits[0].mac}.`}</p>`}
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${!answer && !problem && html`<p class="quiet">Asking the planner…</p>`}
     ${answer?.errors.length > 0 && html`<${ManifestErrors} errors=${answer.errors} />`}

@@ -162,6 +162,8 @@ async def test_without_a_model_the_catalogue_is_listed_for_sizes_of_macs() -> No
     assert large["tokensPerSecond"][0] > 50
     shown = await run_fleetctl(*words, "-o", "wide")
     assert "REPOSITORY" in shown.out
+    assert "mlx-community/gpt-oss-120b-MXFP4-Q8\n" in shown.out
+    assert "BAAI/bge-m3 (convert)\n" in shown.out
     assert (await run_fleetctl("models", "fit", "--memory", "1Gi")).code == 1
 
 

@@ -11,6 +11,7 @@ from models.catalogue import catalogue
 from models.catalogue.catalogue import CatalogueError, parse_catalogue, shipped_catalogue
 from models.model_files import model_geometry
 from reconciler.placement.memory_proof import prove
+from schemas.deployment import HUB_REPO_PATTERN
 from tests.support.mlx_models import module
 
 SHIPPED = shipped_catalogue()
@@ -47,8 +48,11 @@ NOT_COMPARED = ("Qwen3-VL-2B-Instruct", "Qwen3.5-4B", "gemma-3n-E4B-it")
 # Active parameters in billions, as the names say them.
 ACTIVE = re.compile(r"-A(\d+)B")
 NAMED = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([BbM])(?=-|$)")
-# Bytes of repositories, as exo's model cards have them.
+# Bytes of repositories, as exo's model cards and lists of the hub's files have them.
 REPOSITORIES = {
+    "BAAI/bge-large-en-v1.5": 1_340_616_616,
+    "BAAI/bge-reranker-v2-m3": 2_271_071_852,
+    "BAAI/bge-small-en-v1.5": 133_466_304,
     "mlx-community/DeepSeek-V3.2-4bit": 378_086_226_621,
     "mlx-community/MiniMax-M2.5-8bit": 242_986_745_856,
     "mlx-community/NVIDIA-Nemotron-3-Nano-30B-A3B-MLX-4Bit": 17_775_342_336,
@@ -57,7 +61,16 @@ REPOSITORIES = {
     "mlx-community/Qwen3.6-35B-A3B-4bit": 20_401_929_952,
     "mlx-community/gemma-4-31b-it-4bit": 18_411_755_224,
     "mlx-community/gemma-4-e2b-it-4bit": 3_580_765_126,
+    "mlx-community/gpt-oss-120b-MXFP4-Q8": 63_414_972_073,
+    "mlx-community/gpt-oss-20b-MXFP4-Q8": 12_025_908_224,
+    "nomic-ai/nomic-embed-text-v1.5": 546_938_168,
 }
+# bge-m3 has PyTorch's .bin only, and no text was found that names a conversion of Kimi-K2.6 in these bits.
+WITHOUT_REPOSITORY = {"Kimi-K2.6", "bge-m3"}
+# How the name of a repository says its bits; that of an original, or of one that is as the original, says none.
+BITS_IN_NAMES = {
+    "4": r"4-?bits?|-q4\b", "8": r"8bit|-q8\b", "16": r"fp16$|bf16$|^{name}$", "32": r"^{name}$",
+}  # fmt: skip
 
 
 def test_the_catalogue_has_current_models_with_their_sources() -> None:
@@ -66,8 +79,28 @@ def test_the_catalogue_has_current_models_with_their_sources() -> None:
     for name, model in SHIPPED.models.items():
         assert model.source, name
         assert model.format in ("", "plain", *(each.name for each in registry.FORMATS)), name
-    names = [entry.repo for entry in ENTRIES if entry.is_quantized]
+    names = [entry.repo for entry in ENTRIES if entry.is_published]
     assert len(names) == len(set(names))
+    runnable = {entry.name for entry in ENTRIES if entry.is_published}
+    assert set(SHIPPED.models) - runnable == WITHOUT_REPOSITORY
+
+
+def test_the_name_of_a_repository_has_the_model_and_its_bits() -> None:
+    for name, model in SHIPPED.models.items():
+        for bits, repo in model.repositories.items():
+            assert re.fullmatch(HUB_REPO_PATTERN, repo)
+            stem, own = name.lower().removesuffix("-bf16"), repo.partition("/")[2].lower()
+            assert stem in own, repo
+            assert re.search(BITS_IN_NAMES[bits].format(name=re.escape(stem)), own), repo
+            entry = catalogue.find(repo, SHIPPED)
+            assert entry is not None, repo
+            assert (entry.name, entry.bits, entry.title) == (name, int(bits), repo)
+
+
+def test_what_no_repository_has_is_the_original_with_a_remedy() -> None:
+    titles = {entry.title for entry in ENTRIES if not entry.is_published}
+    assert {"moonshotai/Kimi-K2.6 (quantize)", "BAAI/bge-m3 (convert)"} <= titles
+    assert catalogue.find("BAAI/bge-m3", SHIPPED) is None
 
 
 def test_the_memory_of_every_entry_is_proven() -> None:
@@ -77,7 +110,7 @@ def test_the_memory_of_every_entry_is_proven() -> None:
         need = prove(geometry, context_length=4096, concurrency=1).total_bytes
         assert need > geometry.weights_bytes > geometry.replicated_bytes, entry.repo
         # A model that is served whole has no caches; an encoder's texts have its own limit.
-        is_whole = entry.bits == 16
+        is_whole = entry.facts.speech is not None or entry.facts.encoder is not None
         assert is_whole != bool(geometry.max_context and geometry.replicated_bytes), entry.repo
         assert entry.facts.encoder is None or entry.facts.encoder.task == entry.model.task
         assert (geometry.expert_bytes > 0) == (geometry.experts > geometry.experts_of_token > 0), (
@@ -128,7 +161,7 @@ def test_active_parameters_are_those_of_the_names() -> None:
 
 
 def test_sizes_are_those_of_the_repositories() -> None:
-    sizes = {entry.repo: entry.facts.weight_bytes for entry in ENTRIES if entry.is_quantized}
+    sizes = {entry.repo: entry.facts.weight_bytes for entry in ENTRIES if entry.is_published}
     for repo, published in REPOSITORIES.items():
         assert sizes[repo] == pytest.approx(published, rel=0.005), repo
 
