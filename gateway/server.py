@@ -140,7 +140,7 @@ class Gateway:
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
         self.recorder = self._recorder(id_, instance, model_states, tracer)
-        self.fleet_state.access.on_refusal(self.metrics.limited.add)
+        self.fleet_state.access.refusals = self.metrics.limited
         router = Router(
             table_cache=self.table_cache,
             load_tracker=self.load_tracker,
@@ -161,7 +161,7 @@ class Gateway:
             self._handler_options(instance),
             stateful,
         )
-        self.links.dialer.make_room = self.handler.connections.make_room
+        self.links.dialer.clients = self.handler.connections
         self._stopping, self._gives_way = asyncio.Event(), False
         self._batches = None if store is None else self._batch_runner(store, model_states)
         context, handler = self._admin_context(transport, id_, model_states), self.handler

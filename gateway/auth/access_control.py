@@ -25,6 +25,7 @@ from gateway.request import RawHeaders
 from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import RoutingTable, ServedModel
 from machinery.clock import Clock
+from machinery.prometheus import Counter
 from schemas.records import API_KEY_MARKER, role_includes
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -69,14 +70,11 @@ class AccessControl:
         self._refuse_keyless = refuse_keyless
         self._keyring = keyring
         self._clock = clock
-        self._handlers: list[Callable[[str], None]] = []
+        self.refusals: Counter | None = None
+        """Counts refusals by their reason, in one word."""
         self.is_on = is_on
         self.anonymous = anonymous
         self.model_rates = ModelRates(clock)
-
-    def on_refusal(self, handler: Callable[[str], None]) -> None:
-        """Call the handler with the reason of each refusal, in one word."""
-        self._handlers.append(handler)
 
     def identify(
         self, headers: RawHeaders, fields: Mapping[bytes, bytes] = _NO_FIELDS
@@ -192,8 +190,8 @@ class AccessControl:
         return self._count_refusal("no_key", self._refuse_keyless(bool(keyring)))
 
     def _count_refusal(self, reason: str, refusal: RefusedError) -> RefusedError:
-        for handler in self._handlers:
-            handler(reason)
+        if self.refusals is not None:
+            self.refusals.add(reason)
         return refusal
 
 

@@ -327,7 +327,7 @@ class Activator:
                 return None
             place = WaitingRequest(name, next(self._count))
         bisect.insort(self.lines.setdefault(name, []), place, key=lambda one: one.number)
-        self._load_tracker.on_free_slot = self._wake_first
+        self._load_tracker.waiting = self
         return place
 
     def limit_of(self, name: str) -> int:
@@ -344,7 +344,7 @@ class Activator:
             return
         del self.lines[place.model]
         if not self.lines:
-            self._load_tracker.on_free_slot = None
+            self._load_tracker.waiting = None
 
     def is_first(self, place: WaitingRequest) -> bool:
         """Return whether the next free slot is for this request."""
@@ -376,6 +376,7 @@ class Activator:
             for place in line:
                 place.changed.set()
 
-    def _wake_first(self) -> None:
+    def wake_first(self) -> None:
+        """Let the first request of each line look again: an engine has a free slot."""
         for line in self.lines.values():
             line[0].changed.set()

@@ -5,11 +5,12 @@ Load is this gateway's requests exactly, and other gateways' requests as engines
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import truediv
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gateway.forwarding.decision_log import DecisionLog
 from gateway.forwarding.outlier_detection import OutlierDetector
@@ -35,6 +36,9 @@ from machinery.clock import Clock
 from machinery.engine_link import EngineGauges
 from schemas.wire.engine_address import EngineAddress
 
+if TYPE_CHECKING:  # it watches the load
+    from gateway.forwarding.admission import Activator
+
 # A reported load is valid for about as long as the reported requests take.
 _REPORT_TTL_S = 3.0
 # With more names than this, gone ones included, round-robin positions start anew.
@@ -58,8 +62,8 @@ class LoadTracker:
         self._headroom: dict[EngineAddress, float] = {}
         self._kv_used: dict[EngineAddress, float] = {}
         self._reported_s: dict[EngineAddress, float] = {}
-        self.on_free_slot: Callable[[], None] | None = None
-        """Called when a request has ended, while others wait for a slot."""
+        self.waiting: Activator | None = None
+        """Holder of the requests that wait for a slot; None while none does."""
         # Its members change in place: a new object for each request would be most of the cost of a
         # choice.
         self.healthy = EndpointHealth(
@@ -86,8 +90,8 @@ class LoadTracker:
         else:
             del self._in_flight[origin]
         self._by_deployment[endpoint.deployment] -= 1
-        if self.on_free_slot is not None:
-            self.on_free_slot()
+        if self.waiting is not None:
+            self.waiting.wake_first()
 
     def has_free_slot(self, endpoint: EngineEndpoint) -> bool:
         """Return whether the endpoint would begin with a request at once, as far as is known."""

@@ -15,6 +15,7 @@ from gateway.upstream.tls import EngineTls, message_of, new_failures, reason_of
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.connection_limits import ConnectionLimiter
 from machinery.tcp_keepalive import enable_keepalive
 from schemas import local_network
 from schemas.wire.engine_address import EngineAddress
@@ -43,8 +44,12 @@ class Dialer:
         self.tls_failures = new_failures()
         self._failing: dict[EngineAddress, str] = {}
         """The reason that was logged, of engines to which the last TLS connection failed."""
-        self.make_room: Callable[[], bool] = lambda: False
-        """Frees file descriptors; returns False if it cannot."""
+        self.clients: ConnectionLimiter | None = None
+        """The connections of clients: idle ones give their files up for connections to engines."""
+
+    def make_room(self) -> bool:
+        """Free file descriptors; return False if none can be freed."""
+        return self.clients is not None and self.clients.make_room()
 
     async def connect(self, origin: EngineAddress, limit_s: float, make: Callable[[], _P]) -> _P:
         """Return the protocol of a new connection, made by `make`.

@@ -8,6 +8,7 @@ from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring, Principal
 from gateway.auth.rate_limits import openai_headers
 from gateway.request import RawHeaders
+from machinery.prometheus import Counter
 from schemas.records import ApiKey
 from schemas.wire.errors import Refusal, RefusedError
 from tests.support.clock import FakeClock
@@ -22,8 +23,7 @@ class Gate:
         self.clock = FakeClock()
         self.keyring = Keyring(self.clock)
         self.access = AccessControl(self.keyring, self.clock, is_on=True)
-        self.reasons: list[str] = []
-        self.access.on_refusal(self.reasons.append)
+        self.access.refusals = self.refusals = Counter("limited", "Refusals.", ["reason"])
 
     def key(self, secret: str = ONE_SECRET, name: str = "ci", **more: object) -> ApiKey:
         hash_ = hashlib.sha256(secret.encode()).hexdigest()
@@ -38,6 +38,11 @@ class Gate:
         assert principal is not None
         self.access.admit((principal.limiter,))
         return principal
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """The number of refusals by their reason."""
+        return {reason: value.count for (reason,), value in self.refusals.items()}
 
     def headers(self, principal: Principal) -> dict[bytes, bytes]:
         return dict(openai_headers(self.access.rates((principal.limiter,))))
