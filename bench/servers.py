@@ -53,6 +53,15 @@ class Burst:
     cpu_s: float
     replies: list[Reply]
 
+    @classmethod
+    def joined(cls, bursts: Sequence["Burst"]) -> "Burst":
+        """Return several bursts of one server, one behind the other, as one."""
+        return cls(
+            wall_s=sum(burst.wall_s for burst in bursts),
+            cpu_s=sum(burst.cpu_s for burst in bursts),
+            replies=[reply for burst in bursts for reply in burst.replies],
+        )
+
     @property
     def tokens_per_s(self) -> float:
         return sum(reply.tokens for reply in self.replies) / self.wall_s
