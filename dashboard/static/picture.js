@@ -58,10 +58,21 @@ function macOf(mac, fills) {
 
 const groupsOf = (store) => store.rows("groups").filter((group) => group.listed.length > 1).map((group) => ({ name: group.name, members: group.listed, isMesh: group.backend === "jaccl", gbPerSecond: group.gbPerSecond }));
 
-/** Hues by model: eight, then the same eight with patterns. */
+/** A number from 0 to 1 of a name, the same in every browser (FNV-1a). */
+const fractionOf = (name) => [...name].reduce((hash, letter) => Math.imul(hash ^ letter.codePointAt(0), 0x01000193) >>> 0, 0x811c9dc5) / 2 ** 32;
+
+/** The paint of each model by its name alone; of models of the same hue the first by name keeps it, others take one that is free, then a pattern. */
 export function huesOf({ macs, outside }) {
   const models = [...new Set([...macs.flatMap((mac) => mac.fills.map((fill) => fill.model)), ...outside.map((item) => item.model)])].sort();
-  return new Map(models.map((model, at) => [model, { color: `var(--hue-${(at % HUES) + 1})`, pattern: Math.min(2, Math.floor(at / HUES)) }]));
+  const ofName = (model) => Math.floor(HUES * fractionOf(model));
+  const owners = new Map(); // of paints: eight hues, the same with stripes, the same with dots
+  for (const model of models) if (!owners.has(ofName(model))) owners.set(ofName(model), model);
+  return new Map(models.map((model) => {
+    const paints = models.map((_, at) => at - (at % HUES) + ((ofName(model) + at) % HUES));
+    const paint = paints.find((one) => (owners.get(one) ?? model) === model);
+    owners.set(paint, model);
+    return [model, { color: `var(--hue-${(paint % HUES) + 1})`, pattern: Math.min(2, Math.floor(paint / HUES)) }];
+  }));
 }
 
 /**

@@ -46,6 +46,14 @@ async ({ sizes, needs, width }) => {
   return { ...rest, walk, cells: cells.map(({ mac, x, y, width, block, fills }) => ({ name: mac.name, room: mac.roomBytes, x, y, width, block, parts: fills[0].parts })) };
 }
 """
+_HUES = """
+async (fleets) => {
+  const main = document.querySelector('script[type="module"]').src;
+  const { huesOf } = await import(new URL("picture.js", main).pathname);
+  const paint = (models) => huesOf({ macs: [{ fills: models.map((model) => ({ model })) }], outside: [] });
+  return fleets.map((models) => Object.fromEntries([...paint(models)].map(([model, { color, pattern }]) => [model, `${color} ${pattern}`])));
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +122,24 @@ async def test_a_group_is_together_and_what_fits_nowhere_is_cut_at_twice_the_lar
     assert second["block"]["width"] <= 2 * widest + 1
     assert second["isCut"]
     assert found["walk"] == ["mac-0", "mac-3", "mac-1", "mac-5"]
+
+
+async def test_a_model_keeps_its_colour_when_others_come(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    """`aya` and `zeta` have hues of their own, before and after the others by name; `llama` has that of `deep`."""
+    was = ["chat", "deep", "llama-70b", "qwen-coder"]
+    many = [f"model-{number}" for number in range(30)]
+    fleets = [was, ["aya", *was], [*was, "zeta"], [*was, "llama"], ["chat", "llama"], many]
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/macs")
+        first, *more, alone, crowd = await page.evaluate(_HUES, fleets)
+    for paints in more:
+        assert {name: paints[name] for name in was} == first
+        assert len(set(paints.values())) == 5
+        assert all(paint.endswith(" 0") for paint in paints.values())
+    assert alone["llama"] == first["deep"]
+    assert len(set(crowd.values())) == 24
 
 
 async def test_the_picture_is_walked_by_keys_and_says_all_in_words(
