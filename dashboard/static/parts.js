@@ -13,6 +13,7 @@ const LAST_PAUSE_MS = 10_000;
 const SLOW_MS = 20_000;
 const ANNOUNCE_MS = 5_000;
 const COMMAND = /^(fleetctl|fleet-[a-z]+|sudo|make|ssh|curl) /;
+const NAME = /(\w+(?:[.-]+\w+)*-\w+)/;
 let announcedAt = Number.NEGATIVE_INFINITY; // of all regions of the page
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
 
@@ -38,9 +39,16 @@ export function useStore(store) {
   useLayoutEffect(() => store.subscribe(redraw), [store]);
 }
 
+/** The name of an object, with a link if its kind has a page. It stays on one line, unless it is longer than its place. */
 export function ObjectLink({ kind, name }) {
   const path = pathOf(kind, name);
-  return path ? html`<a href=${path}>${name}</a>` : html`<span>${reference(kind, name)}</span>`;
+  return path ? html`<a class="name" href=${path}>${name}</a>` : html`<span class="name">${reference(kind, name)}</span>`;
+}
+
+/** Names of objects of a kind, or of what has no kind. */
+export function Names({ kind, names, empty = "-" }) {
+  if (!names.length) return empty;
+  return names.map((name, at) => html`${at ? ", " : ""}${kind ? html`<${ObjectLink} kind=${kind} name=${name} />` : html`<span class="name">${name}</span>`}`);
 }
 
 /** A state as a shape and a word, never as a colour alone. */
@@ -170,7 +178,7 @@ export function Problems({ problems }) {
   return html`<ul class="problems">
     ${worst.slice(0, MOST_PROBLEMS).map(
       (one) => html`<li key=${one.name} class=${one.tone} data-tone=${one.tone}>
-        <p><strong>${pathOf(one.kind, one.object) ? html`<a href=${pathOf(one.kind, one.object)}>${one.title}</a>` : one.title}</strong>${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
+        <p><strong>${pathOf(one.kind, one.object) ? html`<a href=${pathOf(one.kind, one.object)}><${Text} text=${one.title} /></a>` : html`<${Text} text=${one.title} />`}</strong>${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}</p>
         ${one.cause && html`<p class="clamped"><${Text} text=${one.cause} /></p>`}
         ${one.remedy && html`<p class="cure"><${Text} text=${one.remedy} /></p>`}
         ${!one.remedy.includes(`\`${one.command}\``) && html`<${Command} text=${one.command} />`}
@@ -208,12 +216,13 @@ function CopyButton({ text }) {
   return html`<button type="button" class="copy" onClick=${copy} aria-label=${`Copy: ${text}`}>${isCopied ? "Copied" : "Copy"}</button>`;
 }
 
-/** A text of the fleet: what stands in backticks is code, and a command among it can be copied. */
+/** A text of the fleet: names stay on one line, what stands in backticks is code, and a command among it can be copied. */
 export function Text({ text }) {
   const parts = (text ?? "").split("`");
-  if (parts.length % 2 === 0) return text; // a lone backtick begins no code
+  const words = (part) => part.split(NAME).map((word, at) => (at % 2 ? html`<span class="name">${word}</span>` : word));
+  if (parts.length % 2 === 0) return words(text); // a lone backtick begins no code
   return parts.map((part, at) => {
-    if (at % 2 === 0) return at ? part.replace(/^[.,;:]/, "") : part;
+    if (at % 2 === 0) return words(at ? part.replace(/^[.,;:]/, "") : part);
     const [mark = ""] = parts[at + 1].match(/^[.,;:]/) ?? []; // before the button, not after it
     return html`<code key=${at}>${part}</code>${mark}${COMMAND.test(part) && html` <${CopyButton} text=${part} />`}`;
   });

@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Command, MacState, ObjectLink, Table } from "../parts.js";
+import { Command, MacState, Names, ObjectLink, Table } from "../parts.js";
 
 const COLUMNS = [
   ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
@@ -13,7 +13,7 @@ const COLUMNS = [
 ];
 
 const WAITING = [
-  ["Mac", (one) => one.node],
+  ["Mac", (one) => html`<${Names} names=${[one.node]} />`],
   ["Chip", (one) => one.chip || "-"],
   ["Memory", (one) => (one.memoryBytes ? bytes(one.memoryBytes) : "-"), "number"],
   ["From", (one) => one.source],

@@ -3,7 +3,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, MacState, ObjectLink, Table, useRead } from "../parts.js";
+import { Badge, Command, Events, MacState, Names, ObjectLink, Table, useRead } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const READ_MS = 5_000;
@@ -16,7 +16,7 @@ export function Groups({ store }) {
     ["Backend", (one) => one.backend],
     ["Split", (one) => one.parallelism],
     ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
-    ["Replicas", (one) => one.replicas.join(", ") || "-"],
+    ["Replicas", (one) => html`<${Names} kind="Replica" names=${one.replicas} />`],
     ["Reason", (one) => one.reason, "wide"],
   ];
   return html`<${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
@@ -102,7 +102,7 @@ function Epochs({ epochs }) {
     ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.replica} />`],
     ["Started", (one) => html`<time datetime=${one.formedAt} title=${one.formedAt}>${age(one.formedAt)} ago</time>`],
     ["Duration", (one) => (one.endedAt === null ? "running" : age(one.formedAt, Date.parse(one.endedAt)))],
-    ["Macs", (one) => one.macs.join(", ")],
+    ["Macs", (one) => html`<${Names} kind="Node" names=${one.macs} />`],
     ["End reason", (one) => [one.reason, one.message].filter(Boolean).join(": ") || (one.endedAt === null ? "" : "replaced"), "wide"],
   ];
   return html`<section aria-labelledby="epochs">

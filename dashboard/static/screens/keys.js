@@ -3,17 +3,17 @@
 import { html } from "../vendor/htm-preact.js";
 import { age, number } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Table, useRead } from "../parts.js";
+import { Badge, Command, Names, Table, useRead } from "../parts.js";
 
 export function Keys() {
   const [found, problem] = useRead(() => getJson("/api/v1/keys"));
   const sum = (key, field) => number(key.use.reduce((total, one) => total + one[field], 0));
   const columns = [
-    ["Key", (key) => key.name],
+    ["Key", (key) => html`<${Names} names=${[key.name]} />`],
     ["Role", (key) => html`<${Badge} tone="idle">${key.role}<//>`],
     ["Age", (key) => age(key.created)],
     ["Expires", (key) => key.expires?.slice(0, 10) ?? "never"],
-    ["Models", (key) => key.models.join(", ") || "all"],
+    ["Models", (key) => html`<${Names} names=${key.models} empty="all" />`],
     ["Limits", limits],
     ["Requests, 24 h", (key) => sum(key, "requests"), "number"],
     ["Tokens in", (key) => sum(key, "promptTokens"), "number"],
@@ -35,8 +35,8 @@ export function Keys() {
 }
 
 const USE = [
-  ["Key", (one) => one.key],
-  ["Model", (one) => one.model],
+  ["Key", (one) => html`<${Names} names=${[one.key]} />`],
+  ["Model", (one) => html`<${Names} names=${[one.model]} />`],
   ["Requests", (one) => number(one.requests), "number"],
   ["Tokens in", (one) => number(one.promptTokens), "number"],
   ["Tokens out", (one) => number(one.outputTokens), "number"],

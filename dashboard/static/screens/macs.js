@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes, figureText, taintText } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, reasonColumn, Table, Tabs, Text } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, Names, ObjectLink, reasonColumn, Table, Tabs, Text } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
@@ -29,13 +29,12 @@ function MacTable({ store }) {
   const columns = [
     ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
     ["State", (mac) => html`<${MacState} mac=${mac} />`],
-    ["Chip", (mac) => mac.chip ?? "-", "figure"],
-    ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
+    ["Chip", (mac) => `${mac.chip ?? "-"}, ${bytes(mac.memoryBytes)}`],
     ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
-    ["Models", (mac) => mac.models.join(", ") || "-"],
+    ["Models", (mac) => html`<${Names} kind="ModelDeployment" names=${mac.models} />`],
     ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
-    ["Site", (mac) => mac.site ?? "-"],
-    ["Release", (mac) => mac.agentVersion ?? "-"],
+    ...(rows.some((mac) => mac.site) ? [["Site", (mac) => mac.site ?? "-"]] : []),
+    ...(new Set(rows.map((mac) => mac.agentVersion)).size > 1 ? [["Release", (mac) => mac.agentVersion ?? "-"]] : []),
     ...reasonColumn(rows),
   ];
   return html`
@@ -120,7 +119,7 @@ export function Replicas({ replicas, empty }) {
     ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.name} />`],
     ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.deployment} />`],
     ["State", (one) => (one.isReady ? "ready" : one.reason || "pending")],
-    ["Macs", (one) => one.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)],
+    ["Macs", (one) => html`<${Names} kind="Node" names=${one.macs} />`],
     ["Memory", (one) => bytes(one.memoryBytes), "number"],
     ["Restarts", (one) => one.restarts, "number"],
     ["Log", (one) => html`<a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],

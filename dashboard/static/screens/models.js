@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, reasonColumn, Table, tryPath } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, Names, ObjectLink, Problems, reasonColumn, Table, tryPath } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -21,9 +21,9 @@ export function Models({ store }) {
   const columns = [
     ["Model", (model) => html`<${ObjectLink} kind="ModelDeployment" name=${model.name} />`],
     ["State", (model) => html`<${ModelState} model=${model} /><${RolloutState} model=${model} />`],
-    ["Served as", (model) => model.servedNames.join(", ")],
+    ["Served as", (model) => html`<${Names} names=${model.servedNames} />`],
     ["Source", (model) => model.source],
-    ["Macs", (model) => model.macs.join(", ") || "-"],
+    ["Macs", (model) => html`<${Names} kind="Node" names=${model.macs} />`],
     ["Context", (model) => model.contextLength ?? "-", "number"],
     ["Revision", (model) => model.revision, "number"],
     ...reasonColumn(rows),
@@ -64,7 +64,7 @@ export function Model({ store, name, query }) {
     ${model.canary && html`<${Canary} canary=${model.canary} />`}
     ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Problems</h2><${Problems} problems=${problems} /></section>`}
     <dl>
-      <dt>Served as</dt><dd>${model.servedNames.join(", ")}</dd>
+      <dt>Served as</dt><dd><${Names} names=${model.servedNames} /></dd>
       <dt>Source</dt><dd>${model.source}</dd>
       <dt>Replicas</dt>
       <dd>${model.desired} wanted, ${model.placed} placed, ${model.ready} ready, ${model.updated} of revision ${model.revision}${model.isPaused ? "; the rollout is paused" : ""}</dd>

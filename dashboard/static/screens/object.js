@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, lazy, ObjectLink, Table, Text, tryPath } from "../parts.js";
+import { Badge, Command, Events, lazy, Names, ObjectLink, Table, Text, tryPath } from "../parts.js";
 
 const ObjectHistory = lazy(() => import("../object_history.js"), "ObjectHistory");
 
@@ -67,7 +67,7 @@ export function Replica({ store, name }) {
     <p class="actions"><a href=${`/activity?tab=logs&of=replica/${encodeURIComponent(name)}`}>Log</a></p>
     ${replica.fetches.length > 0 && html`<ul>${replica.fetches.map((one) => html`<li key=${one}>${one}</li>`)}</ul>`}
     <dl>
-      <dt>Macs</dt><dd>${replica.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)}</dd>
+      <dt>Macs</dt><dd><${Names} kind="Node" names=${replica.macs} /></dd>
       <dt>Memory</dt><dd>${bytes(replica.memoryBytes)}</dd>
       <dt>Restarts</dt><dd>${replica.restarts}</dd>
       ${replica.group && html`<dt>Group</dt><dd><${ObjectLink} kind="ShardGroup" name=${replica.group} />, epoch ${replica.epoch}</dd>`}

@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { Sparkline } from "../charts.js";
 import { getJson } from "../fleet_store.js";
 import { age, bytes, clock, count, short, span } from "../format.js";
-import { Announced, Command, Figure, lazy, ModelState, ObjectLink, Problems, useRead } from "../parts.js";
+import { Announced, Command, Figure, lazy, ModelState, ObjectLink, Problems, Text, useRead } from "../parts.js";
 
 const FleetPicture = lazy(() => import("../picture.js"), "FleetPicture");
 const MAX_MODELS = 12;
@@ -20,7 +20,7 @@ export function Overview({ store }) {
   const models = store.rows("models");
   const tone = problems.some((one) => one.tone === "bad") ? "bad" : problems.length ? "warning" : "good";
   return html`
-    <h1 class="sentence"><span class=${`dot ${tone}`} aria-hidden="true"></span><span data-sentence>${summary.sentence}</span></h1>
+    <h1 class="sentence"><span class=${`dot ${tone}`} aria-hidden="true"></span><span data-sentence><${Text} text=${summary.sentence} /></span></h1>
     <${Announced} text=${problems.length ? `${count(problems.length, "problem")}. ${problems.slice(0, 3).map((one) => one.title).join(". ")}` : "No problem is known"} />
     <${Problems} problems=${problems} />
     ${(!macs.length || !models.length) && !store.at && html`<${FirstSteps} macs=${macs} models=${models} />`}

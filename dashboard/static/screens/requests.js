@@ -4,7 +4,7 @@ import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-pre
 import { Chart } from "../charts.js";
 import { clock, count, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Badge, Command, Figure, ObjectLink, Table, Tabs, useRead } from "../parts.js";
+import { Badge, Command, Figure, Names, ObjectLink, Table, Tabs, useRead } from "../parts.js";
 import { note } from "../router.js";
 import { Waterfall } from "../waterfall.js";
 import { brokenText } from "./overview.js";
@@ -92,7 +92,7 @@ const PHASES = { queued: "idle", prefill: "good", generating: "good" };
 
 function runningColumns(cancel) {
   const columns = [
-    ["Model", (one) => one.model],
+    ["Model", (one) => html`<${Names} names=${[one.model]} />`],
     ["Key", (one) => one.apiKey ?? "-"],
     ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
     ["Phase", (one) => html`<${Badge} tone=${PHASES[one.phase] ?? "idle"}>${one.phase}<//> <${Prefill} request=${one} />`],
@@ -148,7 +148,7 @@ function Ended({ store, query: address }) {
   const row = rows?.find((one) => one.name === opened);
   const columns = [
     ["Ended", (one) => html`<button type="button" class="link" aria-expanded=${one.name === opened} onClick=${() => setOpened(one.name === opened ? "" : one.name)}>${clock(endOf(one))}</button>`],
-    ["Model", (one) => one.model],
+    ["Model", (one) => html`<${Names} names=${[one.model]} />`],
     ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
     ["Outcome", (one) => html`<${Badge} tone=${one.status === "ok" ? "good" : "bad"}>${one.status === "ok" ? "success" : one.status}<//>`],
     ["First token", (one) => span(one.firstTokenMs), "number"],

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { bytes, count, number } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Command, Diff, Filter, ManifestErrors, ObjectLink, Table, useRead } from "../parts.js";
+import { Command, Diff, Filter, ManifestErrors, Names, ObjectLink, Table, useRead } from "../parts.js";
 import { FleetPicture, pictureOfForecast } from "../picture.js";
 
 const FIRST_ROWS = 20;
@@ -88,7 +88,7 @@ function columns(store) {
     ["Quality", (row) => qualityText(row.about)],
     ["On disk", (row) => bytes(row.about.bytes), "number"],
     ["Memory", (row) => bytes(row.about.memoryBytes), "number"],
-    ["Fits on", (row) => (row.variants.length ? row.about.fits.map((fit) => fit.mac).join(", ") : html`<span class="quiet">${row.refusal?.message ?? "no Mac"}</span>`), "wide"],
+    ["Fits on", (row) => (row.variants.length ? html`<${Names} kind="Node" names=${row.about.fits.map((fit) => fit.mac)} />` : html`<span class="quiet">${row.refusal?.message ?? "no Mac"}</span>`), "wide"],
     ["Speed", (row) => (row.variants.length ? speedText(row.about) : "-"), "figure"],
     ["Licence", (row) => row.about.license],
     ["Run", (row) => html`<${RunLink} row=${row} deployed=${deployed} />`],

@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
 import { Legend, partsOf, proofText, StackedBar } from "../memory_bars.js";
-import { Badge, Command, ObjectLink, Table, useRead } from "../parts.js";
+import { Badge, Command, ObjectLink, Table, Text, useRead } from "../parts.js";
 
 // Reasons whose amounts are not bytes, as fleetctl prints them.
 const COUNTS = ["TooFewGpuCores", "ContextTooLong", "ReplicaLimit"];
@@ -19,7 +19,7 @@ export function WhyPending({ name, revision }) {
     <p data-why>${report.placed} of ${report.desired} replicas are placed; for one more, ${report.summary}</p>
     ${report.remedies.length > 0 && html`<h3>What would help</h3>
       <ul class="remedies">${report.remedies.map((one) => html`<li key=${one.text}>
-        <a href=${tryPath(name, one.patch)}>${one.text}</a>
+        <a href=${tryPath(name, one.patch)}><${Text} text=${one.text} /></a>
         ${one.memory && html`<span class="quiet"> ${bytes(one.memory.totalBytes)}: ${proofText(one.memory)}</span>`}
       </li>`)}</ul>`}
     <h3>Each Mac</h3>
