@@ -7,9 +7,11 @@ const HEIGHT = 120;
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const STYLE = new URL("./vendor/uplot.css", import.meta.url).pathname;
 
-/** A line of the last hour without axes; gaps where nothing was measured. */
+/** A line of the last hour without axes, away from the text above it; gaps where nothing was measured. */
 export function Sparkline({ values, label }) {
-  const top = Math.max(...values.filter((value) => value !== null), 0) || 1;
+  const known = values.filter((value) => value !== null);
+  const isFlat = known.every((value) => value === known[0]); // it is at half the height: at the top it would underline the text
+  const top = (isFlat ? 2 : 1) * Math.max(...known, 0) || 1;
   return html`<svg class="sparkline" viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label=${label}>
     <path d=${linePath(values, top)} vector-effect="non-scaling-stroke" />
   </svg>`;
@@ -26,7 +28,7 @@ function linePath(values, top) {
     const command = isDrawing ? "L" : "M";
     isDrawing = true;
     const x = values.length > 1 ? (100 * at) / (values.length - 1) : 0;
-    const step = `${command}${x.toFixed(2)} ${(29 - (28 * value) / top).toFixed(2)}`;
+    const step = `${command}${x.toFixed(2)} ${(29 - (22 * value) / top).toFixed(2)}`;
     return command === "M" ? `${step}h0.2` : step; // a single value is a dot
   });
   return steps.join("");

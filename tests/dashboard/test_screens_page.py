@@ -192,6 +192,36 @@ async def test_degrees_and_watts_of_a_mac_are_on_its_page(browser: Browser) -> N
         await expect(page.locator(".figure-card", has_text="Power")).to_contain_text("42 W")
 
 
+async def test_a_line_of_the_last_hour_keeps_away_from_its_text(
+    browser: Browser, site: Site
+) -> None:
+    """One that rises touches the top of its box alone; one of a constant value is far from it."""
+    at = CLOCK.now() - timedelta(minutes=4)
+    lines = {
+        "requests_per_second": [470.0] * 4,
+        "output_tokens_per_second": [1, 2, 3, 9],
+        "first_token_p95": [0.0] * 4,
+        "error_ratio": [None] * 4,
+    }
+    metrics = {name: {"mean": mean} for name, mean in lines.items()}
+    series = {"from": at.isoformat(), "stepSeconds": 60, "metrics": metrics}
+    async with open_page(browser, site.url) as (page, _):
+        await page.route("**/api/v1/series?*", lambda route: route.fulfill(json=series))
+        await page.goto("/")
+        cards = page.locator(".figure-card", has=page.locator(".sparkline"))
+        await expect(cards).to_have_count(3)
+        gaps = []
+        for card in await cards.all():
+            line = await card.locator(".sparkline path").bounding_box()
+            note = await card.locator(".note").bounding_box()
+            assert line is not None
+            assert note is not None
+            gaps.append(line["y"] - note["y"] - note["height"])
+        flat, rising, zero = gaps
+        assert rising > 3
+        assert zero > flat > 10
+
+
 async def test_a_mac_has_its_models_its_pools_and_the_age_of_its_last_word(
     browser: Browser,
 ) -> None:
