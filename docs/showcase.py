@@ -21,7 +21,7 @@ from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStat
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeSpec
 from schemas.records import ApiKey, Role
-from schemas.replica import MemoryProof, ReplicaStatus
+from schemas.replica import MemoryProof, RankAssignment, ReplicaStatus
 from schemas.trust import PendingJoin
 from store import codec, keys
 from store.memory import MemoryTransport
@@ -38,6 +38,7 @@ from tests.support.gateway_world import (
     World,
     decisions_in,
     endpoint,
+    replica_of,
     running_gateway,
 )
 from tests.support.gateway_world import deployment as gateway_deployment
@@ -153,6 +154,16 @@ def _reported(replica: str, *, is_crashing: bool = False) -> Put:
     return Put(key=keys.status_key("Replica", replica), value=value)
 
 
+def _proof(weights_gib: int) -> MemoryProof:
+    """Return the memory of a replica with so large weights."""
+    return MemoryProof(
+        weights_bytes=weights_gib * GIB,
+        kv_cache_bytes=weights_gib * GIB // 3,
+        activation_bytes=GIB,
+        overhead_bytes=GIB * 3 // 4,
+    )
+
+
 async def _put_models(store: Transport, *, crashing: str) -> None:
     for name, size, macs in (
         ("llama-70b", 40, ("studio-1", "studio-2")),
@@ -160,12 +171,7 @@ async def _put_models(store: Transport, *, crashing: str) -> None:
     ):
         old = deployment(name=name, replicas=2, context_length=4096)
         owner = deployment(name=name, replicas=2, context_length=8192)
-        proof = MemoryProof(
-            weights_bytes=size * GIB,
-            kv_cache_bytes=size * GIB // 3,
-            activation_bytes=GIB,
-            overhead_bytes=GIB * 3 // 4,
-        )
+        proof = _proof(size)
         template = template_hash(owner)
         replicas = [
             put_replica(owner, at, mac, memory=proof, template=template)
@@ -375,6 +381,10 @@ async def _showing(
     url = f"http://127.0.0.1:{engine.port}"
     served = endpoint("chat-0", "chat", url, node="studio-2")
     await World(store).put(gateway_deployment("chat"), served)
+    replica = replica_of(served)
+    rank = RankAssignment(node="studio-2", memory=_proof(5))
+    spec = replica.spec.model_copy(update={"ranks": (rank,)})
+    await store.commit([], [codec.put_spec(replica.model_copy(update={"spec": spec}))])
     await World(store).put_status("chat", _available(1))
     await gateway.knows("chat", ready=1)
     async with running_dashboard(store, can_write=True, state_dir=folder) as dashboard:

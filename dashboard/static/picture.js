@@ -3,7 +3,7 @@
 import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { bytes, count } from "./format.js";
 import { getJson } from "./fleet_store.js";
-import { MacState, ObjectLink, Table } from "./parts.js";
+import { MacState, Names, ObjectLink, Table } from "./parts.js";
 import { fitText, freeBytes, layoutPicture, neighbour, textWidth, withoutNames } from "./picture_layout.js";
 
 const HUES = 8;
@@ -12,6 +12,7 @@ const MOST_LEGEND = 16;
 const MOST_DOTS = 12;
 const GATEWAY_PX = 20; // of the bar from which requests fall
 const DOT_MS = 300;
+const LINE_PX = 1; // between two fills
 const MARGIN = 8; // for outlines of groups and of what has the focus
 const EXPORT_WIDTH = 1200;
 const EXPORT_SCALE = 2;
@@ -93,7 +94,7 @@ export function FleetPicture({ store, picture = null, title = "mlx-fleet" }) {
   return html`<figure class="picture" ref=${frame}>
     ${drawing}
     <figcaption>
-      <${PictureLegend} hues=${hues} />
+      ${layout && html`<${PictureLegend} hues=${hues} layout=${layout} />`}
       <span class="quiet">${totals(shown)}${isLive && moving.length > 0 && `, ${count(moving.length, "request")} in flight`}</span>
       <${Export} picture=${shown} title=${title} at=${store.at} />
     </figcaption>
@@ -239,7 +240,7 @@ function batches({ cells }, hues, id) {
         add(`${color} down`, { fill: color, "fill-opacity": 0.35 }, { x, width: (width * fill.percent) / 100 }, block.y, block.height);
       }
       if (pattern) add(`pattern ${pattern}`, { fill: `url(#${id}-${pattern})`, "fill-opacity": 0.45 }, parts.weights, block.y, block.height);
-      add("edge", { fill: "var(--surface)" }, { x: x + width - 1, width: 1 }, block.y, block.height);
+      add("edge", { fill: "var(--surface)" }, { x: x + width - LINE_PX, width: LINE_PX }, block.y, block.height);
       if (fill.change === "comes") add("comes", { fill: "none", stroke: "var(--text)", "stroke-width": 2 }, { x: x + 1, width: width - 2 }, block.y + 1, block.height - 2);
       const load = Math.min(1, (fill.active ?? 0) / (fill.limit || 8));
       const deep = Math.max(2, Math.min(5, block.height / 8));
@@ -344,11 +345,15 @@ function drop(group, { cell, fill }) {
   way.onfinish = way.oncancel = () => dot.remove();
 }
 
-function PictureLegend({ hues }) {
-  const models = [...hues].slice(0, MOST_LEGEND);
+/** The colours of the models that can be seen, and which cannot: at this scale their replicas are thinner than a line. */
+function PictureLegend({ hues, layout: { cells, outside } }) {
+  const seen = new Set([...cells.flatMap(({ fills }) => fills.filter(({ width }) => width > LINE_PX).map(({ fill }) => fill.model)), ...outside.map(({ item }) => item.model)]);
+  const [drawn, small] = [true, false].map((isSeen) => [...hues].filter(([model]) => seen.has(model) === isSeen));
+  const models = drawn.slice(0, MOST_LEGEND);
   return html`<ul class="legend">
     ${models.map(([model, { color, pattern }]) => html`<li key=${model}><svg width="14" height="14" aria-hidden="true"><rect width="14" height="14" rx="3" fill=${color} />${pattern > 0 && html`<rect width="14" height="14" rx="3" fill=${`url(#fleet-${pattern})`} fill-opacity="0.45" />`}</svg> <${ObjectLink} kind="ModelDeployment" name=${model} /></li>`)}
-    ${hues.size > models.length && html`<li>${hues.size - models.length} more models</li>`}
+    ${drawn.length > models.length && html`<li>${drawn.length - models.length} more models</li>`}
+    ${small.length > 0 && html`<li>too small to see: <${Names} kind="ModelDeployment" names=${small.slice(0, MOST_LEGEND).map(([model]) => model)} /></li>`}
     <li>full colour: weights, lighter: KV caches, grey: other, blank: free</li>
   </ul>`;
 }

@@ -12,6 +12,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from gateway.limits import GatewayLimits
+from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import MemoryProof, ReplicaStatus
 from store import codec, keys
@@ -31,6 +32,7 @@ from tests.support.gateway_world import deployment as gateway_deployment
 from tests.support.macs import mac
 from tests.support.world import GIB, deployment
 
+MIB = 1 << 20
 pytestmark = [needs_browser, pytest.mark.browser]
 _PICTURE = "/macs?tab=picture"
 _LAY_OUT = """
@@ -140,6 +142,29 @@ async def test_a_model_keeps_its_colour_when_others_come(
         assert all(paint.endswith(" 0") for paint in paints.values())
     assert alone["llama"] == first["deep"]
     assert len(set(crowd.values())) == 24
+
+
+async def test_the_legend_shows_colours_that_are_drawn_alone(browser: Browser) -> None:
+    """A replica that is thinner than a line on its Mac is named without a colour."""
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    proof = MemoryProof(
+        weights_bytes=MIB, kv_cache_bytes=MIB, activation_bytes=MIB, overhead_bytes=MIB
+    )
+    tiny = deployment(name="tiny")
+    status = ModelDeploymentStatus(desired_replicas=1, replicas=1)
+    status_put = Put(key=keys.status_key("ModelDeployment", "tiny"), value=codec.encode(status))
+    replica = put_replica(tiny, 0, "mac-1", memory=proof)
+    await store.commit([], [codec.put_spec(tiny), replica, status_put])
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto(_PICTURE)
+        legend = page.locator("figcaption .legend")
+        coloured = legend.locator("li", has=page.locator("svg"))
+        await expect(coloured).to_have_text(["long", "qwen"])
+        await expect(legend).to_contain_text("too small to see: tiny")
 
 
 async def test_the_picture_is_walked_by_keys_and_says_all_in_words(
